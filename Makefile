@@ -1,0 +1,55 @@
+# make run    set up, run the quickstart comparison, write its report
+# make test   set up, run every test that this machine can run
+# make help   the other targets
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.archzoo-installed
+# One thread a worker: two workers with two threads each on two cores are many times slower.
+export OMP_NUM_THREADS ?= 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: run test test-fast test-matrix lint format gpu report clean help
+
+run: $(STAMP)
+	$(PY) run.py --multirun +experiment=quickstart
+	$(PY) run.py job=report runs=results/quickstart
+
+test: $(STAMP)
+	$(PY) -m pytest tests
+
+test-fast: $(STAMP)
+	$(PY) -m pytest tests -m "not slow and not gpu and not browser"
+
+test-matrix:
+	$(PYTHON) tests/matrix.py
+
+lint: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
+
+format: $(STAMP)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+gpu:
+	@if [ -x $(PY) ]; then $(PY) run.py job=gpu; else $(PYTHON) run.py job=gpu; fi
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Archzoo needs Python 3.11 or 3.12, and $(PYTHON) is {v[0]}.{v[1]}; use make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache .matrix
+
+help:
+	@echo 'make run          compare the quickstart architectures on real text, then write the report'
+	@echo 'make test         all tests;  make test-fast  those of under three minutes'
+	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
+	@echo 'make test-matrix  the tests on every supported Python and torch that can be had here'
+	@echo 'make gpu          tests, latency and training on a GPU, in resumable stages'
+	@echo 'make clean        remove the environment and caches (results stay)'

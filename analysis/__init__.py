@@ -1,0 +1,26 @@
+"""Results in, figures and reports out: reads the files that runs wrote and nothing else.
+
+    from analysis import load_results, write_report
+    results = load_results("results/quickstart")     # results.runs, results.metrics: pandas frames
+    write_report("results/quickstart")               # results/quickstart/report/index.html
+
+Names are imported when first used, so that ``import analysis`` costs neither pandas nor matplotlib.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "Results": "analysis.results",
+    "ResultsError": "analysis.errors",
+    "comparison_text": "analysis.comparison",
+    "load_results": "analysis.results",
+    "write_report": "analysis.report",
+}
+
+__all__ = ["Results", "ResultsError", "comparison_text", "load_results", "write_report"]
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'analysis' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,112 @@
+"""One row per model: means and intervals over seeds, sorted from the best."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from analysis.results import Results
+from analysis.statistics import estimate
+from analysis.units import engineering, number
+
+ESTIMATED = (
+    "test_loss",
+    "test_perplexity",
+    "test_word_perplexity",
+    "test_bits_per_byte",
+    "validation_loss",
+    "tokens_per_second",
+    "mfu",
+    "best_step",
+)
+"""Averaged over seeds; each has a column ``<name>_ci`` with the half width of its 95 % interval."""
+
+SHARED = (
+    "name",
+    "preset",
+    "pattern",
+    "residual",
+    "channel",
+    "color",
+    "parameters",
+    "flops_forward",
+    "flops_training",
+)
+"""Equal for all seeds of a setting."""
+
+
+def unique_seeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """Each (setting, seed) once: the same run found in two experiments is one sample, not two."""
+    return runs.drop_duplicates(["setting", "seed"])
+
+
+def ranking_metric(runs: pd.DataFrame) -> str:
+    """test_loss, or test_bits_per_byte where tokenizers differ and a loss per token cannot be compared."""
+    one_tokenizer = runs[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] == 1
+    return "test_loss" if one_tokenizer else "test_bits_per_byte"
+
+
+def compare(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per label, best first.
+
+    Columns: label, SHARED, ESTIMATED each with ``_ci``, peak_memory_bytes (the highest), n_seeds, seeds.
+    """
+    rows = [_summarise(label, group) for label, group in unique_seeds(runs).groupby("label", sort=False)]
+    return pd.DataFrame(rows).sort_values([ranking_metric(runs), "label"], ignore_index=True)
+
+
+def _summarise(label: str, group: pd.DataFrame) -> dict:
+    row = {"label": label, **{name: group[name].iloc[0] for name in SHARED}}
+    for name in ESTIMATED:
+        row[name], row[f"{name}_ci"], _ = estimate(group[name].astype("float64"))
+    row["peak_memory_bytes"] = group["peak_memory_bytes"].max()
+    row["n_seeds"] = len(group)
+    row["seeds"] = ", ".join(str(seed) for seed in sorted(group["seed"].dropna()))
+    return row
+
+
+def interval_text(mean: float, half_width: float) -> str:
+    """ "2.9564 ± 0.0031", digits chosen by the interval; without an interval the mean alone."""
+    if math.isnan(half_width):
+        return number(mean)
+    digits = 4 if half_width == 0 else max(1, min(4, 1 - math.floor(math.log10(half_width))))
+    return f"{mean:,.{digits}f} ± {half_width:,.{digits}f}"
+
+
+def comparison_text(results: Results) -> str:
+    """An aligned plain-text table for the terminal, best model first, one line per model."""
+    table = compare(results.runs)
+    head = ("#", "name", "pattern", "params", "test loss", "word ppl", "bits/byte", "tokens/s", "seeds")
+    lines = [head] + [
+        (
+            str(rank),
+            row.label,
+            row.pattern,
+            engineering(row.parameters),
+            interval_text(row.test_loss, row.test_loss_ci),
+            number(row.test_word_perplexity),
+            number(row.test_bits_per_byte),
+            engineering(row.tokens_per_second),
+            str(row.n_seeds),
+        )
+        for rank, row in enumerate(table.itertuples(index=False), start=1)
+    ]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    left = {1, 2}
+    aligned = (
+        "  ".join(
+            cell.ljust(width) if place in left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+    return "\n".join(aligned) + "\n" + _footnote(table)
+
+
+def _footnote(table: pd.DataFrame) -> str:
+    if (table["n_seeds"] == 1).all():
+        return "one seed: no interval"
+    alone = table.loc[table["n_seeds"] == 1, "label"]
+    note = "±: 95 % confidence interval over seeds (Student t)"
+    return note + (f"; one seed: no interval: {', '.join(alone)}" if len(alone) else "")

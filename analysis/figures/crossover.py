@@ -1,0 +1,181 @@
+"""From which length on the sparse model is faster than the dense one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from analysis.errors import NoData
+from analysis.style import INK, Look, legend_below, looks, new_figure, styled
+
+TITLE = "Latency and crossover"
+COLUMNS = (
+    "suite",
+    "model",
+    "backend",
+    "device",
+    "tokens",
+    "batch",
+    "milliseconds_median",
+    "milliseconds_low",
+    "milliseconds_high",
+    "peak_memory_bytes",
+)
+DENSE = ("transformer", "dense", "baseline", "F")
+
+
+def table(path: Path) -> pd.DataFrame:
+    """Read a bench CSV and keep the suite, device and batch with the most points of two or more models.
+
+    Raises NoData if columns are missing or if no model was timed at two lengths beside another one.
+    """
+    try:
+        rows = pd.read_csv(path)
+    except (OSError, ValueError) as error:
+        raise NoData(f"{path.name} cannot be read ({error})") from error
+    missing = [name for name in COLUMNS if name not in rows]
+    if missing:
+        raise NoData(f"{path.name} has no column {', '.join(missing)}")
+    numeric = ["tokens", "batch", *COLUMNS[6:]]
+    rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numeric})
+    rows = rows[(rows["tokens"] > 0) & (rows["milliseconds_median"] > 0)]
+    candidates = [
+        group for _, group in rows.groupby(["suite", "device", "batch"], dropna=False) if _comparable(group)
+    ]
+    if not candidates:
+        raise NoData(f"{path.name} has no two models timed at two lengths or more on one device")
+    best = max(candidates, key=len)
+    return best.sort_values(["model", "backend", "tokens"])[list(COLUMNS)].reset_index(drop=True)
+
+
+def _comparable(group: pd.DataFrame) -> bool:
+    return group["model"].nunique() > 1 and group["tokens"].nunique() > 1
+
+
+def dense_model(models: list[str]) -> str:
+    """The model the others are compared with: called transformer, dense, baseline or F, else the first."""
+    return next((model for name in DENSE for model in models if name in str(model).split()), models[0])
+
+
+def speedups(table: pd.DataFrame) -> pd.DataFrame:
+    """Dense latency over each other model's by tokens (the index), each at its fastest backend."""
+    fastest = table.groupby(["tokens", "model"])["milliseconds_median"].min().unstack()
+    dense = dense_model(list(fastest.columns))
+    return fastest.drop(columns=dense).rdiv(fastest[dense], axis=0)
+
+
+def crossover_tokens(speedup: pd.Series) -> float | None:
+    """The length from which on the speed-up stays at or above 1, interpolated in log-log; None without one.
+
+    A model that is never slower crosses at the shortest length measured.
+    """
+    speedup = speedup.dropna().sort_index()
+    below = np.flatnonzero(speedup.to_numpy() < 1)
+    if len(speedup) == 0 or (len(below) and below[-1] == len(speedup) - 1):
+        return None
+    if not len(below):
+        return float(speedup.index[0])
+    last = below[-1]
+    (x0, x1), (y0, y1) = np.log(speedup.index[last : last + 2]), np.log(speedup.iloc[last : last + 2])
+    return float(np.exp(x0 - y0 * (x1 - x0) / (y1 - y0)))
+
+
+@styled
+def crossover(table: pd.DataFrame) -> Figure:
+    """Latency against T (log-log) above, speed-up over the dense model below, the crossover marked in both.
+
+    table: COLUMNS, one row per model, backend and length, of one suite, device and batch size.
+    """
+    ratios, styles = speedups(table), _looks(table)
+    figure, (latency, ratio) = new_figure(5.6 + 0.21 * len(styles), rows=2, sharex=True, height_ratios=(3, 2))
+    for (model, backend), rows in table.groupby(["model", "backend"], sort=False, dropna=False):
+        _draw_latency(latency, rows, styles[f"{model}, {backend}"], f"{model}, {backend}")
+    for model in ratios:
+        look = next(look for name, look in styles.items() if name.startswith(f"{model}, "))
+        _draw_ratio(ratio, ratios[model].dropna(), look, model)
+        _mark(latency, ratio, crossover_tokens(ratios[model]), look)
+    ratio.axhline(1, color=INK, linewidth=1)
+    latency.set(yscale="log", ylabel="latency (ms)")
+    ratio.set(ylabel="speed-up\nover dense (×)", xlabel="sequence length T (tokens)")
+    _length_axis(ratio, sorted(table["tokens"].unique()))
+    legend_below(figure, [line for line in latency.get_lines() if not line.get_label().startswith("_")])
+    return figure
+
+
+def _looks(table: pd.DataFrame) -> dict[str, Look]:
+    """Models by colour, a model's backends by shade, line and marker; the dense model first."""
+    models = list(table["model"].unique())
+    dense = dense_model(models)
+    models.sort(key=lambda model: model != dense)
+    colors = {
+        model: color
+        for model, color in zip(models, looks((str(m), None) for m in models).values(), strict=True)
+    }
+    pairs = table[["model", "backend"]].drop_duplicates().itertuples(index=False)
+    return looks((f"{pair.model}, {pair.backend}", colors[pair.model].color) for pair in pairs)
+
+
+def _draw_latency(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
+    median = rows["milliseconds_median"]
+    low, high = rows["milliseconds_low"].fillna(median), rows["milliseconds_high"].fillna(median)
+    axes.fill_between(rows["tokens"], low, high, color=look.color, alpha=0.2, linewidth=0)
+    axes.plot(
+        rows["tokens"], median, color=look.color, linestyle=look.linestyle, marker=look.marker, label=label
+    )
+
+
+def _draw_ratio(axes: Axes, ratio: pd.Series, look: Look, label: str) -> None:
+    axes.plot(ratio.index, ratio, color=look.color, linestyle=look.linestyle, marker=look.marker, label=label)
+
+
+def _mark(latency: Axes, ratio: Axes, tokens: float | None, look: Look) -> None:
+    if tokens is None:
+        return
+    for axes in (latency, ratio):
+        axes.axvline(tokens, color=look.color, linestyle=":", linewidth=1.2)
+    place = {
+        "xycoords": ("data", "axes fraction"),
+        "textcoords": "offset points",
+        "color": look.color,
+        "fontsize": 9,
+    }
+    latency.annotate(f"crossover ≈ {tokens:,.0f}", (tokens, 0.03), (5, 0), **place)
+
+
+def _length_axis(axes: Axes, lengths: list[float]) -> None:
+    axes.set_xscale("log", base=2)
+    step = -(-len(lengths) // 8)
+    axes.xaxis.set_major_locator(FixedLocator(lengths[::-step][::-1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(
+            lambda value, _: f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
+        )
+    )
+
+
+def caption(table: pd.DataFrame) -> str:
+    """Device, batch, suite and where the crossover lies for each model."""
+    first, ratios = table.iloc[0], speedups(table)
+    found = []
+    for model in ratios:
+        tokens, final = crossover_tokens(ratios[model]), ratios[model].dropna()
+        if final.empty:
+            found.append(f"{model} shares no length with the dense model")
+            continue
+        where = "no crossover up to" if tokens is None else f"crossover at about {tokens:,.0f} tokens;"
+        found.append(
+            f"{model}: {where} {final.index[-1]:,.0f} tokens, where it is {final.iloc[-1]:.2f}× as fast"
+        )
+    dense = dense_model(sorted(table["model"].unique()))
+    return (
+        f"Median latency, band from low to high, on {first.device}, batch {first.batch:g} "
+        f"(suite {first.suite}). "
+        f"Dense model: {dense}. {'; '.join(found)}. The speed-up takes each model's fastest backend. "
+        "Timings do not depend on seeds or training text."
+    )

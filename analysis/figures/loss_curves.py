@@ -1,0 +1,120 @@
+"""Loss against training tokens."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+
+from analysis.comparison import unique_seeds
+from analysis.errors import NoData
+from analysis.results import Results
+from analysis.style import INK, Look, legend_below, looks, new_figure, seeds_text, styled
+from analysis.units import listing
+
+TITLE = "Loss while training"
+COLUMNS = ("label", "color", "seed", "training_set", "validation_set", "tokens", "split", "loss")
+ZOOM_FROM = 2 / 3
+
+
+def table(results: Results) -> pd.DataFrame:
+    """Every loss of every run, once a seed, with the run's label and colour."""
+    runs = unique_seeds(results.runs)[["experiment", "run", "color", "training_set", "validation_set"]]
+    joined = results.metrics.merge(runs, on=["experiment", "run"])
+    joined = joined.dropna(subset=["tokens", "loss"])[list(COLUMNS)].reset_index(drop=True)
+    if not (joined["split"] == "validation").any():
+        raise NoData("no run has a validation row in its metrics.csv")
+    return joined.astype({"tokens": "float64"})
+
+
+def over_seeds(losses: pd.DataFrame) -> pd.DataFrame:
+    """mean, min and max of the loss by tokens (the index), at the token counts that every seed has."""
+    grouped = losses.groupby("tokens")["loss"].agg(["mean", "min", "max", "count"])
+    return grouped[grouped["count"] == losses["seed"].nunique(dropna=False)].drop(columns="count")
+
+
+@styled
+def loss_curves(table: pd.DataFrame) -> Figure:
+    """Validation loss (strong) and training loss (faint); below, the last third enlarged.
+
+    table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed.
+    """
+    styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    height = 5.2 + 0.21 * ((len(styles) + 3) // 2)
+    figure, (whole, zoom) = new_figure(height, rows=2, height_ratios=(3, 2))
+    for label, rows in table.groupby("label", sort=False):
+        for axes in (whole, zoom):
+            _draw(axes, rows, styles[label], label)
+    whole.set_title("whole training")
+    zoom.set_title("last third")
+    _zoom(zoom, table)
+    for axes in (whole, zoom):
+        axes.set_ylabel("loss (nats/token)")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    zoom.set_xlabel("training tokens")
+    legend_below(
+        figure, [*_legend(styles), Line2D([], [], color=INK, alpha=0.35, linewidth=1, label="training loss")]
+    )
+    return figure
+
+
+def _draw(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
+    training = over_seeds(rows[rows["split"] == "train"])
+    axes.plot(
+        training.index,
+        training["mean"],
+        color=look.color,
+        alpha=0.3,
+        linewidth=0.9,
+        label=f"{label}, training",
+    )
+    validation = over_seeds(rows[rows["split"] == "validation"])
+    axes.fill_between(
+        validation.index, validation["min"], validation["max"], color=look.color, alpha=0.15, linewidth=0
+    )
+    axes.plot(
+        validation.index,
+        validation["mean"],
+        color=look.color,
+        linestyle=look.linestyle,
+        marker=look.marker,
+        markersize=4,
+        markevery=max(1, len(validation) // 10),
+        label=label,
+    )
+
+
+def _zoom(axes: Axes, table: pd.DataFrame) -> None:
+    validation = table[table["split"] == "validation"]
+    start, end = ZOOM_FROM * validation["tokens"].max(), validation["tokens"].max()
+    late = validation.loc[validation["tokens"] >= start, "loss"]
+    margin = 0.12 * (late.max() - late.min()) or 0.05
+    axes.set_xlim(start, end + 0.02 * (end - start))
+    axes.set_ylim(late.min() - margin, late.max() + margin)
+
+
+def _legend(styles: dict[str, Look]) -> list[Line2D]:
+    return [
+        Line2D(
+            [], [], color=look.color, linestyle=look.linestyle, marker=look.marker, markersize=4, label=label
+        )
+        for label, look in styles.items()
+    ]
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What is drawn, over which seeds, trained on what."""
+    several = table.groupby("label")["seed"].nunique().max() > 1
+    lines = (
+        "Strong lines: mean validation loss, as far as all seeds go; bands: lowest to highest seed"
+        if several
+        else "Strong lines: validation loss (one seed: no band)"
+    )
+    return (
+        f"{lines}. Faint lines: training loss, the mean since the line's last point. "
+        f"{seeds_text(table['seed'].dropna()).capitalize()}. "
+        f"Trained on {listing(table['training_set'].dropna().unique())}, "
+        f"validated on {listing(table['validation_set'].dropna().unique())}."
+    )

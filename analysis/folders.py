@@ -1,0 +1,189 @@
+"""Finding run folders and reading one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
+
+SCHEMA = 1
+RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")
+NOT_RUNS = ("report", "published")
+NEEDED = ("name", "validation_loss", "test_loss")
+DEPTH = 2  # results / experiment / run
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A folder that gives no row of runs. status: failed, incomplete, broken or foreign."""
+
+    folder: Path
+    status: str
+    reason: str
+    step: int | None = None
+
+    def __str__(self) -> str:
+        return f"{run_title(self.folder)}: {self.status}: {self.reason}"
+
+
+def run_title(folder: Path) -> str:
+    """experiment/run, also for a folder given as "."."""
+    return "/".join(folder.resolve().parts[-2:])
+
+
+class Broken(Exception):
+    """A file of a run folder cannot be read as what it should be."""
+
+
+def find_folders(path: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield (folder, is a run folder) below a run, an experiment or the whole results folder.
+
+    Folders that hold no file of a run anywhere are yielded with False, so that they can be named.
+    """
+    yield from _find(path, DEPTH)
+
+
+def _find(path: Path, depth: int) -> Iterator[tuple[Path, bool]]:
+    if _is_run(path):
+        yield path, True
+        return
+    children = _children(path) if depth else []
+    if not children:
+        yield path, False
+    for child in children:
+        yield from _find(child, depth - 1)
+
+
+def _children(path: Path) -> list[Path]:
+    try:
+        return sorted(child for child in path.iterdir() if child.is_dir() and not _ignored(child))
+    except OSError:
+        return []
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in RUN_FILES)
+
+
+def _ignored(path: Path) -> bool:
+    return path.name.startswith((".", "_")) or path.name in NOT_RUNS
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], list[str]] | Unfinished:
+    """Read summary.json into one flat row and the problems met, or say why there is no row."""
+    if not (folder / "summary.json").exists():
+        return _unfinished(folder)
+    try:
+        summary = _read_object(folder / "summary.json")
+        return _row(folder, summary)
+    except Broken as error:
+        return Unfinished(folder, "broken", str(error))
+
+
+def _unfinished(folder: Path) -> Unfinished:
+    if not (folder / "failure.json").exists():
+        step = _last_step(folder)
+        reached = "before its first record" if step is None else f"after step {step}"
+        return Unfinished(
+            folder,
+            "incomplete",
+            f"stopped or still running, {reached}; the same command goes on with it",
+            step,
+        )
+    try:
+        failure = _read_object(folder / "failure.json")
+    except Broken as error:
+        return Unfinished(folder, "failed", f"and {error}")
+    step, module = failure.get("step"), failure.get("module")
+    where = ("" if step is None else f" at step {step}") + ("" if not module else f" in {module}")
+    reason = f"{failure.get('kind', 'error')}{where}: {failure.get('message', 'no message')}"
+    return Unfinished(folder, "failed", reason, step if isinstance(step, int) else None)
+
+
+def _last_step(folder: Path) -> int | None:
+    try:
+        header, *rows = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+        return int(rows[-1].split(",")[header.split(",").index("step")])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Broken(f"{path.name} cannot be read ({error})") from error
+    if not isinstance(value, dict):
+        raise Broken(f"{path.name} holds no JSON object")
+    return value
+
+
+def _row(folder: Path, summary: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    where, problems = run_title(folder), []
+    if summary.get("schema") != SCHEMA:
+        problems.append(
+            f"{where}: summary.json has schema {summary.get('schema')!r}, this version reads {SCHEMA}"
+        )
+    experiment, run = where.split("/")[-2:]
+    summary = {"experiment": experiment, "run": run, **summary}
+    row, missing = {"folder": str(folder)}, []
+    for column in RUN_COLUMNS:
+        if column.source:
+            value = _dig(summary, column.source)
+            row[column.name] = _convert(value, column.dtype, column.source)
+            if row[column.name] is None and not column.optional:
+                missing.append(column.source)
+                if column.name in NEEDED:
+                    raise Broken(f"summary.json has no {column.source}")
+    if missing:
+        problems.append(f"{where}: summary.json lacks {', '.join(missing)}")
+    row["setting"] = _setting(folder, row)
+    return row, problems
+
+
+def _dig(value: Any, path: str) -> Any:
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _convert(value: Any, dtype: str, source: str) -> Any:
+    if value is None:
+        return None
+    if dtype == "str":
+        return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    if dtype == "boolean" and isinstance(value, bool):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if dtype == "float64":
+            return float(value)
+        if dtype == "Int64" and math.isfinite(value) and value == int(value):
+            return int(value)
+    kinds = {"float64": "a number", "Int64": "a whole number", "boolean": "true or false"}
+    raise Broken(f"summary.json: {source} is {value!r}, not {kinds[dtype]}")
+
+
+def _setting(folder: Path, row: dict[str, Any]) -> str:
+    """Hash of what the run's identity covers without its seeds, or of the setting columns where it is absent.
+
+    The identity also covers options that have no column of their own, which must not be averaged over.
+    """
+    try:
+        covered: Any = _without_seeds(_read_object(folder / "identity.json"))
+    except Broken:
+        covered = {name: row[name] for name in SETTING_COLUMNS}
+    return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _without_seeds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_seeds(item) for key, item in value.items() if key != "seed"}
+    if isinstance(value, list):
+        return [_without_seeds(item) for item in value]
+    return value

@@ -1,0 +1,134 @@
+"""What a reader has to know before believing a comparison, one sentence each."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.comparison import unique_seeds
+from analysis.results import Results
+from analysis.units import engineering, listing, whole
+
+PARAMETER_SPREAD = 0.05
+
+
+def notices(results: Results) -> list[str]:
+    """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
+    runs = results.runs
+    checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates)
+    found = _seeds(runs) + _unfinished(results.unfinished)
+    found += [text for check in checks for text in check(runs)]
+    return found + _other_problems(results)
+
+
+def _seeds(runs: pd.DataFrame) -> list[str]:
+    seeds = unique_seeds(runs).groupby("label")["seed"].agg(lambda values: tuple(sorted(values.dropna())))
+    alone = [label for label, values in seeds.items() if len(values) < 2]
+    if len(alone) == len(seeds):
+        return [
+            "one seed: no interval. Repeat the runs with other seeds to see how far chance alone moves them."
+        ]
+    found = [f"one seed: no interval for {listing(alone)}."] if alone else []
+    if any(len(values) == 2 for values in seeds):
+        found.append("two seeds: the 95 % interval is wide (the mean ± 12.7 standard errors).")
+    if not alone and seeds.nunique() > 1:
+        found.append("The models were not trained with the same seeds.")
+    return found
+
+
+def _unfinished(unfinished: pd.DataFrame) -> list[str]:
+    words = {
+        "failed": "failed",
+        "incomplete": "not complete",
+        "broken": "cannot be read",
+        "foreign": "not a run",
+    }
+    found = []
+    for status, word in words.items():
+        group = unfinished[unfinished["status"] == status]
+        if len(group):
+            each = (f"{row.experiment}/{row.run} ({row.reason})" for row in group.itertuples())
+            count = "1 run" if len(group) == 1 else f"{len(group)} runs"
+            count = count.replace("run", "folder") if status in ("broken", "foreign") else count
+            found.append(f"{count} {word}: {listing(each, limit=4)}.")
+    return found
+
+
+def _counted(values: pd.Series) -> str:
+    counts = values.value_counts(sort=True)
+    return listing(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts.items())
+
+
+def _code(runs: pd.DataFrame) -> list[str]:
+    found = []
+    commits = runs["commit"].str.slice(0, 10).fillna("no commit recorded")
+    if commits.nunique() > 1:
+        found.append(f"runs from different commits: {_counted(commits)}.")
+    elif runs["commit"].isna().all():
+        found.append("no commit recorded: these results cannot be traced to a version of the code.")
+    dirty = int(runs["dirty"].fillna(False).sum())
+    if dirty:
+        which = "the runs" if dirty == len(runs) else f"{dirty} of {len(runs)} runs"
+        found.append(
+            f"uncommitted changes: {which} came from a dirty working tree, which no commit describes."
+        )
+    if runs["versions"].nunique() > 1:
+        found.append(
+            "runs with different versions of Python or the libraries; see the table of runs' machines."
+        )
+    return found
+
+
+def _machines(runs: pd.DataFrame) -> list[str]:
+    machine = runs["gpu"].fillna(runs["cpu"]) + ", " + runs["threads"].map(whole) + " thread(s)"
+    if machine.nunique() > 1:
+        return [f"mixed machines, so speeds and memory cannot be compared: {_counted(machine)}."]
+    return []
+
+
+def _texts(runs: pd.DataFrame) -> list[str]:
+    found = []
+    for column, what in (("training_set", "training sets"), ("test_set", "test sets")):
+        if runs[column].nunique() > 1:
+            found.append(f"mixed {what}: {_counted(runs[column])}.")
+    same_names = runs[["training_set", "test_set", "tokenizer", "vocab_size"]].drop_duplicates().shape[0] == 1
+    if same_names and runs["data_fingerprint"].nunique() > 1:
+        found.append("the text behind these names differs between runs (different content fingerprints).")
+    return found
+
+
+def _tokenizers(runs: pd.DataFrame) -> list[str]:
+    tokenizer = runs["tokenizer"] + " " + runs["vocab_size"].map(whole)
+    if tokenizer.nunique() > 1:
+        return [
+            f"mixed tokenizers: {_counted(tokenizer)}. Loss and perplexity per token cannot be compared; "
+            "bits per byte and word perplexity can."
+        ]
+    return []
+
+
+def _budgets(runs: pd.DataFrame) -> list[str]:
+    budget = runs["planned_steps"] * runs["tokens_per_step"]
+    if budget.nunique() > 1:
+        return [f"unequal training budgets: {_counted(budget.map(engineering) + ' tokens')}."]
+    return []
+
+
+def _sizes(runs: pd.DataFrame) -> list[str]:
+    low, high = runs["parameters"].min(), runs["parameters"].max()
+    if pd.isna(low) or high <= low * (1 + PARAMETER_SPREAD):
+        return []
+    return [
+        f"unequal sizes: {engineering(low)} to {engineering(high)} parameters (+{high / low - 1:.0%}), "
+        "which may explain part of a difference."
+    ]
+
+
+def _duplicates(runs: pd.DataFrame) -> list[str]:
+    repeated = len(runs) - len(unique_seeds(runs))
+    return [f"{repeated} run(s) occur in more than one experiment and are counted once."] if repeated else []
+
+
+def _other_problems(results: Results) -> list[str]:
+    """Problems inside complete runs; those of unfinished folders have their own notice."""
+    prefixes = tuple(f"{row.experiment}/{row.run}:" for row in results.unfinished.itertuples())
+    return [problem + "." for problem in results.problems if not prefixes or not problem.startswith(prefixes)]

@@ -1,0 +1,227 @@
+"""One self-contained HTML page over any number of runs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from analysis import units
+from analysis.comparison import compare, interval_text, ranking_metric
+from analysis.errors import NoData, ResultsError
+from analysis.figures import comparison, crossover, loss_curves
+from analysis.files import write_atomically, write_text
+from analysis.notices import notices
+from analysis.results import PathLike, Results, load_results
+from analysis.style import save, seeds_text
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A figure in the page, or the reason why it is not there."""
+
+    name: str
+    title: str
+    caption: str = ""
+    source: str = ""
+    missing: str = ""
+
+
+def write_report(runs: PathLike | Iterable[PathLike] | Results, out: PathLike | None = None) -> Path:
+    """Write index.html, runs.parquet, metrics.parquet, comparison.csv and figures/; returns the page's path.
+
+    runs: a run, experiment or results folder, a list of them, or loaded Results.
+    out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
+    The page needs no other file and no network. Raises ResultsError if there is nothing complete to report.
+    """
+    folder = _target(runs, out)
+    results = runs if isinstance(runs, Results) else load_results(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    exhibits = _exhibits(results, _latency_file(runs), folder / "figures")
+    table = compare(results.runs)
+    results.to_parquet(folder)
+    write_atomically(folder / "comparison.csv", lambda path: table.to_csv(path, index=False))
+    return write_text(folder / "index.html", render(results, table, exhibits))
+
+
+def _target(runs: object, out: PathLike | None) -> Path:
+    if out is not None:
+        return Path(out)
+    if isinstance(runs, str | os.PathLike):
+        return Path(runs) / "report"
+    raise ResultsError("a report over several folders needs a place: give out=FOLDER")
+
+
+def _latency_file(runs: object) -> Path | None:
+    """bench.csv of the reported folder, or published/latency.csv beside or above it."""
+    if not isinstance(runs, str | os.PathLike):
+        return None
+    folder = Path(runs).resolve()
+    candidates = [
+        folder / "bench.csv",
+        *(place / "published/latency.csv" for place in (folder, *folder.parents[:2])),
+    ]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def _exhibits(results: Results, latency: Path | None, folder: Path) -> list[Exhibit]:
+    def latency_table() -> pd.DataFrame:
+        if latency is None:
+            raise NoData("unmeasured: neither bench.csv in these runs nor published/latency.csv beside them")
+        return crossover.table(latency)
+
+    return [
+        _exhibit(
+            "loss_curves", loss_curves, lambda: loss_curves.table(results), loss_curves.loss_curves, folder
+        ),
+        _exhibit("comparison", comparison, lambda: comparison.table(results), comparison.comparison, folder),
+        _exhibit("crossover", crossover, latency_table, crossover.crossover, folder),
+    ]
+
+
+def _exhibit(
+    name: str, module, table: Callable, draw: Callable[[pd.DataFrame], Figure], folder: Path
+) -> Exhibit:
+    try:
+        rows = table()
+    except NoData as reason:
+        return Exhibit(name, module.TITLE, missing=str(reason))
+    svg, _ = save(draw(rows), folder / name)
+    encoded = base64.b64encode(svg.read_bytes()).decode()
+    return Exhibit(name, module.TITLE, module.caption(rows), f"data:image/svg+xml;base64,{encoded}")
+
+
+def render(results: Results, table: pd.DataFrame, exhibits: list[Exhibit]) -> str:
+    """The page's HTML; every text from a result file is escaped by the template."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "number": units.number,
+        "whole": units.whole,
+        "engineering": units.engineering,
+        "memory": units.memory,
+        "percent": units.percent,
+        "duration": units.duration,
+        "text": _text,
+        "sortable": _sortable,
+    }
+    encoded = base64.b64encode(table.to_csv(index=False).encode()).decode()
+    return environment.get_template("report.html.j2").render(
+        title=_title(results.runs),
+        summary=_summary(results.runs),
+        notices=notices(results),
+        metric=ranking_metric(results.runs),
+        models=list(table.itertuples(index=False)),
+        interval=interval_text,
+        exhibits=exhibits,
+        runs=[_run_details(row) for row in results.runs.itertuples(index=False)],
+        machines=_machines(results.runs),
+        versions=_versions(results.runs),
+        missing=_missing(results.runs, exhibits),
+        comparison_csv=f"data:text/csv;base64,{encoded}",
+    )
+
+
+def _sortable(value: object) -> str:
+    """What a column sorts by: the number at full precision, empty where it is missing."""
+    return "" if pd.isna(value) else repr(float(value))
+
+
+def _text(value: object, missing: str = units.MISSING) -> str:
+    return missing if pd.isna(value) else str(value)
+
+
+def _title(runs: pd.DataFrame) -> str:
+    return units.listing(runs["experiment"].unique(), limit=4)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def _summary(runs: pd.DataFrame) -> str:
+    """One paragraph: what was compared on what text, trained how, tested how."""
+
+    def values(column: str, show: Callable = str) -> str:
+        return units.listing(show(value) for value in runs[column].dropna().unique())
+
+    models = units.listing(runs["label"].unique())
+    verb = "compared over" if runs["label"].nunique() > 1 else "in"
+    return (
+        f"{models}, {verb} {_count(len(runs), 'run')} ({seeds_text(runs['seed'].dropna())}), "
+        f"trained on {values('training_set')} ({values('train_split_tokens', units.engineering)} tokens; "
+        f"tokenizer {values('tokenizer')} with {values('vocab_size', units.whole)} entries) "
+        f"for at most {values('planned_steps', units.whole)} steps of "
+        f"{values('tokens_per_step', units.whole)} tokens, context {values('seq_len', units.whole)}. "
+        f"Tested on {values('test_set')} with the weights of the lowest validation loss: "
+        f"every token of the whole split scored once, stride {values('test_stride', units.whole)}."
+    )
+
+
+def _run_details(row) -> dict:
+    folder = Path(row.folder)
+    try:
+        config = (folder / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        config = None
+    return {"row": row, "config": config, "blocks": _blocks(row.blocks)}
+
+
+def _blocks(text: str) -> str:
+    """The blocks of a run as "F attention, S timelines"."""
+    try:
+        blocks = json.loads(text)
+        return ", ".join(f"{block['letter']} {block['title']}" for block in blocks)
+    except (TypeError, ValueError, KeyError):
+        return units.MISSING
+
+
+def _machines(runs: pd.DataFrame) -> list:
+    keys = ["gpu", "cpu", "cores", "threads", "memory_bytes", "platform"]
+    counted = runs.groupby(keys, dropna=False).size().reset_index(name="n_runs")
+    return list(counted.sort_values("n_runs", ascending=False).itertuples(index=False))
+
+
+def _versions(runs: pd.DataFrame) -> list[dict]:
+    trees = {"True": "uncommitted changes", "False": "clean"}
+    counted = runs.assign(dirty=runs["dirty"].astype("str"))
+    counted = counted.groupby(["commit", "dirty", "versions"], dropna=False).size().reset_index(name="n_runs")
+    return [
+        {"row": row, "versions": _versions_text(row.versions), "tree": trees.get(row.dirty, "not recorded")}
+        for row in counted.sort_values("n_runs", ascending=False).itertuples(index=False)
+    ]
+
+
+def _versions_text(text: str) -> str:
+    try:
+        return ", ".join(f"{name} {version}" for name, version in json.loads(text).items())
+    except (TypeError, ValueError, AttributeError):
+        return units.MISSING
+
+
+def _missing(runs: pd.DataFrame, exhibits: list[Exhibit]) -> list[str]:
+    found = [f"Figure “{exhibit.title}”: {exhibit.missing}." for exhibit in exhibits if exhibit.missing]
+    if runs["mfu"].isna().any():
+        unknown = int(runs["mfu"].isna().sum())
+        found.append(f"MFU of {unknown} of {_count(len(runs), 'run')}: not recorded.")
+    if runs["peak_memory_bytes"].isna().any():
+        found.append(
+            f"Peak memory of {_count(int(runs['peak_memory_bytes'].isna().sum()), 'run')}: not recorded."
+        )
+    if runs["gpu"].isna().all():
+        found.append("Speed on a GPU: none of these runs used one.")
+    return found

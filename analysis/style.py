@@ -1,0 +1,132 @@
+"""One look for every figure: fonts, sizes, colours, and files that come out the same byte for byte.
+
+Figures are built without pyplot, so they need no display and leave no global state behind.
+"""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import is_color_like, to_hex, to_rgb
+from matplotlib.figure import Figure
+
+from analysis.files import write_atomically
+
+WIDTH = 5.6
+"""Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
+
+INK, FAINT = "#22252b", "#d9dce1"
+
+STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#8a8f98",
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.7,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 5,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "svg.fonttype": "path",
+    "svg.hashsalt": "archzoo",
+    "path.simplify": True,
+}
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#8c564b")
+"""Okabe and Ito's colours (yellow replaced: too faint on white), for what brings no colour of its own."""
+
+LINESTYLES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.4, 1.2, 1.4)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+
+styled = mpl.rc_context(STYLE)
+"""Decorator of every function that builds a figure."""
+
+
+class Look(NamedTuple):
+    """How one series is drawn, in every figure of a report alike."""
+
+    color: str
+    linestyle: str | tuple
+    marker: str
+
+
+def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
+    """A Look for each (label, colour).
+
+    The colour belongs to the architecture. Several series of one colour keep its hue and get different
+    shades, line styles and markers, so that they can be told apart also in print and without colour vision.
+    """
+    families: dict[str, list[str]] = {}
+    for position, (label, color) in enumerate(dict(series).items()):
+        valid = is_color_like(color)
+        families.setdefault(to_hex(color if valid else PALETTE[position % len(PALETTE)]), []).append(label)
+    found = {}
+    for color, labels in families.items():
+        for place, label in enumerate(labels):
+            shade = _shade(color, place, len(labels))
+            found[label] = Look(shade, LINESTYLES[place % len(LINESTYLES)], MARKERS[place % len(MARKERS)])
+    return found
+
+
+def _shade(color: str, place: int, count: int) -> str:
+    """The colour itself first, then alternately darker and lighter shades of it."""
+    if place == 0:
+        return color
+    hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
+    reach = (place + 1) // 2 / (count // 2)
+    target = 0.16 if place % 2 else 0.72
+    return to_hex(colorsys.hls_to_rgb(hue, lightness + reach * (target - lightness), saturation))
+
+
+def new_figure(height: float, rows: int = 1, **options) -> tuple[Figure, list]:
+    """A figure of the common width with ``rows`` axes below each other."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
+
+
+def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:
+    """A legend under the axes, where it hides no data."""
+    figure.legend(handles=handles, loc="outside lower left", ncols=min(columns, max(1, len(handles))))
+
+
+@styled
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``stem``.svg and ``stem``.png (200 dots an inch) atomically; same figure, same bytes."""
+    formats = {
+        ".svg": {"metadata": {"Date": None, "Creator": "archzoo"}},
+        ".png": {"metadata": {"Software": "archzoo"}, "dpi": 200},
+    }
+    return [
+        write_atomically(stem.with_name(stem.name + suffix), partial(figure.savefig, **options))
+        for suffix, options in formats.items()
+    ]
+
+
+def seeds_text(seeds: Iterable) -> str:
+    """ "seed 0" or "seeds 0, 1"."""
+    known = sorted({int(seed) for seed in seeds if seed == seed and seed is not None})
+    return f"seed{'s' * (len(known) != 1)} {', '.join(map(str, known)) or 'not recorded'}"

@@ -1,0 +1,75 @@
+"""Numbers as people read them. A missing value is always "–"."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+MISSING = "–"
+
+
+def number(value: Any) -> str:
+    """A quality number: four decimals below 10, fewer above."""
+    if pd.isna(value):
+        return MISSING
+    value = float(value)
+    if not math.isfinite(value):
+        return "∞" if value > 0 else "−∞"
+    size = abs(value)
+    if size >= 1e7:
+        return f"{value:.3g}"
+    return f"{value:,.{4 if size < 10 else 2 if size < 1000 else 0}f}"
+
+
+def whole(value: Any) -> str:
+    """A count with thousands separators."""
+    return MISSING if pd.isna(value) else f"{round(float(value)):,}"
+
+
+def engineering(value: Any) -> str:
+    """Three significant digits with k, M, G, T."""
+    if pd.isna(value):
+        return MISSING
+    value = float(value)
+    for factor, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * factor:
+            return f"{_three_digits(value / factor)}{suffix}"
+    return _three_digits(value)
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{0 if abs(value) >= 99.95 else 1 if abs(value) >= 9.995 else 2}f}"
+
+
+def memory(value: Any) -> str:
+    """Bytes in MiB or GiB."""
+    if pd.isna(value):
+        return MISSING
+    mebibytes = float(value) / 2**20
+    return f"{_three_digits(mebibytes)} MiB" if mebibytes < 1024 else f"{_three_digits(mebibytes / 1024)} GiB"
+
+
+def percent(value: Any) -> str:
+    """A share between 0 and 1."""
+    return MISSING if pd.isna(value) else f"{100 * float(value):.1f} %"
+
+
+def duration(seconds: Any) -> str:
+    """Seconds as "12.3 s", "4 min 05 s" or "3 h 07 min"."""
+    if pd.isna(seconds):
+        return MISSING
+    seconds = float(seconds)
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def listing(items: Any, limit: int = 8) -> str:
+    """ "a, b and c"; past the limit the number of those left out."""
+    items = [str(item) for item in items]
+    if len(items) > limit:
+        items = [*items[:limit], f"{len(items) - limit} more"]
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"

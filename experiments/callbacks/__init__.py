@@ -1,0 +1,12 @@
+"""What happens at the end of a training step, in this order: row, validation, checkpoint, progress, time limit.
+
+Validation and checkpoints are callbacks of ours, not Lightning's loops, so that a checkpoint is always taken after
+everything else of its step: a resumed run then repeats nothing and skips nothing.
+"""
+
+from experiments.callbacks.checkpoints import Checkpoints, restore_point
+from experiments.callbacks.metrics import MetricRows
+from experiments.callbacks.pacing import Paused, Progress, TimeLimit
+from experiments.callbacks.validation import Validation
+
+__all__ = ["Checkpoints", "MetricRows", "Paused", "Progress", "TimeLimit", "Validation", "restore_point"]

@@ -1,0 +1,65 @@
+"""Checkpoints a run can be resumed from: the last two, each written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+
+from experiments.callbacks.metrics import MetricRows
+from experiments.callbacks.step import StepCallback, due
+from experiments.task import LanguageModelling
+
+KEEP = 2
+
+
+class Checkpoints(StepCallback):
+    """Saves every `every` steps and at the end; keeps the last two, so that one damaged file loses little."""
+
+    def __init__(self, folder: Path, every: int, metrics: MetricRows) -> None:
+        self.folder, self.every, self.metrics = folder, every, metrics
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        if due(trainer.global_step, self.every, trainer.max_steps) or trainer.should_stop:
+            began = time.perf_counter()
+            save(trainer, self.folder)
+            self.metrics.paused += time.perf_counter() - began
+
+
+def save(trainer: pl.Trainer, folder: Path) -> None:
+    """Write a checkpoint of this step by an atomic rename, then remove those no longer kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"step-{trainer.global_step:08d}.ckpt"
+    partial = target.with_suffix(f".{os.getpid()}.partial")
+    try:
+        trainer.save_checkpoint(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    for old in saved(folder)[KEEP:]:
+        old.unlink()
+
+
+def saved(folder: Path) -> list[Path]:
+    """Checkpoints, newest first."""
+    return sorted(folder.glob("step-*.ckpt"), reverse=True)
+
+
+def restore_point(folder: Path) -> Path | None:
+    """The newest checkpoint that can be read. A damaged one is named in a warning and the one before it is tried."""
+    for leftover in folder.glob("*.partial"):  # of a process that was killed while it wrote
+        leftover.unlink()
+    for path in saved(folder):
+        try:
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # torch raises many kinds for a damaged archive
+            print(f"warning: cannot read {path} ({type(error).__name__}); falling back to the one before", flush=True)
+            path.rename(path.with_suffix(".damaged"))
+            continue
+        return path
+    return None

@@ -1,0 +1,83 @@
+"""Rows of training metrics: means over the logging interval, throughput, memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+from experiments import machine
+from experiments.callbacks.step import StepCallback, due
+from experiments.rows import Rows
+from experiments.task import LanguageModelling
+
+
+class MetricRows(StepCallback):
+    """Writes a row every log_every steps; its running sums are part of the checkpoint, so that rows survive a kill.
+
+    flops_per_token (forward and backward) and peak_flops give MFU = FLOPs done / (peak · time).
+    """
+
+    def __init__(self, rows: Rows, every: int, tokens_per_step: int, flops_per_token: float, peak: float) -> None:
+        self.rows, self.every = rows, every
+        self.tokens_per_step, self.flops_per_token, self.peak = tokens_per_step, flops_per_token, peak
+        self.sums: dict[str, Tensor] = {}
+        self.count = 0
+        self.seconds = 0.0  # spent training so far, earlier attempts included
+        self.paused = 0.0  # spent since the last row on validation and checkpoints
+        self.since = 0.0
+        self.steps = 0
+
+    def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        self.rows.cut(trainer.global_step)
+        self.since = time.perf_counter()
+        self.steps = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        for name, value in task.seen.items():
+            if name != "grad_norm":
+                self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
+        self.count += 1
+        super().on_train_batch_end(trainer, task, outputs, batch, batch_idx)
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        self.steps += 1
+        step = trainer.global_step
+        if not due(step, self.every, trainer.max_steps):
+            return
+        row = {name: float(value) / self.count for name, value in self.sums.items()}
+        row["grad_norm"] = float(task.seen["grad_norm"])  # waits for the GPU, so the clock below is honest
+        row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        self.write(trainer, {"split": "train", **row, **self._speed(task)})
+        self.sums, self.count, self.steps = {}, 0, 0
+
+    def write(self, trainer: pl.Trainer, row: dict[str, Any]) -> None:
+        """Append a row of this step, and hand it to the other loggers."""
+        step = trainer.global_step
+        row = {"step": step, "tokens": step * self.tokens_per_step, **row}
+        self.rows.append(row)
+        numbers = {f"{row['split']}/{k}": v for k, v in row.items() if isinstance(v, float)}
+        for logger in trainer.loggers:
+            logger.log_metrics(numbers, step)
+
+    def _speed(self, task: LanguageModelling) -> dict[str, float | int]:
+        now = time.perf_counter()
+        elapsed = max(now - self.since - self.paused, 1e-9)
+        self.seconds += elapsed
+        self.since, self.paused = now, 0.0
+        rate = self.steps * self.tokens_per_step / elapsed
+        return {
+            "seconds": round(self.seconds, 3),
+            "tokens_per_second": round(rate, 1),
+            "mfu": round(rate * self.flops_per_token / self.peak, 5),
+            "peak_memory_bytes": machine.peak_memory(task.device),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self.sums, "count": self.count, "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sums, self.count, self.seconds = state["sums"], state["count"], state["seconds"]

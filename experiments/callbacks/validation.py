@@ -1,0 +1,75 @@
+"""Validation while training: a row, the best weights, early stopping."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from experiments.callbacks.metrics import MetricRows
+from experiments.callbacks.step import StepCallback, due
+from experiments.data import Split, eval_windows
+from experiments.evaluate import score_windows
+from experiments.schema import Config
+from experiments.task import LanguageModelling
+from zoo.io import export
+
+
+class Validation(StepCallback):
+    """Every val_every steps, scores the first val_tokens tokens of the validation split.
+
+    The weights with the lowest loss so far are exported to the run folder; after `patience` validations without a
+    lower one, training stops.
+    """
+
+    def __init__(self, config: Config, split: Split, metrics: MetricRows, folder: Path, bos: int | None) -> None:
+        self.config, self.split, self.metrics, self.folder, self.bos = config, split, metrics, folder, bos
+        self.best, self.best_step, self.worse = math.inf, 0, 0
+
+    @property
+    def out_of_patience(self) -> bool:
+        patience = self.config.trainer.patience
+        return patience is not None and self.worse >= patience
+
+    def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        trainer.should_stop = self.out_of_patience  # resumed from the very checkpoint at which it stopped
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        if not due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
+            return
+        began = time.perf_counter()
+        loss = self._loss(task, trainer)
+        if loss < self.best:
+            self.best, self.best_step, self.worse = loss, trainer.global_step, 0
+            export(task.model, self.folder, tokenizer=task.tokenizer, step=trainer.global_step)
+        else:
+            self.worse += 1
+        row = {"split": "validation", "loss": loss, "perplexity": math.exp(min(loss, 700)), "seconds": ""}
+        self.metrics.write(trainer, row)
+        self.metrics.paused += time.perf_counter() - began
+        trainer.should_stop = trainer.should_stop or self.out_of_patience
+
+    def _loss(self, task: LanguageModelling, trainer: pl.Trainer) -> float:
+        windows = eval_windows(self.split, task.model.seq_len, task.model.seq_len)
+        limit = self.config.trainer.val_tokens
+        if limit is not None:
+            windows = itertools.islice(windows, max(1, limit // task.model.seq_len))
+        precision = "bf16" if "bf16" in str(trainer.precision) else "fp32"
+        nats, tokens = score_windows(
+            task.model,
+            windows,
+            batch_size=self.config.evaluate.batch_size,
+            document_bos=self.bos,
+            precision=precision,
+        )
+        return nats / tokens
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "best_step": self.best_step, "worse": self.worse}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.best_step, self.worse = state["best"], state["best_step"], state["worse"]

@@ -1,0 +1,161 @@
+"""The cells of a sweep: checked all at once, then trained by a few worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import sys
+import time
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from tqdm import tqdm
+
+from experiments import data
+from experiments.plan import Plan, plan
+from experiments.progress import MIN_SECONDS, Messages
+from experiments.schema import Config
+
+
+def run_cells(configs: list[Config]) -> int:
+    """Train all cells that are not complete; returns how many failed.
+
+    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once.
+    """
+    plans = list({p.folder.path: p for p in (plan(config) for config in configs)}.values())
+    todo = [p for p in plans if not p.folder.complete]
+    print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
+    if not todo:
+        return 0
+    for config in {repr(p.config.data): p.config.data for p in todo}.values():
+        data.prepare(config)  # once, here, so that workers do not wait for each other
+    return _Pool(todo, min(todo[0].config.sweep.workers, len(todo))).run()
+
+
+class _Pool:
+    """A few worker processes at a time, one process a cell, so that a killed one takes only its cell with it.
+
+    Processes come from a fork server that has imported the harness once and started no threads.
+    """
+
+    def __init__(self, plans: list[Plan], workers: int) -> None:
+        self.waiting, self.workers = list(plans), workers
+        self.running: dict[Connection, tuple[Any, Plan]] = {}
+        self.screen = _Screen(len(plans), workers)
+        self.failed = 0
+        threads = str(max(p.config.trainer.threads for p in plans))
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ[name] = threads  # before the fork server imports torch
+        self.context = mp.get_context("forkserver")
+        self.context.set_forkserver_preload(["experiments.training"])
+
+    def run(self) -> int:
+        try:
+            while self.waiting or self.running:
+                while self.waiting and len(self.running) < self.workers:
+                    self._start(self.waiting.pop(0))
+                for channel in wait(list(self.running)):
+                    self._hear(channel)
+        finally:
+            for process, _ in self.running.values():
+                process.terminate()
+            self.screen.close()
+        return self.failed
+
+    def _start(self, planned: Plan) -> None:
+        here, there = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=_work, args=(planned.config, there), daemon=True)
+        process.start()
+        there.close()
+        self.running[here] = (process, planned)
+        self.screen.show(planned, "starting")
+
+    def _hear(self, channel: Connection) -> None:
+        process, planned = self.running[channel]
+        try:
+            phase, done, total, note = channel.recv()
+            self.screen.show(planned, f"{phase} {done}/{total} {note}", done / max(total, 1))
+        except EOFError:
+            process.join()
+            del self.running[channel]
+            self._ended(planned, process.exitcode)
+
+    def _ended(self, planned: Plan, status: int | None) -> None:
+        if planned.folder.complete:
+            self.screen.end(planned, _result(planned))
+            return
+        self.failed += 1
+        why = planned.folder.failure()["message"] if planned.folder.failed else _exit_reason(status)
+        self.screen.end(planned, f"FAILED: {why} ({planned.folder.path})")
+
+
+def _work(config: Config, channel: Connection) -> None:
+    """A worker's whole life: train one cell, tell how far it is."""
+    from experiments.jobs.train import execute
+
+    def send(message: tuple[str, int, int, str]) -> None:
+        with contextlib.suppress(OSError):  # the sweep may be gone; the cell finishes anyway
+            channel.send(message)
+
+    config.trainer.progress = False
+    try:
+        execute(plan(config), Messages(send))
+    except Exception as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _result(planned: Plan) -> str:
+    test = planned.folder.summary()["metrics"].get("test")
+    return "done" if test is None else f"done: test loss {test['loss']:.4f}, {test['bits_per_byte']:.4f} bits/byte"
+
+
+def _exit_reason(status: int | None) -> str:
+    return f"killed by signal {-status}" if status is not None and status < 0 else f"stopped with status {status}"
+
+
+class _Screen:
+    """One bar for the sweep with what every worker is doing; finished cells are printed above it."""
+
+    def __init__(self, cells: int, workers: int) -> None:
+        interval = MIN_SECONDS if sys.stderr.isatty() else 10.0
+        self.bar = tqdm(
+            total=cells,
+            file=sys.stderr,
+            unit="cell",
+            mininterval=interval,
+            dynamic_ncols=True,
+            bar_format="{percentage:3.0f}%|{bar:12}| {n:.1f}/{total} cells [{elapsed}<{remaining}]{postfix}",
+        )
+        self.doing: dict[str, str] = {}
+        self.share: dict[str, float] = {}
+        self.ended = 0
+        self.interval, self.last = interval, 0.0
+
+    def show(self, planned: Plan, what: str, share: float = 0.0) -> None:
+        self.doing[planned.title] = what
+        # Scoring the splits comes after training, whose share of a cell is most of its time.
+        self.share[planned.title] = 0.85 * share if what.startswith("train") else 0.85 * (share > 0)
+        self._refresh()
+
+    def end(self, planned: Plan, what: str) -> None:
+        self.doing.pop(planned.title, None)
+        self.share.pop(planned.title, None)
+        self.ended += 1
+        self.bar.clear()
+        tqdm.write(f"[{self.ended}/{self.bar.total}] {planned.title}: {what}", file=sys.stdout)
+        sys.stdout.flush()
+        self._refresh(force=True)
+
+    def close(self) -> None:
+        self.bar.close()
+
+    def _refresh(self, force: bool = False) -> None:
+        now = time.monotonic()
+        if now - self.last < self.interval and not force:
+            return
+        self.last = now
+        self.bar.n = self.ended + sum(self.share.values())
+        self.bar.set_postfix_str(" | ".join(f"{k}: {v}" for k, v in self.doing.items()), refresh=False)
+        self.bar.refresh()

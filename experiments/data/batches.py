@@ -1,0 +1,90 @@
+"""Training batches: a pure function of the seed and the number of the batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from experiments.data.corpus import Split
+from experiments.data.hashing import counter_hash
+
+# One constant a purpose, so that order, offset and noise are independent of each other.
+_ORDER, _OFFSET, _NOISE = 1, 2, 3
+
+
+class Batches:
+    """An endless stream of samples, cut into micro-batches.
+
+    The split is read as a circle of N tokens. Epoch e (from 0) cuts it from an offset o_e = hash(seed, e) mod
+    N into W = ⌊N / seq_len⌋ windows that do not overlap, and visits them in the order of hash(seed, e,
+    window): every token is seen once an epoch, but for the N mod seq_len before o_e. Sample s is visit s mod
+    W of epoch ⌊s / W⌋, and micro-batch i holds samples i·B … i·B+B−1, so that a change of batch size against
+    accumulation leaves the order as it is. (Where the circle closes the next token is a separator, as at any
+    document's end.)
+
+    pack="stream": a window is one sequence. pack="document": windows are laid end to end in one row, and
+    every window start and every separator starts a new sequence.
+    """
+
+    def __init__(
+        self, split: Split, seq_len: int, batch_size: int, seed: int, pack: str = "stream", bos_id: int = 0
+    ) -> None:
+        self.tokens = np.asarray(split.tokens)
+        if len(self.tokens) <= seq_len:
+            raise ValueError(f"{len(self.tokens)} tokens are too few for windows of seq_len={seq_len}")
+        self.seq_len, self.batch_size, self.seed = seq_len, batch_size, seed
+        self.pack, self.bos_id = pack, bos_id
+        self.windows_per_epoch = len(self.tokens) // seq_len
+        self._starts_of: dict[int, np.ndarray] = {}
+
+    def batch(self, i: int) -> dict[str, torch.Tensor]:
+        """Micro-batch ``i`` on the CPU.
+
+        tokens, targets: int64 `[B, T]`, targets one token ahead; with pack="document" `[1, B·T]`.
+        noise_keys: int64 `[B]` in [0, 2^62), hash(seed, sample); with pack="document" one a sequence, `[N]`,
+            where the start inside the window enters the hash too (`[B]` and `[N]` agree on whole windows).
+        cu_seqlens: with pack="document" only, int32 `[N+1]`.
+        """
+        samples = np.arange(i * self.batch_size, (i + 1) * self.batch_size, dtype=np.int64)
+        index = self._starts(samples)[:, None] + np.arange(self.seq_len + 1)
+        rows = self.tokens.take(index, mode="wrap").astype(np.int64)
+        tokens, targets = rows[:, :-1], rows[:, 1:]
+        if self.pack == "stream":
+            keys = counter_hash(_NOISE, self.seed, samples, np.zeros_like(samples))
+            return _tensors(tokens=tokens, targets=targets, noise_keys=keys)
+        bounds = document_boundaries(tokens, self.bos_id)
+        row, start = np.divmod(bounds[:-1].astype(np.int64), self.seq_len)
+        return _tensors(
+            tokens=tokens.reshape(1, -1),
+            targets=targets.reshape(1, -1),
+            noise_keys=counter_hash(_NOISE, self.seed, samples[row], start),
+            cu_seqlens=bounds,
+        )
+
+    def _starts(self, samples: np.ndarray) -> np.ndarray:
+        epochs, visits = np.divmod(samples, self.windows_per_epoch)
+        starts = np.empty_like(samples)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            starts[here] = self._epoch(int(epoch))[visits[here]]
+        return starts
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        """First token of each visit of ``epoch``. Two epochs are kept: a batch may lie across a border."""
+        if epoch not in self._starts_of:
+            windows = np.arange(self.windows_per_epoch, dtype=np.int64)
+            order = np.argsort(counter_hash(_ORDER, self.seed, epoch, windows), kind="stable")
+            offset = int(counter_hash(_OFFSET, self.seed, epoch)[0]) % len(self.tokens)
+            self._starts_of = dict([*self._starts_of.items(), (epoch, order * self.seq_len + offset)][-2:])
+        return self._starts_of[epoch]
+
+
+def document_boundaries(tokens: np.ndarray, bos_id: int) -> np.ndarray:
+    """cu_seqlens, int32 `[N+1]`, of rows `[B, T]` laid end to end: rows and separators start sequences."""
+    starts = tokens == bos_id
+    starts[:, 0] = True
+    return np.append(np.flatnonzero(starts), tokens.size).astype(np.int32)
+
+
+def _tensors(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}

@@ -1,0 +1,130 @@
+"""Folders that are made once, whole or not at all, by one process at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from zoo.errors import UserError
+
+
+def build_once(
+    parent: Path, key: str, build: Callable[[Path], None], problem: Callable[[Path], str | None]
+) -> Path:
+    """Return the folder ``parent/key``, calling ``build(folder)`` to fill it if it is missing or damaged.
+
+    build: writes into the folder it is given, a temporary sibling that is renamed when it is done.
+    problem: what is wrong with a finished folder, or None; a damaged one is rebuilt with a warning.
+
+    Processes that ask for the same key at once wait for the first (flock); what dead ones left is removed.
+    Raises UserError (path and the system's words) when the folder cannot be written; then nothing is left.
+    """
+    final = parent / key
+    if final.is_dir() and problem(final) is None:
+        return final
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with _locked(parent, key):
+            if final.is_dir():
+                reason = problem(final)
+                if reason is None:
+                    return final
+                warnings.warn(f"cache folder {final} is damaged ({reason}); rebuilding it", stacklevel=2)
+            _sweep(parent, key)
+            _fill(final, build)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the cache folder {final}: {error.strerror or error}"
+            f"{f' ({error.filename})' if error.filename else ''}; make room or give another folder with "
+            "data.cache_dir=... (or the environment variable ARCHZOO_CACHE)"
+        ) from error
+    return final
+
+
+def _fill(final: Path, build: Callable[[Path], None]) -> None:
+    work = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    old = final.with_name(f"{final.name}.tmp-{os.getpid()}-old")
+    try:
+        work.mkdir()
+        build(work)
+        if final.exists():
+            os.replace(final, old)
+        os.replace(work, final)
+    finally:
+        for leftover in (work, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sweep(parent: Path, held: str) -> None:
+    """Remove temporary folders that no living process writes: those whose lock can be had."""
+    for folder in parent.glob("*.tmp-*"):
+        key = folder.name.split(".tmp-")[0]
+        if key == held:
+            shutil.rmtree(folder, ignore_errors=True)
+            continue
+        with contextlib.suppress(BlockingIOError), _locked(parent, key, wait=False):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(parent: Path, key: str, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of ``key``; the lock file exists only while somebody does."""
+    path = parent / f"{key}.lock"
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _acquire(handle, path, wait)
+            # The holder before us removes the file as it leaves: what we locked may no longer be the lock.
+            if _same_file(handle, path):
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+        finally:
+            os.close(handle)
+
+
+def _acquire(handle: int, path: Path, wait: bool) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        if not wait:
+            raise
+        print(f"waiting for another process that is preparing {path.with_suffix('')}", file=sys.stderr)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def _same_file(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def remember(path: Path, value: Any) -> None:
+    """Write ``value`` as JSON by atomic rename. A cache that cannot be written only costs time: no error."""
+    work = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    with contextlib.suppress(OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            work.write_text(json.dumps(value))
+            os.replace(work, path)
+        finally:
+            work.unlink(missing_ok=True)
+
+
+def recall(path: Path) -> Any | None:
+    """What `remember` wrote, or None if there is nothing readable."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,43 @@
+"""The `data` node of the configuration."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKS = ("stream", "document")
+
+
+@dataclass
+class DataConfig:
+    """What to train on and how it is cut.
+
+    name: pydocs | wikitext103 | wikitext2 | text.
+    path: text: a file, a folder or a glob. wikitext: a folder of parquet in the public layout
+        (`{train,validation,test}-*.parquet`, column `text`); None reads the hub.
+    train_path: wikitext: parquet file, folder or glob that replaces the training split.
+    tokenizer: bytes | bpe (trained on the training split, `vocab_size` entries) | gpt2.
+    gpt2_path: folder with encoder.json and vocab.bpe, or vocab.json and merges.txt; None reads the hub.
+    pack: stream (windows of one long stream) | document (documents do not see each other).
+    seq_len, batch_size: tokens a sample, samples a micro-batch.
+    cache_dir: where extracted text and tokens are kept; None means the environment's ARCHZOO_CACHE, or else
+        `.cache/archzoo` in the repository.
+    revision: wikitext from the hub: commit of the data set; None means the one this project was tested with.
+    """
+
+    name: str = "pydocs"
+    path: str | None = None
+    train_path: str | None = None
+    tokenizer: str = "bpe"
+    vocab_size: int = 4096
+    gpt2_path: str | None = None
+    pack: str = "stream"
+    seq_len: int = 128
+    batch_size: int = 8
+    cache_dir: str | None = None
+    revision: str | None = None
+
+
+def cache_root(cfg: DataConfig) -> Path:
+    """The cache folder that ``cfg`` asks for (it need not exist yet)."""
+    default = Path(__file__).resolve().parents[2] / ".cache" / "archzoo"
+    return Path(cfg.cache_dir or os.environ.get("ARCHZOO_CACHE") or default).expanduser().absolute()

@@ -1,0 +1,105 @@
+"""A tokenised corpus as it lies in the cache: three memory-mapped splits and their tokenizer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.data.config import DataConfig
+from experiments.data.sources.base import SPLITS
+from experiments.data.tokenization import Tokenizer, from_json
+
+META = "meta.json"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split.
+
+    tokens: read-only memory map, uint16 for vocabularies under 65,536, else uint32; every document is
+        preceded by the tokenizer's ``bos_id``, so that every real token is predicted from something.
+    n_words: whitespace-separated words plus one for each row or line end (WikiText's convention: 217,646 and
+        245,569 for WikiText-103's validation and test).
+    n_bytes: UTF-8 bytes of the text. n_documents: documents, each with one separator in ``tokens``.
+    """
+
+    tokens: np.ndarray
+    n_words: int
+    n_bytes: int
+    n_documents: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Splits "train", "validation" and "test", their tokenizer, and the hash of what the model will see."""
+
+    splits: dict[str, Split]
+    tokenizer: Tokenizer
+    fingerprint: str
+    labels: dict[str, str]
+    config: DataConfig
+
+    def describe(self) -> dict[str, Any]:
+        """The node `data` of a run's summary. Tokens count separators: tokens − documents are the text's."""
+        return {
+            "name": self.config.name,
+            **self.labels,
+            "tokenizer": self.tokenizer.name,
+            "vocab_size": self.tokenizer.vocab_size,
+            "seq_len": self.config.seq_len,
+            "pack": self.config.pack,
+            "fingerprint": self.fingerprint,
+            "splits": {
+                name: {
+                    "tokens": len(split.tokens),
+                    "words": split.n_words,
+                    "bytes": split.n_bytes,
+                    "documents": split.n_documents,
+                }
+                for name, split in self.splits.items()
+            },
+        }
+
+
+def tokens_file(folder: Path, split: str) -> Path:
+    """Where the tokens of ``split`` lie in the cache folder of a corpus."""
+    return folder / f"tokens-{split}.bin"
+
+
+def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus:
+    """Map the finished cache folder ``folder``."""
+    meta = json.loads((folder / META).read_text())
+    splits = {}
+    for name in SPLITS:
+        counts = meta["splits"][name]
+        tokens = (
+            np.memmap(tokens_file(folder, name), dtype=meta["dtype"], mode="r") if counts["tokens"] else ()
+        )
+        splits[name] = Split(
+            np.asarray(tokens, dtype=meta["dtype"]), counts["words"], counts["bytes"], counts["documents"]
+        )
+    tokenizer = from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
+    return Corpus(splits, tokenizer, meta["fingerprint"], labels, cfg)
+
+
+def corpus_problem(folder: Path) -> str | None:
+    """What is wrong with a cache folder (its files disagree with meta.json), or None."""
+    try:
+        meta = json.loads((folder / META).read_text())
+        width = np.dtype(meta["dtype"]).itemsize
+        for name in SPLITS:
+            file = tokens_file(folder, name)
+            expected, found = meta["splits"][name]["tokens"] * width, file.stat().st_size
+            if found != expected:
+                return f"{file.name} has {found} bytes instead of {expected}"
+        from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
+    except OSError as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    except Exception as error:  # whatever a damaged file makes the readers raise, it is damaged
+        return f"{META} or {TOKENIZER} cannot be read: {error}"
+    return None

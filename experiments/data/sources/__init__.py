@@ -1,0 +1,6 @@
+"""Sources of text. Adding one is a file here with a `@register_source` class, and its import below."""
+
+from experiments.data.sources import pydocs, text, wikitext
+from experiments.data.sources.base import SOURCES, SPLITS, Document, Source, register_source
+
+__all__ = ["SOURCES", "SPLITS", "Document", "Source", "pydocs", "register_source", "text", "wikitext"]

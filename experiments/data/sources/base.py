@@ -1,0 +1,100 @@
+"""What a source of text is, and the table that names them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from experiments.data.config import DataConfig
+from zoo.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+SOURCES: dict[str, Source] = {}
+
+# Timestamps have a granularity of milliseconds: a file younger than this may change without a new stamp.
+_SETTLED_NS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text that is never split between training and evaluation.
+
+    rows: row ends to count as words: rows of the data set (WikiText, blank ones too) or lines.
+    """
+
+    text: str
+    rows: int
+
+    @property
+    def n_words(self) -> int:
+        """Whitespace-separated words plus one for each row end, WikiText's convention."""
+        return len(self.text.split()) + self.rows
+
+
+def count_lines(text: str) -> int:
+    """Lines of ``text``; a last line without its newline counts too."""
+    return text.count("\n") + (bool(text) and not text.endswith("\n"))
+
+
+class Source:
+    """A named source of documents.
+
+    rule: how documents go to splits; changing it changes every hash.
+    at_hand: reading the documents needs no network and writes no cache, so that a check can do it.
+    """
+
+    rule: ClassVar[str]
+    at_hand: ClassVar[bool] = False
+
+    def check(self, cfg: DataConfig) -> None:
+        """Raise UserError for settings and missing files; quick, writes nothing, stays off the network."""
+
+    def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
+        """Cheap identity of the input as it lies on disk: an equal stamp means equal text.
+
+        None if there is none (files too young to tell); the text is then read again.
+        """
+        raise NotImplementedError
+
+    def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        """The documents of ``split`` in their fixed order."""
+        raise NotImplementedError
+
+    def labels(self, cfg: DataConfig) -> dict[str, str]:
+        """For each split the name a table shows; never a path of this machine."""
+        raise NotImplementedError
+
+
+def register_source(name: str) -> Callable[[type[Source]], type[Source]]:
+    """Class decorator: make a source available as ``data.name=<name>``."""
+
+    def register(cls: type[Source]) -> type[Source]:
+        SOURCES[name] = cls()
+        return cls
+
+    return register
+
+
+def files_stamp(files: Iterable[Path], settled_ns: int = _SETTLED_NS) -> list[list[Any]] | None:
+    """Path, size, times and inode of every file, or None if one changed less than ``settled_ns`` ago."""
+    now, rows = time.time_ns(), []
+    for file in files:
+        info = os.stat(file)
+        if now - max(info.st_mtime_ns, info.st_ctime_ns) < settled_ns:
+            return None
+        rows.append([str(file.absolute()), info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino])
+    return rows
+
+
+def refuse(cfg: DataConfig, *keys: str) -> None:
+    """Raise UserError if one of ``keys`` is set though this source does not use it."""
+    for key in keys:
+        if getattr(cfg, key) is not None:
+            raise UserError(
+                f"data.{key}={getattr(cfg, key)} has no meaning with data.name={cfg.name}; leave it out"
+                + (", or choose data.name=text for your own files" if key == "path" else "")
+            )

@@ -1,0 +1,140 @@
+"""The embedded default: the prose that ships with every Python.
+
+Documents are the help topics of `pydoc_data.topics` (the language reference) and, one document a module, the
+docstrings and comments of the standard library's own sources. Nothing is downloaded. The text differs a
+little between Python versions; so does the fingerprint, and the label names the version. Licence: PSF.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.data.cache import build_once
+from experiments.data.config import DataConfig
+from experiments.data.hashing import content_hash
+from experiments.data.sources.base import (
+    SPLITS,
+    Document,
+    Source,
+    count_lines,
+    files_stamp,
+    refuse,
+    register_source,
+)
+from experiments.data.sources.prose import module_blocks
+from experiments.data.splits import split_of_name
+from zoo.errors import UserError
+
+_FOREIGN = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_SHORTEST_DOCUMENT = 200
+_SHORTEST_REPEAT = 40
+_VERSION = 1
+
+
+@register_source("pydocs")
+class PyDocs(Source):
+    """Split rule: SHA-256 of the document's name modulo 20; 0 is test, 1 is validation, the rest training."""
+
+    rule = f"pydocs {_VERSION}: sha256(name) mod 20, 0 test, 1 validation"
+
+    def check(self, cfg: DataConfig) -> None:
+        refuse(cfg, "path", "train_path", "revision")
+        if not _modules() or importlib.util.find_spec("pydoc_data.topics") is None:
+            raise UserError(
+                f"this Python has no sources of its standard library in {_stdlib()}; use another Python, or "
+                "your own text with data.name=text data.path=FILE"
+            )
+
+    def stamp(self, cfg: DataConfig) -> dict[str, Any]:
+        # Nobody edits the standard library while runs start, so files just installed are good too.
+        return {
+            "rule": self.rule,
+            "python": sys.version,
+            "files": files_stamp(_modules().values(), settled_ns=0),
+        }
+
+    def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        folder = build_once(cache / "pydocs", content_hash(self.stamp(cfg)), _extract, _problem)
+        for line in (folder / f"{split}.jsonl").open(encoding="utf-8"):
+            text = json.loads(line)["text"]
+            yield Document(text, count_lines(text))
+
+    def labels(self, cfg: DataConfig) -> dict[str, str]:
+        return dict.fromkeys(SPLITS, f"pydocs (Python {platform.python_version()})")
+
+
+def _stdlib() -> Path:
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _modules() -> dict[str, Path]:
+    """Source file of every module of the standard library by dotted name, sorted; tests left out."""
+    root, found = _stdlib(), {}
+    for folder, inner, files in os.walk(root):
+        place = Path(folder).relative_to(root).parts
+        inner[:] = [
+            name for name in inner if name not in _FOREIGN and (place or name in sys.stdlib_module_names)
+        ]
+        for stem in (file[:-3] for file in files if file.endswith(".py")):
+            if place or stem in sys.stdlib_module_names:
+                found[".".join(place if stem == "__init__" else (*place, stem))] = Path(folder, f"{stem}.py")
+    return dict(sorted(found.items()))
+
+
+def _extract(folder: Path) -> None:
+    """Write the documents of every split to ``folder/<split>.jsonl``."""
+    files = {split: (folder / f"{split}.jsonl").open("w", encoding="utf-8") for split in SPLITS}
+    try:
+        for name, text in _distinct(_named_blocks()):
+            print(json.dumps({"name": name, "text": text}), file=files[split_of_name(name)])
+    finally:
+        for file in files.values():
+            file.close()
+    (folder / "complete").write_text("\n")
+
+
+def _problem(folder: Path) -> str | None:
+    return None if (folder / "complete").exists() else "extraction did not finish"
+
+
+def _named_blocks() -> Iterator[tuple[str, list[str]]]:
+    from pydoc_data.topics import topics
+
+    for name, text in sorted(topics.items()):
+        yield f"topic {name}", [text.strip("\n")]
+    for name, path in _modules().items():
+        try:
+            blocks = module_blocks(importlib.util.decode_source(path.read_bytes()))
+        except (SyntaxError, UnicodeDecodeError):
+            # Some distributions keep files for other versions of the language among their sources.
+            continue
+        yield name, [name, *blocks]
+
+
+def _distinct(named: Iterator[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]:
+    """Join the blocks of each document, dropping any longer block that an earlier document has already.
+
+    Licence headers and twins (`decimal`, `_pydecimal`) would otherwise stand in training and in test.
+    """
+    seen: set[str] = set()
+    for name, blocks in named:
+        kept = []
+        for block in blocks:
+            essence = " ".join(block.split())
+            if len(essence) >= _SHORTEST_REPEAT:
+                if essence in seen:
+                    continue
+                seen.add(essence)
+            kept.append(block)
+        # Docstrings may hold escapes for lone surrogates, which no encoding can write.
+        text = ("\n\n".join(kept) + "\n").encode("utf-8", "replace").decode("utf-8")
+        if len(text) >= _SHORTEST_DOCUMENT:
+            yield name, text

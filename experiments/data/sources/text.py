@@ -1,0 +1,149 @@
+"""Your own text: a file, a folder or a glob of UTF-8 text.
+
+A byte order mark at the start is dropped and line ends become a single newline; nothing else is changed.
+Files of equal content count once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.data.config import DataConfig
+from experiments.data.sources.base import (
+    SPLITS,
+    Document,
+    Source,
+    count_lines,
+    files_stamp,
+    refuse,
+    register_source,
+)
+from experiments.data.sources.parquet import expand
+from experiments.data.splits import EVALUATION_SHARE, cut_text, splits_of_digests
+from zoo.errors import UserError
+
+_SUFFIXES = (".txt", ".md")
+_LARGEST_SHARE = 0.1
+_SHORTEST_CUT = 50
+
+
+@register_source("text")
+class Text(Source):
+    """Split rule: whole files if there are at least 20 and none holds over 10 % of the bytes; else cut each
+    file.
+
+    Whole files: by SHA-256 of their content (`splits_of_digests`). Cut: the last 5 % of every file of 50
+    characters or more is test, the 5 % before validation, at the end of a paragraph where there is one
+    (`cut_text`).
+    """
+
+    rule = "text 1: whole files by sha256 of the content (>= 20, none > 10 %), else each 90/5/5 at paragraphs"
+    at_hand = True
+
+    def check(self, cfg: DataConfig) -> None:
+        refuse(cfg, "train_path", "revision")
+        find_text(cfg)
+
+    def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
+        files = files_stamp(find_text(cfg))
+        return None if files is None else {"rule": self.rule, "files": files}
+
+    def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        sizes: dict[str, int] = {}
+        first: dict[str, Path] = {}
+        for file in find_text(cfg):
+            digest, size = _measure(file, *_state(file))
+            first.setdefault(digest, file)
+            sizes[digest] = size
+        whole = len(first) >= EVALUATION_SHARE and max(sizes.values()) <= _LARGEST_SHARE * sum(sizes.values())
+        homes = splits_of_digests(list(first)) if whole else {}
+        for digest, file in first.items():
+            if whole and homes[digest] != split:
+                continue
+            text = read_text(file)
+            if not whole:
+                text = _part(text, split)
+            if text:
+                yield Document(text, count_lines(text))
+
+    def labels(self, cfg: DataConfig) -> dict[str, str]:
+        name = Path(cfg.path).name
+        return {split: f"{name} ({split} part)" for split in SPLITS}
+
+
+def find_text(cfg: DataConfig) -> list[Path]:
+    """Files that ``data.path`` names, sorted by path. Raises UserError if there are none."""
+    if not cfg.path:
+        raise UserError(
+            "data.name=text needs data.path: a UTF-8 text file, a folder of *.txt and *.md, or a glob"
+        )
+    path = Path(cfg.path).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        files = [
+            Path(folder, name)
+            for folder, _, names in os.walk(path)
+            for name in names
+            if name.endswith(_SUFFIXES) and not _hidden(Path(folder, name).relative_to(path))
+        ]
+        if not files:
+            raise UserError(
+                f"data.path={cfg.path}: no *.txt or *.md in this folder; for other names give a glob"
+            )
+        return sorted(files)
+    files = [file for file in expand(cfg.path) if file.is_file()]
+    if not files:
+        raise UserError(f"data.path={cfg.path}: no such file or folder, and as a glob it matches nothing")
+    return files
+
+
+def read_text(file: Path) -> str:
+    """The text of ``file``. Raises UserError if it is empty or, with the offset, if it is not UTF-8."""
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}") from error
+    if not raw.strip(b"\xef\xbb\xbf \t\r\n"):
+        raise UserError(f"{file} is empty; give a file with text, or a glob that leaves it out")
+    nul = raw.find(b"\0")
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        if nul < 0 or error.start < nul:
+            raise UserError(
+                f"{file} is not UTF-8 text: byte {error.start} is 0x{raw[error.start]:02x}; convert it "
+                f"(iconv -f ENCODING -t UTF-8), or leave it out with a glob"
+            ) from error
+    if nul >= 0:
+        raise UserError(
+            f"{file} is binary, not text: byte {nul} is NUL; leave it out with a glob, or convert it"
+        )
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _state(file: Path) -> tuple[int, int, int]:
+    info = file.stat()
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns
+
+
+@cache
+def _measure(file: Path, *_state: int) -> tuple[str, int]:
+    """SHA-256 of the text of ``file``, and its length in bytes."""
+    encoded = read_text(file).encode()
+    return hashlib.sha256(encoded).hexdigest(), len(encoded)
+
+
+def _part(text: str, split: str) -> str:
+    if len(text) < _SHORTEST_CUT:
+        return text if split == "train" else ""
+    return cut_text(text)[split]

@@ -1,0 +1,63 @@
+"""Losses and gradients that are no longer numbers: when, and in which module it began."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class NonFinite(RuntimeError):
+    """Training met NaN or infinity. `step` and `module` say where; the last good checkpoint is untouched."""
+
+    def __init__(self, what: str, step: int, module: str) -> None:
+        super().__init__(
+            f"{what} at step {step}, first in module '{module}'; the last good checkpoint is kept. "
+            "Lower optim.lr, raise optim.warmup_steps, or start again with another seed"
+        )
+        self.step, self.module = step, module
+
+
+def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
+    """Run `forward` again with a hook on every module; the first whose output is not finite though its input was.
+
+    A module whose own weights are not finite is named at once.
+    """
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            return f"{name} (its weights are not finite)"
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if not found and _finite(inputs) and not _finite(output):
+                found.append(name)
+
+        return hook
+
+    handles = [m.register_forward_hook(watch(n or "model")) for n, m in model.named_modules()]
+    try:
+        with torch.no_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "loss"
+
+
+def first_bad_gradient(model: nn.Module) -> str:
+    """The last parameter in module order with a gradient that is not finite: backward reached it first."""
+    bad = [n for n, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
+    return f"{bad[-1]} (its gradient)" if bad else "gradient norm"
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() or bool(torch.isfinite(value).all())
+    if isinstance(value, dict):
+        return all(_finite(v) for v in value.values())
+    if isinstance(value, list | tuple):
+        return all(_finite(v) for v in value)
+    return True

@@ -1,0 +1,171 @@
+"""From a configuration to a planned run: everything that can be wrong is found here, before any work."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+import zoo.config
+from experiments import data
+from experiments.runs import RunFolder, digest
+from experiments.schema import Config
+from zoo import cost, pattern, registry
+from zoo.errors import UserError, unknown
+from zoo.model import LanguageModel, letters_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A run that has been checked: its configuration, its layers, its identity and its folder."""
+
+    config: Config
+    letters: str
+    identity: dict[str, Any]
+    folder: RunFolder
+
+    @property
+    def run(self) -> str:
+        return self.folder.path.name
+
+    @property
+    def title(self) -> str:
+        return f"{label(self.config, self.letters)} seed {self.config.seed}"
+
+    def yaml(self) -> str:
+        """The whole resolved configuration."""
+        return OmegaConf.to_yaml(OmegaConf.structured(self.config))
+
+
+def plan(config: Config) -> Plan:
+    """Check a configuration and find its run folder. Raises UserError; writes nothing."""
+    check(config)
+    letters = letters_of(config.model)
+    identity = _identity(config, letters)
+    folder = RunFolder(Path(config.results) / config.name / digest(identity))
+    return Plan(config, letters, identity, folder)
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot work: unknown names, sizes that do not fit, data that is not there. Raises UserError."""
+    for kind, choice in (("residual", config.model.residual.name), ("channel", config.model.channel.name)):
+        registry.get(kind, choice)
+    _check_numbers(config)
+    _check_choices(config)
+    # Building without storage runs every module's own checks (heads that divide the width, say).
+    meta_model(config)
+    _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
+
+
+def meta_model(config: Config) -> LanguageModel:
+    """The model of a configuration on the meta device."""
+    return cost.on_meta(config.model, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
+
+
+def nominal_vocabulary(config: Config) -> int:
+    """Vocabulary before the text is read; a BPE trained on a tiny text may end up smaller."""
+    return {"bytes": 257, "gpt2": 50257}.get(config.data.tokenizer, config.data.vocab_size)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_data(config_json: str) -> None:
+    """Once a data configuration: the cells of a sweep mostly share it."""
+    data.check(data.DataConfig(**json.loads(config_json)))
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(config_json: str) -> str:
+    return data.fingerprint(data.DataConfig(**json.loads(config_json)))
+
+
+def _identity(config: Config, letters: str) -> dict[str, Any]:
+    """What can change a run's result. Not in it: paths, devices, loggers, threads, how often things are written."""
+    d, t = config.data, config.trainer
+    recipe = {k: getattr(t, k) for k in ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")}
+    return {
+        "format": 1,
+        "model": zoo.config.used(config.model, letters),
+        "data": {
+            "content": _fingerprint(json.dumps(dataclasses.asdict(d), sort_keys=True)),
+            "pack": d.pack,
+            "seq_len": d.seq_len,
+            "batch_size": d.batch_size,
+        },
+        "recipe": {**recipe, **dataclasses.asdict(config.optim)},
+        "evaluate": {"stride": config.evaluate.stride, "splits": list(config.evaluate.splits)},
+        "seed": config.seed,
+    }
+
+
+def _check_numbers(config: Config) -> None:
+    least = {
+        "trainer.max_steps": 1,
+        "trainer.accumulate": 1,
+        "trainer.log_every": 1,
+        "trainer.val_every": 1,
+        "trainer.val_tokens": 1,
+        "trainer.checkpoint_every": 1,
+        "trainer.patience": 1,
+        "trainer.threads": 1,
+        "optim.warmup_steps": 0,
+        "sweep.workers": 1,
+        "evaluate.stride": 1,
+        "evaluate.batch_size": 1,
+        "seed": 0,
+    }
+    for key, low in least.items():
+        value = functools.reduce(getattr, key.split("."), config)
+        if value is not None and value < low:
+            raise UserError(f"{key}={value} must be at least {low}")
+    for key in ("lr", "clip", "eps"):
+        if getattr(config.optim, key) <= 0:
+            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be above 0")
+    if config.optim.lr_min > config.optim.lr:
+        raise UserError(f"optim.lr_min={config.optim.lr_min} is above optim.lr={config.optim.lr}; lower it")
+    if (config.evaluate.stride or 1) > config.data.seq_len:
+        raise UserError(
+            f"evaluate.stride={config.evaluate.stride} is above data.seq_len={config.data.seq_len}; "
+            "tokens between windows would never be scored"
+        )
+
+
+def _check_choices(config: Config) -> None:
+    choices = {
+        "device": (config.device, ("auto", "cpu", "cuda")),
+        "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
+        "model.backend": (config.model.backend, ("auto", "reference", "torch", "triton", "varlen", "flash_attn")),
+        **{f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb")) for i, x in enumerate(config.trainer.loggers)},
+        **{f"evaluate.splits[{i}]": (x, ("validation", "test")) for i, x in enumerate(config.evaluate.splits)},
+    }
+    for key, (value, known) in choices.items():
+        if value not in known:
+            raise unknown(key, value, known)
+    if not config.name or any(c in config.name for c in "/\\") or config.name.startswith("."):
+        raise UserError(f"name={config.name!r} must be one plain folder name, e.g. name=my_experiment")
+
+
+def label(config: Config, letters: str) -> str:
+    """What a legend calls this model: its preset, or its dominant mixer; its layout or pattern where that says more."""
+    model = config.model
+    if set(letters) == {"F"} and model.preset in (None, "transformer"):
+        return "transformer"
+    layout = pattern.layout_name(letters)
+    name = model.preset or dominant(letters).name
+    if model.preset and layout in (None, "interlaced_sf") and model.residual.name == "add":
+        return name
+    return f"{name} {layout or shorten(letters)}"
+
+
+def dominant(letters: str) -> registry.Block:
+    """The mixer that makes this model what it is: the most frequent one that is not plain attention."""
+    others = [x for x in letters if x != "F"] or list(letters)
+    return registry.mixer_by_letter()[max(sorted(set(others)), key=others.count)]
+
+
+def shorten(letters: str) -> str:
+    """FFFF -> F*4, anything else as it is."""
+    return f"{letters[0]}*{len(letters)}" if len(set(letters)) == 1 and len(letters) > 1 else letters

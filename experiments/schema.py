@@ -1,0 +1,163 @@
+"""The configuration schema: every key a person may set, its type and its default.
+
+Made from the registry (`zoo.ModelConfig` has a node for every block) and registered with Hydra's ConfigStore; the
+YAML files under conf/ overlay parts of it. A key that is not here is refused when the configuration is composed.
+"""
+
+from dataclasses import dataclass, field
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+
+from experiments.data import DataConfig
+from zoo import ModelConfig
+
+
+@dataclass
+class OptimConfig:
+    """AdamW with linear warm-up and cosine decay (lr -> lr_min at trainer.max_steps).
+
+    clip: largest gradient norm of a clipping group; weight_decay applies to projections and embeddings only.
+    """
+
+    lr: float = 3e-3
+    lr_min: float = 3e-4
+    warmup_steps: int = 30
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+
+
+@dataclass
+class TrainerConfig:
+    """One training run.
+
+    max_steps: optimiser steps; accumulate: micro-batches a step; precision: auto (bf16 on GPUs, fp32 on CPUs), fp32
+    or bf16; log_every, val_every, checkpoint_every: in steps; val_tokens: how many tokens of the validation split
+    each validation during training uses (null: all; the final evaluation always uses the whole split); patience:
+    stop after that many validations without improvement (null: never); compile: torch.compile; threads: CPU threads;
+    max_minutes: pause after so long, to be resumed by the same command; progress: show a progress bar;
+    keep_checkpoints: keep optimiser states after a run has completed; loggers: of "tensorboard", "wandb".
+    """
+
+    max_steps: int = 300
+    accumulate: int = 1
+    precision: str = "auto"
+    log_every: int = 10
+    val_every: int = 50
+    val_tokens: int | None = 32768
+    checkpoint_every: int = 50
+    patience: int | None = None
+    compile: bool = False
+    threads: int = 1
+    max_minutes: float | None = None
+    progress: bool = True
+    keep_checkpoints: bool = True
+    loggers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class EvaluateConfig:
+    """stride: tokens by which the evaluation window moves (null: half of data.seq_len); splits: which to score;
+    batch_size: windows at once."""
+
+    stride: int | None = None
+    splits: list[str] = field(default_factory=lambda: ["validation", "test"])
+    batch_size: int = 16
+
+
+@dataclass
+class GenerateConfig:
+    """prompt: text to go on from; tokens: how many; temperature 0 takes the most likely token; see zoo.generate."""
+
+    prompt: str = "The "
+    tokens: int = 100
+    temperature: float = 0.8
+    top_k: int | None = 50
+    top_p: float | None = None
+
+
+@dataclass
+class CostConfig:
+    """lengths: sequence lengths at which FLOPs a token and decode-state bytes are shown."""
+
+    lengths: list[int] = field(default_factory=lambda: [1024, 8192, 131072])
+
+
+@dataclass
+class BenchConfig:
+    """lengths: sequence lengths; repeats: timed repetitions after warm-up; pairs, steps: of the harness suite;
+    budget_s: skip the lengths left when a suite has taken so long; out: folder for tables (null: results/bench)."""
+
+    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    repeats: int = 5
+    pairs: int = 10
+    steps: int = 50
+    budget_s: float = 400.0
+    out: str | None = None
+
+
+@dataclass
+class SweepConfig:
+    """workers: cells of a sweep that train at the same time, each in its own process."""
+
+    workers: int = 2
+
+
+@dataclass
+class GpuConfig:
+    """stage: one stage of job=gpu (null: all that are left); minutes: time a stage may take."""
+
+    stage: str | None = None
+    minutes: float = 8.0
+    data_path: str | None = None
+    train_path: str | None = None
+
+
+@dataclass
+class Config:
+    """Everything.
+
+    job: what to do (job=list names them); name: the experiment, results/NAME; run: a run folder or checkpoint
+    (evaluate, generate); runs: an experiment folder (report); suite: of job=bench; device: auto, cpu or cuda;
+    results: folder of all results.
+    """
+
+    job: str = "train"
+    name: str = "default"
+    seed: int = 0
+    device: str = "auto"
+    results: str = "results"
+    run: str | None = None
+    runs: str | None = None
+    suite: str = "harness"
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
+    bench: BenchConfig = field(default_factory=BenchConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    gpu: GpuConfig = field(default_factory=GpuConfig)
+
+
+@dataclass
+class SweeperConfig:
+    """Hydra's own node for our sweeper; params: what a sweep varies, as in Hydra's basic sweeper."""
+
+    _target_: str = "experiments.sweep.CellSweeper"
+    params: dict[str, str] | None = None
+
+
+def register() -> None:
+    """Make the schema and the sweeper known to Hydra; must come before a configuration is composed."""
+    from experiments.sweep import CellSweeper
+
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config)
+    store.store(group="hydra/sweeper", name="cells", node=SweeperConfig)
+    Plugins.instance().register(CellSweeper)

@@ -1,0 +1,97 @@
+"""The Lightning module: next-token prediction with a zoo model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from experiments import optim
+from experiments.data import Batches
+from experiments.finite import NonFinite, first_bad_gradient, first_bad_module
+from experiments.schema import Config
+from zoo.context import Context
+from zoo.io import card
+from zoo.model import LanguageModel
+
+Batch = dict[str, Tensor]
+
+
+class LanguageModelling(pl.LightningModule):
+    """Cross-entropy of the next token plus weighted auxiliary losses.
+
+    What the last training step saw (losses, gradient norm) is left in `seen` for the callbacks that write rows.
+    """
+
+    def __init__(self, model: LanguageModel, config: Config, batches: Batches, tokenizer: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.batches = batches
+        self.tokenizer = tokenizer
+        self.compute = torch.compile(model) if config.trainer.compile else model
+        self.seen: dict[str, Tensor] = {}
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        loss, aux = self.losses(batch)
+        total = loss + self.model.aux_loss(aux)
+        if not torch.isfinite(total):
+            module = first_bad_module(self.model, lambda: self.model(batch["tokens"], context(batch)))
+            raise NonFinite("the loss is not finite", self.global_step, module)
+        self.seen = {"loss": loss.detach(), "aux_loss": (total - loss).detach()}
+        self.seen.update({f"aux:{name}": value.detach() for name, value in aux.items()})
+        return total
+
+    def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean cross-entropy in nats a token, and the auxiliary losses."""
+        logits, aux = self.compute(batch["tokens"], context(batch))
+        return F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten()), aux
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = optim.optimizer(self.model, self.config.optim)
+        steps = self.config.trainer.max_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: optim.lr_factor(step, self.config.optim, steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        norm = optim.clip_gradients(optimizer, self.config.optim.clip)
+        if not torch.isfinite(norm):
+            raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
+        self.seen["grad_norm"] = norm
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches from the step that the trainer is at, so that a resumed run sees what it would have seen."""
+        start = self.global_step * self.config.trainer.accumulate
+        return DataLoader(_Stream(self.batches, start), batch_size=None, pin_memory=self.on_gpu)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.trainer.strategy.root_device.type == "cuda"
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["card"] = card(self.model, tokenizer=self.tokenizer)
+
+
+def context(batch: Batch) -> Context:
+    """The context of a training batch: boundaries and noise keys come with it."""
+    return Context.of(batch["tokens"], batch.get("cu_seqlens"), batch.get("noise_keys"))
+
+
+class _Stream(IterableDataset):
+    """Micro-batches start, start+1, ... without end; the trainer stops at its step limit."""
+
+    def __init__(self, batches: Batches, start: int) -> None:
+        self.batches, self.start = batches, start
+
+    def __iter__(self) -> Iterator[Batch]:
+        index = self.start
+        while True:
+            yield self.batches.batch(index)
+            index += 1

@@ -1,0 +1,273 @@
+"""Training one planned run with Lightning, and scoring its best weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import lightning.pytorch as pl
+import torch
+
+import zoo
+from experiments import callbacks, data, machine
+from experiments.evaluate import score_split
+from experiments.plan import Plan, dominant, label
+from experiments.progress import Sink
+from experiments.rows import Rows
+from experiments.runs import METRICS
+from experiments.schema import Config
+from experiments.task import LanguageModelling
+from zoo import cost, pattern, registry
+from zoo.model import LanguageModel
+
+
+def train(planned: Plan, sink: Sink) -> dict[str, Any]:
+    """Train to the end (or go on from the last checkpoint), score the best weights; returns the run's summary."""
+    config = planned.config
+    quiet()
+    torch.set_num_threads(config.trainer.threads)
+    device = machine.pick(config.device)
+    corpus = data.prepare(config.data, progress=config.trainer.progress)
+    session = _Session(planned, corpus, device, sink)
+    began = time.perf_counter()
+    session.fit()
+    metrics = score_best(config, corpus, planned.folder.path, device, sink)
+    return _summary(session, metrics, time.perf_counter() - began)
+
+
+class _Session:
+    """The pieces of one training attempt, put together."""
+
+    def __init__(self, planned: Plan, corpus: data.Corpus, device: torch.device, sink: Sink) -> None:
+        config, folder = planned.config, planned.folder
+        self.planned, self.corpus, self.device = planned, corpus, device
+        self.precision = machine.precision(config.trainer.precision, device)
+        self.model = LanguageModel(
+            config.model,
+            vocab_size=corpus.tokenizer.vocab_size,
+            seq_len=config.data.seq_len,
+            seed=config.seed,
+        )
+        self.flops = _flops(config, corpus.tokenizer.vocab_size)
+        self.peak, self.peak_source = machine.peak_flops(device)
+        self.bos = document_bos(config, corpus)
+        batches = data.Batches(
+            corpus.splits["train"],
+            config.data.seq_len,
+            config.data.batch_size,
+            config.seed,
+            config.data.pack,
+            corpus.tokenizer.bos_id,
+        )
+        self.task = LanguageModelling(self.model, config, batches, tokenizer_card(corpus))
+        names = [f"aux:{name}" for name in self.model.aux_weights]
+        self.rows = Rows(folder.path / METRICS, names)
+        self.metrics = callbacks.MetricRows(
+            self.rows, config.trainer.log_every, tokens_per_step(config), self.flops["training"], self.peak
+        )
+        self.validation = callbacks.Validation(
+            config, corpus.splits["validation"], self.metrics, folder.path, self.bos
+        )
+        self.sink = sink
+
+    def fit(self) -> None:
+        """Run the trainer from the newest readable checkpoint, if there is one."""
+        config, folder = self.planned.config, self.planned.folder
+        trainer = self._trainer(config, folder.path)
+        point = callbacks.restore_point(folder.checkpoints)
+        trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
+        self.steps = trainer.global_step
+
+    def _trainer(self, config: Config, folder: Path) -> pl.Trainer:
+        t = config.trainer
+        actions: list[pl.Callback] = [
+            self.metrics,
+            self.validation,
+            callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
+            callbacks.Progress(self.sink),
+        ]
+        if t.max_minutes is not None:
+            actions.append(callbacks.TimeLimit(t.max_minutes, folder / "checkpoints"))
+        return pl.Trainer(
+            accelerator="gpu" if self.device.type == "cuda" else "cpu",
+            devices=1,
+            precision="bf16-mixed" if self.precision == "bf16" else "32-true",
+            max_steps=t.max_steps,
+            accumulate_grad_batches=t.accumulate,
+            callbacks=actions,
+            logger=_loggers(config, folder),
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=str(folder),
+        )
+
+
+def score_best(
+    config: Config, corpus: data.Corpus, folder: Path, device: torch.device, sink: Sink
+) -> dict[str, dict[str, Any]]:
+    """Metrics of the best weights in a run folder on every split that config.evaluate names."""
+    model = zoo.load(folder, device)
+    return {name: _score(model, config, corpus, name, device, sink) for name in config.evaluate.splits}
+
+
+def _score(
+    model: LanguageModel, config: Config, corpus: data.Corpus, name: str, device: torch.device, sink: Sink
+) -> dict[str, Any]:
+    split, done = corpus.splits[name], 0
+
+    def progress(count: int) -> None:
+        nonlocal done
+        done += count
+        sink(name, done, len(split.tokens) - 1)
+
+    return score_split(
+        model,
+        split,
+        stride=config.evaluate.stride or max(1, model.seq_len // 2),
+        batch_size=config.evaluate.batch_size,
+        document_bos=document_bos(config, corpus),
+        precision=machine.precision(config.trainer.precision, device),
+        progress=progress,
+    ).metrics()
+
+
+def tokens_per_step(config: Config) -> int:
+    """Tokens an optimiser step sees."""
+    return config.data.batch_size * config.data.seq_len * config.trainer.accumulate
+
+
+def document_bos(config: Config, corpus: data.Corpus) -> int | None:
+    """The separator at which sequences start anew when documents are packed."""
+    return corpus.tokenizer.bos_id if config.data.pack == "document" else None
+
+
+def tokenizer_card(corpus: data.Corpus) -> str:
+    """The tokenizer as it travels with a model."""
+    return corpus.tokenizer.to_json()
+
+
+def quiet() -> None:
+    """Lightning's tips and PyTorch's advice are not for the people who read our progress."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+
+
+def _loggers(config: Config, folder: Path) -> Any:
+    loggers: list[Any] = []
+    if "tensorboard" in config.trainer.loggers:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
+    if "wandb" in config.trainer.loggers:
+        from lightning.pytorch.loggers import WandbLogger
+
+        loggers.append(WandbLogger(project="archzoo", group=config.name, name=folder.name, save_dir=str(folder)))
+    return loggers or False
+
+
+def _flops(config: Config, vocab_size: int) -> dict[str, float]:
+    model = cost.on_meta(config.model, vocab_size=vocab_size, seq_len=config.data.seq_len)
+    length = config.data.seq_len
+    return {
+        "forward": cost.flops_per_token(model, length),
+        "training": cost.flops_per_token(model, length, backward=True),
+    }
+
+
+def _summary(session: _Session, metrics: dict[str, Any], seconds: float) -> dict[str, Any]:
+    planned, config = session.planned, session.planned.config
+    rows = [row for row in _train_rows(session.rows) if row["tokens_per_second"]]
+    rate = _median([float(row["tokens_per_second"]) for row in rows])
+    commit, dirty = machine.commit()
+    return {
+        "schema": 1,
+        "experiment": config.name,
+        "run": planned.run,
+        "name": label(config, planned.letters),
+        "model": _model_summary(config, planned.letters),
+        "blocks": [registry.mixer_by_letter()[x].describe() for x in sorted(set(planned.letters))],
+        "seed": config.seed,
+        "data": session.corpus.describe(),
+        "recipe": _recipe(config, session.precision),
+        "parameters": cost.parameters(session.model),
+        "parameters_non_embedding": cost.parameters_non_embedding(session.model),
+        "flops_per_token": session.flops,
+        "state_bytes": _state_bytes(config, session.corpus.tokenizer.vocab_size),
+        "metrics": metrics,
+        "best_step": session.validation.best_step,
+        "steps": session.steps,
+        "stopped": "early" if session.validation.out_of_patience else "finished",
+        "tokens": session.steps * tokens_per_step(config),
+        "seconds": round(session.metrics.seconds, 3),
+        "seconds_with_evaluation": round(seconds, 3),
+        "tokens_per_second": rate,
+        "mfu": rate * session.flops["training"] / session.peak,
+        "mfu_peak_flops": session.peak,
+        "mfu_peak_source": session.peak_source,
+        "peak_memory_bytes": machine.peak_memory(session.device),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": machine.versions(),
+        "machine": machine.describe(session.device),
+        "command": shlex.join(["python", *sys.argv]),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _model_summary(config: Config, letters: str) -> dict[str, Any]:
+    block = dominant(letters)
+    return {
+        "preset": config.model.preset or block.name,
+        "pattern": letters,
+        "layout": pattern.layout_name(letters),
+        "depth": len(letters),
+        "d_model": config.model.d_model,
+        "residual": config.model.residual.name,
+        "channel": config.model.channel.name,
+        "color": block.color,
+        "family": block.family,
+    }
+
+
+def _recipe(config: Config, precision: str) -> dict[str, Any]:
+    o, t = config.optim, config.trainer
+    return {
+        "steps": t.max_steps,
+        "batch_size": config.data.batch_size,
+        "accumulate": t.accumulate,
+        "tokens_per_step": tokens_per_step(config),
+        "precision": precision,
+        "lr": o.lr,
+        "lr_min": o.lr_min,
+        "warmup_steps": o.warmup_steps,
+        "weight_decay": o.weight_decay,
+        "clip": o.clip,
+    }
+
+
+def _state_bytes(config: Config, vocab_size: int) -> dict[str, int]:
+    model = cost.on_meta(config.model, vocab_size=vocab_size, seq_len=config.data.seq_len)
+    return {str(n): cost.state_bytes(model, n) for n in (1024, 8192, 131072)}
+
+
+def _train_rows(rows: Rows) -> list[dict[str, str]]:
+    from experiments.rows import read
+
+    return [row for row in read(rows.path) if row["split"] == "train"]
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0

@@ -1,0 +1,1 @@
+"""One folder an operation: a reference to read, a PyTorch form, and whatever else serves it."""

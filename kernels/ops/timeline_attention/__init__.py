@@ -1,0 +1,82 @@
+"""Timeline attention: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.checks import check_attention, in_autocast_dtype
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.ops.timeline_attention.packed import register_packed
+from kernels.ops.timeline_attention.reference import timeline_attention_reference
+from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
+from kernels.plugins import flash, varlen
+
+__all__ = ["timeline_attention"]
+
+OPERATION = Operation("timeline_attention")
+register_packed(OPERATION, "varlen", varlen, suits=always)
+OPERATION.register("torch", timeline_attention_torch, suits=always)
+register_packed(OPERATION, "flash_attn", flash, suits=not_unasked)
+OPERATION.register("reference", timeline_attention_reference, suits=not_unasked)
+
+
+def timeline_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    assignment: Tensor,
+    *,
+    n_timelines: int,
+    rope_base: float | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal softmax attention within (sequence, head, timeline).
+
+        o_i = Σ_j softmax_j(scale · q_i·k_j) · v_j     over j ≤ i of i's sequence with a_j = a_i, per head
+
+    q           [B, T, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
+    k, v        [B, T, Hkv, K], [B, T, Hkv, V]; Hkv divides H
+    assignment  integer [B, T, H], a_i: the timeline in [0, n_timelines) on which a query head puts a token.
+                Only `reference` reports values out of range; elsewhere the result is undefined
+    rope_base   given: q and k are first rotated by the token's position inside its timeline (0 for the first
+                token there; counted anew in every sequence); None: no rotation
+    scale       None: K^(−1/2)
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1)
+    backend     auto, torch, varlen (CUDA, 16 bit), flash_attn (if installed), reference (T × T memory)
+    returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
+
+    Balanced timelines cost T²/n_timelines score entries a head, in memory linear in T.
+    Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call.
+    """
+    check_attention("timeline_attention", q, k, v, cu_seqlens=cu_seqlens)
+    check_assignment(q, k, assignment, n_timelines)
+    q, k, v = in_autocast_dtype(q, k, v)
+    return OPERATION(
+        q,
+        k,
+        v,
+        assignment,
+        n_timelines=n_timelines,
+        rope_base=rope_base,
+        scale=scale,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+
+
+def check_assignment(q: Tensor, k: Tensor, assignment: Tensor, n_timelines: int) -> None:
+    """Raise ValueError if the assignment's shape, kind or number of timelines does not fit q and k."""
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(f"timeline_attention needs Tq = Tk, got q {tuple(q.shape)}, k {tuple(k.shape)}")
+    if assignment.shape != q.shape[:3]:
+        raise ValueError(
+            f"timeline_attention needs assignment [B, T, H] = {tuple(q.shape[:3])}, "
+            f"got {tuple(assignment.shape)}"
+        )
+    if assignment.dtype.is_floating_point or n_timelines < 1:
+        raise ValueError(
+            f"timeline_attention needs an integer assignment and n_timelines ≥ 1, got {assignment.dtype}, "
+            f"{n_timelines}"
+        )

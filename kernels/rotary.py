@@ -1,0 +1,67 @@
+"""Rotary position embedding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
+    """Rotate adjacent pairs of channels by an angle that grows with the position.
+
+    (x[2i], x[2i+1]) seen as the complex number z_i becomes z_i · exp(j·p·base^(−2i/D)), i = 0 … D/2−1.
+
+    x          [B, T, H, D], D even, any floating dtype
+    positions  integer [T], [B, T] or [B, T, H]
+    base       the slowest wavelength is about 2π·base tokens
+    returns    [B, T, H, D] in x's dtype; angles and products in at least fp32
+
+    Raises ValueError for an odd D or positions that do not fit x.
+    Source: Su et al. 2021, RoFormer, equation 34.
+    """
+    return rotate(x, *angles(positions_like(x, positions), x.shape[-1], base, angle_dtype(x)))
+
+
+def positions_like(x: Tensor, positions: Tensor) -> Tensor:
+    """Positions with a batch, a time and a head axis that broadcast against x [B, T, H, D]."""
+    if x.dim() != 4 or x.shape[-1] % 2:
+        raise ValueError(f"rope needs x [B, T, H, D] with an even D, got {tuple(x.shape)}")
+    batch, time, heads, _ = x.shape
+    views = {1: (1, -1, 1), 2: (*positions.shape, 1), 3: tuple(positions.shape)}
+    view = views.get(positions.dim())
+    fits = view is not None and positions.shape in {(time,), (batch, time), (1, time), (batch, time, heads)}
+    if not fits:
+        raise ValueError(
+            f"rope needs positions [T], [B, T] or [B, T, H] for x {tuple(x.shape)}, "
+            f"got {tuple(positions.shape)}"
+        )
+    return positions.view(view)
+
+
+def angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin of p·base^(−2i/width): two tensors [*positions.shape, width/2]."""
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
+    angle = positions.to(dtype).unsqueeze(-1) * base**-exponents
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [..., D] with its adjacent pairs turned; cos, sin [..., D/2]. Returns x's dtype."""
+    pairs = x.to(cos.dtype).unflatten(-1, (-1, 2))
+    # Complex arithmetic is four times faster on a CPU; compilers generate code for real arithmetic only.
+    turned = _turn_real(pairs, cos, sin) if torch.compiler.is_compiling() else _turn(pairs, cos, sin)
+    return turned.flatten(-2).to(x.dtype)
+
+
+def _turn(pairs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * torch.complex(cos, sin))
+
+
+def _turn_real(pairs: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    even, odd = pairs.unbind(-1)
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+
+
+def angle_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which x's angles are computed: fp32, or x's if that is wider."""
+    return torch.promote_types(x.dtype, torch.float32)

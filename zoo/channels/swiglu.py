@@ -1,0 +1,36 @@
+"""`swiglu`: the gated feed-forward network."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.mixer import Aux
+from zoo.modules import Dims, OutputProjection
+from zoo.registry import register_channel
+
+
+@dataclass
+class SwiGLUConfig:
+    """hidden: inner width; None for 8/3·D rounded up to a multiple of 8."""
+
+    hidden: int | None = None
+
+
+@register_channel(
+    "swiglu", config=SwiGLUConfig, title="SwiGLU", family="dense", source="Shazeer 2020 (arXiv:2002.05202)"
+)
+class SwiGLU(nn.Module):
+    """y = (SiLU(x·W_gate) ⊙ (x·W_up))·W_down, without biases; x [..., D]."""
+
+    aux_weights: dict[str, float] = {}  # noqa: RUF012  (no auxiliary loss; same attribute as mixers have)
+
+    def __init__(self, config: SwiGLUConfig, dims: Dims) -> None:
+        super().__init__()
+        hidden = config.hidden or -(-dims.d_model // 3) * 8
+        self.gate = nn.Linear(dims.d_model, hidden, bias=False)
+        self.up = nn.Linear(dims.d_model, hidden, bias=False)
+        self.down = OutputProjection(hidden, dims.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Aux]:
+        return self.down(F.silu(self.gate(x)) * self.up(x)), {}

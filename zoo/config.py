@@ -1,0 +1,89 @@
+"""The configuration of a model, made from the registry.
+
+`ModelConfig` has a node for every registered block (`mixers.attention`, `residual.add`, `channel.swiglu`), so that any
+pattern and any block's options can be named without unions. Only `from_dict`/`to_dict` cross a process border.
+"""
+
+import dataclasses
+import typing
+from typing import Any
+
+import zoo.channels
+import zoo.mixers
+import zoo.residuals
+from zoo import registry
+from zoo.errors import UserError, unknown
+
+for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
+    registry.discover(_package)
+
+
+def _node(name: str, kind: str, chosen: str | None = None) -> type:
+    """A dataclass with one field a registered block, and `name` where one of them is chosen."""
+    fields: list[Any] = [] if chosen is None else [("name", str, chosen)]
+    for block in registry.blocks(kind).values():
+        fields.append((block.name, block.config, dataclasses.field(default_factory=block.config)))
+    return dataclasses.make_dataclass(name, fields)
+
+
+Mixers = _node("Mixers", "mixer")
+ResidualChoice = _node("ResidualChoice", "residual", "add")
+ChannelChoice = _node("ChannelChoice", "channel", "swiglu")
+
+
+@dataclasses.dataclass
+class ModelConfig:
+    """A language model.
+
+    preset: what a legend calls it (None: named after its pattern); pattern, depth: see zoo.pattern; d_model: width; n_heads: heads of every mixer that
+    does not set its own; tie_embeddings: the LM head shares the embedding's weights; backend: kernels' backend.
+    """
+
+    preset: str | None = None
+    pattern: str = "F"
+    depth: int | None = 4
+    d_model: int = 64
+    n_heads: int = 4
+    tie_embeddings: bool = True
+    backend: str = "auto"
+    mixers: Mixers = dataclasses.field(default_factory=Mixers)  # type: ignore[valid-type]
+    residual: ResidualChoice = dataclasses.field(default_factory=ResidualChoice)  # type: ignore[valid-type]
+    channel: ChannelChoice = dataclasses.field(default_factory=ChannelChoice)  # type: ignore[valid-type]
+
+
+def from_dict(cls: type, values: dict[str, Any], where: str = "model") -> Any:
+    """A (nested) config dataclass from plain values. Raises UserError for a key that does not exist."""
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in dataclasses.fields(cls)]
+    out = {}
+    for key, value in values.items():
+        if key not in known:
+            raise unknown(f"key in {where}", key, known)
+        nested = dataclasses.is_dataclass(hints[key]) and isinstance(value, dict)
+        out[key] = from_dict(hints[key], value, f"{where}.{key}") if nested else value
+    return cls(**out)
+
+
+def used(config: ModelConfig, letters: str) -> dict[str, Any]:
+    """What decides the built model, as plain values: only blocks that the pattern uses, without the backend.
+
+    This is what a run's identity hashes, so that registering a new block changes no existing run.
+    """
+    mixers = registry.mixer_by_letter()
+    out = dataclasses.asdict(config)
+    names = {mixers[letter].name for letter in letters}
+    out["mixers"] = {name: options for name, options in out["mixers"].items() if name in names}
+    for part in ("residual", "channel"):
+        name = out[part]["name"]
+        out[part] = {"name": name, **({name: out[part][name]} if name in out[part] else {})}
+    out.update(pattern=letters, depth=len(letters))
+    for key in ("preset", "backend"):
+        del out[key]
+    return out
+
+
+def check_positive(config: ModelConfig) -> None:
+    """Refuse sizes below one. Raises UserError."""
+    for key in ("d_model", "n_heads"):
+        if getattr(config, key) < 1:
+            raise UserError(f"model.{key}={getattr(config, key)} must be at least 1")

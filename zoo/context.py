@@ -1,0 +1,64 @@
+"""What a layer may know about its input besides the activations: the forward pass's context.
+
+Positions and sequence boundaries are data, so that packed and separate sequences give the same results; noise is a
+function of (seed, step) through per-sequence keys, so that a resumed or re-batched run draws the same noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Facts about the tokens of one forward pass.
+
+    positions:  int64 [B, T], a token's position in its own sequence
+    cu_seqlens: int32 [N+1] boundaries of N packed sequences (then B = 1), or None
+    sequences:  int64 [B, T], index of a token's sequence among all sequences of the batch
+    n_sequences: how many sequences there are (B, or N when packed)
+    noise_keys: int64 [B, T], the noise key of a token's sequence, or None for no noise
+    """
+
+    positions: Tensor
+    sequences: Tensor
+    n_sequences: int
+    cu_seqlens: Tensor | None = None
+    noise_keys: Tensor | None = None
+
+    @staticmethod
+    def of(tokens: Tensor, cu_seqlens: Tensor | None = None, noise_keys: Tensor | None = None) -> Context:
+        """The context of a batch of tokens [B, T].
+
+        cu_seqlens: int32 [N+1] from 0 to T when B = 1 holds N packed sequences.
+        noise_keys: int64 [B], or [N] when packed; None means no noise (routing without Gumbel noise).
+        Raises ValueError with the shapes where they do not fit.
+        """
+        batch, length = tokens.shape
+        index = torch.arange(length, device=tokens.device)
+        if cu_seqlens is None:
+            positions = index.expand(batch, length)
+            sequences = torch.arange(batch, device=tokens.device)[:, None].expand(batch, length)
+            n_sequences = batch
+        else:
+            if batch != 1:
+                raise ValueError(f"packed input has batch size 1, but tokens are {tuple(tokens.shape)}")
+            sequences = (torch.searchsorted(cu_seqlens, index, right=True) - 1)[None]
+            positions = (index - cu_seqlens[sequences[0]].long())[None]
+            n_sequences = cu_seqlens.shape[0] - 1
+        if noise_keys is not None:
+            if noise_keys.shape != (n_sequences,):
+                raise ValueError(f"noise_keys must be [{n_sequences}], one a sequence, not {tuple(noise_keys.shape)}")
+            noise_keys = noise_keys[sequences]
+        return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys)
+
+    def sequence_mean(self, x: Tensor) -> Tensor:
+        """Mean over the tokens of each sequence: x [B, T, ...] -> [n_sequences, ...]."""
+        if self.cu_seqlens is None:
+            return x.mean(1)
+        total = x.new_zeros(self.n_sequences, *x.shape[2:]).index_add(0, self.sequences[0], x[0])
+        lengths = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).to(x.dtype)
+        return total / lengths.view(-1, *([1] * (x.dim() - 2)))

@@ -1,0 +1,51 @@
+"""What a model costs: parameters, FLOPs a token, decode-state bytes. Measured on the built module, never written down.
+
+The module is built on the meta device (no memory, no arithmetic) and PyTorch's FLOP counter sees its matmuls and
+attention calls; a multiply-add is two FLOPs, and causal attention counts all T×T scores, as that counter does.
+Routed attention is counted at balanced routing.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from zoo.config import ModelConfig
+from zoo.context import Context
+from zoo.model import LanguageModel
+
+
+def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
+    """The model without storage: shapes only."""
+    with torch.device("meta"):
+        return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
+
+
+def parameters(model: LanguageModel) -> int:
+    """Number of parameters, shared ones once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def parameters_non_embedding(model: LanguageModel) -> int:
+    """Parameters without the token embedding and the LM head."""
+    head = 0 if model.head is None else model.head.weight.numel()
+    return parameters(model) - model.embedding.weight.numel() - head
+
+
+def flops_per_token(model: LanguageModel, length: int, *, backward: bool = False) -> float:
+    """FLOPs a token at sequence length `length`: forward, or forward and backward of the training loss."""
+    device = model.embedding.weight.device
+    tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
+        logits, aux = model(tokens, Context.of(tokens))
+        if backward:
+            (F.cross_entropy(logits[0].float(), tokens[0]) + model.aux_loss(aux)).backward()
+            model.zero_grad(set_to_none=True)
+    return counter.get_total_flops() / length
+
+
+def state_bytes(model: LanguageModel, length: int) -> int:
+    """Bytes of the decode state of one sequence after `length` tokens, in the weights' dtype."""
+    state = model.init_state(1, capacity=length)
+    return sum(layer.mixer.state_bytes(part) for layer, part in zip(model.layers, state.layers, strict=True))

@@ -1,0 +1,85 @@
+"""Models on disk: `model.safetensors` with the weights, `model.json` with everything needed to build the module.
+
+No pickles: a checkpoint of the training harness is read with `weights_only=True`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from zoo.config import ModelConfig, from_dict
+from zoo.errors import UserError
+from zoo.files import write_atomic, write_json
+from zoo.model import LanguageModel
+
+WEIGHTS, CARD = "model.safetensors", "model.json"
+FORMAT = 1
+
+
+def card(model: LanguageModel, **extra: Any) -> dict[str, Any]:
+    """Everything but the weights, as plain values; `extra` (a tokenizer, say) travels along."""
+    config = dataclasses.asdict(model.config)
+    return {"format": FORMAT, "vocab_size": model.vocab_size, "seq_len": model.seq_len, "model": config, **extra}
+
+
+def export(model: LanguageModel, folder: str | Path, **extra: Any) -> Path:
+    """Write weights and card into a folder, each file whole or not at all. Returns the folder."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
+    write_atomic(folder / WEIGHTS, safetensors.torch.save(tensors))
+    write_json(folder / CARD, card(model, **extra))
+    return folder
+
+
+def build(description: dict[str, Any]) -> LanguageModel:
+    """The module a card describes, with untrained weights."""
+    config = from_dict(ModelConfig, description["model"])
+    return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
+
+
+def read_card(path: str | Path) -> dict[str, Any]:
+    """The card of a run folder, an exported folder or a checkpoint. Raises UserError with how to get one."""
+    path = Path(path)
+    if path.is_dir() and (path / CARD).is_file():
+        return json.loads((path / CARD).read_text())
+    if path.is_file() and path.suffix == ".ckpt":
+        return _checkpoint(path)["card"]
+    raise UserError(
+        f"no model at {path}: give a run folder that holds {WEIGHTS} and {CARD} (a finished run, "
+        "results/EXPERIMENT/RUN), or a checkpoint file (results/EXPERIMENT/RUN/checkpoints/*.ckpt)"
+    )
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
+    """The model of a finished run, an exported folder or a checkpoint, in evaluation mode.
+
+        model = zoo.load("results/quickstart/1a2b3c4d5e6f")
+
+    Raises UserError where there is none, or where the weights do not fit the description.
+    """
+    path = Path(path)
+    model = build(read_card(path))
+    if path.is_dir():
+        weights = safetensors.torch.load_file(path / WEIGHTS)
+    else:
+        prefix = "model."
+        weights = {k.removeprefix(prefix): v for k, v in _checkpoint(path)["state_dict"].items()}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(f"the weights at {path} do not fit its description: {error}") from error
+    return model.to(device).eval()
+
+
+def _checkpoint(path: Path) -> dict[str, Any]:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged archive
+        raise UserError(f"cannot read checkpoint {path} ({error}); use another one of its folder") from error

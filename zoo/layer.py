@@ -1,0 +1,52 @@
+"""One layer: a sequence mixer and a channel mixer, each wrapped in the residual scheme."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from zoo import registry
+from zoo.config import ModelConfig
+from zoo.context import Context
+from zoo.mixer import Aux
+from zoo.modules import Dims, RMSNorm
+
+
+class Layer(nn.Module):
+    """x ← residual(x, mixer ∘ norm), then x ← residual(x, channel ∘ norm).
+
+    The norms live here: mixers and channel mixers receive normalised input.
+    """
+
+    def __init__(self, config: ModelConfig, letter: str, dims: Dims) -> None:
+        super().__init__()
+        mixer = registry.mixer_by_letter()[letter]
+        channel = registry.get("channel", config.channel.name)
+        scheme = registry.get("residual", config.residual.name)
+        scheme_options = getattr(config.residual, scheme.name)
+        self.mixer = mixer.cls(getattr(config.mixers, mixer.name), dims)
+        self.channel = channel.cls(getattr(config.channel, channel.name), dims)
+        self.mixer_norm, self.channel_norm = RMSNorm(dims.d_model), RMSNorm(dims.d_model)
+        self.mixer_residual = scheme.cls(scheme_options, dims)
+        self.channel_residual = scheme.cls(scheme_options, dims)
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Streams in, streams out, and the auxiliary losses of both sub-blocks."""
+        y, c = self.mixer_residual.pre(x)
+        z, aux = self.mixer(self.mixer_norm(y), ctx)
+        x = self.mixer_residual.post(x, z, c)
+        x, channel_aux = self._feed(x)
+        return x, {**aux, **channel_aux}
+
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token: streams [B, 1, ...] in and out, with the mixer's state."""
+        y, c = self.mixer_residual.pre(x)
+        z, state = self.mixer.step(self.mixer_norm(y)[:, 0], state)
+        x = self.mixer_residual.post(x, z[:, None], c)
+        return self._feed(x)[0], state
+
+    def _feed(self, x: Tensor) -> tuple[Tensor, Aux]:
+        y, c = self.channel_residual.pre(x)
+        z, aux = self.channel(self.channel_norm(y))
+        return self.channel_residual.post(x, z, c), aux

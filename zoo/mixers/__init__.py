@@ -1,0 +1,1 @@
+"""Sequence mixers, one file each; importing this package registers them all."""

@@ -1,0 +1,150 @@
+"""`S`: HyperGraph sparse attention, where every head routes each token to one of several timelines."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.cache import GroupedKVCache
+from zoo.context import Context
+from zoo.errors import UserError
+from zoo.mixer import Aux, Mixer
+from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width
+from zoo.registry import register_mixer
+
+ENTROPY_WEIGHT = 0.01
+Z_WEIGHT = 0.01
+
+
+@dataclass
+class HyperGraphConfig:
+    """Options of HyperGraph sparse attention.
+
+    n_heads: None for the model's; n_timelines: timelines a head; temperature: τ of the routing softmax;
+    positions: rotary positions counted inside the timeline ("local") or the sequence ("global");
+    rope_base: base of rotary positions; aux_weight: weight of the balance loss in training.
+    """
+
+    n_heads: int | None = None
+    n_timelines: int = 6
+    temperature: float = 1.0
+    positions: str = "local"
+    rope_base: float = 1e4
+    aux_weight: float = 0.01
+
+
+@register_mixer(
+    "hypergraph",
+    letter="S",
+    config=HyperGraphConfig,
+    title="HyperGraph sparse attention",
+    family="sparse attention",
+    color="#E69F00",
+    mask="timeline",
+    source="HyperGraph Sparse Attention report",
+)
+class HyperGraph(Mixer):
+    """Causal attention among the tokens that a head has sent to the same timeline.
+
+        L = x·W_route                                   logits [B, T, H, G]
+        P = softmax((L + Gumbel noise) / τ)             in training; softmax(L / τ) in evaluation
+        t_i = argmax P_i,  w_i = P_i,first / (P_i,first + P_i,second)  ∈ [½, 1]
+        o_i = w_i · Σ_{j ≤ i, t_j = t_i} softmax_j(q_i·k_j / √K) · v_j,     y = o·W_o
+
+    Auxiliary loss `timeline_balance`, per sequence and head, then averaged:
+    G·Σ_g f_g·p_g − 0.01·H(P) + 0.01·logsumexp(L)², with f_g the share of tokens sent to g, p_g the mean of P_g, H in
+    nats; entropy and z-term are token means. Decode state: one list of keys and values per (head, timeline).
+    """
+
+    def __init__(self, config: HyperGraphConfig, dims: Dims) -> None:
+        super().__init__()
+        self.heads = config.n_heads or dims.n_heads
+        self.width = head_width(dims.d_model, self.heads, "n_heads")
+        self._check(config)
+        self.timelines = config.n_timelines
+        self.temperature = config.temperature
+        self.local = config.positions == "local"
+        self.rope_base = config.rope_base
+        self.layer = dims.layer
+        self.backend = dims.backend
+        self.aux_weights = {"timeline_balance": config.aux_weight}
+        inner = self.heads * self.width
+        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
+        self.k_proj = nn.Linear(dims.d_model, inner, bias=False)
+        self.v_proj = nn.Linear(dims.d_model, inner, bias=False)
+        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
+        self.route = nn.Linear(dims.d_model, self.heads * self.timelines, bias=False)
+
+    def _check(self, config: HyperGraphConfig) -> None:
+        even_width(self.width, "hypergraph")
+        if config.positions not in ("local", "global"):
+            raise UserError(f"hypergraph.positions is 'local' or 'global', not '{config.positions}'")
+        if config.n_timelines < 1:
+            raise UserError(f"hypergraph.n_timelines={config.n_timelines} must be at least 1")
+        if config.temperature <= 0:
+            raise UserError(f"hypergraph.temperature={config.temperature} must be above 0")
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        logits = self._logits(x)
+        noisy = logits
+        if self.training and ctx.noise_keys is not None:
+            noisy = logits + kernels.gumbel_noise(
+                ctx.noise_keys, ctx.positions, self.layer, self.heads, self.timelines
+            ).to(logits.dtype)
+        probabilities, timeline, weight = self._routes(noisy)
+        q, k, v = self._qkv(x)
+        if not self.local:
+            q, k = (kernels.rope(y, ctx.positions, self.rope_base) for y in (q, k))
+        o = kernels.timeline_attention(
+            q,
+            k,
+            v,
+            timeline,
+            n_timelines=self.timelines,
+            rope_base=self.rope_base if self.local else None,
+            cu_seqlens=ctx.cu_seqlens,
+            backend=self.backend,
+        )
+        y = self.o_proj((o * weight[..., None].to(o.dtype)).flatten(-2))
+        return y, {"timeline_balance": self._balance(logits, probabilities, timeline, ctx)}
+
+    def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        rows = -(-capacity // self.timelines)  # what balanced routing needs; a fuller timeline grows by itself
+        return GroupedKVCache(
+            batch_size, self.heads, self.timelines, self.width, rows=rows, device=device, dtype=dtype
+        )
+
+    def step(self, x: Tensor, state: GroupedKVCache) -> tuple[Tensor, GroupedKVCache]:
+        _, timeline, weight = self._routes(self._logits(x))
+        position = state.length(timeline) if self.local else torch.full_like(timeline, state.appended)
+        q, k, v = self._qkv(x[:, None])
+        q, k = (kernels.rope(y, position[:, None], self.rope_base) for y in (q, k))
+        state.append(timeline, k[:, 0], v[:, 0])
+        keys, values, filled = state.read(timeline)
+        o = F.scaled_dot_product_attention(
+            q.transpose(1, 2), keys.to(q.dtype), values.to(q.dtype), attn_mask=filled[:, :, None]
+        )
+        return self.o_proj((o[:, :, 0] * weight[..., None].to(o.dtype)).flatten(1)), state
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Router logits [..., H, G] in at least fp32: near-ties decide timelines."""
+        return fp32_linear(x, self.route.weight).unflatten(-1, (self.heads, self.timelines))
+
+    def _routes(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities [..., G], the chosen timeline [...] and its renormalised top-2 probability [...]."""
+        probabilities = torch.softmax(logits / self.temperature, -1)
+        top, index = probabilities.topk(min(2, self.timelines), -1)
+        return probabilities, index[..., 0], top[..., 0] / top.sum(-1)
+
+    def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return tuple(p(x).unflatten(-1, (-1, self.width)) for p in (self.q_proj, self.k_proj, self.v_proj))
+
+    def _balance(self, logits: Tensor, probabilities: Tensor, timeline: Tensor, ctx: Context) -> Tensor:
+        chosen = F.one_hot(timeline, self.timelines).to(probabilities.dtype)
+        share, mean = ctx.sequence_mean(chosen), ctx.sequence_mean(probabilities)
+        entropy = -(probabilities * probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()).sum(-1)
+        z = logits.logsumexp(-1).square()
+        per_token = ctx.sequence_mean(Z_WEIGHT * z - ENTROPY_WEIGHT * entropy)
+        return (self.timelines * (share * mean).sum(-1) + per_token).mean()

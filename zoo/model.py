@@ -1,0 +1,118 @@
+"""The language model: embedding, layers chosen by a pattern, norm, LM head."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo import pattern, registry
+from zoo.config import ModelConfig, check_positive
+from zoo.context import Context
+from zoo.layer import Layer
+from zoo.mixer import Aux
+from zoo.modules import Dims, OutputProjection, RMSNorm
+
+INIT_STD = 0.02
+
+
+@dataclasses.dataclass
+class DecodeState:
+    """The decode states of all layers, in order."""
+
+    layers: list[Any]
+
+
+def letters_of(config: ModelConfig) -> str:
+    """The mixer letter of every layer."""
+    return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+
+
+class LanguageModel(nn.Module):
+    """tokens [B, T] -> logits [B, T, V].
+
+        x = E[tokens] (into streams);  x = layer_i(x) for all layers;  logits = RMSNorm(collapse(x))·W_headᵀ
+
+    Weights start normal with std 0.02 (output projections 0.02/√(2N)), drawn on the CPU from `seed`, so that a seed
+    gives the same model on every device. W_head is E when embeddings are tied.
+    """
+
+    def __init__(self, config: ModelConfig, *, vocab_size: int, seq_len: int, seed: int = 0) -> None:
+        super().__init__()
+        check_positive(config)
+        self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
+        self.letters = letters_of(config)
+        dims = Dims(config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend)
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.layers = nn.ModuleList(
+            Layer(config, letter, dataclasses.replace(dims, layer=i)) for i, letter in enumerate(self.letters)
+        )
+        self.norm = RMSNorm(config.d_model)
+        self.head = None if config.tie_embeddings else nn.Linear(config.d_model, vocab_size, bias=False)
+        self.aux_weights = self._aux_weights()
+        if self.embedding.weight.device.type != "meta":
+            init_weights(self, seed)
+
+    def forward(self, tokens: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
+        """Logits [B, T, V] and auxiliary losses by name, each the mean over the layers that have it.
+
+        tokens: int64 [B, T]; ctx: None for plain batches without noise (see zoo.context.Context.of).
+        """
+        ctx = ctx or Context.of(tokens)
+        x = self.layers[0].mixer_residual.expand(self.embedding(tokens))
+        losses: dict[str, list[Tensor]] = {}
+        for layer in self.layers:
+            x, aux = layer(x, ctx)
+            for name, value in aux.items():
+                losses.setdefault(name, []).append(value)
+        return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
+
+    def init_state(self, batch_size: int, *, capacity: int = 0) -> DecodeState:
+        """Decode state before the first token; capacity: tokens to make room for at once."""
+        like = self.embedding.weight
+        options = {"capacity": capacity, "device": like.device, "dtype": like.dtype}
+        return DecodeState([layer.mixer.init_state(batch_size, **options) for layer in self.layers])
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        """One token a sequence: tokens int64 [B] -> (logits [B, V], the state after it)."""
+        x = self.layers[0].mixer_residual.expand(self.embedding(tokens)[:, None])
+        states = []
+        for layer, before in zip(self.layers, state.layers, strict=True):
+            x, after = layer.step(x, before)
+            states.append(after)
+        return self._logits(x)[:, 0], DecodeState(states)
+
+    def aux_loss(self, aux: Aux) -> Tensor | float:
+        """Σ weight · auxiliary loss: what training adds to the cross-entropy."""
+        return sum((self.aux_weights[name] * value for name, value in aux.items()), 0.0)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        x = self.norm(self.layers[-1].mixer_residual.collapse(x))
+        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+
+    def _aux_weights(self) -> dict[str, float]:
+        weights: dict[str, float] = {}
+        for layer in self.layers:
+            weights.update(layer.mixer.aux_weights)
+            weights.update(layer.channel.aux_weights)
+        return weights
+
+
+@torch.no_grad()
+def init_weights(model: LanguageModel, seed: int) -> None:
+    """Draw all weights from one generator, in module order; a module with `init_weights` then draws its own."""
+    generator = torch.Generator().manual_seed(seed)
+    output_std = INIT_STD / math.sqrt(2 * len(model.letters))
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            std = output_std if isinstance(module, OutputProjection) else INIT_STD
+            nn.init.normal_(module.weight, std=std, generator=generator)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        if hasattr(module, "init_weights"):
+            module.init_weights(generator)

@@ -1,0 +1,72 @@
+"""Small parts that several blocks share: the norm, the output projection, the dimensions every block is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.errors import UserError
+
+NORM_EPS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """What a block is told about the model it is part of.
+
+    d_model: width; n_heads: the model's heads; seq_len: the *configured* length T (rules such as k = T/8 use it,
+    never the batch's length, so that decoding agrees with training); layer: index of the layer, from 0;
+    depth: number of layers; backend: kernels' backend ("auto" picks by device and shape).
+    """
+
+    d_model: int
+    n_heads: int
+    seq_len: int
+    layer: int
+    depth: int
+    backend: str = "auto"
+
+
+class RMSNorm(nn.Module):
+    """y = x · rsqrt(mean(x²) + 1e-6) ⊙ gain over the last axis, computed in at least fp32, returned in x's dtype."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), NORM_EPS).to(x.dtype)
+
+
+class OutputProjection(nn.Linear):
+    """A projection back into the residual stream; its own class because it starts smaller (std 0.02/√(2N))."""
+
+
+def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x·Wᵀ in at least fp32 whatever autocast says: for routing logits, gates and decays."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):  # the meta device has no autocast to switch off
+        return F.linear(x.to(wide), weight.to(wide))
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(wide), weight.to(wide))
+
+
+def head_width(d_model: int, n_heads: int, what: str) -> int:
+    """d_model / n_heads. Raises UserError where heads do not divide the width."""
+    if n_heads < 1 or d_model % n_heads:
+        fits = [h for h in range(1, d_model + 1) if d_model % h == 0 and (d_model // h) % 2 == 0][-8:]
+        raise UserError(
+            f"{what}={n_heads} does not divide model.d_model={d_model}; choose a divisor, e.g. one of {fits}"
+        )
+    return d_model // n_heads
+
+
+def even_width(width: int, what: str) -> int:
+    """The head width, refused where rotary positions, which turn pairs of channels, cannot use it."""
+    if width % 2:
+        raise UserError(f"{what}: head width {width} is odd, and rotary positions rotate pairs; use an even width")
+    return width

@@ -1,0 +1,1 @@
+"""Residual schemes, one file each; importing this package registers them all."""

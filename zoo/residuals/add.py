@@ -1,0 +1,19 @@
+"""`add`: the plain residual, one stream."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from zoo.registry import register_residual
+from zoo.residual import Residual
+
+
+@register_residual("add", title="Plain residual", family="residual", color="#4D4D4D")
+class Add(Residual):
+    """x ← x + F(norm(x)), with x [B, T, D]."""
+
+    def pre(self, x: Tensor) -> tuple[Tensor, None]:
+        return x, None
+
+    def post(self, x: Tensor, z: Tensor, coefficients: None) -> Tensor:
+        return x + z
