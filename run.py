@@ -5,9 +5,15 @@ import sys
 
 def report(config) -> None:
     """job=report runs=results/EXPERIMENT: compare the runs of an experiment on one HTML page."""
-    from analysis.jobs import report as write
+    from analysis import ResultsError, comparison_text, load_results, write_report
+    from zoo import UserError
 
-    write(config.runs or f"{config.results}/{config.name}")
+    runs = config.runs or f"{config.results}/{config.name}"
+    try:
+        print(comparison_text(load_results(runs)))
+        print(f"report: {write_report(runs)}")
+    except ResultsError as error:
+        raise UserError(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def _seeds(runs: pd.DataFrame) -> list[str]:
     if any(len(values) == 2 for values in seeds):
         found.append("two seeds: the 95 % interval is wide (the mean ± 12.7 standard errors).")
     if not alone and seeds.nunique() > 1:
-        found.append("The models were not trained with the same seeds.")
+        found.append("the models were not trained with the same seeds.")
     return found
 
 

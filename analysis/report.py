@@ -20,7 +20,7 @@ from analysis.figures import comparison, crossover, loss_curves
 from analysis.files import write_atomically, write_text
 from analysis.notices import notices
 from analysis.results import PathLike, Results, load_results
-from analysis.style import save, seeds_text
+from analysis.style import looks, save, seeds_text
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -77,7 +77,7 @@ def _exhibits(results: Results, latency: Path | None, folder: Path) -> list[Exhi
     def latency_table() -> pd.DataFrame:
         if latency is None:
             raise NoData("unmeasured: neither bench.csv in these runs nor published/latency.csv beside them")
-        return crossover.table(latency)
+        return crossover.table(latency, _colors(results.runs))
 
     return [
         _exhibit(
@@ -86,6 +86,12 @@ def _exhibits(results: Results, latency: Path | None, folder: Path) -> list[Exhi
         _exhibit("comparison", comparison, lambda: comparison.table(results), comparison.comparison, folder),
         _exhibit("crossover", crossover, latency_table, crossover.crossover, folder),
     ]
+
+
+def _colors(runs: pd.DataFrame) -> dict[str, str]:
+    """The colour of a model under every name that a bench may give it; the most specific name wins."""
+    rows = runs.dropna(subset=["color"]).to_dict("records")
+    return {row[name]: row["color"] for name in ("pattern", "preset", "name", "label") for row in rows}
 
 
 def _exhibit(
@@ -126,6 +132,7 @@ def render(results: Results, table: pd.DataFrame, exhibits: list[Exhibit]) -> st
         notices=notices(results),
         metric=ranking_metric(results.runs),
         models=list(table.itertuples(index=False)),
+        styles=looks(zip(table["label"], table["color"], strict=True)),
         interval=interval_text,
         exhibits=exhibits,
         runs=[_run_details(row) for row in results.runs.itertuples(index=False)],

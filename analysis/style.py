@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from analysis.files import write_atomically
 
-WIDTH = 5.6
+WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
 
 INK, FAINT = "#22252b", "#d9dce1"
@@ -78,9 +78,10 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
 
     The colour belongs to the architecture. Several series of one colour keep its hue and get different
     shades, line styles and markers, so that they can be told apart also in print and without colour vision.
+    The order of the series does not matter: figures of the same set agree.
     """
     families: dict[str, list[str]] = {}
-    for position, (label, color) in enumerate(dict(series).items()):
+    for position, (label, color) in enumerate(sorted(dict(series).items())):
         valid = is_color_like(color)
         families.setdefault(to_hex(color if valid else PALETTE[position % len(PALETTE)]), []).append(label)
     found = {}

@@ -15,11 +15,12 @@ from tqdm import tqdm
 from experiments import data
 from experiments.plan import Plan, plan
 from experiments.progress import MIN_SECONDS, Messages
+from experiments.runs import RunFailed
 from experiments.schema import Config
 
 
-def run_cells(configs: list[Config]) -> int:
-    """Train all cells that are not complete; returns how many failed.
+def run_cells(configs: list[Config]) -> None:
+    """Train all cells that are not complete. Raises RunFailed at the end if any failed.
 
     Every configuration is checked before the first cell trains (UserError). Equal cells are trained once.
     """
@@ -27,10 +28,12 @@ def run_cells(configs: list[Config]) -> int:
     todo = [p for p in plans if not p.folder.complete]
     print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
     if not todo:
-        return 0
+        return
     for config in {repr(p.config.data): p.config.data for p in todo}.values():
         data.prepare(config)  # once, here, so that workers do not wait for each other
-    return _Pool(todo, min(todo[0].config.sweep.workers, len(todo))).run()
+    failed = _Pool(todo, min(todo[0].config.sweep.workers, len(todo))).run()
+    if failed:
+        raise RunFailed(f"{failed} of {len(plans)} cells failed; the same command tries them again")
 
 
 class _Pool:
@@ -42,7 +45,7 @@ class _Pool:
     def __init__(self, plans: list[Plan], workers: int) -> None:
         self.waiting, self.workers = list(plans), workers
         self.running: dict[Connection, tuple[Any, Plan]] = {}
-        self.screen = _Screen(len(plans), workers)
+        self.screen = _Screen(len(plans))
         self.failed = 0
         threads = str(max(p.config.trainer.threads for p in plans))
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -118,7 +121,7 @@ def _exit_reason(status: int | None) -> str:
 class _Screen:
     """One bar for the sweep with what every worker is doing; finished cells are printed above it."""
 
-    def __init__(self, cells: int, workers: int) -> None:
+    def __init__(self, cells: int) -> None:
         interval = MIN_SECONDS if sys.stderr.isatty() else 10.0
         self.bar = tqdm(
             total=cells,

@@ -1,9 +1,10 @@
-"""The command line: Hydra composes a configuration, and it is handed to a job."""
+"""The command line: Hydra composes the configurations, then they are handed to a job."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,19 +27,8 @@ def main(**more_jobs: Job) -> int:
 
     more_jobs: jobs that live outside this package (the report).
     """
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
-    schema.register()
-    jobs = {**JOBS, **more_jobs}
-
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
-    def composed(node: DictConfig) -> None:
-        config = to_config(node)
-        if config.job not in jobs:
-            raise unknown("job", config.job, jobs)
-        jobs[config.job](config)
-
     try:
-        composed()
+        perform(compose(), {**JOBS, **more_jobs})
     except RunFailed as error:
         return _complain(error, 1)
     except UserError as error:
@@ -50,9 +40,44 @@ def main(**more_jobs: Job) -> int:
     return 0
 
 
+def compose() -> list[schema.Config]:
+    """The configurations that the command line asks for: one, or all cells of a sweep. Runs nothing.
+
+    Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
+    last cell is found before the first one runs.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
+    schema.register()
+    composed: list[DictConfig] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def collect(node: DictConfig) -> None:
+        composed.append(node)  # nothing that can fail, or Hydra would print about it
+
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["ARCHZOO_SWEEP_FOLDER"] = folder
+        collect()
+    return [to_config(node) for node in composed]
+
+
+def perform(configs: list[schema.Config], jobs: dict[str, Job]) -> None:
+    """Hand the configurations to their job; training cells of a sweep go to worker processes."""
+    for config in configs:
+        if config.job not in jobs:
+            raise unknown("job", config.job, jobs)
+    if len(configs) > 1 and all(config.job == "train" for config in configs):
+        from experiments.cells import run_cells
+
+        run_cells(configs)
+    else:
+        for config in configs:
+            jobs[config.job](config)
+
+
 def to_config(node: DictConfig) -> schema.Config:
-    """The typed configuration of a composed node."""
-    return OmegaConf.to_object(node)  # type: ignore[return-value]
+    """The typed configuration of a composed node. Raises ConfigKeyError for keys added with a plus."""
+    values = OmegaConf.to_container(node, resolve=True)
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema.Config), values))  # type: ignore[return-value]
 
 
 def _complain(error: object, status: int) -> int:

@@ -150,14 +150,12 @@ def _check_choices(config: Config) -> None:
 
 def label(config: Config, letters: str) -> str:
     """What a legend calls this model: its preset, or its dominant mixer; its layout or pattern where that says more."""
-    model = config.model
-    if set(letters) == {"F"} and model.preset in (None, "transformer"):
+    preset, layout = config.model.preset, pattern.layout_name(letters)
+    if set(letters) == {"F"} and preset in (None, "transformer"):
         return "transformer"
-    layout = pattern.layout_name(letters)
-    name = model.preset or dominant(letters).name
-    if model.preset and layout in (None, "interlaced_sf") and model.residual.name == "add":
-        return name
-    return f"{name} {layout or shorten(letters)}"
+    if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
+        return f"{dominant(letters).name} {layout or shorten(letters)}"
+    return f"{preset} {layout}" if layout not in (None, "interlaced_sf") else preset
 
 
 def dominant(letters: str) -> registry.Block:

@@ -7,7 +7,6 @@ YAML files under conf/ overlay parts of it. A key that is not here is refused wh
 from dataclasses import dataclass, field
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.plugins import Plugins
 
 from experiments.data import DataConfig
 from zoo import ModelConfig
@@ -145,19 +144,6 @@ class Config:
     gpu: GpuConfig = field(default_factory=GpuConfig)
 
 
-@dataclass
-class SweeperConfig:
-    """Hydra's own node for our sweeper; params: what a sweep varies, as in Hydra's basic sweeper."""
-
-    _target_: str = "experiments.sweep.CellSweeper"
-    params: dict[str, str] | None = None
-
-
 def register() -> None:
-    """Make the schema and the sweeper known to Hydra; must come before a configuration is composed."""
-    from experiments.sweep import CellSweeper
-
-    store = ConfigStore.instance()
-    store.store(name="schema", node=Config)
-    store.store(group="hydra/sweeper", name="cells", node=SweeperConfig)
-    Plugins.instance().register(CellSweeper)
+    """Make the schema known to Hydra; must come before a configuration is composed."""
+    ConfigStore.instance().store(name="schema", node=Config)

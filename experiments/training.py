@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +126,7 @@ def score_best(
 def _score(
     model: LanguageModel, config: Config, corpus: data.Corpus, name: str, device: torch.device, sink: Sink
 ) -> dict[str, Any]:
-    split, done = corpus.splits[name], 0
-
-    def progress(count: int) -> None:
-        nonlocal done
-        done += count
-        sink(name, done, len(split.tokens) - 1)
-
+    split = corpus.splits[name]
     return score_split(
         model,
         split,
@@ -139,8 +134,20 @@ def _score(
         batch_size=config.evaluate.batch_size,
         document_bos=document_bos(config, corpus),
         precision=machine.precision(config.trainer.precision, device),
-        progress=progress,
+        progress=counting(sink, name, len(split.tokens) - 1),
     ).metrics()
+
+
+def counting(sink: Sink, phase: str, total: int) -> Callable[[int], None]:
+    """A function that adds up how many tokens of a split are scored and tells the sink."""
+    done = 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        sink(phase, done, total)
+
+    return add
 
 
 def tokens_per_step(config: Config) -> int:

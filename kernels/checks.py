@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -54,10 +56,19 @@ def in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
     Outside autocast they must agree; raises ValueError if not.
     """
-    kind = tensors[0].device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
+    if autocasts(tensors[0]):
+        dtype = torch.get_autocast_dtype(tensors[0].device.type)
         return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
     if len({x.dtype for x in tensors}) > 1:
         raise ValueError(f"q, k, v must have one dtype, got {', '.join(str(x.dtype) for x in tensors)}")
     return tensors
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """A context in which products keep the dtype of their factors, whatever the caller's autocast."""
+    return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
+
+
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on where x lives; the meta device has none, and asking it is an error."""
+    return not x.is_meta and torch.is_autocast_enabled(x.device.type)

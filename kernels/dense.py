@@ -14,9 +14,9 @@ SMALLEST_BLOCK, LARGEST_BLOCK = 64, 256
 """Queries a block where a mask is needed."""
 
 
-def query_block(window: int | None) -> int:
-    """Queries a block under a window: about as many as the window, so that about half of a block is masked."""
-    return LARGEST_BLOCK if window is None else min(max(window, SMALLEST_BLOCK), LARGEST_BLOCK)
+def query_block(window: int) -> int:
+    """Queries a block under a window: about as many as the window, so that half of a block is of use."""
+    return min(max(window, SMALLEST_BLOCK), LARGEST_BLOCK)
 
 
 def dense_attention(
@@ -36,38 +36,42 @@ def dense_attention(
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, scale: float) -> Tensor:
     queries, keys = q.shape[2], k.shape[2]
-    if window is not None and window >= keys:
-        window = None
-    if not causal or (queries == 1 and window is None):
+    if window is not None and window < keys:
+        return _attend_in_blocks(q, k, v, window, scale)
+    if not causal or queries == 1:
         return _sdpa(q, k, v, scale)
-    if queries == keys and window is None:
+    if queries == keys:
         return _sdpa(q, k, v, scale, is_causal=True)
-    return _attend_in_blocks(q, k, v, window, scale)
+    if queries <= LARGEST_BLOCK:
+        return _attend_in_blocks(q, k, v, keys, scale)
+    # A mask would be queries × keys; SDPA's own causal mask is free, but aligns q with the start of k.
+    aligned = F.pad(q, (0, 0, keys - queries, 0))
+    return _sdpa(aligned, k, v, scale, is_causal=True)[:, :, -queries:]
 
 
-def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int | None, scale: float) -> Tensor:
+def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
     queries, offset = q.shape[2], k.shape[2] - q.shape[2]
-    block = query_block(window)
-    masks: dict[tuple[int, int, int], Tensor] = {}
-    blocks = []
+    block = min(query_block(window), queries)
+    mask = _mask(block, window, q)
+    outputs = []
     for first in range(0, queries, block):
         rows = min(block, queries - first)
-        stop = offset + first + rows
-        start = 0 if window is None else max(0, stop - rows - window + 1)
-        # Blocks inside the sequence share one mask, so that autograd keeps one and not one a block.
-        shape = (rows, stop - start, stop - rows - start)
-        if shape not in masks:
-            masks[shape] = _mask(*shape, window, q)
+        oldest = offset + first - window + 1
+        start, stop = max(0, oldest), offset + first + rows
         part = q[:, :, first : first + rows], k[:, :, start:stop], v[:, :, start:stop]
-        blocks.append(_sdpa(*part, scale, attn_mask=masks[shape]))
-    return torch.cat(blocks, dim=2)
+        outputs.append(_sdpa(*part, scale, attn_mask=mask[:rows, start - oldest : stop - oldest]))
+    return torch.cat(outputs, dim=2)
 
 
-def _mask(rows: int, columns: int, ahead: int, window: int | None, like: Tensor) -> Tensor:
-    """0 where query i (at column i + ahead) sees key j, else −inf, in the dtype that SDPA converts to."""
-    age = torch.arange(rows, device=like.device)[:, None] + ahead - torch.arange(columns, device=like.device)
-    visible = age >= 0 if window is None else (age >= 0) & (age < window)
-    return torch.zeros(rows, columns, device=like.device, dtype=like.dtype).masked_fill(~visible, -torch.inf)
+def _mask(rows: int, window: int, like: Tensor) -> Tensor:
+    """0 where row i sees column j, which is i + window − 1 − j tokens older, else −inf; SDPA's own dtype.
+
+    Every block takes a part of this one mask, so that autograd keeps one and not one a block.
+    """
+    i = torch.arange(rows, device=like.device)[:, None]
+    age = i + window - 1 - torch.arange(rows + window - 1, device=like.device)
+    hidden = (age < 0) | (age >= window)
+    return torch.zeros(age.shape, device=like.device, dtype=like.dtype).masked_fill(hidden, -torch.inf)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, **options) -> Tensor:

@@ -2,8 +2,8 @@
 
 An `Operation` holds the forms of one operation. Each form is a `Backend`: a function, a test that says why
 it cannot serve a call, and a test that says whether `backend="auto"` should take it. `auto` walks them in the
-order of their registration and takes the first that suits the call and does not refuse it. An explicit backend
-is used or refused aloud; it is never silently replaced.
+order of their registration and takes the first that suits the call and does not refuse it. A backend that is
+named is used or refused aloud; it is never silently replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 
 def never(*_args, **_options) -> None:
     """A `refuses` for a backend that serves every call."""
-    return None
 
 
 def always(*_args, **_options) -> bool:

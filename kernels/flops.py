@@ -1,8 +1,8 @@
 """Operations that PyTorch's FLOP counter does not know.
 
-Counted as PyTorch counts attention that it takes apart, so that one model has one count on every device: two a
-multiply-add, every score entry whether masked or not, two products forward and four backward. Computing scores
-again in a backward belongs to the method and is not counted.
+Counted as PyTorch counts attention that it takes apart, so that one model has one count on every device: two
+a multiply-add, every score entry whether masked or not, two products forward and four backward. Computing
+scores again in a backward belongs to the method and is not counted.
 """
 
 from __future__ import annotations

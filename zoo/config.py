@@ -23,7 +23,9 @@ def _node(name: str, kind: str, chosen: str | None = None) -> type:
     fields: list[Any] = [] if chosen is None else [("name", str, chosen)]
     for block in registry.blocks(kind).values():
         fields.append((block.name, block.config, dataclasses.field(default_factory=block.config)))
-    return dataclasses.make_dataclass(name, fields)
+    made = dataclasses.make_dataclass(name, fields)
+    made.__module__ = __name__  # where pickle finds it
+    return made
 
 
 Mixers = _node("Mixers", "mixer")

@@ -48,14 +48,15 @@ class Block:
         return {key: getattr(self, key) for key in ("letter", "name", "title", "family", "color", "mask")}
 
 
+@dataclasses.dataclass
+class NoOptions:
+    """The config of a block without options."""
+
+
 _BLOCKS: dict[str, dict[str, Block]] = {kind: {} for kind in KINDS}
 
 
 def _register(kind: str, name: str, config: type | None, **looks: Any) -> Callable[[type], type]:
-    @dataclasses.dataclass
-    class NoOptions:
-        """A block without options."""
-
     def add(cls: type) -> type:
         block = Block(kind=kind, name=name, cls=cls, config=config or NoOptions, **looks)
         _refuse_clash(block)

@@ -28,7 +28,7 @@ def table(results: Results) -> pd.DataFrame:
 
 @styled
 def comparison(table: pd.DataFrame) -> Figure:
-    """A dot per model with its 95 % interval over seeds, the seeds as small rings; best at the top.
+    """A dot per model with its 95 % interval over seeds, a tick for each seed; best at the top.
 
     table: COLUMNS, one row per run, in the order of drawing. The axis does not start at zero, hence dots
     rather than bars.
@@ -42,7 +42,7 @@ def comparison(table: pd.DataFrame) -> Figure:
         look = styles[label]
         if n > 1:
             axes.errorbar(mean, height, xerr=half_width, color=look.color, capsize=4, linewidth=1.8)
-            axes.plot(values, [height] * n, "o", mfc="white", mec=look.color, markersize=4, zorder=3)
+            axes.plot(values, [height] * n, "|", color=look.color, markersize=13, label="_seeds")
         axes.plot(mean, height, look.marker, color=look.color, markersize=8, zorder=4, label=label)
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -69,7 +69,7 @@ def caption(table: pd.DataFrame) -> str:
     if (counts == 1).all():
         what = "Dots: the run's value (one seed: no interval)"
     else:
-        what = "Dots: mean over seeds; lines: 95 % confidence interval (Student t); rings: the single seeds"
+        what = "Dots: mean over seeds; lines: 95 % confidence interval (Student t); ticks: the single seeds"
         if (counts == 1).any():
             what += "; a dot without a line has one seed: no interval"
     return (

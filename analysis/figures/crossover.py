@@ -26,12 +26,14 @@ COLUMNS = (
     "milliseconds_high",
     "peak_memory_bytes",
 )
+OPTIONAL = ("color",)
 DENSE = ("transformer", "dense", "baseline", "F")
 
 
-def table(path: Path) -> pd.DataFrame:
+def table(path: Path, colors: dict[str, str] | None = None) -> pd.DataFrame:
     """Read a bench CSV and keep the suite, device and batch with the most points of two or more models.
 
+    colors: by model, added as the column ``color``, so that a model looks as in the other figures.
     Raises NoData if columns are missing or if no model was timed at two lengths beside another one.
     """
     try:
@@ -49,8 +51,8 @@ def table(path: Path) -> pd.DataFrame:
     ]
     if not candidates:
         raise NoData(f"{path.name} has no two models timed at two lengths or more on one device")
-    best = max(candidates, key=len)
-    return best.sort_values(["model", "backend", "tokens"])[list(COLUMNS)].reset_index(drop=True)
+    best = max(candidates, key=len).sort_values(["model", "backend", "tokens"])[list(COLUMNS)]
+    return best.assign(color=best["model"].map(colors or {})).reset_index(drop=True)
 
 
 def _comparable(group: pd.DataFrame) -> bool:
@@ -89,10 +91,11 @@ def crossover_tokens(speedup: pd.Series) -> float | None:
 def crossover(table: pd.DataFrame) -> Figure:
     """Latency against T (log-log) above, speed-up over the dense model below, the crossover marked in both.
 
-    table: COLUMNS, one row per model, backend and length, of one suite, device and batch size.
+    table: COLUMNS and, optionally, OPTIONAL; a row per model, backend and length of one suite, device and
+    batch size.
     """
     ratios, styles = speedups(table), _looks(table)
-    figure, (latency, ratio) = new_figure(5.6 + 0.21 * len(styles), rows=2, sharex=True, height_ratios=(3, 2))
+    figure, (latency, ratio) = new_figure(5.0 + 0.21 * len(styles), rows=2, sharex=True, height_ratios=(3, 2))
     for (model, backend), rows in table.groupby(["model", "backend"], sort=False, dropna=False):
         _draw_latency(latency, rows, styles[f"{model}, {backend}"], f"{model}, {backend}")
     for model in ratios:
@@ -101,6 +104,9 @@ def crossover(table: pd.DataFrame) -> Figure:
         _mark(latency, ratio, crossover_tokens(ratios[model]), look)
     ratio.axhline(1, color=INK, linewidth=1)
     latency.set(yscale="log", ylabel="latency (ms)")
+    ratio.set_yscale("log", base=2)
+    ratio.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ratio.yaxis.set_minor_locator(NullLocator())
     ratio.set(ylabel="speed-up\nover dense (×)", xlabel="sequence length T (tokens)")
     _length_axis(ratio, sorted(table["tokens"].unique()))
     legend_below(figure, [line for line in latency.get_lines() if not line.get_label().startswith("_")])
@@ -108,16 +114,11 @@ def crossover(table: pd.DataFrame) -> Figure:
 
 
 def _looks(table: pd.DataFrame) -> dict[str, Look]:
-    """Models by colour, a model's backends by shade, line and marker; the dense model first."""
-    models = list(table["model"].unique())
-    dense = dense_model(models)
-    models.sort(key=lambda model: model != dense)
-    colors = {
-        model: color
-        for model, color in zip(models, looks((str(m), None) for m in models).values(), strict=True)
-    }
+    """Models by colour (their own, else the palette's), a model's backends by shade, line and marker."""
+    own = table.drop_duplicates("model").set_index("model").get("color", pd.Series(dtype="object")).dropna()
+    models = looks((str(model), own.get(model)) for model in table["model"].unique())
     pairs = table[["model", "backend"]].drop_duplicates().itertuples(index=False)
-    return looks((f"{pair.model}, {pair.backend}", colors[pair.model].color) for pair in pairs)
+    return looks((f"{pair.model}, {pair.backend}", models[str(pair.model)].color) for pair in pairs)
 
 
 def _draw_latency(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
@@ -168,10 +169,9 @@ def caption(table: pd.DataFrame) -> str:
         if final.empty:
             found.append(f"{model} shares no length with the dense model")
             continue
-        where = "no crossover up to" if tokens is None else f"crossover at about {tokens:,.0f} tokens;"
-        found.append(
-            f"{model}: {where} {final.index[-1]:,.0f} tokens, where it is {final.iloc[-1]:.2f}× as fast"
-        )
+        length, gain = final.index[-1], final.iloc[-1]
+        where = f"crossover at about {tokens:,.0f} tokens" if tokens else "no lasting crossover"
+        found.append(f"{model}: {where}, {gain:.2f}× as fast at {length:,.0f}")
     dense = dense_model(sorted(table["model"].unique()))
     return (
         f"Median latency, band from low to high, on {first.device}, batch {first.batch:g} "

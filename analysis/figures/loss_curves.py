@@ -37,31 +37,47 @@ def over_seeds(losses: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def loss_curves(table: pd.DataFrame) -> Figure:
-    """Validation loss (strong) and training loss (faint); below, the last third enlarged.
+    """Validation loss (strong) and training loss (faint); below, the validation loss of the last third.
 
     table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed.
     """
     styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
-    height = 5.2 + 0.21 * ((len(styles) + 3) // 2)
+    height = 4.9 + 0.21 * ((len(styles) + 3) // 2)
     figure, (whole, zoom) = new_figure(height, rows=2, height_ratios=(3, 2))
-    for label, rows in table.groupby("label", sort=False):
+    order = _by_final_loss(table)
+    for label in order:
+        rows = table[table["label"] == label]
+        _draw_training(whole, rows[rows["split"] == "train"], styles[label], label)
         for axes in (whole, zoom):
-            _draw(axes, rows, styles[label], label)
+            _draw_validation(axes, rows[rows["split"] == "validation"], styles[label], label)
     whole.set_title("whole training")
-    zoom.set_title("last third")
+    zoom.set_title("last third, validation only")
     _zoom(zoom, table)
     for axes in (whole, zoom):
         axes.set_ylabel("loss (nats/token)")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     zoom.set_xlabel("training tokens")
     legend_below(
-        figure, [*_legend(styles), Line2D([], [], color=INK, alpha=0.35, linewidth=1, label="training loss")]
+        figure,
+        [
+            *_legend({label: styles[label] for label in order}),
+            Line2D([], [], color=INK, alpha=0.35, linewidth=1, label="training loss"),
+        ],
     )
     return figure
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
-    training = over_seeds(rows[rows["split"] == "train"])
+def _by_final_loss(table: pd.DataFrame) -> list[str]:
+    """Labels, the lowest last validation loss first; those without a validation row last."""
+    last = (
+        table[table["split"] == "validation"].sort_values("tokens").groupby(["label", "seed"])["loss"].last()
+    )
+    ranked = last.groupby("label").mean().sort_values().index
+    return [*ranked, *(label for label in table["label"].unique() if label not in ranked)]
+
+
+def _draw_training(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
+    training = over_seeds(rows)
     axes.plot(
         training.index,
         training["mean"],
@@ -70,18 +86,19 @@ def _draw(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
         linewidth=0.9,
         label=f"{label}, training",
     )
-    validation = over_seeds(rows[rows["split"] == "validation"])
-    axes.fill_between(
-        validation.index, validation["min"], validation["max"], color=look.color, alpha=0.15, linewidth=0
-    )
+
+
+def _draw_validation(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
+    losses = over_seeds(rows)
+    axes.fill_between(losses.index, losses["min"], losses["max"], color=look.color, alpha=0.15, linewidth=0)
     axes.plot(
-        validation.index,
-        validation["mean"],
+        losses.index,
+        losses["mean"],
         color=look.color,
         linestyle=look.linestyle,
         marker=look.marker,
         markersize=4,
-        markevery=max(1, len(validation) // 10),
+        markevery=max(1, len(losses) // 10),
         label=label,
     )
 
@@ -91,7 +108,7 @@ def _zoom(axes: Axes, table: pd.DataFrame) -> None:
     start, end = ZOOM_FROM * validation["tokens"].max(), validation["tokens"].max()
     late = validation.loc[validation["tokens"] >= start, "loss"]
     margin = 0.12 * (late.max() - late.min()) or 0.05
-    axes.set_xlim(start, end + 0.02 * (end - start))
+    axes.set_xlim(start - 0.02 * (end - start), end + 0.02 * (end - start))
     axes.set_ylim(late.min() - margin, late.max() + margin)
 
 
@@ -113,7 +130,7 @@ def caption(table: pd.DataFrame) -> str:
         else "Strong lines: validation loss (one seed: no band)"
     )
     return (
-        f"{lines}. Faint lines: training loss, the mean since the line's last point. "
+        f"{lines}. Faint lines: training loss, the mean since the last point. "
         f"{seeds_text(table['seed'].dropna()).capitalize()}. "
         f"Trained on {listing(table['training_set'].dropna().unique())}, "
         f"validated on {listing(table['validation_set'].dropna().unique())}."

@@ -4,7 +4,7 @@ from experiments.data.batches import Batches, document_boundaries
 from experiments.data.checks import check
 from experiments.data.config import DataConfig
 from experiments.data.corpus import Corpus, Split
-from experiments.data.prepare import fingerprint, prepare
+from experiments.data.pipeline import fingerprint, prepare
 from experiments.data.sources import SOURCES
 from experiments.data.tokenization import TOKENIZERS
 from experiments.data.windows import eval_windows

@@ -42,7 +42,7 @@ def build_once(
             _fill(final, build)
     except OSError as error:
         raise UserError(
-            f"cannot write the cache folder {final}: {error.strerror or error}"
+            f"cannot make the cache folder {final}: {error.strerror or error}"
             f"{f' ({error.filename})' if error.filename else ''}; make room or give another folder with "
             "data.cache_dir=... (or the environment variable ARCHZOO_CACHE)"
         ) from error

@@ -1,4 +1,4 @@
-"""What the text of each split is, without tokenising it: hash, bytes and documents, remembered between calls."""
+"""What the text of each split is before it is tokenised: hash, bytes, documents; remembered between calls."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def check_sizes(cfg: DataConfig, sizes: dict[str, int], unit: str) -> None:
     needed = cfg.seq_len + 1
     if sizes["train"] < needed or min(sizes.values()) < 2:
         raise UserError(
-            f"the text is too small: training has {sizes['train']} {unit}, validation {sizes['validation']}, test "
-            f"{sizes['test']} (document separators counted); data.seq_len={cfg.seq_len} needs at least {needed} "
-            "tokens of training text and some text in each split: give more text or a smaller data.seq_len"
+            f"the text is too small: training has {sizes['train']} {unit}, validation {sizes['validation']}, "
+            f"test {sizes['test']} (document separators counted); data.seq_len={cfg.seq_len} needs at least "
+            f"{needed} tokens of training text and some text in each split: give more text or a smaller "
+            "data.seq_len"
         )
 
 

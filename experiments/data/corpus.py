@@ -77,12 +77,8 @@ def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus
     splits = {}
     for name in SPLITS:
         counts = meta["splits"][name]
-        tokens = (
-            np.memmap(tokens_file(folder, name), dtype=meta["dtype"], mode="r") if counts["tokens"] else ()
-        )
-        splits[name] = Split(
-            np.asarray(tokens, dtype=meta["dtype"]), counts["words"], counts["bytes"], counts["documents"]
-        )
+        tokens = np.memmap(tokens_file(folder, name), dtype=meta["dtype"], mode="r")
+        splits[name] = Split(tokens, counts["words"], counts["bytes"], counts["documents"])
     tokenizer = from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
     return Corpus(splits, tokenizer, meta["fingerprint"], labels, cfg)
 
@@ -90,16 +86,13 @@ def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus
 def corpus_problem(folder: Path) -> str | None:
     """What is wrong with a cache folder (its files disagree with meta.json), or None."""
     try:
-        meta = json.loads((folder / META).read_text())
-        width = np.dtype(meta["dtype"]).itemsize
-        for name in SPLITS:
-            file = tokens_file(folder, name)
-            expected, found = meta["splits"][name]["tokens"] * width, file.stat().st_size
-            if found != expected:
-                return f"{file.name} has {found} bytes instead of {expected}"
-        from_json((folder / TOKENIZER).read_text(encoding="utf-8"))
+        expected = json.loads((folder / META).read_text())["files"]
+        for name, size in expected.items():
+            found = (folder / name).stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes instead of {size}"
     except OSError as error:
         return f"{Path(error.filename).name}: {error.strerror}"
-    except Exception as error:  # whatever a damaged file makes the readers raise, it is damaged
-        return f"{META} or {TOKENIZER} cannot be read: {error}"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return f"{META} cannot be read"
     return None

@@ -68,7 +68,7 @@ segment_attention_op.register_autograd(_backward, setup_context=_save)
 
 
 def balanced_entries(tokens: int, segments: int, window: int | None) -> int:
-    """Score entries of `tokens` in equal segments: n² each, under a window what its blocks of queries read."""
+    """Score entries of `tokens` in equal segments: n² each, under a window what blocks of queries read."""
     length = tokens / max(segments, 1)
     return round(tokens * (length if window is None else min(length, window + query_block(window) - 1)))
 

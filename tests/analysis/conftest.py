@@ -145,7 +145,7 @@ def write_run_folder(
         "seed": seed,
         "option": option,
         **{key: summary[key] for key in ("model", "recipe")},
-        "data": summary["data"]["fingerprint"],
+        "data": [summary["data"][key] for key in ("fingerprint", "tokenizer", "train")],
     }
     run = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     summary.setdefault("run", run)

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from zoo.errors import UserError
 _FOREIGN = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 _SHORTEST_DOCUMENT = 200
 _SHORTEST_REPEAT = 40
-_VERSION = 1
+_VERSION = 2
 
 
 @register_source("pydocs")
@@ -63,9 +63,10 @@ class PyDocs(Source):
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
         folder = build_once(cache / "pydocs", content_hash(self.stamp(cfg)), _extract, _problem)
-        for line in (folder / f"{split}.jsonl").open(encoding="utf-8"):
-            text = json.loads(line)["text"]
-            yield Document(text, count_lines(text))
+        with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                text = json.loads(line)["text"]
+                yield Document(text, count_lines(text))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
         return dict.fromkeys(SPLITS, f"pydocs (Python {platform.python_version()})")
@@ -119,21 +120,23 @@ def _named_blocks() -> Iterator[tuple[str, list[str]]]:
         yield name, [name, *blocks]
 
 
-def _distinct(named: Iterator[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]:
-    """Join the blocks of each document, dropping any longer block that an earlier document has already.
+def _distinct(named: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]:
+    """Join the blocks of each document, dropping any longer paragraph that an earlier document has already.
 
-    Licence headers and twins (`decimal`, `_pydecimal`) would otherwise stand in training and in test.
+    Licence headers, inherited docstrings and twins (`decimal`, `_pydecimal`) would otherwise stand in both
+    training and test.
     """
     seen: set[str] = set()
     for name, blocks in named:
+        here: set[str] = set()
         kept = []
-        for block in blocks:
-            essence = " ".join(block.split())
+        for paragraph in "\n\n".join(blocks).split("\n\n"):
+            essence = " ".join(paragraph.split())
             if len(essence) >= _SHORTEST_REPEAT:
-                if essence in seen:
-                    continue
-                seen.add(essence)
-            kept.append(block)
+                here.add(essence)
+            if essence not in seen:
+                kept.append(paragraph)
+        seen |= here
         # Docstrings may hold escapes for lone surrogates, which no encoding can write.
         text = ("\n\n".join(kept) + "\n").encode("utf-8", "replace").decode("utf-8")
         if len(text) >= _SHORTEST_DOCUMENT:

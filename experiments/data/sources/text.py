@@ -34,8 +34,7 @@ _SHORTEST_CUT = 50
 
 @register_source("text")
 class Text(Source):
-    """Split rule: whole files if there are at least 20 and none holds over 10 % of the bytes; else cut each
-    file.
+    """Split rule: whole files if there are at least 20 and none holds over 10 % of the bytes, else cut each.
 
     Whole files: by SHA-256 of their content (`splits_of_digests`). Cut: the last 5 % of every file of 50
     characters or more is test, the 5 % before validation, at the end of a paragraph where there is one
@@ -72,7 +71,7 @@ class Text(Source):
                 yield Document(text, count_lines(text))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
-        name = Path(cfg.path).name
+        name = Path(cfg.path).expanduser().absolute().name
         return {split: f"{name} ({split} part)" for split in SPLITS}
 
 

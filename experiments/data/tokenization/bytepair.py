@@ -47,12 +47,12 @@ class BytePairTokenizer:
         return {"kind": self._kind, "vocab_size": self.vocab_size, "tables": tables}
 
     def to_json(self) -> str:
-        return json.dumps({"kind": self._kind, "tokenizer": json.loads(self._backend.to_str())})
+        return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str()})
 
 
 def restore(saved: dict[str, Any]) -> BytePairTokenizer:
     """The tokenizer from what `BytePairTokenizer.to_json` wrote."""
-    return BytePairTokenizer(saved["kind"], Backend.from_str(json.dumps(saved["tokenizer"])))
+    return BytePairTokenizer(saved["kind"], Backend.from_str(saved["tokenizer"]))
 
 
 def assemble(model: models.BPE) -> Backend:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.checks import without_autocast
+
 
 def attention_reference(
     q: Tensor,
@@ -27,8 +29,7 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
-    # Autocast would take the products back to 16 bits.
-    with torch.autocast(q.device.type, enabled=False):
+    with without_autocast(q):
         scores = torch.einsum("bihd,bjhd->bhij", q.to(dtype), k.to(dtype)) * scale
         weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1)
         return torch.einsum("bhij,bjhd->bihd", weights, v.to(dtype)).to(q.dtype)

@@ -1,4 +1,4 @@
-"""From a configuration to a corpus: what the model will see (`fingerprint`), its tokens, made once (`prepare`)."""
+"""From a configuration to a corpus: what the model will see (`fingerprint`) and its tokens (`prepare`)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _fingerprint(cfg: DataConfig, read: Contents) -> str:
 
 
 def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress: bool) -> None:
-    """Fill a cache folder: the tokens of every split, the tokenizer, and meta.json that says what they are."""
+    """Fill a cache folder: tokens of every split, the tokenizer, and meta.json that says what they are."""
     source, cache = SOURCES[cfg.name], cache_root(cfg)
 
     def training_texts() -> Iterator[str]:
@@ -76,10 +76,12 @@ def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress:
             for split in SPLITS
         }
     (folder / TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
+    files = [TOKENIZER, *(tokens_file(folder, split).name for split in SPLITS)]
     meta = {
         "fingerprint": key,
         "dtype": token_dtype(tokenizer.vocab_size).name,
         "tokenizer": tokenizer.identity(),
         "splits": splits,
+        "files": {name: (folder / name).stat().st_size for name in files},
     }
     (folder / META).write_text(json.dumps(meta, indent=1))

@@ -1,0 +1,49 @@
+"""job=generate: go on from a prompt, token by token, with tokens a second."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import time
+
+import torch
+
+import zoo
+from experiments import machine
+from experiments.schema import Config
+from experiments.trained import open_trained
+from zoo.errors import UserError
+
+
+def run(config: Config) -> None:
+    """Print the prompt and what the model writes after it, as it is written."""
+    g = config.generate
+    if g.tokens < 1:
+        raise UserError(f"generate.tokens={g.tokens} must be at least 1")
+    torch.set_num_threads(config.trainer.threads)
+    trained = open_trained(config.run, machine.pick(config.device))
+    ids = [trained.tokenizer.bos_id, *trained.tokenizer.encode(g.prompt)]
+    prompt = torch.tensor([ids], device=trained.model.embedding.weight.device)
+    sys.stdout.write(g.prompt)
+    written: list[int] = []
+    shown = 0
+    began = time.perf_counter()
+    for token in zoo.generate(
+        trained.model,
+        prompt,
+        g.tokens,
+        temperature=g.temperature,
+        top_k=g.top_k,
+        top_p=g.top_p,
+        seed=config.seed,
+    ):
+        written.append(int(token))
+        text = trained.tokenizer.decode(written)
+        # A token may end inside a character; the replacement sign at the end waits for the rest of it.
+        whole = text.rstrip(codecs.decode(b"\xff", "utf-8", "replace"))
+        sys.stdout.write(whole[shown:])
+        sys.stdout.flush()
+        shown = max(shown, len(whole))
+    seconds = time.perf_counter() - began
+    steps = len(ids) + len(written) - 1
+    print(f"\n\n{len(written)} tokens after a prompt of {len(ids)}; {steps / seconds:.1f} tokens/s")

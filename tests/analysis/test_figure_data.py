@@ -1,0 +1,153 @@
+"""The figures show the numbers of their tables: read back from the axes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import load_results
+from analysis.errors import NoData
+from analysis.figures import comparison, crossover, loss_curves
+from analysis.style import PALETTE, looks, save
+
+
+def line(axes, label):
+    (found,) = [line for line in axes.get_lines() if line.get_label() == label]
+    return found
+
+
+def test_loss_curves_show_the_mean_over_seeds_of_both_splits(quickstart):
+    results = load_results(quickstart)
+    figure = loss_curves.loss_curves(loss_curves.table(results))
+    whole, zoom = figure.axes
+    rows = results.metrics[results.metrics["label"] == "hypergraph late_full"]
+    expected = rows[rows["split"] == "validation"].groupby("tokens")["loss"].mean()
+    for axes in (whole, zoom):
+        drawn = line(axes, "hypergraph late_full")
+        assert list(drawn.get_xdata()) == list(expected.index)
+        np.testing.assert_allclose(drawn.get_ydata(), expected)
+    training = rows[rows["split"] == "train"].groupby("tokens")["loss"].mean()
+    np.testing.assert_allclose(line(whole, "hypergraph late_full, training").get_ydata(), training)
+    assert "tokens" in zoom.get_xlabel() and "nats/token" in whole.get_ylabel()
+    assert zoom.get_xlim()[0] == pytest.approx(2 / 3 * 307_200, rel=0.02)
+
+
+def test_the_band_spans_the_seeds_and_stops_where_one_seed_stops(tmp_path, write_run):
+    write_run(tmp_path / "exp", seed=0, loss=3.0)
+    early = write_run(tmp_path / "exp", seed=1, loss=3.4)
+    text = (early / "metrics.csv").read_text().splitlines(keepends=True)
+    (early / "metrics.csv").write_text("".join(text[:13]))
+    table = loss_curves.table(load_results(tmp_path / "exp"))
+    band = loss_curves.over_seeds(table[table["split"] == "validation"])
+    assert band.index.max() == 200 * 1024
+    first = table[(table["split"] == "validation") & (table["tokens"] == 200 * 1024)]["loss"]
+    assert (band["min"].iloc[-1], band["max"].iloc[-1]) == (first.min(), first.max())
+    assert first.min() < first.max()
+
+
+def test_loss_curves_without_validation_say_why(tmp_path, write_run):
+    folder = write_run(tmp_path / "exp")
+    (folder / "metrics.csv").write_text("step,tokens,split,loss\n1,1024,train,8.0\n")
+    with pytest.raises(NoData, match="no run has a validation row"):
+        loss_curves.table(load_results(folder))
+
+
+def test_comparison_draws_means_intervals_and_perplexity(quickstart):
+    figure = comparison.comparison(comparison.table(load_results(quickstart)))
+    axes = figure.axes[0]
+    labels = [text.get_text() for text in axes.get_yticklabels()]
+    assert labels[0] == "transformer" and len(labels) == 4
+    dot = line(axes, "transformer")
+    assert dot.get_xdata()[0] == pytest.approx(3.002)
+    assert dot.get_ydata()[0] == 0 and axes.get_ylim()[0] > axes.get_ylim()[1]
+    (segment,) = axes.containers[0].lines[2][0].get_segments()
+    half_width = 12.7062047 * 0.002
+    np.testing.assert_allclose(segment[:, 0], [3.002 - half_width, 3.002 + half_width], rtol=1e-6)
+    upper = axes.child_axes[0]
+    figure.canvas.draw()
+    np.testing.assert_allclose(upper.get_xlim(), np.exp(axes.get_xlim()))
+    assert axes.get_xlim()[0] > 2.5
+
+
+def test_one_seed_gives_a_dot_without_an_interval(tmp_path, write_run):
+    table = comparison.table(load_results(write_run(tmp_path / "exp")))
+    axes = comparison.comparison(table).axes[0]
+    assert not axes.containers
+    assert "one seed: no interval" in comparison.caption(table)
+
+
+def test_captions_name_seeds_and_texts(quickstart):
+    results = load_results(quickstart)
+    for module in (loss_curves, comparison):
+        text = module.caption(module.table(results))
+        assert "Seeds 0, 1." in text and "pydocs train" in text
+
+
+def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
+    table = crossover.table(latency_csv, {"transformer": "#112233"})
+    assert set(table["suite"]) == {"latency"}
+    ratios = crossover.speedups(table)["hypergraph interlaced_sf"]
+    assert ratios[512] == pytest.approx((4 + 4e-6 * 512**2) / (14 + 1e-6 * 512**2))
+    found = crossover.crossover_tokens(ratios)
+    assert found == pytest.approx(math.sqrt(10 / 3e-6), rel=0.02)
+    latency, ratio = crossover.crossover(table).axes
+    dense = line(latency, "transformer, torch")
+    assert dense.get_color() == "#112233"
+    np.testing.assert_allclose(dense.get_ydata(), [4 + 4e-6 * t**2 for t in dense.get_xdata()])
+    np.testing.assert_allclose(line(ratio, "hypergraph interlaced_sf").get_ydata(), ratios)
+    assert (latency.get_xscale(), latency.get_yscale()) == ("log", "log")
+    assert any(f"{found:,.0f}" in text.get_text() for text in latency.texts)
+    assert "NVIDIA H200" in crossover.caption(table) and f"{found:,.0f} tokens" in crossover.caption(table)
+
+
+def test_crossover_needs_to_last():
+    assert crossover.crossover_tokens(pd.Series([1.2, 0.9, 0.8], index=[1, 2, 4])) is None
+    assert crossover.crossover_tokens(pd.Series([1.2, 1.3], index=[512, 1024])) == 512
+    assert crossover.crossover_tokens(pd.Series([0.5, 2.0], index=[1024, 4096])) == pytest.approx(2048)
+    assert crossover.crossover_tokens(pd.Series([1.1, 0.5, 2.0], index=[512, 1024, 4096])) == pytest.approx(
+        2048
+    )
+
+
+def test_a_bench_file_that_cannot_serve_says_why(tmp_path, latency_csv):
+    (tmp_path / "short.csv").write_text("suite,model\na,b\n")
+    with pytest.raises(NoData, match="no column backend"):
+        crossover.table(tmp_path / "short.csv")
+    lines = latency_csv.read_text().splitlines()
+    (tmp_path / "dense.csv").write_text("\n".join(line for line in lines if "hypergraph" not in line))
+    with pytest.raises(NoData, match="no two models"):
+        crossover.table(tmp_path / "dense.csv")
+
+
+def test_variants_of_one_colour_differ_in_every_way_and_order_does_not_matter():
+    series = [
+        ("dense", "#0072b2"),
+        ("a", "#d55e00"),
+        ("b", "#d55e00"),
+        ("c", "#d55e00"),
+        ("odd", "no colour"),
+    ]
+    found = looks(series)
+    assert found["dense"].color == "#0072b2" and found["a"].color == "#d55e00"
+    variants = [found[name] for name in "abc"]
+    for part in ("color", "linestyle", "marker"):
+        assert len({getattr(look, part) for look in variants}) == 3
+    assert found["odd"].color in PALETTE
+    assert looks(reversed(series)) == found
+    many = looks((f"layout {n}", "#d55e00") for n in range(9))
+    assert (
+        len({look.color for look in many.values()}) == 9 and len({look.marker for look in many.values()}) == 9
+    )
+
+
+def test_saved_figures_are_the_same_bytes(quickstart, tmp_path):
+    for folder in ("one", "two"):
+        table = comparison.table(load_results(quickstart))
+        paths = save(comparison.comparison(table), tmp_path / folder / "comparison")
+        assert [path.name for path in paths] == ["comparison.svg", "comparison.png"]
+    for suffix in ("svg", "png"):
+        one, two = ((tmp_path / folder / f"comparison.{suffix}").read_bytes() for folder in ("one", "two"))
+        assert one == two and len(one) > 1000

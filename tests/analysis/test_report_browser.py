@@ -1,0 +1,101 @@
+"""The page in a real browser, where there is one."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from analysis import write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+    "--virtual-time-budget=5000",
+]
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH (Debian: apt-get install chromium)"),
+]
+
+
+def browse(page: Path, profile: Path, *options: str, fragment: str = "") -> subprocess.CompletedProcess:
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri() + fragment]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+
+def console(log: str) -> list[str]:
+    """Messages of the page itself; the browser's own complaints about the machine carry no CONSOLE mark."""
+    return [line for line in log.splitlines() if "CONSOLE" in line]
+
+
+@pytest.fixture
+def page(quickstart: Path, latency_csv: Path) -> Path:
+    latency_csv.rename(quickstart / "bench.csv")
+    return write_report(quickstart)
+
+
+def test_figures_load_and_nothing_is_logged(page, tmp_path):
+    done = browse(page, tmp_path / "profile", "--dump-dom", fragment="#run-2")
+    (root,) = re.findall(r"<html[^>]*>", done.stdout)
+    assert 'data-ready="true"' in root and 'data-images="3"' in root and 'data-broken="0"' in root
+    assert "data-errors" not in root
+    assert console(done.stderr) == []
+    assert len(re.findall(r'<details id="run-\d+" open', done.stdout)) == 1
+
+
+def test_tables_sort_and_figures_enlarge_by_click(page, tmp_path):
+    click = (
+        '<script>document.querySelectorAll("#comparison th button")[4].click();'
+        'document.querySelectorAll("#comparison th button")[4].click();'
+        'document.querySelector(".enlarge").click();</script></body>'
+    )
+    clicked = page.with_name("clicked.html")
+    clicked.write_text(page.read_text().replace("</body>", click))
+    done = browse(clicked, tmp_path / "profile", "--dump-dom")
+    assert console(done.stderr) == []
+    comparison = done.stdout.split('id="comparison"')[1].split("</section>")[0]
+    names = re.findall(r"</svg>([^<]+)</th>", comparison)
+    assert names == ["hypergraph bookend", "hypergraph late_full", "hypergraph interlaced_sf", "transformer"]
+    assert 'aria-sort="descending"' in comparison
+    (dialog,) = re.findall(r"<dialog[^>]*>", done.stdout)
+    assert " open" in dialog
+
+
+def test_an_error_in_a_page_would_be_noticed(tmp_path):
+    broken = tmp_path / "broken.html"
+    broken.write_text("<html><body><script>missing()</script></body></html>")
+    assert len(console(browse(broken, tmp_path / "profile", "--dump-dom").stderr)) == 1
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_is_no_wider_than_the_window(page, tmp_path, width):
+    # A frame gives the page the width of a phone, which the browser's own window cannot have.
+    frame = page.with_name("frame.html")
+    measure = "<script>document.title = document.documentElement.scrollWidth</script></body>"
+    inner = page.read_text().replace("</body>", measure).replace("document.title", "top.document.title")
+    (page.with_name("inner.html")).write_text(inner)
+    frame.write_text(
+        f'<body style="margin:0"><iframe src="inner.html" width={width} height=900></iframe></body>'
+    )
+    done = browse(
+        frame,
+        tmp_path / "profile",
+        "--allow-file-access-from-files",
+        "--dump-dom",
+        f"--window-size={max(width, 500)},1000",
+    )
+    (title,) = re.findall(r"<title>(\d+)</title>", done.stdout)
+    assert int(title) <= width

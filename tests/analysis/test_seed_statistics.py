@@ -1,0 +1,116 @@
+"""Means, intervals and the comparison against hand computation."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from analysis import comparison_text, load_results
+from analysis.comparison import compare, interval_text, ranking_metric
+from analysis.statistics import central_probability, estimate, student_t
+
+
+@pytest.mark.parametrize(
+    ("degrees", "confidence", "expected"),
+    [
+        (1, 0.95, 12.7062047),
+        (2, 0.95, 4.3026527),
+        (3, 0.95, 3.1824463),
+        (4, 0.95, 2.7764451),
+        (9, 0.95, 2.2621572),
+        (10, 0.95, 2.2281389),
+        (99, 0.95, 1.9842170),
+        (5, 0.99, 4.0321430),
+    ],
+)
+def test_student_t_matches_the_printed_tables(degrees, confidence, expected):
+    assert student_t(degrees, confidence) == pytest.approx(expected, abs=1e-6)
+
+
+def test_central_probability_of_cauchy_and_far_out():
+    assert central_probability(1.0, 1) == pytest.approx(0.5)
+    assert central_probability(1e6, 7) == pytest.approx(1.0)
+
+
+def test_an_interval_by_hand():
+    mean, half_width, n = estimate([1.0, 2.0, 4.0])
+    deviation = math.sqrt(((4 / 3) ** 2 + (1 / 3) ** 2 + (5 / 3) ** 2) / 2)
+    assert (mean, n) == (pytest.approx(7 / 3), 3)
+    assert half_width == pytest.approx(4.3026527 * deviation / math.sqrt(3))
+
+
+def test_one_seed_has_no_interval_and_missing_values_do_not_count():
+    alone = estimate([2.5, None, math.nan])
+    assert (alone.mean, alone.n) == (2.5, 1) and math.isnan(alone.half_width)
+    nothing = estimate([])
+    assert nothing.n == 0 and math.isnan(nothing.mean) and math.isnan(nothing.half_width)
+
+
+def test_the_comparison_averages_seeds_and_sorts(quickstart):
+    table = compare(load_results(quickstart).runs).set_index("label")
+    assert list(table.index) == [
+        "transformer",
+        "hypergraph interlaced_sf",
+        "hypergraph late_full",
+        "hypergraph bookend",
+    ]
+    dense = table.loc["transformer"]
+    assert dense["test_loss"] == pytest.approx(3.002)
+    assert dense["test_loss_ci"] == pytest.approx(12.7062047 * 0.004 / math.sqrt(2) / math.sqrt(2))
+    assert dense["test_perplexity"] == pytest.approx((math.exp(3.0) + math.exp(3.004)) / 2)
+    assert (dense["n_seeds"], dense["seeds"], dense["parameters"]) == (2, "0, 1", 460_000)
+
+
+def test_a_run_found_in_two_experiments_is_one_sample(tmp_path, write_run):
+    for experiment in ("a", "b"):
+        write_run(tmp_path / experiment, seed=0, loss=3.0)
+    write_run(tmp_path / "b", seed=1, loss=3.2)
+    table = compare(load_results(tmp_path).runs)
+    assert (table["n_seeds"].iloc[0], table["test_loss"].iloc[0]) == (2, pytest.approx(3.1))
+
+
+def test_models_with_different_tokenizers_are_ranked_by_bits_per_byte(tmp_path, write_run):
+    write_run(tmp_path / "exp", name="bytes", loss=0.8, metrics=_metrics(loss=0.8, bits_per_byte=1.9))
+    words = {"tokenizer": "gpt2", "vocab_size": 50257}
+    write_run(tmp_path / "exp", name="gpt2", data=words, metrics=_metrics(loss=3.0, bits_per_byte=1.1))
+    runs = load_results(tmp_path).runs
+    assert ranking_metric(runs) == "test_bits_per_byte"
+    assert list(compare(runs)["label"]) == ["gpt2", "bytes"]
+
+
+def _metrics(loss: float, bits_per_byte: float) -> dict:
+    one = {
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "word_perplexity": 99.0,
+        "bits_per_byte": bits_per_byte,
+        "tokens": 10,
+        "words": 5,
+        "bytes": 20,
+        "stride": 4,
+    }
+    return {"validation": one, "test": one}
+
+
+def test_the_terminal_table_is_aligned_and_names_lone_seeds(quickstart, write_run, layout_changes):
+    text = comparison_text(load_results(quickstart))
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["#", "1", "2", "3", "4"]
+    assert "3.002 ± 0.025" in lines[1] and lines[1].split()[1] == "transformer"
+    starts = {
+        line.index(word)
+        for line, word in zip(lines[:5], ("pattern", "FFFF", "SFSF", "SSFF", "FSSF"), strict=True)
+    }
+    assert len(starts) == 1
+    assert lines[-1] == "±: 95 % confidence interval over seeds (Student t)"
+    write_run(quickstart, name="lone", option=1)
+    assert comparison_text(load_results(quickstart)).endswith("one seed: no interval: lone")
+    alone = write_run(quickstart.parent / "alone")
+    assert comparison_text(load_results(alone)).endswith("\none seed: no interval")
+
+
+def test_digits_follow_the_interval():
+    assert interval_text(2.95641, 0.00312) == "2.9564 ± 0.0031"
+    assert interval_text(2.95641, 0.31) == "2.96 ± 0.31"
+    assert interval_text(2.95641, math.nan) == "2.9564"

@@ -1,0 +1,108 @@
+"""Fingerprints and the cache: made once, whole or not at all."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.data import fingerprint, prepare
+from experiments.data.sources import SPLITS
+
+
+def corpora(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "corpora").iterdir())
+
+
+def test_fingerprint_covers_what_the_model_sees(config, text_file, tmp_path):
+    first = fingerprint(config())
+    assert len(first) == 32
+    int(first, 16)
+    copy = tmp_path / "elsewhere.txt"
+    copy.write_bytes(text_file.read_bytes())
+    unchanged = [config(path=str(copy)), config(seq_len=16), config(batch_size=2), config(pack="document")]
+    assert {fingerprint(cfg) for cfg in unchanged} == {first}
+    copy.write_bytes(text_file.read_bytes().replace(b"layer", b"LAYER", 1))
+    changed = [config(path=str(copy)), config(tokenizer="bpe", vocab_size=300), config(tokenizer="bpe")]
+    assert len({first, *map(fingerprint, changed)}) == 4
+
+
+def test_an_edit_of_equal_length_right_away_is_seen(config, text_file):
+    first = fingerprint(config())
+    text_file.write_bytes(text_file.read_bytes().replace(b"layer", b"LAYER", 1))
+    assert fingerprint(config()) != first
+
+
+@pytest.mark.slow
+def test_a_settled_file_is_not_read_again(config, text_file, cache):
+    time.sleep(2.1)  # younger files are always read: their timestamps cannot tell an edit
+    first = fingerprint(config())
+    memory = next((cache / "contents").iterdir())
+    content = json.loads(memory.read_text())
+    content["train"]["digest"] = "0"
+    memory.write_text(json.dumps(content))
+    assert fingerprint(config()) != first
+    memory.write_text("damaged")
+    assert fingerprint(config()) == first
+
+
+def test_prepare_again_maps_the_same_tokens(config, cache):
+    first = prepare(config(), progress=False)
+    folder = cache / "corpora" / first.fingerprint
+    times = {file.name: file.stat().st_mtime_ns for file in folder.iterdir()}
+    second = prepare(config(seq_len=8), progress=False)
+    assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == times
+    assert corpora(cache) == [first.fingerprint]
+    for split in SPLITS:
+        assert np.array_equal(first.splits[split].tokens, second.splits[split].tokens)
+        assert isinstance(first.splits[split].tokens, np.memmap)
+        assert first.splits[split].tokens.dtype == np.uint16
+        assert first.splits[split].tokens[0] == first.tokenizer.bos_id
+        assert not first.splits[split].tokens.flags.writeable
+    described = second.describe()
+    assert described["seq_len"] == 8
+    assert described["splits"]["train"]["tokens"] == len(first.splits["train"].tokens)
+    json.dumps(described)
+
+
+def test_bpe_is_trained_on_the_training_split_only(config, text_file, tmp_path, cache):
+    first = prepare(config(tokenizer="bpe", vocab_size=300), progress=False)
+    raw = text_file.read_text("utf-8")
+    other = tmp_path / "other.txt"
+    other.write_text(raw[:-50] + "zebra " * 8 + "x\n", "utf-8")
+    second = prepare(config(tokenizer="bpe", vocab_size=300, path=str(other)), progress=False)
+    assert first.fingerprint != second.fingerprint
+    assert first.tokenizer.identity() == second.tokenizer.identity()
+    assert len(list((cache / "tokenizers").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: os.truncate(folder / "tokens-train.bin", 100),
+        lambda folder: (folder / "tokens-test.bin").unlink(),
+        lambda folder: (folder / "meta.json").write_text("{"),
+        lambda folder: (folder / "meta.json").write_text("{}"),
+        lambda folder: (folder / "tokenizer.json").write_text(""),
+    ],
+    ids=["truncated", "missing", "meta cut", "meta empty", "tokenizer empty"],
+)
+def test_a_damaged_cache_is_rebuilt_with_a_warning(config, cache, damage):
+    first = prepare(config(), progress=False)
+    expected = {split: np.array(first.splits[split].tokens) for split in SPLITS}
+    damage(cache / "corpora" / first.fingerprint)
+    with pytest.warns(UserWarning, match="is damaged .*; rebuilding"):
+        second = prepare(config(), progress=False)
+    for split in SPLITS:
+        assert np.array_equal(second.splits[split].tokens, expected[split])
+    assert corpora(cache) == [first.fingerprint]
+
+
+def test_large_texts_are_written_in_batches(config, tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("words of one very long line " * 100_000, "utf-8")
+    corpus = prepare(config(path=str(file)), progress=False)
+    tokens = np.concatenate([corpus.splits[split].tokens[1:] for split in SPLITS])
+    assert tokens.astype(np.uint8).tobytes() == file.read_bytes()

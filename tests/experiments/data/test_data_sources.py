@@ -1,0 +1,191 @@
+"""Sources: own text, WikiText's layout, the prose of the standard library."""
+
+from collections import Counter
+from itertools import chain
+
+import pytest
+from sample_text import prose
+
+from experiments.data import DataConfig, check, fingerprint, prepare
+from experiments.data.sources import SOURCES, SPLITS, wikitext
+from experiments.data.sources.prose import module_blocks
+
+
+def texts(cfg, split, tmp_path):
+    return [document.text for document in SOURCES[cfg.name].documents(cfg, split, tmp_path)]
+
+
+def decoded(corpus, split):
+    return corpus.tokenizer.decode(corpus.splits[split].tokens)
+
+
+# own text
+
+
+def test_one_file_is_cut_and_nothing_is_lost(config, text_file):
+    corpus = prepare(config(), progress=False)
+    whole = "".join(decoded(corpus, split).removeprefix("<|endoftext|>") for split in SPLITS)
+    assert whole == text_file.read_text(encoding="utf-8")
+    for split in corpus.splits.values():
+        assert split.n_documents == 1
+        assert len(split.tokens) == split.n_bytes + 1
+
+
+def test_line_ends_and_mark_are_normalised(config, text_file, tmp_path):
+    other = tmp_path / "windows.txt"
+    raw = text_file.read_bytes()
+    other.write_bytes(b"\xef\xbb\xbf" + raw.replace(b"\n", b"\r\n"))
+    assert fingerprint(config()) == fingerprint(config(path=str(other)))
+    other.write_bytes(raw.replace(b"\n", b"\r"))
+    assert fingerprint(config()) == fingerprint(config(path=str(other)))
+
+
+def test_many_files_go_whole_to_one_split(config, tmp_path):
+    folder = tmp_path / "notes"
+    (folder / "deep").mkdir(parents=True)
+    (folder / ".hidden").mkdir()
+    for i in range(40):
+        (folder / ("deep" * (i % 2)) / f"{i}.{'md' if i % 3 else 'txt'}").write_text(prose(3, i), "utf-8")
+    (folder / "copy.md").write_text(prose(3, 0), "utf-8")
+    (folder / "left out.py").write_text("print(1)")
+    (folder / ".hidden" / "secret.md").write_text("never read")
+    found = {split: texts(config(path=str(folder)), split, tmp_path) for split in SPLITS}
+    assert [len(found[split]) for split in SPLITS] == [36, 2, 2]
+    assert Counter(chain(*found.values())) == Counter(prose(3, i) for i in range(40))
+
+
+def test_few_files_are_each_cut(config, tmp_path):
+    folder = tmp_path / "chapters"
+    folder.mkdir()
+    for i in range(3):
+        (folder / f"{i}.txt").write_text(prose(40, i), "utf-8")
+    (folder / "tiny.txt").write_text("a short note\n")
+    found = {split: texts(config(path=str(folder / "*.txt")), split, tmp_path) for split in SPLITS}
+    assert [len(found[split]) for split in SPLITS] == [4, 3, 3]
+    for i in range(3):
+        assert "".join(found[split][i] for split in SPLITS) == prose(40, i)
+
+
+def test_words_are_counted_with_one_a_line_end(config, tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_text("one two\n\nthree\n" * 400)
+    corpus = prepare(config(path=str(file)), progress=False)
+    assert sum(split.n_words for split in corpus.splits.values()) == 400 * (3 + 3)
+
+
+# WikiText
+
+
+def test_articles_start_at_level_one_headings(article_rows):
+    rows = article_rows(5)
+    documents = list(wikitext.articles([rows]))
+    assert len(documents) == 5
+    assert all(document.text.startswith(" = Title ") for document in documents)
+    assert "".join(document.text for document in documents) == "".join(rows)
+    assert sum(document.rows for document in documents) == len(rows)
+
+
+def test_articles_do_not_depend_on_how_files_are_cut(article_rows):
+    rows = article_rows(5)
+    whole = list(wikitext.articles([rows]))
+    assert list(wikitext.articles([rows[:13], rows[13:]])) == whole
+    assert next(wikitext.articles([rows[1:]])).text == whole[0].text  # a file that opens with its heading
+
+
+def test_rows_without_any_heading_are_one_document():
+    documents = list(wikitext.articles([["", " no heading \n", " more \n"]]))
+    assert [(document.text, document.rows) for document in documents] == [(" no heading \n more \n", 3)]
+    assert list(wikitext.articles([["", ""]])) == []
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext2"])
+def test_local_folder(wikitext_folder, cache, name, article_rows):
+    cfg = DataConfig(
+        name=name, path=str(wikitext_folder), tokenizer="bytes", seq_len=32, cache_dir=str(cache)
+    )
+    corpus = prepare(cfg, progress=False)
+    assert [corpus.splits[split].n_documents for split in SPLITS] == [12, 3, 4]
+    rows = article_rows(3, seed=2)
+    validation = corpus.splits["validation"]
+    assert validation.n_words == len("".join(rows).split()) + len(rows)
+    assert validation.n_bytes == len("".join(rows).encode()) == len(validation.tokens) - 3
+    assert decoded(corpus, "validation").replace("<|endoftext|>", "") == "".join(rows)
+    assert corpus.describe()["validation"] == f"{SOURCES[name].folder} validation"
+
+
+def test_training_split_replaced(wikitext_folder, cache, tmp_path, article_rows):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for file in wikitext_folder.glob("train-*"):
+        file.unlink()
+    other = tmp_path / "other-train-00000-of-00001.parquet"
+    pq.write_table(pa.table({"text": article_rows(7, seed=9)}), other)
+    cfg = DataConfig(name="wikitext103", path=str(wikitext_folder), train_path=str(other), tokenizer="bytes")
+    cfg.cache_dir, cfg.seq_len = str(cache), 32
+    for place in (other, tmp_path, tmp_path / "other-*.parquet"):
+        cfg.train_path = str(place)
+        corpus = prepare(cfg, progress=False)
+        assert corpus.splits["train"].n_documents == 7
+        assert corpus.labels["train"] == "other-train"
+    assert len(list((cache / "corpora").iterdir())) == 1
+
+
+# the standard library
+
+
+def test_prose_of_a_module():
+    source = '''#!/usr/bin/env python
+# Copyright of somebody who wrote this
+# on two lines.
+"""The module says what it is for."""
+x = """
+# not a comment but a line of a string
+"""
+y = 1  # a comment behind code is left out
+
+
+class A:
+    """A class with a docstring here."""
+
+    def method(self, a, *, b=2):
+        """Do something to a and b.
+
+        At length.
+        """
+        # ------------
+        # x = 1
+        # Explains the line that follows below.
+        return f"""
+        # nor is this one here a comment
+        """
+
+        def inner():
+            """Inner functions count as well."""
+'''
+    assert module_blocks(source) == [
+        "Copyright of somebody who wrote this\non two lines.",
+        "The module says what it is for.",
+        "class A\n\n    A class with a docstring here.",
+        "A.method(self, a, *, b=2)\n\n    Do something to a and b.\n\n    At length.",
+        "------------\nx = 1\nExplains the line that follows below.",
+        "A.method.inner()\n\n    Inner functions count as well.",
+    ]
+
+
+@pytest.mark.slow
+def test_pydocs(cache):
+    cfg = DataConfig(cache_dir=str(cache))
+    check(cfg)
+    assert not cache.exists()
+    corpus = prepare(cfg, progress=False)
+    train, validation, test = (corpus.splits[split] for split in SPLITS)
+    assert train.n_bytes > 3_000_000
+    assert min(validation.n_bytes, test.n_bytes) > 100_000
+    assert train.n_documents > 500
+    assert corpus.tokenizer.vocab_size == 4096
+    assert 0.25 < len(train.tokens) / train.n_bytes < 0.35
+    assert prepare(cfg, progress=False).fingerprint == corpus.fingerprint == fingerprint(cfg)
+    paragraphs = {
+        split: {block for block in decoded(corpus, split).split("\n\n") if len(" ".join(block.split())) >= 60}
+        for split in SPLITS
+    }
+    assert not paragraphs["train"] & (paragraphs["validation"] | paragraphs["test"])

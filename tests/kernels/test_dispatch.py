@@ -1,0 +1,69 @@
+"""The choice of a backend, and the sentences that refuse one."""
+
+import pytest
+import torch
+from kernel_cases import packed, qkv
+
+from kernels import attention, timeline_attention
+from kernels.dispatch import Operation, not_unasked
+
+
+def two_backends() -> Operation:
+    operation = Operation("double")
+    operation.register(
+        "even", lambda x: 2 * x, refuses=lambda x: "needs an even length" if len(x) % 2 else None
+    )
+    operation.register("plain", lambda x: x + x)
+    operation.register("truth", lambda x: x * 2, suits=not_unasked)
+    return operation
+
+
+def test_auto_takes_the_first_that_serves():
+    operation = two_backends()
+    assert operation.choose("auto", torch.ones(2)).name == "even"
+    assert operation.choose("auto", torch.ones(3)).name == "plain"
+    assert operation.choose("truth", torch.ones(2)).name == "truth"
+    assert operation(torch.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_a_named_backend_that_cannot_serve_says_why_and_who_can():
+    with pytest.raises(
+        ValueError, match=r"'even' cannot serve this call: needs an even length.*plain, truth"
+    ):
+        two_backends()(torch.ones(3), backend="even")
+
+
+def test_auto_without_a_willing_backend_gives_every_reason():
+    operation = Operation("nothing")
+    operation.register("broken", torch.clone, refuses=lambda x: "is broken")
+    operation.register("shy", torch.clone, suits=not_unasked)
+    with pytest.raises(ValueError, match="broken: is broken; shy: runs only when named"):
+        operation(torch.ones(1))
+
+
+def test_an_unknown_backend_gets_a_suggestion():
+    with pytest.raises(ValueError, match=r"unknown backend 'tourch'; did you mean 'torch'\? Known: auto"):
+        attention(*qkv(1, 3), backend="tourch")
+
+
+def test_a_name_is_registered_once():
+    with pytest.raises(ValueError, match="'even' is registered twice"):
+        two_backends().register("even", torch.clone)
+
+
+@pytest.mark.parametrize("backend", ["varlen", "flash_attn"])
+def test_gpu_libraries_refuse_cpu_tensors(backend):
+    q, k, v = qkv(1, 4)
+    assignment = torch.zeros(1, 4, 4, dtype=torch.long)
+    for call in (
+        lambda: attention(q, k, v, backend=backend),
+        lambda: timeline_attention(q, k, v, assignment, n_timelines=2, backend=backend),
+    ):
+        with pytest.raises(ValueError, match=r"cannot serve this call: .*(CUDA|not installed).*reference"):
+            call()
+
+
+def test_every_call_on_a_cpu_has_a_backend():
+    q, k, v = qkv(1, 5)
+    for options in ({}, {"window": 2}, {"cu_seqlens": packed(2, 3)}):
+        assert torch.equal(attention(q, k, v, **options), attention(q, k, v, backend="torch", **options))

@@ -1,0 +1,75 @@
+"""What the FLOP counter says: one number on every device, and the closed forms."""
+
+import pytest
+import torch
+from kernel_cases import packed, qkv
+from torch.utils.flop_counter import FlopCounterMode
+
+from kernels import attention, timeline_attention
+
+
+def count(call, *inputs: torch.Tensor) -> tuple[int, int]:
+    """FLOPs of the forward, and of the forward and the backward."""
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    with FlopCounterMode(display=False) as forward:
+        out = call(*inputs)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()
+
+
+def on_meta(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [x.to("meta") for x in tensors]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_attention_costs_four_flops_an_entry_and_channel(kv_heads):
+    inputs = qkv(2, 48, heads=4, kv_heads=kv_heads, width=8)
+    wanted = 4 * 2 * 4 * 48 * 48 * 8
+    assert count(attention, *inputs) == (wanted, 3 * wanted)
+    assert count(attention, *on_meta(*inputs)) == (wanted, 3 * wanted)
+
+
+def test_values_of_another_width_count_as_they_are_on_meta():
+    inputs = on_meta(*qkv(2, 48, heads=4, width=8, value_width=5))
+    assert count(attention, *inputs)[0] == 2 * 2 * 4 * 48 * 48 * (8 + 5)
+
+
+def test_windows_count_alike_on_cpu_and_meta():
+    inputs = qkv(1, 200, heads=1, width=8)
+    call = lambda *x: attention(*x, window=64)  # noqa: E731
+    assert count(call, *inputs) == count(call, *on_meta(*inputs))
+
+
+def test_packed_sequences_count_their_own_squares():
+    inputs = qkv(1, 1024, heads=2, width=8)
+    cu = packed(300, 724)
+    wanted = 4 * 2 * 8 * (300**2 + 724**2)
+    assert count(lambda *x: attention(*x, cu_seqlens=cu), *inputs) == (wanted, 3 * wanted)
+
+
+@pytest.mark.parametrize("time", [64, 131_072])
+@pytest.mark.parametrize("n_timelines", [1, 4])
+def test_timelines_cost_their_share_of_attention_on_meta(n_timelines, time):
+    inputs = [torch.empty(2, time, 4, 8, device="meta") for _ in range(3)]
+    assignment = torch.empty(2, time, 4, dtype=torch.long, device="meta")
+    call = lambda *x: timeline_attention(*x, assignment, n_timelines=n_timelines, rope_base=1e4)  # noqa: E731
+    wanted = 4 * 2 * 4 * time * time * 8 // n_timelines
+    assert count(call, *inputs) == (wanted, 3 * wanted)
+
+
+def test_real_timelines_count_what_they_compute():
+    time = 1600
+    inputs = qkv(1, time, heads=1, width=4)
+    assignment = (torch.arange(time) < 600).long().view(1, time, 1)
+    wanted = 4 * 4 * (600**2 + 1000**2)
+    call = lambda *x: timeline_attention(*x, assignment, n_timelines=3)  # noqa: E731
+    assert count(call, *inputs) == (wanted, 3 * wanted)
+
+
+def test_packed_timelines_on_meta():
+    inputs = on_meta(*qkv(1, 60, heads=2, width=4))
+    assignment = torch.zeros(1, 60, 2, dtype=torch.long, device="meta")
+    cu = torch.zeros(4, dtype=torch.int32, device="meta")
+    call = lambda *x: timeline_attention(*x, assignment, n_timelines=5, cu_seqlens=cu)  # noqa: E731
+    assert count(call, *inputs)[0] == 4 * 4 * (2 * 60) ** 2 // (3 * 2 * 5)

@@ -1,0 +1,112 @@
+"""Segments: how they are batched, how much is computed for them, and in how much memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attention_watch import AttentionWatch
+from kernel_cases import normal, packed, qkv
+
+from kernels import attention, timeline_attention
+from kernels.segments.plan import LONG, WASTE, batch_shapes, make_plan
+
+
+def test_the_plan_is_a_permutation_with_padding():
+    lengths = [3, 0, 9, 1, 300, 9, 2, 257]
+    cu = packed(*lengths)
+    plan = make_plan(cu, 1, may_pad=True)
+    total = sum(lengths)
+    assert torch.equal(plan.source[plan.restore], torch.arange(total))
+    assert plan.shapes == [(1, 300), (1, 257), (5, 9)]
+    assert plan.source.numel() == sum(segments * length for segments, length in plan.shapes)
+
+
+def test_equal_segments_need_no_gathering():
+    plan = make_plan(packed(7, 7, 7), 1, may_pad=True)
+    assert plan.shapes == [(3, 7)]
+    assert plan.source is plan.restore is None
+
+
+def test_padding_is_bounded_and_long_segments_have_none():
+    lengths = torch.randint(1, 2 * LONG, (500,), generator=torch.Generator().manual_seed(0))
+    lengths = lengths.sort(descending=True).values.tolist()
+    shapes = batch_shapes(lengths, WASTE)
+    assert sum(segments for segments, _ in shapes) == len(lengths)
+    seen = 0
+    for segments, longest in shapes:
+        members = lengths[seen : seen + segments]
+        seen += segments
+        padding = sum(longest**2 - n**2 for n in members)
+        assert max(members) == longest
+        assert padding <= (0 if longest >= LONG else WASTE)
+
+
+def test_without_a_mask_nothing_is_padded():
+    assert batch_shapes([9, 9, 8, 8, 8, 1], 0) == [(2, 9), (3, 8), (1, 1)]
+
+
+@pytest.mark.parametrize("balance", ["balanced", "unbalanced"])
+def test_work_and_memory_at_16384_tokens(balance):
+    """Exactly Σ n² score entries, and no tensor that grows faster than T."""
+    time, heads, width, timelines = 16_384, 2, 4, 6
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.ones(timelines) if balance == "balanced" else torch.tensor([8.0, 4, 3, 2, 1.5, 1])
+    assignment = torch.multinomial(shares, time * heads, replacement=True, generator=generator)
+    assignment = assignment.view(1, time, heads)
+    q, k, v = (normal(1, time, heads, width, dtype=torch.float32, seed=i) for i in range(3))
+    with AttentionWatch() as watch, torch.no_grad():
+        timeline_attention(q, k, v, assignment, n_timelines=timelines, rope_base=1e4, backend="torch")
+    lengths = torch.stack([assignment[0, :, h].bincount(minlength=timelines) for h in range(heads)])
+    assert lengths.min() >= LONG
+    assert sum(watch.entries) == int((lengths**2).sum())
+    assert watch.largest <= 4 * time * heads * width
+
+
+@pytest.mark.parametrize(
+    "options", [{"window": 128}, {"cu_seqlens": packed(1, 3000, 1000, 95)}, {}, {"queries": 3000}]
+)
+def test_attention_never_makes_a_square(options):
+    time, width = 4096, 8
+    queries, options = options.get("queries"), {k: x for k, x in options.items() if k != "queries"}
+    inputs = qkv(1, time, heads=1, width=width, dtype=torch.float32, queries=queries)
+    inputs = [x.requires_grad_() for x in inputs]
+    with AttentionWatch() as watch:
+        attention(*inputs, backend="torch", **options).sum().backward()
+    assert watch.largest <= 4 * time * width
+    if "window" in options:
+        assert sum(watch.entries) <= time * 2 * options["window"]
+
+
+def test_values_of_another_width_stay_on_the_fused_kernel():
+    inputs = [x.requires_grad_() for x in qkv(1, 50, width=12, value_width=8)]
+    with AttentionWatch() as watch:
+        attention(*inputs, backend="torch").sum().backward()
+    assert watch.entries == [4 * 50 * 50]
+
+
+PEAK = """
+import resource, sys, torch
+sys.path.insert(0, {root!r})
+from kernels import timeline_attention
+torch.set_num_threads(1)
+time = {time}
+q, k, v = (torch.randn(1, time, 1, 4, requires_grad=True) for _ in range(3))
+assignment = torch.randint(0, 6, (1, time, 1))
+def step(t):
+    out = timeline_attention(q[:, :t], k[:, :t], v[:, :t], assignment[:, :t], n_timelines=6, rope_base=1e4)
+    out.sum().backward()
+step(2048)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+step(time)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+def test_peak_memory_at_16384_tokens_with_gradients():
+    """A square of T would be 1 GiB in fp32, one a timeline 30 MiB."""
+    script = PEAK.format(root=str(Path(__file__).parents[2]), time=16_384)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 64 * 1024
