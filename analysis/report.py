@@ -128,7 +128,7 @@ def render(results: Results, table: pd.DataFrame, exhibits: list[Exhibit]) -> st
     encoded = base64.b64encode(table.to_csv(index=False).encode()).decode()
     return environment.get_template("report.html.j2").render(
         title=_title(results.runs),
-        summary=_summary(results.runs),
+        summary=_summary(results.runs, table["label"]),
         notices=notices(results),
         metric=ranking_metric(results.runs),
         models=list(table.itertuples(index=False)),
@@ -160,13 +160,13 @@ def _count(n: int, what: str) -> str:
     return f"{n} {what}{'s' * (n != 1)}"
 
 
-def _summary(runs: pd.DataFrame) -> str:
+def _summary(runs: pd.DataFrame, labels: pd.Series) -> str:
     """One paragraph: what was compared on what text, trained how, tested how."""
 
     def values(column: str, show: Callable = str) -> str:
         return units.listing(show(value) for value in runs[column].dropna().unique())
 
-    models = units.listing(runs["label"].unique())
+    models = units.listing(labels)
     verb = "compared over" if runs["label"].nunique() > 1 else "in"
     return (
         f"{models}, {verb} {_count(len(runs), 'run')} ({seeds_text(runs['seed'].dropna())}), "
@@ -174,8 +174,8 @@ def _summary(runs: pd.DataFrame) -> str:
         f"tokenizer {values('tokenizer')} with {values('vocab_size', units.whole)} entries) "
         f"for at most {values('planned_steps', units.whole)} steps of "
         f"{values('tokens_per_step', units.whole)} tokens, context {values('seq_len', units.whole)}. "
-        f"Tested on {values('test_set')} with the weights of the lowest validation loss: "
-        f"every token of the whole split scored once, stride {values('test_stride', units.whole)}."
+        f"Tested on the test split of {values('test_set')} with the weights of the lowest validation loss: "
+        f"every token of it scored once, stride {values('test_stride', units.whole)}."
     )
 
 

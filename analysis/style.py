@@ -59,6 +59,10 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6
 """Okabe and Ito's colours (yellow replaced: too faint on white), for what brings no colour of its own."""
 
 LINESTYLES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.4, 1.2, 1.4)))
+DARKEST, LIGHTEST = 0.16, 0.72
+BRIGHT = 0.35
+"""Lightness that shades of a colour reach, and the luminance above which a lighter one is lost on white."""
+
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 styled = mpl.rc_context(STYLE)
@@ -93,13 +97,22 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
 
 
 def _shade(color: str, place: int, count: int) -> str:
-    """The colour itself first, then alternately darker and lighter shades of it."""
+    """The colour itself first, then alternately darker and lighter ones; of a bright colour only darker ones."""
     if place == 0:
         return color
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
-    reach = (place + 1) // 2 / (count // 2)
-    target = 0.16 if place % 2 else 0.72
+    if _luminance(color) > BRIGHT:
+        reach, target = place / (count - 1), DARKEST
+    else:
+        reach, target = (place + 1) // 2 / (count // 2), DARKEST if place % 2 else LIGHTEST
     return to_hex(colorsys.hls_to_rgb(hue, lightness + reach * (target - lightness), saturation))
+
+
+def _luminance(color: str) -> float:
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def new_figure(height: float, rows: int = 1, **options) -> tuple[Figure, list]:

@@ -107,12 +107,14 @@ class SweepConfig:
 
 @dataclass
 class GpuConfig:
-    """stage: one stage of job=gpu (null: all that are left); minutes: time a stage may take."""
+    """stage: one stage of job=gpu (null: all that are left); minutes: the time one stage may take; inputs: a folder
+    with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (what it lacks comes from the
+    hub); rehearse: run every stage small on this machine, GPU or not, into results/gpu-rehearsal."""
 
     stage: str | None = None
     minutes: float = 8.0
-    data_path: str | None = None
-    train_path: str | None = None
+    inputs: str = ".gpu"
+    rehearse: bool = False
 
 
 @dataclass

@@ -51,24 +51,13 @@ class _Session:
         config, folder = planned.config, planned.folder
         self.planned, self.corpus, self.device = planned, corpus, device
         self.precision = machine.precision(config.trainer.precision, device)
-        self.model = LanguageModel(
-            config.model,
-            vocab_size=corpus.tokenizer.vocab_size,
-            seq_len=config.data.seq_len,
-            seed=config.seed,
-        )
+        self.model = make_model(config, corpus)
         self.flops = _flops(config, corpus.tokenizer.vocab_size)
         self.peak, self.peak_source = machine.peak_flops(device)
         self.bos = document_bos(config, corpus)
-        batches = data.Batches(
-            corpus.splits["train"],
-            config.data.seq_len,
-            config.data.batch_size,
-            config.seed,
-            config.data.pack,
-            corpus.tokenizer.bos_id,
+        self.task = LanguageModelling(
+            self.model, config, make_batches(config, corpus), tokenizer_card(corpus)
         )
-        self.task = LanguageModelling(self.model, config, batches, tokenizer_card(corpus))
         names = [f"aux:{name}" for name in self.model.aux_weights]
         self.rows = Rows(folder.path / METRICS, names)
         self.metrics = callbacks.MetricRows(
@@ -97,22 +86,42 @@ class _Session:
         ]
         if t.max_minutes is not None:
             actions.append(callbacks.TimeLimit(t.max_minutes, folder / "checkpoints"))
-        return pl.Trainer(
-            accelerator="gpu" if self.device.type == "cuda" else "cpu",
-            devices=1,
-            precision="bf16-mixed" if self.precision == "bf16" else "32-true",
-            max_steps=t.max_steps,
-            accumulate_grad_batches=t.accumulate,
-            callbacks=actions,
-            logger=_loggers(config, folder),
-            limit_val_batches=0,
-            num_sanity_val_steps=0,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-            default_root_dir=str(folder),
-        )
+        return make_trainer(config, self.device, actions, folder, loggers=_loggers(config, folder))
+
+
+def make_trainer(
+    config: Config, device: torch.device, actions: list[pl.Callback], folder: Path, loggers: Any = False
+) -> pl.Trainer:
+    """Lightning's trainer with everything off that we do ourselves (validation, checkpoints, bars)."""
+    half = machine.precision(config.trainer.precision, device) == "bf16"
+    return pl.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=1,
+        precision="bf16-mixed" if half else "32-true",
+        max_steps=config.trainer.max_steps,
+        accumulate_grad_batches=config.trainer.accumulate,
+        callbacks=actions,
+        logger=loggers,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=str(folder),
+    )
+
+
+def make_batches(config: Config, corpus: data.Corpus) -> data.Batches:
+    """The training batches of a configuration."""
+    d, tokenizer = config.data, corpus.tokenizer
+    return data.Batches(corpus.splits["train"], d.seq_len, d.batch_size, config.seed, d.pack, tokenizer.bos_id)
+
+
+def make_model(config: Config, corpus: data.Corpus) -> LanguageModel:
+    """The model of a configuration with its initial weights, on the CPU."""
+    vocabulary = corpus.tokenizer.vocab_size
+    return LanguageModel(config.model, vocab_size=vocabulary, seq_len=config.data.seq_len, seed=config.seed)
 
 
 def score_best(

@@ -75,5 +75,5 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"{what}. Best at the top. {seeds_text(table['seed'].dropna()).capitalize()}. "
         f"Trained on {listing(table['training_set'].dropna().unique())}, "
-        f"tested on the whole of {listing(table['test_set'].dropna().unique())}."
+        f"tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
     )

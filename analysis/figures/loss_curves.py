@@ -133,5 +133,5 @@ def caption(table: pd.DataFrame) -> str:
         f"{lines}. Faint lines: training loss, the mean since the last point. "
         f"{seeds_text(table['seed'].dropna()).capitalize()}. "
         f"Trained on {listing(table['training_set'].dropna().unique())}, "
-        f"validated on {listing(table['validation_set'].dropna().unique())}."
+        f"validated on the validation split of {listing(table['validation_set'].dropna().unique())}."
     )

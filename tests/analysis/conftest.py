@@ -42,9 +42,9 @@ SUMMARY = {
     ],
     "data": {
         "name": "pydocs",
-        "train": "pydocs train",
-        "validation": "pydocs validation",
-        "test": "pydocs test",
+        "train": "pydocs",
+        "validation": "pydocs",
+        "test": "pydocs",
         "tokenizer": "bpe",
         "vocab_size": 4096,
         "seq_len": 128,
@@ -222,9 +222,3 @@ def latency_csv(tmp_path: Path) -> Path:
     lines.append("harness,transformer,torch,NVIDIA H200,128,8,200,190,210,1000000")
     path.write_text("\n".join(lines) + "\n")
     return path
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "browser: opens a page in headless Chromium; skipped where there is none"
-    )

@@ -62,7 +62,8 @@ def test_metrics_carry_their_run_and_keep_empty_cells_empty(tmp_path, write_run)
     assert (len(metrics), set(metrics["seed"]), set(metrics["experiment"])) == (18, {7}, {"exp"})
     validation = metrics[metrics["split"] == "validation"]
     assert list(validation["step"]) == [50, 100, 150, 200, 250, 300]
-    assert validation["lr"].isna().all() and validation["aux_loss"].isna().all()
+    assert validation["lr"].isna().all()
+    assert validation["aux_loss"].isna().all()
     assert metrics.loc[metrics["split"] == "train", "aux:load_balance"].eq(0.01).all()
 
 
@@ -139,7 +140,9 @@ def test_a_summary_with_gaps_still_counts_and_the_gaps_are_named(tmp_path, write
     results = load_results(folder)
     assert pd.isna(results.runs["parameters"].iloc[0])
     said = "\n".join(results.problems)
-    assert "schema 2" in said and "parameters" in said and "machine.threads" in said
+    assert "schema 2" in said
+    assert "parameters" in said
+    assert "machine.threads" in said
 
 
 def test_missing_empty_and_torn_metrics_are_problems_not_crashes(tmp_path, write_run):
@@ -168,7 +171,8 @@ def test_labels_tell_settings_of_one_name_apart_but_not_seeds(tmp_path, write_ru
     write_run(tmp_path / "hidden", option="window 64")
     write_run(tmp_path / "hidden", option="window 128")
     labels = load_results(tmp_path / "hidden").runs["label"]
-    assert labels.nunique() == 2 and labels.str.match(r"transformer \(#[0-9a-f]{6}\)").all()
+    assert labels.nunique() == 2
+    assert labels.str.match(r"transformer \(#[0-9a-f]{6}\)").all()
 
 
 def test_without_identity_the_setting_comes_from_the_columns(tmp_path, write_run):

@@ -42,9 +42,12 @@ def test_an_interval_by_hand():
 
 def test_one_seed_has_no_interval_and_missing_values_do_not_count():
     alone = estimate([2.5, None, math.nan])
-    assert (alone.mean, alone.n) == (2.5, 1) and math.isnan(alone.half_width)
+    assert (alone.mean, alone.n) == (2.5, 1)
+    assert math.isnan(alone.half_width)
     nothing = estimate([])
-    assert nothing.n == 0 and math.isnan(nothing.mean) and math.isnan(nothing.half_width)
+    assert nothing.n == 0
+    assert math.isnan(nothing.mean)
+    assert math.isnan(nothing.half_width)
 
 
 def test_the_comparison_averages_seeds_and_sorts(quickstart):
@@ -97,7 +100,8 @@ def test_the_terminal_table_is_aligned_and_names_lone_seeds(quickstart, write_ru
     text = comparison_text(load_results(quickstart))
     lines = text.splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["#", "1", "2", "3", "4"]
-    assert "3.002 ± 0.025" in lines[1] and lines[1].split()[1] == "transformer"
+    assert "3.002 ± 0.025" in lines[1]
+    assert lines[1].split()[1] == "transformer"
     starts = {
         line.index(word)
         for line, word in zip(lines[:5], ("pattern", "FFFF", "SFSF", "SSFF", "FSSF"), strict=True)

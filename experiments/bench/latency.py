@@ -1,0 +1,67 @@
+"""suite=latency: one forward pass of the dense and of the HyperGraph model against sequence length.
+
+Weights are untrained, so routing is nearly balanced; a trained router's imbalance (see the report) costs in proportion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from experiments import machine
+from experiments.bench import tables, timing
+from experiments.plan import nominal_vocabulary
+from experiments.schema import Config
+from zoo.model import LanguageModel
+
+PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """Rows of both models at every length, batch 1, taken in turns; ratio: dense time over this model's time."""
+    device = machine.pick(config.device)
+    half = machine.precision(config.trainer.precision, device) == "bf16"
+    models = {name: _model(config, pattern, device) for name, pattern in PATTERNS.items()}
+    rows: list[dict[str, Any]] = []
+    deadline = time.monotonic() + config.bench.budget_s
+    for length in tqdm(config.bench.lengths, desc="latency", unit="length"):
+        if time.monotonic() > deadline:
+            tqdm.write(f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out")
+            break
+        tokens = torch.randint(nominal_vocabulary(config), (1, length), device=device)
+        calls = {name: (lambda m=model, t=tokens: _forward(m, t, half)) for name, model in models.items()}
+        times = timing.interleaved(calls, config.bench.repeats, device, warm_up=2)
+        dense = timing.summary(times["transformer"])["milliseconds_median"]
+        for name, milliseconds in times.items():
+            row = {
+                "suite": "latency",
+                "model": name,
+                "backend": config.model.backend,
+                "mode": "forward",
+                "precision": "bfloat16" if half else "float32",
+                "tokens": length,
+                "batch": 1,
+                **timing.summary(milliseconds),
+                **tables.facts(device),
+                "peak_memory_bytes": timing.peak_memory(calls[name], device),
+            }
+            row["ratio"] = dense / row["milliseconds_median"]
+            tqdm.write(tables.line(row))
+            rows.append(row)
+    return rows
+
+
+def _model(config: Config, pattern: str, device: torch.device) -> LanguageModel:
+    model_config = dataclasses.replace(config.model, pattern=pattern)
+    model = LanguageModel(model_config, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
+    return model.to(device).eval()
+
+
+@torch.no_grad()
+def _forward(model: LanguageModel, tokens: torch.Tensor, half: bool) -> None:
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=half):
+        model(tokens)
