@@ -29,7 +29,7 @@ def _setting(name: str, dtype: str, source: str, unit: str, meaning: str, option
 
 def _evaluation(split: str) -> tuple[Column, ...]:
     def column(name: str, dtype: str, unit: str, meaning: str) -> Column:
-        return Column(f"{split}_{name}", dtype, f"metrics.{split}.{name}", unit, meaning)
+        return Column(f"{split}_{name}", dtype, f"metrics.{split}.{name}", unit, meaning, optional=True)
 
     return (
         column("loss", "float64", "nats/token", f"mean loss over the whole {split} split, best weights"),

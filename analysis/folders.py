@@ -15,7 +15,7 @@ from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
 SCHEMA = 1
 RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")
 NOT_RUNS = ("report", "published")
-NEEDED = ("name", "validation_loss", "test_loss")
+NEEDED = ("name",)
 DEPTH = 2  # results / experiment / run
 
 

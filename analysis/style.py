@@ -97,7 +97,7 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
 
 
 def _shade(color: str, place: int, count: int) -> str:
-    """The colour itself first, then alternately darker and lighter ones; of a bright colour only darker ones."""
+    """The colour first, then alternately darker and lighter ones; of a bright colour only darker ones."""
     if place == 0:
         return color
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))

@@ -5,6 +5,7 @@ pattern and any block's options can be named without unions. Only `from_dict`/`t
 """
 
 import dataclasses
+import types
 import typing
 from typing import Any
 
@@ -54,16 +55,35 @@ class ModelConfig:
 
 
 def from_dict(cls: type, values: dict[str, Any], where: str = "model") -> Any:
-    """A (nested) config dataclass from plain values. Raises UserError for a key that does not exist."""
+    """A (nested) config dataclass from plain values.
+
+    Raises UserError for a key that does not exist and for a value of the wrong kind.
+    """
     hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
     out = {}
     for key, value in values.items():
         if key not in known:
             raise unknown(f"key in {where}", key, known)
-        nested = dataclasses.is_dataclass(hints[key]) and isinstance(value, dict)
-        out[key] = from_dict(hints[key], value, f"{where}.{key}") if nested else value
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
+            value = from_dict(hints[key], value, f"{where}.{key}")
+        elif not _fits(value, hints[key]):
+            kind = getattr(hints[key], "__name__", hints[key])
+            raise UserError(f"{where}.{key}={value!r} must be of type {kind}, not {type(value).__name__}")
+        out[key] = value
     return cls(**out)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what a field's annotation says; an int will do for a float, a bool for neither."""
+    if hint is Any:
+        return True
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return any(_fits(value, option) for option in typing.get_args(hint))
+    kind = typing.get_origin(hint) or hint
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def used(config: ModelConfig, letters: str) -> dict[str, Any]:

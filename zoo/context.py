@@ -7,6 +7,7 @@ function of (seed, step) through per-sequence keys, so that a resumed or re-batc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import torch
 from torch import Tensor
@@ -33,10 +34,12 @@ class Context:
     def of(tokens: Tensor, cu_seqlens: Tensor | None = None, noise_keys: Tensor | None = None) -> Context:
         """The context of a batch of tokens [B, T].
 
-        cu_seqlens: int32 [N+1] from 0 to T when B = 1 holds N packed sequences.
+        cu_seqlens: int32 [N+1] rising from 0 to T when B = 1 holds N packed sequences, none of them empty.
         noise_keys: int64 [B], or [N] when packed; None means no noise (routing without Gumbel noise).
         Raises ValueError with the shapes where they do not fit.
         """
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens must be [batch, time], not {tuple(tokens.shape)}")
         batch, length = tokens.shape
         index = torch.arange(length, device=tokens.device)
         if cu_seqlens is None:
@@ -46,12 +49,15 @@ class Context:
         else:
             if batch != 1:
                 raise ValueError(f"packed input has batch size 1, but tokens are {tuple(tokens.shape)}")
+            _check_boundaries(cu_seqlens, length)
             sequences = (torch.searchsorted(cu_seqlens, index, right=True) - 1)[None]
             positions = (index - cu_seqlens[sequences[0]].long())[None]
             n_sequences = cu_seqlens.shape[0] - 1
         if noise_keys is not None:
             if noise_keys.shape != (n_sequences,):
-                raise ValueError(f"noise_keys must be [{n_sequences}], one a sequence, not {tuple(noise_keys.shape)}")
+                raise ValueError(
+                    f"noise_keys must be [{n_sequences}], one a sequence, not {tuple(noise_keys.shape)}"
+                )
             noise_keys = noise_keys[sequences]
         return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys)
 
@@ -62,3 +68,14 @@ class Context:
         total = x.new_zeros(self.n_sequences, *x.shape[2:]).index_add(0, self.sequences[0], x[0])
         lengths = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).to(x.dtype)
         return total / lengths.view(-1, *([1] * (x.dim() - 2)))
+
+
+def _check_boundaries(cu_seqlens: Tensor, length: int) -> None:
+    """Raise ValueError unless sequences fill the tokens; an empty one would have no mean. Values on CPUs only."""
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype != torch.int32:
+        raise ValueError(f"cu_seqlens must be int32 [N+1], not {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}")
+    # Reading the values on a GPU would wait for it, and a trace has none.
+    if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] != length or any(a >= b for a, b in itertools.pairwise(ends)):
+            raise ValueError(f"cu_seqlens must rise from 0 to {length} tokens without empty sequences, got {ends}")

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
@@ -39,7 +41,12 @@ def export(model: LanguageModel, folder: str | Path, **extra: Any) -> Path:
 
 
 def build(description: dict[str, Any]) -> LanguageModel:
-    """The module a card describes, with untrained weights."""
+    """The module a card describes, with untrained weights. Raises UserError where the card is wrong."""
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise UserError(f"the model's {CARD} is not of format {FORMAT}; export the model again with this version")
+    for key, kind in (("vocab_size", int), ("seq_len", int), ("model", dict)):
+        if not isinstance(description.get(key), kind):
+            raise UserError(f"the model's {CARD} has no {key}, or one of the wrong kind; export the model again")
     config = from_dict(ModelConfig, description["model"])
     return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
 
@@ -48,7 +55,7 @@ def read_card(path: str | Path) -> dict[str, Any]:
     """The card of a run folder, an exported folder or a checkpoint. Raises UserError with how to get one."""
     path = Path(path)
     if path.is_dir() and (path / CARD).is_file():
-        return json.loads((path / CARD).read_text())
+        return _json(path / CARD)
     if path.is_file() and path.suffix == ".ckpt":
         return _checkpoint(path)["card"]
     raise UserError(
@@ -66,20 +73,46 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """
     path = Path(path)
     model = build(read_card(path))
-    if path.is_dir():
-        weights = safetensors.torch.load_file(path / WEIGHTS)
-    else:
-        prefix = "model."
-        weights = {k.removeprefix(prefix): v for k, v in _checkpoint(path)["state_dict"].items()}
+    weights = _weights(path / WEIGHTS) if path.is_dir() else _checkpoint_weights(path)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(f"the weights at {path} do not fit its description: {error}") from error
+        raise UserError(f"the weights at {path} do not fit its description: {_line(error)}") from error
     return model.to(device).eval()
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path} ({_line(error)}); export the model again") from error
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"cannot read weights {path} ({_line(error)}); export the model again") from error
+
+
+def _checkpoint_weights(path: Path) -> dict[str, Tensor]:
+    """The model's weights in a checkpoint of the harness, which may hold it a second time, compiled."""
+    prefix, state = "model.", _checkpoint(path)["state_dict"]
+    return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged archive
-        raise UserError(f"cannot read checkpoint {path} ({error}); use another one of its folder") from error
+        raise UserError(
+            f"cannot read checkpoint {path} ({_line(error)}); use another one of its folder"
+        ) from error
+    if not isinstance(found, dict) or not {"card", "state_dict"} <= found.keys():
+        raise UserError(f"{path} is no checkpoint of this project: it has no card or no weights")
+    return found
+
+
+def _line(error: Exception) -> str:
+    """An error's message on one line of readable length."""
+    return textwrap.shorten(str(error), 300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -49,5 +50,11 @@ def _nbytes(x: Any) -> int:
         return x.nbytes
     if hasattr(x, "nbytes"):
         return x.nbytes()
-    parts = x.values() if isinstance(x, dict) else x if isinstance(x, list | tuple) else ()
-    return sum(_nbytes(part) for part in parts)
+    if isinstance(x, dict | list | tuple):
+        return sum(_nbytes(part) for part in (x.values() if isinstance(x, dict) else x))
+    if dataclasses.is_dataclass(x):
+        return sum(_nbytes(getattr(x, field.name)) for field in dataclasses.fields(x))
+    if x is None or isinstance(x, int | float):
+        return 0
+    # Counted as nothing, an unknown state would make a mixer look free.
+    raise TypeError(f"cannot count the bytes of a decode state that holds {type(x).__name__}; give it nbytes()")

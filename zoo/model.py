@@ -105,7 +105,10 @@ class LanguageModel(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: LanguageModel, seed: int) -> None:
-    """Draw all weights from one generator, in module order; a module with `init_weights` then draws its own."""
+    """Draw all weights from one generator, in module order; modules with `init_weights` then draw their own.
+
+    Those come last, parts before the whole, so that a mixer may set the projections that it is made of.
+    """
     generator = torch.Generator().manual_seed(seed)
     output_std = INIT_STD / math.sqrt(2 * len(model.letters))
     for module in model.modules():
@@ -114,5 +117,6 @@ def init_weights(model: LanguageModel, seed: int) -> None:
             nn.init.normal_(module.weight, std=std, generator=generator)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
+    for module in reversed(list(model.modules())):
         if hasattr(module, "init_weights"):
             module.init_weights(generator)

@@ -70,3 +70,9 @@ def even_width(width: int, what: str) -> int:
     if width % 2:
         raise UserError(f"{what}: head width {width} is odd, and rotary positions rotate pairs; use an even width")
     return width
+
+
+def positive(value: float, what: str) -> None:
+    """Raise UserError for a value that is not a finite number above 0."""
+    if not 0 < value < float("inf"):
+        raise UserError(f"{what}={value} must be a number above 0")

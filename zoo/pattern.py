@@ -26,6 +26,7 @@ LAYOUTS = {
 }
 
 MAX_LAYERS = 4096
+MAX_GROUPS = 64
 QUOTING = """quote it twice on a command line: 'model.pattern="(SF)*4"'"""
 
 
@@ -38,8 +39,8 @@ def layers(pattern: str, depth: int | None, known: str) -> str:
     letters = LAYOUTS.get(pattern) or _Parser(_checked(pattern, known), known).parse()
     if depth is None:
         return letters
-    if depth < 1:
-        raise UserError(f"model.depth must be at least 1, not {depth}")
+    if not 1 <= depth <= MAX_LAYERS:
+        raise UserError(f"model.depth must be from 1 to {MAX_LAYERS}, not {depth}")
     return (letters * -(-depth // len(letters)))[:depth]
 
 
@@ -53,6 +54,11 @@ def layout_name(pattern: str) -> str | None:
 def _checked(pattern: str, known: str) -> str:
     if not isinstance(pattern, str) or not pattern.strip():
         raise UserError(f"model.pattern is empty; give letters of {', '.join(known)}, e.g. model.pattern=SF")
+    if set(pattern.upper()) <= {*known, *"()*0123456789"} and pattern != pattern.upper():
+        raise UserError(
+            f"model.pattern={pattern}: mixer letters are capitals; did you mean {pattern.upper()}? "
+            f"Known letters: {', '.join(known)}"
+        )
     if "_" in pattern or (pattern.islower() and pattern.isalpha()):
         raise unknown("layout", pattern, LAYOUTS)
     return pattern
@@ -62,7 +68,7 @@ class _Parser:
     """Recursive descent over one pattern; positions in messages count from 1."""
 
     def __init__(self, text: str, known: str) -> None:
-        self.text, self.known, self.at = text, known, 0
+        self.text, self.known, self.at, self.depth = text, known, 0, 0
 
     def parse(self) -> str:
         out = self._items()
@@ -88,8 +94,12 @@ class _Parser:
     def _atom(self) -> str:
         if self._peek() == "(":
             start = self.at
+            self.depth += 1
+            if self.depth > MAX_GROUPS:
+                raise self._error(f"is nested more than {MAX_GROUPS} deep")
             self.at += 1
             inner = self._items()
+            self.depth -= 1
             if self._peek() != ")":
                 self.at = start
                 raise self._error("is never closed")
@@ -105,10 +115,10 @@ class _Parser:
 
     def _number(self) -> int:
         start = self.at
-        while self._peek().isdigit():
+        while self._peek() in "0123456789":
             self.at += 1
         digits = self.text[start : self.at]
-        if not digits or not 0 < int(digits) <= MAX_LAYERS:
+        if not digits or len(digits) > 9 or not 0 < int(digits) <= MAX_LAYERS:
             self.at = start - 1
             raise self._error(f"must be followed by a number from 1 to {MAX_LAYERS}")
         return int(digits)

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.comparison import compare, ranking_metric, unique_seeds
+from analysis.errors import NoData
 from analysis.results import Results
 from analysis.statistics import estimate
 from analysis.style import INK, looks, new_figure, seeds_text, styled
@@ -21,6 +22,9 @@ AXIS = {"test_loss": "test loss (nats/token)", "test_bits_per_byte": "test bits 
 def table(results: Results) -> pd.DataFrame:
     """One row per run: the value of the metric that ranks these runs; best model first."""
     runs, metric = unique_seeds(results.runs), ranking_metric(results.runs)
+    runs = runs[runs[metric].notna()]
+    if runs.empty:
+        raise NoData("no run was scored on its test split; add test to evaluate.splits")
     order = {label: place for place, label in enumerate(compare(runs)["label"])}
     rows = runs.assign(metric=metric, value=runs[metric], place=runs["label"].map(order))
     return rows.sort_values(["place", "seed"])[list(COLUMNS)].reset_index(drop=True)

@@ -191,3 +191,14 @@ def test_notices_name_what_spoils_a_comparison(tmp_path, write_run, layout_chang
 
 def test_a_clean_comparison_has_only_the_notice_about_two_seeds(quickstart):
     assert [text.split(":")[0] for text in notices(load_results(quickstart))] == ["two seeds"]
+
+
+def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path, write_run):
+    score = {"loss": 3.0, "perplexity": 20.1, "word_perplexity": 30.0, "bits_per_byte": 1.2}
+    score |= {"tokens": 100, "words": 70, "bytes": 400, "stride": 64}
+    write_run(tmp_path / "exp", metrics={"validation": score})
+    results = load_results(tmp_path / "exp")
+    assert len(results.runs) == 1
+    assert results.problems == []
+    words = Page(write_report(tmp_path / "exp")).words
+    assert "no run was scored on its test split" in words

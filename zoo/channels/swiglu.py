@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.errors import UserError
 from zoo.mixer import Aux
 from zoo.modules import Dims, OutputProjection
 from zoo.registry import register_channel
@@ -27,7 +28,9 @@ class SwiGLU(nn.Module):
 
     def __init__(self, config: SwiGLUConfig, dims: Dims) -> None:
         super().__init__()
-        hidden = config.hidden or -(-dims.d_model // 3) * 8
+        hidden = -(-dims.d_model // 3) * 8 if config.hidden is None else config.hidden
+        if hidden < 1:
+            raise UserError(f"swiglu.hidden={hidden} must be at least 1")
         self.gate = nn.Linear(dims.d_model, hidden, bias=False)
         self.up = nn.Linear(dims.d_model, hidden, bias=False)
         self.down = OutputProjection(hidden, dims.d_model, bias=False)

@@ -10,7 +10,7 @@ from zoo.cache import KVCache
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, even_width, head_width
+from zoo.modules import Dims, OutputProjection, RMSNorm, even_width, head_width, positive
 from zoo.registry import register_mixer
 
 
@@ -55,8 +55,8 @@ class Attention(Mixer):
 
     def __init__(self, config: AttentionConfig, dims: Dims) -> None:
         super().__init__()
-        self.heads = config.n_heads or dims.n_heads
-        self.kv_heads = config.n_kv_heads or self.heads
+        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
+        self.kv_heads = self.heads if config.n_kv_heads is None else config.n_kv_heads
         self.width = head_width(dims.d_model, self.heads, "n_heads")
         self.backend = dims.backend
         self._check(config)
@@ -77,7 +77,8 @@ class Attention(Mixer):
             raise UserError(f"attention.positions is 'rope' or 'none', not '{config.positions}'")
         if config.positions == "rope":
             even_width(self.width, "attention")
-        if self.heads % self.kv_heads:
+        positive(config.rope_base, "attention.rope_base")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise UserError(f"attention.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
         if config.window is not None and config.window < 1:
             raise UserError(f"attention.window={config.window} must be at least 1 (the current token counts)")

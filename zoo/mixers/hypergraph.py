@@ -11,7 +11,7 @@ from zoo.cache import GroupedKVCache
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width
+from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width, positive
 from zoo.registry import register_mixer
 
 ENTROPY_WEIGHT = 0.01
@@ -60,7 +60,7 @@ class HyperGraph(Mixer):
 
     def __init__(self, config: HyperGraphConfig, dims: Dims) -> None:
         super().__init__()
-        self.heads = config.n_heads or dims.n_heads
+        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
         self.width = head_width(dims.d_model, self.heads, "n_heads")
         self._check(config)
         self.timelines = config.n_timelines
@@ -83,8 +83,8 @@ class HyperGraph(Mixer):
             raise UserError(f"hypergraph.positions is 'local' or 'global', not '{config.positions}'")
         if config.n_timelines < 1:
             raise UserError(f"hypergraph.n_timelines={config.n_timelines} must be at least 1")
-        if config.temperature <= 0:
-            raise UserError(f"hypergraph.temperature={config.temperature} must be above 0")
+        positive(config.temperature, "hypergraph.temperature")
+        positive(config.rope_base, "hypergraph.rope_base")
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         logits = self._logits(x)

@@ -1,0 +1,19 @@
+"""What every test shares: one thread, because the machine's cores are shared by workers."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it; child processes inherit it
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip, aloud, what needs a device that is not here."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

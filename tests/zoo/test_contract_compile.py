@@ -1,0 +1,43 @@
+"""Contracts under torch.compile: one graph, and the results of eager mode."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract_cases import assert_same, boundaries, build, fast_for_mixers, gradients, keys, tokens
+from torch import Tensor
+
+from zoo import Context, LanguageModel, ModelConfig
+
+CU_SEQLENS = boundaries(7, 1, 9, 2)
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_other_tests():
+    torch.compiler.reset()
+
+
+def results(model: LanguageModel, compute, cu_seqlens: Tensor | None) -> dict[str, Tensor]:
+    """Logits, auxiliary losses and gradients of one training step."""
+    batch = tokens(2 if cu_seqlens is None else 1, 19)
+    n = 2 if cu_seqlens is None else len(cu_seqlens) - 1
+    logits, aux = compute(batch, Context.of(batch, cu_seqlens, keys(n)))
+    targets = tokens(*batch.shape, seed=1).flatten()
+    grads = gradients(model, F.cross_entropy(logits.flatten(0, 1), targets) + model.aux_loss(aux))
+    return {"logits": logits, **aux, **grads}
+
+
+@fast_for_mixers
+@pytest.mark.parametrize("cu_seqlens", [None, CU_SEQLENS], ids=["plain", "packed"])
+def test_compiled_equals_eager(case, cu_seqlens):
+    model = build(case.config(depth=1)).train()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_same(results(model, compiled, cu_seqlens), results(model, model, cu_seqlens))
+
+
+@pytest.mark.slow
+def test_inductor_equals_eager():
+    """The compiler that GPUs and `trainer.compile` use, on the smallest model with both mixers."""
+    config = ModelConfig(pattern="SF", depth=2, d_model=16, n_heads=2)
+    model = build(config, dtype=torch.float32).train()
+    compiled = torch.compile(model, fullgraph=True)
+    assert_same(results(model, compiled, None), results(model, model, None), limit=1e-4)

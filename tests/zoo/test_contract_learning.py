@@ -1,0 +1,83 @@
+"""Contracts of learning: gradients reach every parameter, a seed decides the model, noise has keys."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from contract_cases import SEQ_LEN, VOCAB, build, every_case, gradients, keys, tokens
+
+from zoo import Context, LanguageModel
+
+# (block name, end of the parameter's name) -> why SPEC lets its gradient be zero, and the test of that.
+NO_GRADIENT: dict[tuple[str, str], str] = {}
+
+
+@every_case
+def test_gradients_reach_every_parameter(case):
+    model = build(case.config()).train()
+    batch, targets = tokens(2, 19), tokens(2, 19, seed=1)
+    logits, aux = model(batch, Context.of(batch, noise_keys=keys(2)))
+    assert aux.keys() == model.aux_weights.keys()
+    assert all(value.shape == () for value in aux.values())
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + model.aux_loss(aux)
+    grads = gradients(model, loss)
+    assert all(grad.isfinite().all() for grad in grads.values())
+    excepted = tuple(parameter for block, parameter in NO_GRADIENT if block == case.name)
+    silent = [name for name, grad in grads.items() if not grad.any()]
+    assert [name for name in silent if not name.endswith(excepted or ("\0",))] == []
+
+
+@every_case
+def test_training_lowers_the_loss(case):
+    """Twenty steps on one batch from the real initialisation."""
+    model = LanguageModel(case.config(), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    batch, targets = tokens(2, SEQ_LEN), tokens(2, SEQ_LEN, seed=1)
+    ctx = Context.of(batch, noise_keys=keys(2))
+    losses = []
+    for _ in range(20):
+        logits, aux = model(batch, ctx)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten()) + model.aux_loss(aux)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@every_case
+def test_a_seed_decides_the_weights(case):
+    def made(seed: int, elsewhere: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(elsewhere)
+        return LanguageModel(case.config(), vocab_size=VOCAB, seq_len=SEQ_LEN, seed=seed).state_dict()
+
+    one, same, other = made(3, elsewhere=1), made(3, elsewhere=2), made(4, elsewhere=1)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    drawn = [name for name in one if not torch.equal(one[name], other[name])]
+    assert "embedding.weight" in drawn
+    assert any(name.startswith("layers.1.") for name in drawn)
+
+
+@every_case
+@torch.no_grad()
+def test_a_training_pass_repeats_under_the_same_keys(case):
+    """Whatever torch's global generator holds, and whatever the model saw before."""
+    model = build(case.config()).train()
+    batch = tokens(2, 19)
+    ctx = Context.of(batch, noise_keys=keys(2))
+    torch.manual_seed(1)
+    logits, aux = model(batch, ctx)
+    torch.manual_seed(2)
+    again, aux_again = model(batch, ctx)
+    assert torch.equal(logits, again)
+    assert all(torch.equal(aux[name], aux_again[name]) for name in aux)
+    fresh, _ = copy.deepcopy(model)(batch, Context.of(batch, noise_keys=keys(2)))
+    assert torch.equal(logits, fresh)
+
+
+@every_case
+@torch.no_grad()
+def test_evaluation_has_no_noise(case):
+    model = build(case.config()).eval()
+    batch = tokens(2, 19)
+    assert torch.equal(model(batch)[0], model(batch, Context.of(batch, noise_keys=keys(2)))[0])

@@ -1,0 +1,47 @@
+"""Contracts over time: the future changes nothing, and decoding token by token is the forward pass."""
+
+import pytest
+import torch
+from contract_cases import SEQ_LEN, VOCAB, build, every_case, keys, tokens
+
+from zoo import Context
+
+
+@every_case
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@torch.no_grad()
+def test_the_future_changes_nothing(case, training):
+    model = build(case.config()).train(training)
+    before = tokens(2, 21)
+    ctx = Context.of(before, noise_keys=keys(2))
+    logits, _ = model(before, ctx)
+    for position in (1, 7, 20):
+        after = before.clone()
+        after[:, position:] = (after[:, position:] + 1) % VOCAB
+        changed, _ = model(after, ctx)
+        torch.testing.assert_close(changed[:, :position], logits[:, :position], rtol=0, atol=1e-10)
+        assert not torch.allclose(changed[:, position], logits[:, position])
+
+
+@every_case
+@pytest.mark.parametrize("capacity", [0, 5, 21])
+@torch.no_grad()
+def test_step_repeated_is_forward(case, capacity):
+    """Past the configured length too, and past the room that was made for the state."""
+    model = build(case.config()).eval()
+    batch = tokens(2, 21)
+    assert batch.shape[1] > SEQ_LEN
+    logits, _ = model(batch)
+    state = model.init_state(2, capacity=capacity)
+    for t in range(batch.shape[1]):
+        step, state = model.step(batch[:, t], state)
+        assert (step - logits[:, t]).abs().max() < 1e-9, f"token {t}"
+
+
+@every_case
+@torch.no_grad()
+def test_a_single_token_is_a_sequence(case):
+    model = build(case.config()).eval()
+    one = tokens(3, 1)
+    step, _ = model.step(one[:, 0], model.init_state(3))
+    torch.testing.assert_close(step, model(one)[0][:, 0], rtol=0, atol=1e-9)

@@ -1,0 +1,127 @@
+"""The pattern language: letters, repetition, groups, layouts, depth; and messages that help."""
+
+import pytest
+
+from zoo import LanguageModel, ModelConfig, UserError
+from zoo.pattern import LAYOUTS, MAX_LAYERS, layers, layout_name
+
+KNOWN = "CFKLS"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "letters"),
+    [
+        ("SF", "SF"),
+        ("F*14", "F" * 14),
+        ("(KKKL)*4", "KKKL" * 4),
+        ("CC(FC)*3", "CCFCFCFC"),
+        ("(SF)", "SF"),
+        ("S(F(KL)*2)*2C", "SFKLKLFKLKLC"),
+        ("((SF)*2)*2", "SF" * 4),
+        ("F*1S*2", "FSS"),
+        (f"F*{MAX_LAYERS}", "F" * MAX_LAYERS),
+    ],
+)
+def test_letters_repetition_and_groups(pattern, letters):
+    assert layers(pattern, None, KNOWN) == letters
+
+
+@pytest.mark.parametrize(
+    ("pattern", "depth", "letters"),
+    [
+        ("SF", 5, "SFSFS"),
+        ("KKKL", 3, "KKK"),
+        ("F", 4, "FFFF"),
+        ("(SF)*4", 2, "SF"),
+        ("interlaced_sf", 4, "SFSF"),
+        ("late_full", 16, "SSSSSSSSFFFFFFSS"),
+    ],
+)
+def test_depth_tiles_or_cuts(pattern, depth, letters):
+    assert layers(pattern, depth, KNOWN) == letters
+
+
+@pytest.mark.parametrize(
+    ("layout", "letters"),
+    [
+        ("baseline", "FFFFFFFFFFFFFF"),
+        ("interlaced_fss", "FSSFSSFSSFSSFF"),
+        ("interlaced_sf", "SFSFSFSFSFSFSS"),
+        ("late_full", "SSSSSSSSFFFFFF"),
+        ("reverse_bookend", "SSSFFFFFFSSSSS"),
+        ("chunked_4s2f", "SSSSFFSSSSFFFF"),
+        ("early_full", "FFFFFFSSSSSSSS"),
+        ("chunked_2f4s", "FFSSSSFFSSSSFF"),
+        ("bookend", "FFFSSSSSSSSFFF"),
+    ],
+)
+def test_named_layouts(layout, letters):
+    assert layers(layout, None, KNOWN) == letters
+    assert layout_name(layout) == layout
+    if layout != "baseline":
+        assert (letters.count("S"), letters.count("F")) == (8, 6)
+        assert layout_name(letters) == layout
+
+
+def test_every_layout_is_tested_above():
+    assert len(LAYOUTS) == 9
+    assert layout_name("SFSF") is None
+    assert layout_name("F" * 14) is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "at", "what"),
+    [
+        ("SFX", 3, "'X'"),
+        ("S F", 2, "' '"),
+        ("*F", 1, "'*'"),
+        ("F*", 2, "'*'"),
+        ("F*0", 2, "'*'"),
+        (f"F*{MAX_LAYERS + 1}", 2, "'*'"),
+        ("F*" + "9" * 5000, 2, "'*'"),
+        ("F*²", 2, "'*'"),
+        ("SF)", 3, "')'"),
+        ("F(SF", 2, "'('"),
+        ("()F", 1, "'('"),
+        ("S(X)", 3, "'X'"),
+        ("3F", 1, "'3'"),
+        ("F**2", 2, "'*'"),
+    ],
+)
+def test_a_bad_pattern_is_explained(pattern, at, what):
+    with pytest.raises(UserError) as caught:
+        layers(pattern, None, KNOWN)
+    said = str(caught.value)
+    assert f"{what} at position {at} " in said
+    assert "Known letters: C, F, K, L, S" in said
+    assert """'model.pattern="(SF)*4"'""" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("pattern", "depth", "said"),
+    [
+        ("", None, "empty"),
+        ("  ", None, "empty"),
+        (None, None, "empty"),
+        ("interlaced_sff", None, "did you mean 'interlaced_sf'?"),
+        ("bokend", None, "did you mean 'bookend'?"),
+        ("sf", None, "did you mean SF?"),
+        ("(Sf)*2", None, "did you mean (SF)*2?"),
+        ("F", 0, "model.depth"),
+        ("F", 10**9, "model.depth"),
+        ("(F*4096)*2", None, "more than 4096 layers"),
+        ("(" * 3000 + "F" + ")" * 3000, None, "nested"),
+    ],
+)
+def test_what_is_no_pattern_at_all(pattern, depth, said):
+    with pytest.raises(UserError) as caught:
+        layers(pattern, depth, KNOWN)
+    assert said in str(caught.value)
+
+
+def test_a_model_has_the_layers_of_its_pattern():
+    config = ModelConfig(pattern="(SF)*2", depth=3, d_model=16, n_heads=2)
+    model = LanguageModel(config, vocab_size=11, seq_len=8)
+    assert model.letters == "SFS"
+    assert [type(layer.mixer).__name__ for layer in model.layers] == ["HyperGraph", "Attention", "HyperGraph"]
