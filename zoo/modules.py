@@ -46,6 +46,12 @@ class OutputProjection(nn.Linear):
     """A projection back into the residual stream; its own class because it starts smaller (std 0.02/√(2N))."""
 
 
+def l2norm(x: Tensor) -> Tensor:
+    """x · rsqrt(Σx² + 1e-6) over the last axis, computed in at least fp32, returned in x's dtype."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
+
+
 def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x·Wᵀ in at least fp32 whatever autocast says: for routing logits, gates and decays."""
     wide = torch.promote_types(x.dtype, torch.float32)
