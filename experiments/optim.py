@@ -9,29 +9,44 @@ import torch
 from torch import Tensor, nn
 
 from experiments.schema import OptimConfig
+from zoo.groups import MAIN, ParameterGroup, grouped_parameters
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Two groups: weights of projections and embeddings decay; gains, biases, convolutions and the rest do not."""
-    decaying = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear | nn.Embedding)}
-    decay = [p for p in model.parameters() if id(p) in decaying]
-    keep = [p for p in model.parameters() if id(p) not in decaying]
-    groups = [
-        {"params": decay, "weight_decay": config.weight_decay, "clip_group": "main"},
-        {"params": keep, "weight_decay": 0.0, "clip_group": "main"},
+    """One group for every (clipping group, learning rate, decay or not) that the model's parts ask for.
+
+    Weights of projections and embeddings decay; gains, biases, convolutions and the rest do not, unless their module
+    says so (zoo.groups). The model's own group comes first: its learning rate is the one that rows show.
+    """
+    groups: dict[tuple[ParameterGroup, bool], dict[int, nn.Parameter]] = {(MAIN, True): {}, (MAIN, False): {}}
+    for parameter, group, decays in grouped_parameters(model):
+        groups.setdefault((group, decays), {})[id(parameter)] = parameter
+    return [
+        {
+            "params": list(parameters.values()),
+            "weight_decay": config.weight_decay if decays else 0.0,
+            "clip_group": group.clip,
+            "lr": config.lr * group.lr_scale,
+            "initial_lr": config.lr * group.lr_scale,
+        }
+        for (group, decays), parameters in groups.items()
+        if parameters
     ]
-    return [g for g in groups if g["params"]]
 
 
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over the parameter groups; the fused form where it exists."""
     return torch.optim.AdamW(
-        parameter_groups(model, config), lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+        parameter_groups(model, config),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
     )
 
 
 def lr_factor(step: int, config: OptimConfig, max_steps: int) -> float:
-    """Learning rate at optimiser step `step` (from 0), as a factor of config.lr.
+    """Learning rate at optimiser step `step` (from 0), as a factor of every group's initial one.
 
     Linear warm-up over warmup_steps, then lr_min + ½(lr − lr_min)(1 + cos π·progress), reaching lr_min at max_steps.
     """

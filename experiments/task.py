@@ -18,6 +18,7 @@ from experiments.schema import Config
 from zoo.context import Context
 from zoo.io import card
 from zoo.model import LanguageModel
+from zoo.schedule import set_step
 
 Batch = dict[str, Tensor]
 
@@ -60,11 +61,15 @@ class LanguageModelling(pl.LightningModule):
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        set_step(self.model, self.global_step, self.config.trainer.max_steps)
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         norm = optim.clip_gradients(optimizer, self.config.optim.clip)
         if not torch.isfinite(norm):
             raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
         self.seen["grad_norm"] = norm
+        set_step(self.model, self.global_step + 1, self.config.trainer.max_steps)
 
     def train_dataloader(self) -> DataLoader:
         """Batches from the step that the trainer is at, so that a resumed run sees what it would have seen."""

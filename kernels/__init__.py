@@ -2,7 +2,39 @@
 
 from kernels.noise import gumbel_noise
 from kernels.ops.attention import attention
+from kernels.ops.cayley import cayley
+from kernels.ops.delta_rule import delta_rule
+from kernels.ops.grouped_linear import grouped_linear
+from kernels.ops.hyper_post import hyper_post
+from kernels.ops.hyper_pre import hyper_pre
+from kernels.ops.indexer_kl import indexer_kl
+from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
+from kernels.ops.memory_mixture import memory_mixture
+from kernels.ops.mesa import mesa
+from kernels.ops.path_attention import path_attention
+from kernels.ops.short_conv import short_conv
+from kernels.ops.sinkhorn import sinkhorn
+from kernels.ops.sparse_attention import sparse_attention
 from kernels.ops.timeline_attention import timeline_attention
 from kernels.rotary import rope
 
-__all__ = ["attention", "gumbel_noise", "rope", "timeline_attention"]
+__all__ = [
+    "AdaptiveK",
+    "attention",
+    "cayley",
+    "delta_rule",
+    "grouped_linear",
+    "gumbel_noise",
+    "hyper_post",
+    "hyper_pre",
+    "indexer_kl",
+    "lightning_topk",
+    "memory_mixture",
+    "mesa",
+    "path_attention",
+    "rope",
+    "short_conv",
+    "sinkhorn",
+    "sparse_attention",
+    "timeline_attention",
+]

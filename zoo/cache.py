@@ -43,6 +43,29 @@ class KVCache:
         self.start, self.stop = 0, rows
 
 
+class RowCache:
+    """One row [B, width] a token, in storage [B, T, width] that doubles when it is full."""
+
+    def __init__(self, batch, width, *, capacity=0, device=None, dtype=torch.float32) -> None:
+        self.rows = torch.zeros(batch, capacity, width, device=device, dtype=dtype)
+        self.length = 0
+
+    def append(self, row: Tensor) -> None:
+        """Append one row [B, width]."""
+        if self.length == self.rows.shape[1]:
+            self.rows = _grown(self.rows, 2 * self.length + 16)
+        self.rows[:, self.length] = row.to(self.rows.dtype)
+        self.length += 1
+
+    def read(self) -> Tensor:
+        """The rows of all tokens [B, n, width], as a view."""
+        return self.rows[:, : self.length]
+
+    def nbytes(self) -> int:
+        """Bytes in storage."""
+        return self.rows.nbytes
+
+
 class GroupedKVCache:
     """Keys and values of several lists a head, [B, H, G, rows, width], whose lengths may differ.
 

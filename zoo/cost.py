@@ -49,3 +49,8 @@ def state_bytes(model: LanguageModel, length: int) -> int:
     """Bytes of the decode state of one sequence after `length` tokens, in the weights' dtype."""
     state = model.init_state(1, capacity=length)
     return sum(layer.mixer.state_bytes(part) for layer, part in zip(model.layers, state.layers, strict=True))
+
+
+def stream_bytes(model: LanguageModel) -> int:
+    """Bytes a token carries from one layer to the next (residual streams, no caches), in the weights' dtype."""
+    return model.streams.carried() * model.config.d_model * model.embedding.weight.element_size()

@@ -36,7 +36,7 @@ class Layer(nn.Module):
         y, c = self.mixer_residual.pre(x)
         z, aux = self.mixer(self.mixer_norm(y), ctx)
         x = self.mixer_residual.post(x, z, c)
-        x, channel_aux = self._feed(x)
+        x, channel_aux = self._feed(x, ctx)
         return x, {**aux, **channel_aux}
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -44,9 +44,9 @@ class Layer(nn.Module):
         y, c = self.mixer_residual.pre(x)
         z, state = self.mixer.step(self.mixer_norm(y)[:, 0], state)
         x = self.mixer_residual.post(x, z[:, None], c)
-        return self._feed(x)[0], state
+        return self._feed(x, None)[0], state
 
-    def _feed(self, x: Tensor) -> tuple[Tensor, Aux]:
+    def _feed(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
         y, c = self.channel_residual.pre(x)
-        z, aux = self.channel(self.channel_norm(y))
+        z, aux = self.channel(self.channel_norm(y), ctx)
         return self.channel_residual.post(x, z, c), aux

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import torch
@@ -15,9 +14,7 @@ from zoo.config import ModelConfig, check_positive
 from zoo.context import Context
 from zoo.layer import Layer
 from zoo.mixer import Aux
-from zoo.modules import Dims, OutputProjection, RMSNorm
-
-INIT_STD = 0.02
+from zoo.modules import INIT_STD, Dims, OutputProjection, RMSNorm, output_std
 
 
 @dataclasses.dataclass
@@ -51,6 +48,8 @@ class LanguageModel(nn.Module):
         self.layers = nn.ModuleList(
             Layer(config, letter, dataclasses.replace(dims, layer=i)) for i, letter in enumerate(self.letters)
         )
+        scheme = registry.get("residual", config.residual.name)
+        self.streams = scheme.cls.streams(getattr(config.residual, scheme.name), dims)
         self.norm = RMSNorm(config.d_model)
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, vocab_size, bias=False)
         self.aux_weights = self._aux_weights()
@@ -63,10 +62,10 @@ class LanguageModel(nn.Module):
         tokens: int64 [B, T]; ctx: None for plain batches without noise (see zoo.context.Context.of).
         """
         ctx = ctx or Context.of(tokens)
-        x = self.layers[0].mixer_residual.expand(self.embedding(tokens))
+        x = self.streams.expand(self.embedding(tokens))
         losses: dict[str, list[Tensor]] = {}
-        for layer in self.layers:
-            x, aux = layer(x, ctx)
+        for i, layer in enumerate(self.layers):
+            x, aux = layer(self.streams.between(x) if i else x, ctx)
             for name, value in aux.items():
                 losses.setdefault(name, []).append(value)
         return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
@@ -80,10 +79,10 @@ class LanguageModel(nn.Module):
     @torch.no_grad()
     def step(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
         """One token a sequence: tokens int64 [B] -> (logits [B, V], the state after it)."""
-        x = self.layers[0].mixer_residual.expand(self.embedding(tokens)[:, None])
+        x = self.streams.expand(self.embedding(tokens)[:, None])
         states = []
-        for layer, before in zip(self.layers, state.layers, strict=True):
-            x, after = layer.step(x, before)
+        for i, (layer, before) in enumerate(zip(self.layers, state.layers, strict=True)):
+            x, after = layer.step(self.streams.between(x) if i else x, before)
             states.append(after)
         return self._logits(x)[:, 0], DecodeState(states)
 
@@ -92,7 +91,7 @@ class LanguageModel(nn.Module):
         return sum((self.aux_weights[name] * value for name, value in aux.items()), 0.0)
 
     def _logits(self, x: Tensor) -> Tensor:
-        x = self.norm(self.layers[-1].mixer_residual.collapse(x))
+        x = self.norm(self.streams.collapse(x))
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
     def _aux_weights(self) -> dict[str, float]:
@@ -110,10 +109,9 @@ def init_weights(model: LanguageModel, seed: int) -> None:
     Those come last, parts before the whole, so that a mixer may set the projections that it is made of.
     """
     generator = torch.Generator().manual_seed(seed)
-    output_std = INIT_STD / math.sqrt(2 * len(model.letters))
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            std = output_std if isinstance(module, OutputProjection) else INIT_STD
+            std = output_std(len(model.letters)) if isinstance(module, OutputProjection) else INIT_STD
             nn.init.normal_(module.weight, std=std, generator=generator)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from zoo.errors import UserError
 
 NORM_EPS = 1e-6
+INIT_STD = 0.02
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +46,25 @@ class RMSNorm(nn.Module):
 
 class OutputProjection(nn.Linear):
     """A projection back into the residual stream; its own class because it starts smaller (std 0.02/√(2N))."""
+
+
+class Gate(nn.Linear):
+    """σ(x·W + b) with b = 0.5 and W Xavier-uniform of gain 0.1, so that a new gate is nearly constant."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out, bias=True)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.xavier_uniform_(self.weight, gain=0.1, generator=generator)
+        nn.init.constant_(self.bias, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(super().forward(x))
+
+
+def output_std(depth: int) -> float:
+    """The standard deviation with which output projections of a model of N layers start: 0.02/√(2N)."""
+    return INIT_STD / math.sqrt(2 * depth)
 
 
 def l2norm(x: Tensor) -> Tensor:

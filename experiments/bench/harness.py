@@ -25,6 +25,7 @@ from experiments.rows import Rows
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.training import make_batches, make_model, make_trainer, quiet, tokenizer_card, tokens_per_step
+from zoo.schedule import set_step
 
 STEP_MS = 120.0
 
@@ -64,11 +65,12 @@ def _bare(config: Config, corpus: data.Corpus, device: torch.device) -> float:
     began = time.perf_counter()
     for step in range(config.bench.steps):
         for group in optimizer.param_groups:
-            group["lr"] = config.optim.lr * optim.lr_factor(step, config.optim, config.bench.steps)
+            group["lr"] = group["initial_lr"] * optim.lr_factor(step, config.optim, config.bench.steps)
         batch = {k: v.to(device) for k, v in task.batches.batch(step).items()}
         loss, aux = task.losses(batch)
         (loss + model.aux_loss(aux)).backward()
         optim.clip_gradients(optimizer, config.optim.clip)
+        set_step(model, step + 1, config.bench.steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     float(loss.detach())  # waits for a GPU

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from zoo.channel import Channel
+from zoo.context import Context
 from zoo.errors import UserError
 from zoo.mixer import Aux
 from zoo.modules import Dims, OutputProjection
@@ -21,19 +23,22 @@ class SwiGLUConfig:
 @register_channel(
     "swiglu", config=SwiGLUConfig, title="SwiGLU", family="dense", source="Shazeer 2020 (arXiv:2002.05202)"
 )
-class SwiGLU(nn.Module):
+class SwiGLU(Channel):
     """y = (SiLU(x·W_gate) ⊙ (x·W_up))·W_down, without biases; x [..., D]."""
-
-    aux_weights: dict[str, float] = {}  # noqa: RUF012  (no auxiliary loss; same attribute as mixers have)
 
     def __init__(self, config: SwiGLUConfig, dims: Dims) -> None:
         super().__init__()
-        hidden = -(-dims.d_model // 3) * 8 if config.hidden is None else config.hidden
+        hidden = default_hidden(dims.d_model) if config.hidden is None else config.hidden
         if hidden < 1:
             raise UserError(f"swiglu.hidden={hidden} must be at least 1")
         self.gate = nn.Linear(dims.d_model, hidden, bias=False)
         self.up = nn.Linear(dims.d_model, hidden, bias=False)
         self.down = OutputProjection(hidden, dims.d_model, bias=False)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Aux]:
+    def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
         return self.down(F.silu(self.gate(x)) * self.up(x)), {}
+
+
+def default_hidden(d_model: int) -> int:
+    """8/3·D rounded up to a multiple of 8."""
+    return -(-d_model // 3) * 8

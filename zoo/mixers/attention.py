@@ -10,7 +10,7 @@ from zoo.cache import KVCache
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, even_width, head_width, positive
+from zoo.modules import Dims, Gate, OutputProjection, RMSNorm, even_width, head_width, positive
 from zoo.registry import register_mixer
 
 
@@ -116,17 +116,3 @@ class Attention(Mixer):
         if self.output_gate is not None:
             o = o * self.output_gate(x)
         return self.o_proj(o)
-
-
-class Gate(nn.Linear):
-    """σ(x·W + b) with b = 0.5 and W Xavier-uniform of gain 0.1, so that a new gate is nearly constant."""
-
-    def __init__(self, width: int, out: int) -> None:
-        super().__init__(width, out, bias=True)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        nn.init.xavier_uniform_(self.weight, gain=0.1, generator=generator)
-        nn.init.constant_(self.bias, 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(super().forward(x))

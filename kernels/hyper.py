@@ -1,0 +1,25 @@
+"""What the operations on residual streams ask of their arguments, said in a sentence with the shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+def check_matrices(name: str, raw: Tensor) -> None:
+    """Raise ValueError unless raw holds square matrices [..., n, n] of floating numbers."""
+    if raw.dim() < 2 or raw.shape[-1] != raw.shape[-2] or raw.shape[-1] == 0 or not raw.is_floating_point():
+        raise ValueError(f"{name} needs floating raw [..., n, n], got {raw.dtype} {tuple(raw.shape)}")
+
+
+def check_streams(name: str, streams: Tensor, **wanted: tuple[Tensor, Sequence[int]]) -> None:
+    """Raise ValueError unless streams are [B, T, n, D] and every further (tensor, shape) fits."""
+    if streams.dim() != 4:
+        raise ValueError(f"{name} needs streams [B, T, n, D], got {tuple(streams.shape)}")
+    for what, (tensor, shape) in wanted.items():
+        if tuple(tensor.shape) != tuple(shape):
+            raise ValueError(
+                f"{name} with streams {tuple(streams.shape)} needs {what} {tuple(shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )

@@ -1,0 +1,78 @@
+"""The Cayley transform without a solve where n = 1, 2 or 4, and a gradient that needs only the result."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import without_autocast
+from kernels.ops.cayley.reference import cayley_reference
+
+
+def cayley_torch(raw: Tensor) -> Tensor:
+    """As the reference; saves Q alone for the backward."""
+    return _Cayley.apply(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+
+
+class _Cayley(torch.autograd.Function):
+    """Q, and dL/draw = ¼·(X − Xᵀ)ᵀ with X = (Q + I)ᵀ·G·(Q + I)ᵀ, as (I + A)⁻¹ = (Q + I) / 2."""
+
+    @staticmethod
+    def forward(ctx, raw: Tensor) -> Tensor:
+        q = CLOSED_FORMS.get(raw.shape[-1], cayley_reference)(raw)
+        ctx.save_for_backward(q)
+        return q
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (q,) = ctx.saved_tensors
+        with without_autocast(q):
+            c = (q + torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)).mT
+            x = c @ grad @ c
+        return (x.mT - x) / 4
+
+
+def _cayley_1(raw: Tensor) -> Tensor:
+    return torch.ones_like(raw)
+
+
+def _cayley_2(raw: Tensor) -> Tensor:
+    """A turn by 2·arctan a: [[1 − a², −2a], [2a, 1 − a²]] / (1 + a²)."""
+    a = (raw[..., 0, 1] - raw[..., 1, 0]) / 2
+    t = 2 / (1 + a * a)
+    return torch.stack([t - 1, -t * a, t * a, t - 1], -1).view(raw.shape)
+
+
+def _cayley_4(raw: Tensor) -> Tensor:
+    """The closed form over the six entries of A's upper triangle, a … f row by row.
+
+    With pf = af − be + cd (the Pfaffian), s = a² + … + f² (half the squared norm) and A* the dual of A (a and
+    f, b and −e, c and d exchanged), A⁴ + sA² + pf²·I = 0 and A³ = −sA + pf·A* turn the inverse into
+
+        (I + A)⁻¹ = [(1 + s)·I + A² − A − pf·A*] / (1 + s + pf²),     Q = 2·(I + A)⁻¹ − I
+
+    whose diagonal is a sum of squares: nothing cancels, however large A is. Works on the 16 entries as planes
+    of their own, which is what vector units want.
+    """
+    x = raw.reshape(-1, 16).t().contiguous().unbind(0)
+    a, b, c, d, e, f = ((x[i] - x[j]) / 2 for i, j in ((1, 4), (2, 8), (3, 12), (6, 9), (7, 13), (11, 14)))
+    pf = a * f - b * e + c * d
+    aa, bb, cc, dd, ee, ff = (y * y for y in (a, b, c, d, e, f))
+    t = 2 / (1 + aa + bb + cc + dd + ee + ff + pf * pf)
+
+    def mirrored(symmetric: Tensor, skew: Tensor) -> tuple[Tensor, Tensor]:
+        return t * (symmetric - skew), t * (symmetric + skew)
+
+    q01, q10 = mirrored(-b * d - c * e, a + pf * f)
+    q02, q20 = mirrored(a * d - c * f, b - pf * e)
+    q03, q30 = mirrored(a * e + b * f, c + pf * d)
+    q12, q21 = mirrored(-a * b - e * f, d + pf * c)
+    q13, q31 = mirrored(d * f - a * c, e - pf * b)
+    q23, q32 = mirrored(-b * c - d * e, f + pf * a)
+    q00, q11 = t * (1 + dd + ee + ff) - 1, t * (1 + bb + cc + ff) - 1
+    q22, q33 = t * (1 + aa + cc + ee) - 1, t * (1 + aa + bb + dd) - 1
+    planes = [q00, q01, q02, q03, q10, q11, q12, q13, q20, q21, q22, q23, q30, q31, q32, q33]
+    return torch.stack(planes).t().contiguous().view(raw.shape)
+
+
+CLOSED_FORMS = {1: _cayley_1, 2: _cayley_2, 4: _cayley_4}

@@ -1,0 +1,105 @@
+"""The gated delta rule: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.checks import check_packed
+from kernels.dispatch import Operation
+from kernels.ops.delta_rule.reference import delta_rule_reference
+from kernels.ops.delta_rule.torch_ops import delta_rule_torch
+
+__all__ = ["delta_rule"]
+
+
+def _one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
+    """A decoding step, for which there is nothing to gain from chunks."""
+    return q.shape[1] == 1 and cu_seqlens is None
+
+
+OPERATION = Operation("delta_rule")
+OPERATION.register("reference", delta_rule_reference, suits=_one_token)
+OPERATION.register("torch", delta_rule_torch)
+
+
+def delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule; with a gate per channel, Kimi delta attention.
+
+        S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ        o_t = scale · S_tᵀ·q_t
+
+    q, k           [B, T, H, K], any floating dtype; k normalised by the caller (a longer k with β > 0 may diverge)
+    v              [B, T, H, V]
+    g              [B, T, H] (one decay a head) or [B, T, H, K] (one a channel), log gates ≤ 0 in nats, not checked
+    beta           [B, T, H], in (0, 1), or (0, 2) for transitions with negative eigenvalues, not checked
+    scale          None: K^(−1/2)
+    initial_state  [N, H, K, V], the state before every sequence (None: zeros); N = B, or packed the sequences
+    cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
+    backend        auto, torch (chunks of 32 tokens), reference (token by token; what auto takes for T = 1)
+    returns        o [B, T, H, V] in v's dtype; the states after the last tokens [N, H, K, V], None unless
+                   `output_final_state`. States and arithmetic in at least fp32
+
+    H is the number of heads of g and beta; q, k and v may have fewer: head h uses their head ⌊h·Hx/H⌋.
+    Work and memory are linear in T. The torch form reads the boundaries on the host, if there are any.
+    Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call.
+    Source: Yang et al. 2024 (arXiv:2412.06464), eq. 10; per channel: Kimi Team 2025 (arXiv:2510.26692), eq. 1.
+    """
+    check_delta_rule(q, k, v, g, beta, initial_state, cu_seqlens)
+    heads = beta.shape[2]
+    q, k, v = (x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2) for x in (q, k, v))
+    return OPERATION(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+
+
+def check_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """Raise ValueError if the arguments of `delta_rule` do not fit each other."""
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip("qkvg", (q, k, v, g), strict=True))
+    shapes += f", beta {tuple(beta.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4 or beta.dim() != 3 or g.dim() not in (3, 4):
+        raise ValueError(
+            "delta_rule needs q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or [B, T, H, K], beta [B, T, H], "
+            f"got {shapes}"
+        )
+    if len({x.shape[:2] for x in (q, k, v, g, beta)}) > 1 or q.shape[1] == 0:
+        raise ValueError(f"delta_rule needs one batch and one time, not 0, got {shapes}")
+    if q.shape[3] != k.shape[3] or g.shape not in (beta.shape, (*beta.shape, k.shape[3])):
+        raise ValueError(f"delta_rule: key widths or the heads of g and beta differ: {shapes}")
+    if any(x.shape[2] == 0 or beta.shape[2] % x.shape[2] for x in (q, k, v)):
+        raise ValueError(f"delta_rule needs heads of q, k, v that divide those of g and beta, got {shapes}")
+    if cu_seqlens is not None:
+        check_packed("delta_rule", q, k, cu_seqlens)
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    wanted = (sequences, beta.shape[2], k.shape[3], v.shape[3])
+    if initial_state is not None and initial_state.shape != wanted:
+        raise ValueError(
+            f"delta_rule needs initial_state [N, H, K, V] = {wanted}, got {tuple(initial_state.shape)}"
+        )

@@ -1,0 +1,113 @@
+"""How sequences of any lengths become chunks that can be walked through in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CHUNK = 32
+"""Tokens a chunk at most: more make larger products, fewer more steps."""
+
+GROUP = 2**17
+"""Numbers that a tensor of one group of chunks may hold on a CPU, so that what is in use stays in its cache."""
+
+
+def chunk_length(tokens: int, sequences: int) -> int:
+    """A power of two that wastes less than half of it on sequences of average length."""
+    average = tokens / max(sequences, 1)
+    return next((c for c in (2, 4, 8, 16) if c >= average), CHUNK)
+
+
+def most_chunks(tokens: int, sequences: int) -> int:
+    """More chunks than this cannot come out, whatever the lengths; known without looking at them."""
+    return tokens // chunk_length(tokens, sequences) + sequences
+
+
+@dataclass(frozen=True)
+class Group:
+    """Chunks that are computed together: some steps, and all sequences that are still running in each.
+
+    rows    int64 [M, C], for every slot its row of the flat [tokens·H (+1)] axis; the last, spare row for padding
+    filled  bool [M, C], false for padding
+    steps   for every step its chunks, as a slice of M; those of sequence rank r (and head h) stand at place r·H + h
+    first   place of the group's first chunk among all chunks
+    """
+
+    rows: Tensor
+    filled: Tensor
+    steps: list[slice]
+    first: int
+
+    @property
+    def places(self) -> slice:
+        return slice(self.first, self.first + self.rows.shape[0])
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Sequences cut into chunks of C tokens, padded at their ends, in the order in which a scan meets them.
+
+    Step s holds the s-th chunk of every sequence that has one. Sequences are ranked by falling length, so that those
+    which still run are the first ones at every step.
+
+    order   int64 [N], the sequence of every rank
+    start   int64 [n], a chunk's first token; filled: int64 [n], how many of its slots are tokens
+    active  how many sequences run at each step
+    """
+
+    tokens: int
+    heads: int
+    length: int
+    order: Tensor
+    start: Tensor
+    filled: Tensor
+    active: list[int]
+
+    @staticmethod
+    def of(lengths: Tensor, heads: int) -> Chunks:
+        """lengths: int64 [N] on the CPU, the lengths of sequences that stand one after another."""
+        tokens = int(lengths.sum())
+        length = chunk_length(tokens, lengths.shape[0])
+        order = torch.argsort(lengths, descending=True, stable=True)
+        first = (lengths.cumsum(0) - lengths)[order]
+        lengths = lengths[order]
+        chunks = (lengths + length - 1) // length
+        steps = torch.arange(int(chunks.max()))
+        active = torch.searchsorted(-chunks, -steps)  # chunks falls: how many exceed the step
+        step = steps.repeat_interleave(active)
+        rank = torch.arange(step.shape[0]) - (active.cumsum(0) - active)[step]
+        start = first[rank] + step * length
+        filled = (lengths[rank] - step * length).clamp_max(length)
+        return Chunks(tokens, heads, length, order, start, filled, active.tolist())
+
+    def groups(self, width: int, device: torch.device) -> Iterator[Group]:
+        """All groups in the order of time; tensors of `width` numbers a slot are what a group is sized for."""
+        slots = self.length * self.heads * width
+        room = GROUP if device.type == "cpu" else 64 * GROUP
+        begin = done = 0
+        while begin < len(self.active):
+            end, chunks = begin + 1, self.active[begin]
+            while end < len(self.active) and (chunks + self.active[end]) * slots <= room:
+                chunks += self.active[end]
+                end += 1
+            yield self._group(done, self.active[begin:end], device)
+            begin, done = end, done + chunks
+
+    def _group(self, done: int, active: list[int], device: torch.device) -> Group:
+        chunks = slice(done, done + sum(active))
+        slot = torch.arange(self.length)
+        filled = slot < self.filled[chunks, None]
+        token = torch.where(filled, self.start[chunks, None] + slot, self.tokens)
+        head = torch.arange(self.heads)[:, None]
+        rows = (token[:, None] * self.heads + head).clamp_max(self.tokens * self.heads)
+        filled = filled[:, None].expand_as(rows)
+        steps, place = [], 0
+        for n in active:
+            steps.append(slice(place, place + n * self.heads))
+            place += n * self.heads
+        return Group(
+            rows.flatten(0, 1).to(device), filled.flatten(0, 1).to(device), steps, done * self.heads
+        )

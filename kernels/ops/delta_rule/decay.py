@@ -1,0 +1,140 @@
+"""Products of queries and keys under a decay, without ever exponentiating a positive number.
+
+Everywhere here: M chunks of C tokens (a power of two); the rows of a token are its query and its key,
+rows [M, C, 2, K]; keys are rows[:, :, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
+
+Sums of gates are added up from single gates and never subtracted, forward or backward, so that a gate of −30 costs its
+neighbours no digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def decay_of(g: Tensor) -> SharedDecay | ChannelDecay:
+    """What tokens decay by inside a chunk.
+
+    prefix   exp of the sum of gates from the chunk's first token to this one, both included, like g
+    suffix   exp of the sum of gates from this token, excluded, to the chunk's last, like g
+    products(rows)
+             rows_i·k_j under the decay between j and i: [M, C, 2, C], zero for j > i and, for keys, for j = i
+    backward(grad, rows, products, d_prefix, d_suffix)
+             from the gradients of `products` (zero where those are zero), log prefix and log suffix: the
+             gradients of rows as left factors [M, C, 2, K], of keys as right ones [M, C, K], and of g.
+             May overwrite d_prefix and d_suffix
+    """
+    return SharedDecay(g) if g.shape[-1] == 1 else ChannelDecay(g)
+
+
+class SharedDecay:
+    """All channels of a head decay alike: the decay between two tokens is a number, D [M, C, C]."""
+
+    def __init__(self, g: Tensor) -> None:
+        length = g.shape[1]
+        self.lower = torch.ones(length, length, dtype=g.dtype, device=g.device).tril()
+        self.before = self.lower.tril(-1)
+        self.prefix = g.cumsum(1).exp_()
+        self.suffix = torch.matmul(self.before.T, g).exp_()
+        between = torch.matmul(self.lower, g * self.before)  # Σ of the gates after j, up to i
+        self.between = between.exp_().mul_(self.lower)
+
+    def products(self, rows: Tensor) -> Tensor:
+        keys = rows[:, :, 1].transpose(1, 2).contiguous()
+        products = torch.bmm(rows.flatten(1, 2), keys).view(*rows.shape[:3], -1).mul_(self.between.unsqueeze(2))
+        products[:, :, 1] *= self.before
+        return products
+
+    def backward(
+        self, grad: Tensor, rows: Tensor, products: Tensor, d_prefix: Tensor, d_suffix: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        d_between = torch.matmul(self.lower.T, (grad * products).sum(2)).mul_(self.before)
+        d_g = d_between.sum(-1, keepdim=True)
+        d_g += torch.matmul(self.lower.T, d_prefix) + torch.matmul(self.before, d_suffix)
+        grad = (grad * self.between.unsqueeze(2)).flatten(1, 2)
+        d_rows = torch.bmm(grad, rows[:, :, 1]).view_as(rows)
+        return d_rows, torch.bmm(grad.transpose(1, 2), rows.flatten(1, 2)), d_g
+
+
+@dataclass(frozen=True)
+class Level:
+    """One halving: blocks of 2·half tokens, and what their right rows and left keys decay by.
+
+    right  exp of the sum of gates from the middle to the token, itself included, [M, C/2h, h, K]
+    left   exp of the sum of gates from the token, itself excluded, to the middle, likewise
+    """
+
+    half: int
+    right: Tensor
+    left: Tensor
+
+    def split(self, x: Tensor, side: int, dim: int = 1) -> Tensor:
+        """The left (0) or right (1) halves of the blocks along a token axis, a view [..., C/2h, h, ...]."""
+        return x.unflatten(dim, (-1, 2, self.half)).select(dim + 1, side)
+
+    def factors(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Decayed rows of the right halves [M, C/2h, h, 2, K] and decayed keys of the left [M, C/2h, h, K]."""
+        return self.split(rows, 1) * self.right.unsqueeze(-2), self.split(rows[:, :, 1], 0) * self.left
+
+    def pairs(self, products: Tensor) -> Tensor:
+        """The entries of products [M, C, 2, C] that belong to this level, a view [M, C/2h, h, 2, h]."""
+        blocks = self.split(self.split(products, 0, dim=3), 1)  # [M, C/2h, h, 2, C/2h, h]
+        return blocks.diagonal(dim1=1, dim2=4).movedim(-1, 1)
+
+
+class ChannelDecay:
+    """Every channel decays by itself.
+
+    For tokens i > j, Σ_c x_ic·k_jc·exp(g_{j+1,c} + … + g_{i,c}) is no product of a row factor and a column factor that
+    both stay in range: exp(−g_1 − … − g_j) overflows. Around a point m between them it is one, though,
+    exp(g_{m+1} + … + g_i)·exp(g_{j+1} + … + g_m), both factors ≤ 1. So a chunk is halved, the products of its right with
+    its left half are taken around the middle, and each half is treated the same way: log2(C) levels, each a
+    batch of matrix products, which together hold every pair once.
+    """
+
+    def __init__(self, g: Tensor) -> None:
+        prefix, suffix = g.clone(), torch.zeros_like(g)
+        self.levels: list[Level] = []
+        half = 1
+        while half < g.shape[1]:
+            p, s = (x.unflatten(1, (-1, 2, half)) for x in (prefix, suffix))
+            self.levels.append(Level(half, p[:, :, 1].exp(), s[:, :, 0].exp()))
+            s[:, :, 0] += p[:, :, 1, -1:]
+            p[:, :, 1] += p[:, :, 0, -1:]
+            half *= 2
+        self.prefix, self.suffix = prefix.exp_(), suffix.exp_()
+
+    def products(self, rows: Tensor) -> Tensor:
+        chunks, length, _, width = rows.shape
+        products = rows.new_zeros(chunks, length, 2, length)
+        for level in self.levels:
+            right, left = level.factors(rows)
+            # Contiguous, because batches of small products with a transposed factor take five times as long.
+            columns = left.view(-1, level.half, width).transpose(1, 2).contiguous()
+            pairs = level.pairs(products)
+            pairs.copy_(torch.bmm(right.view(-1, 2 * level.half, width), columns).view(pairs.shape))
+        products.diagonal(dim1=1, dim2=3)[:, 0] = (rows[:, :, 0] * rows[:, :, 1]).sum(-1)
+        return products
+
+    def backward(
+        self, grad: Tensor, rows: Tensor, products: Tensor, d_prefix: Tensor, d_suffix: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        same = grad.diagonal(dim1=1, dim2=3)[:, 0].unsqueeze(-1)
+        d_rows, d_keys = torch.zeros_like(rows), same * rows[:, :, 0]
+        d_rows[:, :, 0] = same * rows[:, :, 1]
+        for level in reversed(self.levels):
+            right, left = level.factors(rows)
+            pairs = level.pairs(grad).reshape(-1, 2 * level.half, level.half)
+            d_right = torch.bmm(pairs, left.flatten(0, 1)).view_as(right)
+            d_left = torch.bmm(pairs.transpose(1, 2), right.flatten(0, 1).flatten(1, 2)).view_as(left)
+            level.split(d_rows, 1).addcmul_(d_right, level.right.unsqueeze(-2))
+            level.split(d_keys, 0).addcmul_(d_left, level.left)
+            p, s = (x.unflatten(1, (-1, 2, level.half)) for x in (d_prefix, d_suffix))
+            p[:, :, 0, -1] += p[:, :, 1].sum(2)
+            p[:, :, 1, -1] += s[:, :, 0].sum(2)
+            p[:, :, 1] += right.mul_(d_right).sum(3)
+            s[:, :, 0] += left.mul_(d_left)
+        return d_rows, d_keys, d_prefix

@@ -1,0 +1,49 @@
+"""The gated delta rule as its definition has it: one token after another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def delta_rule_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Every sequence by itself, token by token; a batch is a set of sequences of equal length."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide = torch.promote_types(q.dtype, torch.float32)
+    decay = g.exp() if g.dim() == 4 else g.exp().unsqueeze(-1)
+    inputs = [x.to(wide) for x in (q * scale, k, v, decay, beta.unsqueeze(-1))]
+    lengths = [q.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
+    sequences = zip(*(x.split(lengths, 1) for x in inputs), strict=True)
+    shape = (q.shape[0] * len(lengths), *k.shape[2:], v.shape[-1])
+    state = q.new_zeros(shape, dtype=wide) if initial_state is None else initial_state.to(wide)
+    outputs, finals = [], []
+    for s, sequence in zip(state.chunk(len(lengths)), sequences, strict=True):
+        for token in zip(*(x.unbind(1) for x in sequence), strict=True):
+            o, s = delta_rule_step(s, *token)
+            outputs.append(o)
+        finals.append(s)
+    return torch.stack(outputs, 1).to(v.dtype), torch.cat(finals) if output_final_state else None
+
+
+def delta_rule_step(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """S ← (I − β·k·kᵀ)·Diag(decay)·S + β·k·vᵀ;  o = Sᵀ·q (q is already scaled).
+
+    state [B, H, K, V]; q, k [B, H, K]; v [B, H, V]; decay [B, H, K or 1]; beta [B, H, 1].
+    """
+    state = decay.unsqueeze(-1) * state
+    error = v - torch.einsum("bhk,bhkv->bhv", k, state)
+    state = state + torch.einsum("bhk,bhv->bhkv", beta * k, error)
+    return torch.einsum("bhk,bhkv->bhv", q, state), state

@@ -1,0 +1,14 @@
+"""Grouped products as the definition has them: every row with a copy of its matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def grouped_linear_reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Memory M·N·K. Raises ValueError if the counts do not add up to the rows."""
+    group = torch.arange(len(counts), device=x.device).repeat_interleave(counts.to(x.device))
+    if len(group) != len(x):
+        raise ValueError(f"grouped_linear: counts add up to {len(group)}, but there are {len(x)} rows")
+    return torch.einsum("mnk,mk->mn", weight[group], x)

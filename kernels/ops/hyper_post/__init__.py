@@ -1,0 +1,42 @@
+"""How residual streams are mixed and take a sub-block's output: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.hyper import check_streams
+from kernels.ops.hyper_post.reference import hyper_post_reference
+from kernels.ops.hyper_post.torch_ops import hyper_post_torch
+
+__all__ = ["hyper_post"]
+
+OPERATION = Operation("hyper_post")
+OPERATION.register("torch", hyper_post_torch, suits=always)
+OPERATION.register("reference", hyper_post_reference, suits=not_unasked)
+
+
+def hyper_post(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, *, backend: str = "auto") -> Tensor:
+    """The streams after a sub-block: mixed among each other, plus its output in shares.
+
+        x_i ← Σ_j h_res_ij · x_j + h_post_i · z
+
+    streams  [B, T, n, D], x; any floating dtype
+    z        [B, T, D], the sub-block's output
+    h_res    [B, T, n, n], or [n, n] for all tokens
+    h_post   [B, T, n]
+    backend  auto, torch, reference
+    returns  [B, T, n, D] in the streams' dtype, computed in at least fp32 whatever autocast says
+
+    Raises ValueError for shapes that do not fit, and for an unknown backend.
+    Source: hyper-connections (arXiv:2409.19606), equation 3; mHC (arXiv:2512.24880), equation 3.
+    """
+    n = streams.shape[-2:-1]
+    check_streams(
+        "hyper_post",
+        streams,
+        z=(z, streams.shape[:-2] + streams.shape[-1:]),
+        h_res=(h_res, n + n if h_res.dim() == 2 else streams.shape[:-1] + n),
+        h_post=(h_post, streams.shape[:-1]),
+    )
+    return OPERATION(streams, z, h_res, h_post, backend=backend)

@@ -1,0 +1,14 @@
+"""The streams after a sub-block, as the definition has them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def hyper_post_reference(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
+    """x_i ← Σ_j h_res_ij · x_j + h_post_i · z."""
+    wide = torch.promote_types(streams.dtype, torch.float32)
+    x, z, h_res, h_post = (y.to(wide) for y in (streams, z, h_res, h_post))
+    mixed = (h_res[..., None] * x.unsqueeze(-3)).sum(-2)
+    return (mixed + h_post[..., None] * z.unsqueeze(-2)).to(streams.dtype)

@@ -1,0 +1,33 @@
+"""What a sub-block reads from several residual streams: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.hyper import check_streams
+from kernels.ops.hyper_pre.reference import hyper_pre_reference
+from kernels.ops.hyper_pre.torch_ops import hyper_pre_torch
+
+__all__ = ["hyper_pre"]
+
+OPERATION = Operation("hyper_pre")
+OPERATION.register("torch", hyper_pre_torch, suits=always)
+OPERATION.register("reference", hyper_pre_reference, suits=not_unasked)
+
+
+def hyper_pre(streams: Tensor, h_pre: Tensor, *, backend: str = "auto") -> Tensor:
+    """The weighted sum of the streams that a sub-block reads.
+
+        y = Σ_i h_pre_i · x_i
+
+    streams  [B, T, n, D], x; any floating dtype
+    h_pre    [B, T, n] coefficients of every token
+    backend  auto, torch, reference
+    returns  [B, T, D] in the streams' dtype, computed in at least fp32 whatever autocast says
+
+    Raises ValueError for shapes that do not fit, and for an unknown backend.
+    Source: hyper-connections (arXiv:2409.19606), equation 3; mHC (arXiv:2512.24880), equation 3.
+    """
+    check_streams("hyper_pre", streams, h_pre=(h_pre, streams.shape[:-1]))
+    return OPERATION(streams, h_pre, backend=backend)

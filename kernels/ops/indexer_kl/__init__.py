@@ -1,0 +1,73 @@
+"""What the lightning indexer learns from: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.checks import check_attention
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.ops.indexer_kl.reference import indexer_kl_reference
+from kernels.ops.indexer_kl.torch_ops import indexer_kl_torch
+from kernels.ops.lightning_topk.scores import check_indexer
+from kernels.ops.sparse_attention import check_indices
+
+__all__ = ["indexer_kl"]
+
+OPERATION = Operation("indexer_kl")
+OPERATION.register("torch", indexer_kl_torch, suits=always)
+OPERATION.register("reference", indexer_kl_reference, suits=not_unasked)
+
+
+def indexer_kl(
+    q: Tensor,
+    k: Tensor,
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    tau: Tensor,
+    *,
+    indices: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """How far the indexer's scores are from the attention that they stand for.
+
+        p_ts = mean_h softmax_s(scale · q_th·k_s)                       (detached: q, k get no gradient)
+        loss = mean_t Σ_s p_ts · (log p_ts − log softmax_s(τ·I_ts))     over each sequence, then over sequences
+
+    with I as in `lightning_topk`; s runs over all visible keys (indices None: warm-up), or over S_t.
+
+    q, k        [B, T, H, K], [B, T, Hkv, K], any floating dtype, as attention sees them (rotated)
+    q_idx, k_idx, w_idx, bias   as in `lightning_topk`, with Tq = Tk
+    tau         [], τ > 0
+    indices     None, or int32/int64 [B, T, n] as `lightning_topk` returns them
+    scale       None: K^(−1/2)
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1), none of them empty
+    backend     auto, torch (blocks of queries), reference (T × T memory)
+    returns     [] in at least fp32, in nats; differentiable in q_idx, k_idx, w_idx, bias, tau (once)
+
+    Raises ValueError for shapes that do not fit, and for a backend that is unknown.
+    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 3 and 4.
+    """
+    check_attention("indexer_kl", q, k, k, cu_seqlens=cu_seqlens)
+    check_indexer("indexer_kl", q_idx, k_idx, w_idx, bias, cu_seqlens)
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, q_idx {tuple(q_idx.shape)}, k_idx {tuple(k_idx.shape)}"
+    if not q.shape[:2] == k.shape[:2] == q_idx.shape[:2] == k_idx.shape[:2] or tau.dim():
+        raise ValueError(f"indexer_kl needs one [B, T] and tau [], got {shapes}, tau {tuple(tau.shape)}")
+    if indices is not None:
+        check_indices("indexer_kl", indices, q)
+    return OPERATION(
+        q,
+        k,
+        q_idx,
+        k_idx,
+        w_idx,
+        bias,
+        tau,
+        indices=indices,
+        scale=scale,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )

@@ -1,0 +1,76 @@
+"""The lightning indexer's selection: the public function and its backends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.ops.lightning_topk.adaptive import AdaptiveK
+from kernels.ops.lightning_topk.reference import lightning_topk_reference
+from kernels.ops.lightning_topk.scores import check_indexer
+from kernels.ops.lightning_topk.torch_ops import lightning_topk_torch
+
+__all__ = ["AdaptiveK", "lightning_topk"]
+
+OPERATION = Operation("lightning_topk")
+OPERATION.register("torch", lightning_topk_torch, suits=always)
+OPERATION.register("reference", lightning_topk_reference, suits=not_unasked)
+
+
+def lightning_topk(
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | int | AdaptiveK,
+    k_max: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """The keys that each query attends to, chosen by the lightning indexer.
+
+        I_ts = Σ_j w_tj · σ(q_tj·k_s/√d_I + b_j)          over s ≤ t of t's sequence
+        S_t  = {t} ∪ the k_t − 1 other s of highest I_ts,  ties to the later s
+
+    q_idx       [B, Tq, HI, DI], any floating dtype
+    k_idx       [B, Tk, DI], one key a token, shared by the HI index heads. Query i stands at position
+                i + Tk − Tq: a shorter q aligns with the end of k
+    w_idx       [B, Tq, HI] ≥ 0, the heads' weights (after their sigmoid)
+    bias        [HI]
+    k           how many keys a query keeps: an int, an integer tensor [B, Tq], or an AdaptiveK, which looks at the
+                query's own scores; at least 1, at most k_max and as many as the query sees
+    k_max       width of the result; None: k, or the most that an AdaptiveK gives
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
+    backend     auto, torch (blocks of queries), reference (one query at a time)
+    returns     int32 [B, Tq, k_max], positions along the (packed) axis: t first, then by falling score, −1 where
+                unused
+
+    Scores in at least fp32; scores within 2^−40·Σ_j w_tj are ties. Work is T²·HI·DI, memory T·(k_max + HI·DI).
+    No gradient passes. Raises ValueError for shapes that do not fit, and for a backend that is unknown.
+    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 1, with the sigmoid gates of OrthGSA, step 3.3.
+    """
+    check_indexer("lightning_topk", q_idx, k_idx, w_idx, bias, cu_seqlens)
+    k_max = _widest(k) if k_max is None else k_max
+    if k_max < 1 or (isinstance(k, int) and k < 1):
+        raise ValueError(f"lightning_topk needs k ≥ 1 and k_max ≥ 1, got k={k}, k_max={k_max}")
+    if isinstance(k, int):
+        k = AdaptiveK("none", k, 1, k)
+    if isinstance(k, Tensor):
+        _check_counts(k, q_idx)
+    return OPERATION(q_idx, k_idx, w_idx, bias, k=k, k_max=k_max, cu_seqlens=cu_seqlens, backend=backend)
+
+
+def _widest(k: Tensor | int | AdaptiveK) -> int:
+    if isinstance(k, Tensor):
+        raise ValueError("lightning_topk needs k_max where k is a tensor: the width of the result")
+    return k if isinstance(k, int) else k.most
+
+
+def _check_counts(k: Tensor, q_idx: Tensor) -> None:
+    if k.shape != q_idx.shape[:2] or k.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"lightning_topk needs k as int32 or int64 [B, Tq] = {tuple(q_idx.shape[:2])}, "
+            f"got {k.dtype} {tuple(k.shape)}"
+        )

@@ -1,0 +1,49 @@
+"""How many keys a query keeps, from how much its scores discriminate."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+RULES = ("none", "seed", "inverse")
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveK:
+    """v -> k, for v the population variance of I_ts/H^I over the entries that query t sees (0 for one entry).
+
+        none     k = base
+        seed     k = clip(base·(1 + beta·softplus(v)), least, most)       grows with v; never below 1.69·base
+        inverse  k = clip(base·√(reference/v), least, most)               fewer keys where scores discriminate
+
+    rounded to the nearest integer. As 0 ≤ v ≤ ¼, `inverse` reaches both limits. Raises ValueError for an unknown
+    rule and for sizes that are not 1 ≤ least ≤ base ≤ most.
+    """
+
+    rule: str
+    base: int
+    least: int
+    most: int
+    beta: float = 1.0
+    reference: float = 0.003
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"the rule of AdaptiveK is one of {', '.join(RULES)}, not {self.rule!r}")
+        if not 1 <= self.least <= self.base <= self.most:
+            raise ValueError(
+                f"AdaptiveK needs 1 ≤ least ≤ base ≤ most, got {self.least}, {self.base}, {self.most}"
+            )
+
+    def __call__(self, variance: Tensor) -> Tensor:
+        """variance [...] in at least fp32 -> k int64 [...]."""
+        if self.rule == "none":
+            return torch.full_like(variance, self.base, dtype=torch.int64)
+        if self.rule == "seed":
+            k = self.base * (1 + self.beta * F.softplus(variance))
+        else:
+            k = self.base * torch.sqrt(self.reference / variance)
+        return k.clamp(self.least, self.most).round().to(torch.int64)

@@ -1,0 +1,48 @@
+"""Lightning top-k as its definition has it: one query after another, a sorted list of what it sees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.blocks import sequence_starts
+from kernels.checks import without_autocast
+from kernels.ops.lightning_topk.adaptive import AdaptiveK
+from kernels.ops.lightning_topk.scores import TIE, wide
+
+
+@torch.no_grad()
+def lightning_topk_reference(
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | AdaptiveK,
+    k_max: int,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """S_t = top-k_t of I_t over the visible keys, t first: indices [B, Tq, k_max]."""
+    q_idx, k_idx, w_idx, bias = wide(q_idx, k_idx, w_idx, bias)
+    batch, queries, keys = *q_idx.shape[:2], k_idx.shape[1]
+    starts = sequence_starts(cu_seqlens, keys, q_idx.device).tolist()
+    out = torch.full((batch, queries, k_max), -1, dtype=torch.int32)
+    for b in range(batch):
+        for i in range(queries):
+            t = i + keys - queries
+            seen = range(starts[t], t + 1)
+            with without_autocast(q_idx):
+                similar = q_idx[b, i] @ k_idx[b, seen.start : seen.stop].T * q_idx.shape[-1] ** -0.5
+            scores = (w_idx[b, i, :, None] / (1 + torch.exp(-similar - bias[:, None]))).sum(0)
+            wanted = k[b, i] if isinstance(k, Tensor) else k(_variance(scores / bias.shape[0]))
+            count = max(1, min(int(wanted), k_max, len(seen)))
+            steps = (scores.double() / w_idx[b, i].sum() / TIE).round().tolist()
+            order = sorted(
+                seen, key=lambda s, t=t, rank=steps, first=seen.start: (s == t, rank[s - first], s)
+            )
+            out[b, i, :count] = torch.tensor(order[::-1][:count], dtype=torch.int32)
+    return out.to(q_idx.device)
+
+
+def _variance(scores: Tensor) -> Tensor:
+    return (scores - scores.mean()).square().mean()

@@ -1,0 +1,93 @@
+"""The lightning indexer's scores, and the order in which they are ranked."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_packed
+
+TIE = 2.0**-40
+"""Scores I_ts/Σ_j w_tj closer than this are a tie: fp64 rounds products differently from one batch to another."""
+
+LONGEST = 1 << 22
+"""Key positions that a rank has room for."""
+
+FIRST = 1 << 62
+"""A rank above all others."""
+
+
+def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """I_ts = Σ_j w_tj·σ(q_tj·k_s/√d_I + b_j), differentiable.
+
+    q [B, C, HI, DI], w [B, C, HI], bias [HI]; k [B, S, DI], or [B, C, S, DI] with keys of its own for every query.
+    Returns [B, C, S].
+    """
+    return (w.unsqueeze(-1) * torch.sigmoid(_logits(q, k, bias))).sum(2)
+
+
+def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """`index_scores` without gradient, in which equal keys get equal bits wherever they stand.
+
+    torch.sigmoid rounds the last few numbers of a tensor differently from the others, which would decide ties;
+    exp, addition and multiplication do not.
+    """
+    heads = _logits(q, k, bias).neg_().exp_().add_(1).reciprocal_().mul_(w.unsqueeze(-1)).unbind(2)
+    total = heads[0].clone()
+    for head in heads[1:]:
+        total += head
+    return total
+
+
+def _logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    q = q * q.shape[-1] ** -0.5
+    if k.dim() == 4:
+        scores = q @ k.transpose(-1, -2)
+    else:
+        scores = (q.flatten(1, 2) @ k.transpose(-1, -2)).unflatten(1, q.shape[1:3])
+    return scores + bias[:, None]
+
+
+def ranks(scores: Tensor, w: Tensor) -> Tensor:
+    """int64 [B, C, S], distinct for every key of a query: higher for a higher score, at ties for a later key.
+
+    scores [B, C, S] are compared as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, which is finer than fp32.
+    """
+    share = (scores / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)).double()
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    return share.div_(TIE).round_().to(torch.int64).mul_(LONGEST).add_(place)
+
+
+def variances(scores: Tensor, visible: Tensor, heads: int) -> Tensor:
+    """Population variance of I_ts/H^I over the visible keys: scores [B, C, S], visible [C, S] -> [B, C]."""
+    n = visible.sum(-1)
+    share = (scores / heads).masked_fill(~visible, 0)
+    centred = share - (share.sum(-1) / n).unsqueeze(-1)
+    return centred.masked_fill(~visible, 0).square().sum(-1) / n
+
+
+def wide(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in one dtype, fp32 or wider: in bf16 most scores would be ties."""
+    dtype = torch.float32
+    for x in tensors:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return [x.to(dtype) for x in tensors]
+
+
+def check_indexer(
+    name: str, q: Tensor, k: Tensor, w: Tensor, bias: Tensor, cu_seqlens: Tensor | None = None
+) -> None:
+    """Raise ValueError if q [B, Tq, HI, DI], k [B, Tk, DI], w [B, Tq, HI], bias [HI] do not fit each other."""
+    shapes = (
+        f"q_idx {tuple(q.shape)}, k_idx {tuple(k.shape)}, w_idx {tuple(w.shape)}, bias {tuple(bias.shape)}"
+    )
+    wanted = "q_idx [B, Tq, HI, DI], k_idx [B, Tk, DI], w_idx [B, Tq, HI], bias [HI]"
+    if (q.dim(), k.dim(), w.dim(), bias.dim()) != (4, 3, 3, 1):
+        raise ValueError(f"{name} needs {wanted}, got {shapes}")
+    fits = q.shape[0] == k.shape[0] and q.shape[3] == k.shape[2]
+    if not fits or q.shape[:3] != w.shape or bias.shape != q.shape[2:3]:
+        raise ValueError(f"{name}: batch, length, index heads or index width differ: {shapes}")
+    if q.shape[1] > k.shape[1] or k.shape[1] > LONGEST:
+        raise ValueError(f"{name} needs Tq ≤ Tk ≤ {LONGEST}, got {shapes}")
+    if cu_seqlens is not None:
+        check_packed(name, q, k, cu_seqlens)

@@ -1,0 +1,102 @@
+"""Lightning top-k in blocks of queries: B·C·HI·T scores at a time, never T × T × HI."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from kernels.blocks import Block, block_size, query_blocks
+from kernels.checks import without_autocast
+from kernels.ops.lightning_topk.adaptive import AdaptiveK
+from kernels.ops.lightning_topk.scores import FIRST, index_scores_alike, ranks, variances, wide
+
+
+def lightning_topk_torch(
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | AdaptiveK,
+    k_max: int,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """The blocks, or, where tracing must not look into them, the operator that holds them."""
+    inputs = [x.detach() for x in wide(q_idx, k_idx, w_idx, bias)]
+    if torch.compiler.is_compiling() or q_idx.is_meta:
+        counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
+        rule = rule or AdaptiveK("none", 1, 1, 1)
+        settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
+        return lightning_topk_op(*inputs, counts, *settings, k_max, cu_seqlens)
+    return lightning_topk_blocks(*inputs, k=k, k_max=k_max, cu_seqlens=cu_seqlens)
+
+
+@torch.no_grad()
+def lightning_topk_blocks(
+    q: Tensor,
+    k_idx: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | AdaptiveK,
+    k_max: int,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """One block after another; memory T·k_max for the result and T for a block."""
+    batch, queries, heads, _ = q.shape
+    size = block_size(batch * heads * k_idx.shape[1], q.device)
+    out = torch.empty(batch, queries, k_max, dtype=torch.int32, device=q.device)
+    with without_autocast(q):
+        for block in query_blocks(queries, k_idx.shape[1], size, cu_seqlens, q.device):
+            weights = block.rows(w)
+            scores = index_scores_alike(block.rows(q), block.keys(k_idx), weights, bias)
+            counts = block.rows(k) if isinstance(k, Tensor) else k(variances(scores, block.visible, heads))
+            block.rows(out).copy_(_select(ranks(scores, weights), counts, k_max, block))
+    return out
+
+
+def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
+    """The highest ranks of every query, itself first: rank [B, C, S], counts [B, C] -> int32 [B, C, k_max]."""
+    own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
+    rank = rank.masked_fill_(~block.visible, -1).scatter_(-1, own, FIRST)
+    counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))
+    take = min(k_max, rank.shape[-1])
+    best = rank.topk(take, -1).indices + block.begin
+    used = torch.arange(take, device=rank.device) < counts.unsqueeze(-1)
+    chosen = torch.where(used, best, -1).to(torch.int32)
+    return F.pad(chosen, (0, k_max - take), value=-1)
+
+
+@torch.library.custom_op("archzoo::lightning_topk", mutates_args=())
+def lightning_topk_op(
+    q: Tensor,
+    k_idx: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    counts: Tensor | None,
+    rule: str,
+    base: int,
+    least: int,
+    most: int,
+    beta: float,
+    reference: float,
+    k_max: int,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """`lightning_topk_blocks` behind one operator: how many blocks there are depends on the data's shape."""
+    k = AdaptiveK(rule, base, least, most, beta, reference) if counts is None else counts
+    return lightning_topk_blocks(q, k_idx, w, bias, k=k, k_max=k_max, cu_seqlens=cu_seqlens)
+
+
+@lightning_topk_op.register_fake
+def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max, cu_seqlens):
+    return q.new_empty(*q.shape[:2], k_max, dtype=torch.int32)
+
+
+@register_flop_formula(torch.ops.archzoo.lightning_topk)
+def _flops(q, k_idx, *_args, out_shape=None, **_options) -> int:
+    """Scores of all Tq × Tk pairs, as attention is counted; there is no backward."""
+    batch, queries, heads, width = q
+    return 2 * batch * queries * k_idx[1] * heads * width

@@ -1,0 +1,117 @@
+"""Mixture of memories: the public function and its backends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_packed
+from kernels.dispatch import Operation
+from kernels.ops.memory_mixture.reference import memory_mixture_reference
+from kernels.ops.memory_mixture.torch_ops import memory_mixture_torch
+
+__all__ = ["memory_mixture"]
+
+
+def _one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
+    """A decoding step, for which there is nothing to sort."""
+    return q.shape[1] == 1 and cu_seqlens is None
+
+
+OPERATION = Operation("memory_mixture")
+OPERATION.register("reference", memory_mixture_reference, suits=_one_token)
+OPERATION.register("torch", memory_mixture_torch)
+
+
+def memory_mixture(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    routes: Tensor,
+    weights: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Several memories, each a gated delta rule over the tokens that are routed to it, read as one mixture.
+
+        S_m ← exp(g_m)·(I − β_m·k_m·k_mᵀ)·S_m + β_m·k_m·v_mᵀ     for the memories m in routes_t; others stay
+        o_t = scale · Σ_r weights_tr · S_mᵀ·q_t, m = routes_tr    after the update
+
+    q              [B, T, H, K], shared by the memories, any floating dtype
+    k, v           [B, T, M, H, K], [B, T, M, H, V]: a key and a value for every memory, k normalised by the caller
+    g, beta        [B, T, M, H]: log decay ≤ 0 in nats and write strength, not checked
+    routes         integer [B, T, R], 1 ≤ R ≤ M different memories in [0, M) a token. Only `reference` reports
+                   others; elsewhere the result is undefined. An always-on memory is one that every token names
+    weights        [B, T, R], what each of them counts in the output, not checked
+    scale          None: K^(−1/2)
+    initial_state  [N, M, H, K, V], the memories before every sequence (None: zeros); N = B, or packed the sequences
+    cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
+    backend        auto, torch (sorted by memory, then the chunked delta rule over segments), reference (token by
+                   token; what auto takes for T = 1)
+    returns        o [B, T, H, V] in v's dtype; the memories after the last tokens [N, M, H, K, V], None unless
+                   `output_final_state`. States and arithmetic in at least fp32
+
+    A memory that no token of a sequence names keeps its state bit for bit. Work is that of R·T tokens of the delta
+    rule, not M·T. Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve.
+    Source: Du et al. 2025, MoM (arXiv:2502.13685), section 3; the update: Yang et al. 2024 (arXiv:2412.06464).
+    """
+    check_memory_mixture(q, k, v, g, beta, routes, weights, initial_state, cu_seqlens)
+    return OPERATION(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        routes,
+        weights,
+        scale=scale,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+
+
+def check_memory_mixture(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    routes: Tensor,
+    weights: Tensor,
+    initial_state: Tensor | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """Raise ValueError if the arguments of `memory_mixture` do not fit each other."""
+    names = ("q", "k", "v", "g", "beta", "routes", "weights")
+    tensors = (q, k, v, g, beta, routes, weights)
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(names, tensors, strict=True))
+    if tuple(x.dim() for x in tensors) != (4, 5, 5, 4, 4, 3, 3):
+        raise ValueError(
+            "memory_mixture needs q [B, T, H, K], k [B, T, M, H, K], v [B, T, M, H, V], g, beta [B, T, M, H], "
+            f"routes, weights [B, T, R], got {shapes}"
+        )
+    if len({x.shape[:2] for x in tensors}) > 1 or q.shape[1] == 0:
+        raise ValueError(f"memory_mixture needs one batch and one time, not 0, got {shapes}")
+    memories, heads = beta.shape[2:]
+    if not q.shape[2:] == k.shape[3:] or not k.shape[2:4] == v.shape[2:4] == g.shape[2:] == beta.shape[2:]:
+        raise ValueError(f"memory_mixture: memories, heads or key widths differ: {shapes}")
+    if routes.shape != weights.shape or not 1 <= routes.shape[2] <= memories:
+        raise ValueError(f"memory_mixture needs routes and weights [B, T, R], R in 1 … {memories}, got {shapes}")
+    if routes.dtype.is_floating_point or routes.dtype == torch.bool:
+        raise ValueError(f"memory_mixture needs integer routes, got {routes.dtype}")
+    if cu_seqlens is not None:
+        check_packed("memory_mixture", q, q, cu_seqlens)
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    wanted = (sequences, memories, heads, q.shape[3], v.shape[4])
+    if initial_state is not None and initial_state.shape != wanted:
+        raise ValueError(
+            f"memory_mixture needs initial_state [N, M, H, K, V] = {wanted}, got {tuple(initial_state.shape)}"
+        )

@@ -1,0 +1,62 @@
+"""The mixture of memories as its definition has it: token by token, memory by memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.ops.delta_rule.reference import delta_rule_step
+
+
+def memory_mixture_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    routes: Tensor,
+    weights: Tensor,
+    *,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Every sequence by itself; a batch is a set of sequences of equal length.
+
+    The only form that looks at the routes: raises ValueError for a memory outside [0, M) or named twice.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    wide = torch.promote_types(q.dtype, torch.float32)
+    named = _named(routes, k.shape[2])
+    inputs = [x.to(wide) for x in (q * scale, k, v, g.exp().unsqueeze(-1), beta.unsqueeze(-1), weights)]
+    lengths = [q.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
+    sequences = zip(*(x.split(lengths, 1) for x in (*inputs, named)), strict=True)
+    shape = (q.shape[0] * len(lengths), *k.shape[2:], v.shape[-1])
+    state = q.new_zeros(shape, dtype=wide) if initial_state is None else initial_state.to(wide)
+    outputs, finals = [], []
+    for memories, sequence in zip(state.chunk(len(lengths)), sequences, strict=True):
+        memories = list(memories.unbind(1))
+        for token in zip(*(x.unbind(1) for x in sequence), strict=True):
+            outputs.append(_update(memories, *token))
+        finals.append(torch.stack(memories, 1))
+    return torch.stack(outputs, 1).to(v.dtype), torch.cat(finals) if output_final_state else None
+
+
+def _update(memories: list[Tensor], q, k, v, decay, beta, weights, named) -> Tensor:
+    """One token: every memory [B, H, K, V] that it names is replaced by the next; returns the mixture's answer."""
+    out = torch.zeros_like(v[:, 0])
+    for m, before in enumerate(memories):
+        o, after = delta_rule_step(before, q, k[:, m], v[:, m], decay[:, m], beta[:, m])
+        here = named[:, :, m]  # [B, R]
+        memories[m] = torch.where(here.any(1)[:, None, None, None], after, before)
+        out = out + (weights * here).sum(1)[:, None, None] * o
+    return out
+
+
+def _named(routes: Tensor, memories: int) -> Tensor:
+    """bool [B, T, R, M]: which memory every route names."""
+    named = routes.unsqueeze(-1) == torch.arange(memories, device=routes.device)
+    if not routes.is_meta and not torch.compiler.is_compiling() and not bool((named.sum(2).amax(-1) == 1).all()):
+        raise ValueError(f"routes must be different memories in [0, {memories}), got {routes.flatten()[:8].tolist()} …")
+    return named

@@ -1,0 +1,119 @@
+"""The mesa layer: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.checks import check_packed
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.ops.mesa.reference import mesa_reference
+from kernels.ops.mesa.torch_ops import mesa_torch
+
+__all__ = ["mesa"]
+
+OPERATION = Operation("mesa")
+OPERATION.register("torch", mesa_torch, suits=always)
+OPERATION.register("reference", mesa_reference, suits=not_unasked)
+
+
+def mesa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    cg_steps: int = 30,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """The mesa layer: at every token the output of the ridge regression of values on keys so far.
+
+        H_t = γ_t·H_{t−1} + β_t·k_t·k_tᵀ,   G_t = γ_t·G_{t−1} + β_t·k_t·v_tᵀ,   γ_t = exp g_t
+        q*_t = (H_t + Λ)⁻¹·q_t,             o_t = G_tᵀ·q*_t
+
+    With ω_s = β_s·Π_{r=s+1…t} γ_r, o_t = W·q_t for the W that minimises ½Σ_s ω_s‖v_s − W·k_s‖² + ½Tr(W·Λ·Wᵀ).
+
+    q, k           [B, T, H, K], any floating dtype; neither is normalised or scaled here
+    v              [B, T, H, V]
+    g              [B, T, H], log gates ≤ 0
+    beta           [B, T, H], write strengths ≥ 0
+    lamb           [H, K], the diagonal of Λ itself, > 0
+    cg_steps       steps of the conjugate gradient, from 0, preconditioned by the diagonal of H + Λ;
+                   none is taken where the solution is exact but for rounding
+    initial_state  (H [N, H, K, K], G [N, H, K, V]) before every sequence (H's symmetric part counts);
+                   None: zeros
+    cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
+                   (N = B without it)
+    backend        auto, torch (chunks of tokens), reference (token by token)
+    returns        o [B, T, H, V] in q's dtype, and (H, G) after every sequence in at least fp32, None unless
+                   output_final_state
+
+    Everything is computed in at least fp32. `torch` differentiates implicitly, by a second solve with as many
+    steps; `reference` through the steps. They agree once the conjugate gradient has converged.
+    Memory is linear in T. `torch` pads packed sequences to whole chunks, each by less than one.
+    Raises ValueError for shapes that do not fit, cg_steps < 1, and an unknown backend.
+    Source: von Oswald et al. 2025, MesaNet (arXiv:2506.05233).
+    """
+    check_mesa(q, k, v, g, beta, lamb, cg_steps, initial_state, cu_seqlens)
+    if initial_state is not None:
+        h_kk, h_kv = initial_state
+        initial_state = 0.5 * (h_kk + h_kk.mT), h_kv
+    return OPERATION(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        lamb,
+        cg_steps=cg_steps,
+        initial_state=initial_state,
+        output_final_state=output_final_state,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+
+
+def check_mesa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    cg_steps: int,
+    initial_state: tuple[Tensor, Tensor] | None,
+    cu_seqlens: Tensor | None,
+) -> None:
+    """Raise ValueError if the arguments of `mesa` do not fit each other."""
+    if q.dim() != 4 or q.shape != k.shape or v.dim() != 4 or v.shape[:3] != q.shape[:3]:
+        raise ValueError(f"mesa needs q, k [B, T, H, K] and v [B, T, H, V], got {_shapes(q=q, k=k, v=v)}")
+    if g.shape != q.shape[:3] or beta.shape != q.shape[:3]:
+        wanted = tuple(q.shape[:3])
+        raise ValueError(f"mesa needs g, beta [B, T, H] = {wanted}, got {_shapes(g=g, beta=beta)}")
+    if lamb.shape != q.shape[2:]:
+        raise ValueError(f"mesa needs lamb [H, K] = {tuple(q.shape[2:])}, got {tuple(lamb.shape)}")
+    if cg_steps < 1:
+        raise ValueError(f"mesa needs cg_steps ≥ 1, got {cg_steps}")
+    if cu_seqlens is not None:
+        check_packed("mesa", q, k, cu_seqlens)
+    if initial_state is not None:
+        sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        _check_state(initial_state, (sequences, *q.shape[2:]), v.shape[3])
+
+
+def _check_state(state: tuple[Tensor, Tensor], leading: tuple[int, ...], value_width: int) -> None:
+    h_kk, h_kv = state
+    wanted = (*leading, leading[-1]), (*leading, value_width)
+    if (tuple(h_kk.shape), tuple(h_kv.shape)) != wanted:
+        raise ValueError(
+            f"mesa needs initial_state [N, H, K, K] = {wanted[0]}, [N, H, K, V] = {wanted[1]}, "
+            f"got {_shapes(h_kk=h_kk, h_kv=h_kv)}"
+        )
+
+
+def _shapes(**tensors: Tensor) -> str:
+    return ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items())

@@ -1,0 +1,93 @@
+"""The token axis as chunks that each belong to one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.ops.mesa.scan import scan
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the tokens of packed sequences stand among n chunks of C rows; a sequence begins a chunk.
+
+    source    int64 [n·C], the token of every row, T where there is none
+    restore   int64 [T], the row of every token
+    sequence  int64 [n], the sequence of every chunk
+    opens     bool [n], whether a chunk is its sequence's first
+    last      int64 [N], the last chunk of every sequence
+    empty     bool [N], whether a sequence has no tokens
+    """
+
+    source: Tensor
+    restore: Tensor
+    sequence: Tensor
+    opens: Tensor
+    last: Tensor
+    empty: Tensor
+
+    @staticmethod
+    def of(cu_seqlens: Tensor, tokens: int, chunk: int) -> Packing:
+        """The number of chunks is that of the worst case, so that no shape depends on values."""
+        cu = cu_seqlens.long()
+        sequences = cu.shape[0] - 1
+        chunks = (cu.diff() + chunk - 1) // chunk
+        ends = chunks.cumsum(0)
+        index = torch.arange((tokens + sequences * (chunk - 1)) // chunk, device=cu.device)
+        sequence = torch.searchsorted(ends, index, right=True).clamp_max(sequences - 1)
+        first = (ends - chunks)[sequence]
+        row = torch.arange(chunk, device=cu.device)
+        source = cu[sequence, None] + (index - first)[:, None] * chunk + row
+        source = torch.where(source < cu[sequence + 1, None], source, tokens).flatten()
+        token = torch.arange(tokens, device=cu.device)
+        owner = torch.searchsorted(cu[1:].contiguous(), token, right=True)
+        restore = (ends - chunks)[owner] * chunk + token - cu[owner]
+        return Packing(source, restore, sequence, index == first, (ends - 1).clamp_min(0), chunks == 0)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Time as chunks: `split` to [B, H, n, C, ...], `join` back to [B, T, H, ...]."""
+
+    tokens: int
+    size: int
+    packing: Packing | None
+
+    @staticmethod
+    def of(tokens: int, size: int, cu_seqlens: Tensor | None) -> Chunks:
+        size = max(1, min(size, tokens))
+        return Chunks(tokens, size, None if cu_seqlens is None else Packing.of(cu_seqlens, tokens, size))
+
+    def split(self, x: Tensor) -> Tensor:
+        """x [B, T, H, ...] -> [B, H, n, C, ...]; rows without a token are 0."""
+        packing, tail = self.packing, [0, 0] * (x.dim() - 2)
+        if packing is None:
+            x = F.pad(x, [*tail, 0, -self.tokens % self.size])
+        else:
+            x = F.pad(x, [*tail, 0, 1]).index_select(1, packing.source)
+        return x.unflatten(1, (-1, self.size)).movedim(3, 1).contiguous()
+
+    def join(self, x: Tensor) -> Tensor:
+        """x [B, H, n, C, ...] -> [B, T, H, ...]."""
+        x = x.movedim(1, 3).flatten(1, 2)
+        return x[:, : self.tokens] if self.packing is None else x.index_select(1, self.packing.restore)
+
+    def states(self, writes: Tensor, gates: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+        """The states before every chunk [B, H, n, F], and those after every sequence [N, H, F].
+
+        writes [B, H, n, F]: what a chunk adds; gates [B, H, n]: the log of what it leaves; initial [N, H, F]
+        """
+        if self.packing is None:
+            after = torch.cat([initial.unsqueeze(2), scan(writes, gates, initial)], 2)
+            return after[:, :, :-1], after[:, :, -1]
+        opens = self.packing.opens
+        opening = initial.index_select(0, self.packing.sequence).transpose(0, 1).unsqueeze(0)
+        begun = torch.where(opens[:, None], writes + gates.exp().unsqueeze(-1) * opening, writes)
+        after = scan(begun, torch.where(opens, -torch.inf, gates), torch.zeros_like(initial[:1]))
+        before = torch.where(opens[:, None], opening, F.pad(after, (0, 0, 1, 0))[:, :, :-1])
+        ends = after[0].transpose(0, 1).index_select(0, self.packing.last)
+        return before, torch.where(self.packing.empty[:, None, None], initial, ends)

@@ -1,0 +1,96 @@
+"""The mesa layer as its definition has it: one token after another, one conjugate gradient a token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import without_autocast
+
+State = tuple[Tensor, Tensor]
+
+
+def mesa_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    cg_steps: int = 30,
+    initial_state: State | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, State | None]:
+    """Every sequence by itself, in at least fp32; gradients go through the conjugate gradient."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    tokens = [x.to(wide) for x in (q, k, v, g.exp(), beta)]
+    sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    lengths = [q.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
+    if initial_state is None:
+        rows, heads, width = q.shape[0] * sequences, q.shape[2], q.shape[3]
+        initial_state = tuple(tokens[0].new_zeros(rows, heads, width, x.shape[3]) for x in (k, v))
+    starts = zip(*(x.to(wide).chunk(sequences) for x in initial_state), strict=True)
+    outputs, finals = [], []
+    with without_autocast(q):
+        for part, state in zip(zip(*(x.split(lengths, 1) for x in tokens), strict=True), starts, strict=True):
+            for token in zip(*(x.unbind(1) for x in part), strict=True):
+                o, state = mesa_step(*token, lamb.to(wide), *state, cg_steps)
+                outputs.append(o)
+            finals.append(state)
+    o = torch.stack(outputs, 1) if outputs else tokens[2]
+    final = tuple(torch.cat(x) for x in zip(*finals, strict=True)) if output_final_state else None
+    return o.to(q.dtype), final
+
+
+def mesa_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    h_kk: Tensor,
+    h_kv: Tensor,
+    cg_steps: int,
+) -> tuple[Tensor, State]:
+    """H ← γ·H + β·k·kᵀ;  G ← γ·G + β·k·vᵀ;  o = Gᵀ·(H + Λ)⁻¹·q.
+
+    q, k [B, H, K]; v [B, H, V]; gamma, beta [B, H]; lamb [H, K]; h_kk [B, H, K, K]; h_kv [B, H, K, V].
+    """
+    gamma, beta = gamma[..., None, None], beta[..., None, None]
+    h_kk = gamma * h_kk + beta * k[..., :, None] * k[..., None, :]
+    h_kv = gamma * h_kv + beta * k[..., :, None] * v[..., None, :]
+    x = conjugate_gradient(h_kk + torch.diag_embed(lamb), q, cg_steps)
+    return (x[..., None, :] @ h_kv)[..., 0, :], (h_kk, h_kv)
+
+
+def conjugate_gradient(a: Tensor, b: Tensor, steps: int) -> Tensor:
+    """a⁻¹·b for positive definite a [..., K, K], b [..., K]: at most `steps` steps from 0.
+
+    Preconditioned by the diagonal. A residual far below rounding counts as 0: its ratios are noise.
+    """
+    diagonal = a.diagonal(dim1=-2, dim2=-1)
+    x, r = torch.zeros_like(b), b
+    p = z = r / diagonal
+    rz = _dot(r, z)
+    enough = rz.detach() * (0.01 * torch.finfo(b.dtype).eps) ** 2
+    for _ in range(steps):
+        done = rz <= enough
+        ap = (a @ p[..., None])[..., 0]
+        alpha = _ratio(rz, _dot(p, ap), done)
+        x, r = x + alpha * p, r - alpha * ap
+        z = r / diagonal
+        rz, old = _dot(r, z), rz
+        p = z + _ratio(rz, old, done) * p
+    return x
+
+
+def _dot(x: Tensor, y: Tensor) -> Tensor:
+    return (x * y).sum(-1, keepdim=True)
+
+
+def _ratio(numerator: Tensor, denominator: Tensor, done: Tensor) -> Tensor:
+    """numerator / denominator, and 0 where the solution is there already (0/0 among them)."""
+    return (numerator / denominator.masked_fill(done, 1)).masked_fill(done, 0)

@@ -1,0 +1,62 @@
+"""The mesa layer chunk by chunk: all tokens' systems are solved at once, in memory linear in T."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import without_autocast
+from kernels.ops.mesa.layout import Chunks
+from kernels.ops.mesa.scan import pair_sums
+from kernels.ops.mesa.solve import solve
+
+CHUNK = 32
+"""Tokens a chunk. A longer one means fewer states to keep and more work a token."""
+
+State = tuple[Tensor, Tensor]
+
+
+def mesa_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    cg_steps: int = 30,
+    initial_state: State | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, State | None]:
+    """With a chunk's start states H₀, G₀, c_t = exp(Σ g up to t) and W_ts = β_s·exp(Σ g from s+1 to t):
+
+        H_t = c_t·H₀ + Σ_s W_ts·k_s·k_sᵀ,   G_t = c_t·G₀ + Σ_s W_ts·k_s·v_sᵀ      over s ≤ t of the chunk
+
+    so that H_t·x and G_tᵀ·x are small products for all tokens of a chunk and no H_t is ever formed.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    dtype, width, widths = q.dtype, q.shape[3], [q.shape[3], v.shape[3]]
+    with without_autocast(q):
+        chunks = Chunks.of(q.shape[1], CHUNK, cu_seqlens)
+        initial = _flat_state(q, v, initial_state, cu_seqlens).to(wide)
+        q, k, v, g, beta = (chunks.split(x.to(wide)) for x in (q, k, v, g, beta))
+        carry = g.cumsum(-1).exp().unsqueeze(-1)
+        weights = pair_sums(g).exp() * beta.unsqueeze(-2)
+        writes = (k * weights[..., -1, :, None]).mT @ torch.cat([k, v], -1)
+        before, after = chunks.states(writes.flatten(-2), g.sum(-1), initial)
+        h_kk, h_kv = before.unflatten(-1, (width, -1)).split(widths, -1)
+        diagonal = lamb.to(wide)[:, None, None].expand(*q.shape[:3], 1, width)
+        systems = (x.flatten(0, 2) for x in (k, h_kk, carry, weights, diagonal))
+        x = solve(q.flatten(0, 2), *systems, cg_steps).view_as(q)
+        o = carry * (x @ h_kv) + (x @ k.mT * weights) @ v
+    final = after.unflatten(-1, (width, -1)).split(widths, -1) if output_final_state else None
+    return chunks.join(o).to(dtype), final
+
+
+def _flat_state(q: Tensor, v: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:
+    """[H | G] of every sequence as one vector a head, [N, H, K·(K+V)]."""
+    if state is not None:
+        return torch.cat(state, -1).flatten(-2)
+    sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    return q.new_zeros(sequences, q.shape[2], q.shape[3] * (q.shape[3] + v.shape[3]))

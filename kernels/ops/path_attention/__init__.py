@@ -1,0 +1,72 @@
+"""PaTH attention with forgetting: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.checks import check_attention, in_autocast_dtype
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.ops.path_attention.reference import path_attention_reference
+from kernels.ops.path_attention.torch_ops import path_attention_torch
+
+__all__ = ["path_attention"]
+
+OPERATION = Operation("path_attention")
+OPERATION.register("torch", path_attention_torch, suits=always)
+OPERATION.register("reference", path_attention_reference, suits=not_unasked)
+
+
+def path_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    beta: Tensor | None,
+    g: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Causal softmax attention along a path of Householder matrices, with a forget gate.
+
+        a_ij = scale · k_jᵀ·H_{j+1}·H_{j+2}·…·H_i·q_i + Σ_{s=j+1..i} g_s,    H_s = I − β_s·w_s·w_sᵀ
+        o_i = Σ_{j ≤ i} softmax_j(a_ij) · v_j
+
+    q           [B, T, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
+    k, v        [B, T, Hkv, K], [B, T, Hkv, V]; Hkv divides H
+    w           [B, T, Hkv, K], of length 1 where H is to be a reflection (β = 2) or a projection (β = 1);
+                None, together with beta: no Householder matrices (FoX)
+    beta        [B, T, Hkv]; with |w| = 1 and 0 ≤ β ≤ 2 no product of H lengthens a key
+    g           [B, T, H], log forget gate ≤ 0; None: nothing is forgotten (PaTH). Its sum is *outside* the scale
+    scale       None: K^(−1/2)
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1)
+    backend     auto, torch (blocks, memory linear in T), reference (definition, T × T memory)
+    returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
+
+    All arithmetic in at least fp32. Raises ValueError for shapes that do not fit, and for a backend that is
+    unknown or cannot serve the call.
+    Source: Yang et al. 2025, PaTH Attention (arXiv:2505.16381), section 3; the gate: Lin et al. 2025, Forgetting
+    Transformer (arXiv:2503.02130), equation 5.
+    """
+    check_attention("path_attention", q, k, v, cu_seqlens=cu_seqlens)
+    check_path(q, k, w, beta, g)
+    q, k, v = in_autocast_dtype(q, k, v)
+    return OPERATION(q, k, v, w, beta, g, scale=scale, cu_seqlens=cu_seqlens, backend=backend)
+
+
+def check_path(q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None) -> None:
+    """Raise ValueError if w, beta or g do not fit q and k."""
+    if q.shape[1] != k.shape[1]:
+        raise ValueError(f"path_attention needs Tq = Tk, got q {tuple(q.shape)}, k {tuple(k.shape)}")
+    if (w is None) != (beta is None):
+        raise ValueError("path_attention needs both w and beta, or None for both")
+    for name, x, meaning, wanted in (
+        ("w", w, "[B, T, Hkv, K]", k.shape),
+        ("beta", beta, "[B, T, Hkv]", k.shape[:3]),
+        ("g", g, "[B, T, H]", q.shape[:3]),
+    ):
+        if x is not None and x.shape != wanted:
+            raise ValueError(
+                f"path_attention needs {name} {meaning} = {tuple(wanted)}, got {tuple(x.shape)}"
+            )

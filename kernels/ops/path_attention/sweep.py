@@ -1,0 +1,75 @@
+"""Softmax over blocks of queries, while the path carries the keys of earlier blocks along.
+
+When block m is reached, the keys of all earlier blocks stand at its start, turned by every H since their own token.
+Its queries meet them there, and then its path takes them on. A key is turned once a block, which costs T²·K²/C a KV
+head beside the T²·(K + V) of the scores. Letters as in blocks.py, V the width of values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.ops.path_attention.blocks import Blocks, prepare
+
+
+class Carried(NamedTuple):
+    """Keys [G, n, K] at the start of a block, and the gate sums from their tokens until there [G, Q, n]."""
+
+    keys: Tensor
+    sums: Tensor | None
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Outputs [G, M, R, V] and log-sum-exps [G, M, R] of `prepare`'s arguments and v [G, M, C, V]."""
+    blocks = prepare(q, k, w, beta, g)
+    near, carried = near_logits(blocks), none_carried(blocks)
+    out, lse = v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
+    for m in range(q.shape[1]):
+        if m:
+            carried = carry(blocks, m - 1, carried)
+        logits = torch.cat([far_logits(blocks, m, carried), near[:, m]], -1)
+        lse[:, m] = logits.logsumexp(-1)
+        out[:, m] = logits.sub_(lse[:, m, :, None]).exp_() @ v[:, : m + 1].flatten(1, 2)
+    return out, lse
+
+
+def near_logits(blocks: Blocks) -> Tensor:
+    """Logits inside the blocks [G, M, R, C], −inf where the key is later than the query."""
+    tokens = blocks.logits.shape[-1]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=blocks.logits.device).triu(1)
+    logits = blocks.logits.unflatten(2, (-1, tokens))
+    if blocks.inner is not None:
+        logits = logits + blocks.inner.transpose(1, 2)
+    return logits.masked_fill(later, -torch.inf).flatten(2, 3)
+
+
+def far_logits(blocks: Blocks, m: int, carried: Carried) -> Tensor:
+    """Logits [G, R, n] of block m's queries with what has been carried to its start."""
+    logits = blocks.q[:, m] @ carried.keys.mT
+    if carried.sums is not None:
+        gated = logits.unflatten(1, (carried.sums.shape[1], -1))
+        gated += blocks.before[:, :, m, :, None]
+        gated += carried.sums[:, :, None]
+    return logits
+
+
+def none_carried(blocks: Blocks) -> Carried:
+    return Carried(blocks.k[:, 0, :0], None if blocks.after is None else blocks.after[:, :, 0, :0])
+
+
+def carry(blocks: Blocks, m: int, carried: Carried, *, joined: bool = True) -> Carried:
+    """From the start of block m to the start of the next one, which block m's own keys join unless told."""
+    keys, sums = carried
+    if blocks.path is not None:
+        keys = keys @ blocks.path[:, m]
+    if sums is not None:
+        sums = sums + blocks.total[:, :, m, None]
+    if joined:
+        keys = torch.cat([keys, blocks.k[:, m]], 1)
+        sums = None if sums is None else torch.cat([sums, blocks.after[:, :, m]], -1)
+    return Carried(keys, sums)

@@ -1,0 +1,105 @@
+"""The gradient of sweep.py, in memory linear in T.
+
+A path can lose what it turns (β = 1 is a projection), so that the keys at one block cannot be had from those at the
+next. The keys of SPAN tokens at a time are therefore carried again, all their copies kept, one a block, and then
+walked back through.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.ops.path_attention.blocks import Blocks, prepare_with_pullback
+from kernels.ops.path_attention.sweep import Carried, carry, far_logits, near_logits, none_carried
+
+SPAN = 512
+
+
+def backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    beta: Tensor | None,
+    g: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, w, beta, g, given that of the outputs; shapes as in `forward`."""
+    blocks, pullback = prepare_with_pullback(q, k, w, beta, g)
+    back = Backward(blocks, v, grad, out, lse)
+    back.inside_blocks()
+    span = max(1, SPAN // k.shape[2])
+    for first in range(0, k.shape[1], span):
+        back.from_keys(first, min(first + span, k.shape[1]))
+    dq, dk, dw, dbeta, dg = pullback(back.d)
+    return dq, dk, back.dv, dw, dbeta, dg
+
+
+class Backward:
+    """The blocks and, as they grow, the gradients: d of what the blocks hold, dv of the values."""
+
+    def __init__(self, blocks: Blocks, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> None:
+        self.blocks, self.v, self.grad, self.lse = blocks, v, grad, lse
+        self.delta = (grad * out).sum(-1)
+        self.dv = torch.zeros_like(v)
+        self.d = Blocks(*(None if x is None else torch.zeros_like(x) for x in blocks))
+
+    def inside_blocks(self) -> None:
+        """The part of keys in their queries' own block."""
+        weights, d_logits = self._softmax(slice(None), near_logits(self.blocks), self.v)
+        self.dv += weights.mT @ self.grad
+        self.d.logits.copy_(d_logits)
+        if self.d.inner is not None:
+            self.d.inner.copy_(d_logits.unflatten(2, (-1, d_logits.shape[-1])).transpose(1, 2))
+
+    def from_keys(self, first: int, last: int) -> None:
+        """The part of the keys of blocks first … last − 1 in the queries of all later blocks."""
+        end = self.v.shape[1]
+        copies = [none_carried(self.blocks)]
+        for m in range(first, end - 1):
+            copies.append(carry(self.blocks, m, copies[-1], joined=m < last))
+        d = Carried(*(None if x is None else torch.zeros_like(x) for x in copies[-1]))
+        for m in reversed(range(first, end)):
+            carried = copies.pop()
+            if m + 1 < end:
+                d = self._carry_back(m, carried, d)
+            if m > first:
+                self._meet(m, first, carried, d)
+
+    def _meet(self, m: int, first: int, carried: Carried, d: Carried) -> None:
+        """Block m's queries with keys carried to it from block `first` on; adds to d in place."""
+        start, keys = first * self.v.shape[2], carried.keys
+        at = slice(None), slice(start, start + keys.shape[1])
+        values, d_values = (x.view(x.shape[0], -1, x.shape[-1])[at] for x in (self.v, self.dv))
+        weights, d_logits = self._softmax((slice(None), m), far_logits(self.blocks, m, carried), values)
+        d_values.baddbmm_(weights.mT, self.grad[:, m])
+        self.d.q[:, m].baddbmm_(d_logits, keys)
+        d.keys.baddbmm_(d_logits.mT, self.blocks.q[:, m])
+        if d.sums is not None:
+            gated = d_logits.unflatten(1, (d.sums.shape[1], -1))
+            self.d.before[:, :, m] += gated.sum(-1)
+            d.sums.add_(gated.sum(-2))
+
+    def _carry_back(self, m: int, carried: Carried, d: Carried) -> Carried:
+        """The gradient of `carry`: from what stands after block m to what stood before it."""
+        n = carried.keys.shape[1]
+        joined = d.keys.shape[1] > n
+        keys, sums = d.keys[:, :n], None if d.sums is None else d.sums[..., :n]
+        if joined:
+            self.d.k[:, m] = d.keys[:, n:]
+        if self.d.path is not None:
+            self.d.path[:, m].baddbmm_(carried.keys.mT, keys)
+            keys = keys @ self.blocks.path[:, m].mT
+        if sums is not None:
+            self.d.total[:, :, m] += sums.sum(-1)
+            if joined:
+                self.d.after[:, :, m] = d.sums[..., n:]
+        return Carried(keys, sums)
+
+    def _softmax(self, at, logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights, and the gradient of the logits, of the queries at [at] over some of their keys."""
+        weights = (logits - self.lse[at][..., None]).exp_()
+        return weights, (self.grad[at] @ values.mT).sub_(self.delta[at][..., None]).mul_(weights)

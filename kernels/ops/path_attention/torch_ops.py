@@ -1,0 +1,139 @@
+"""PaTH attention in blocks, as two operators that tracing does not look into.
+
+Their loops over blocks would be traced once a pair of blocks, and the lengths of packed sequences are data: so
+`torch.compile` and the meta device see operators with a shape, a gradient and a cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from kernels.ops.path_attention.flops import path_flops
+from kernels.ops.path_attention.layout import attend, attend_backward
+from kernels.segments.plan import make_plan
+
+
+def path_attention_torch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    beta: Tensor | None,
+    g: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """The blockwise form; gradients of first order."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return path_attention_op(q, k, v, w, beta, g, cu_seqlens, scale)[0]
+
+
+@torch.library.custom_op("archzoo::path_attention", mutates_args=())
+def path_attention_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    beta: Tensor | None,
+    g: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """o [B, T, H, V] and log-sum-exps [B, T, H]."""
+    inputs = (q, k, v, w, beta, g)
+    if cu_seqlens is None:
+        return attend(*inputs, scale)
+    return tuple(by_length(lambda *x: attend(*x, scale), inputs, cu_seqlens, q.shape[2]))
+
+
+@path_attention_op.register_fake
+def _(q, k, v, w, beta, g, cu_seqlens, scale):
+    wide = torch.promote_types(q.dtype, torch.float32)
+    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3], dtype=wide)
+
+
+@torch.library.custom_op("archzoo::path_attention_backward", mutates_args=())
+def path_attention_backward_op(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    beta: Tensor | None,
+    g: Tensor | None,
+    cu_seqlens: Tensor | None,
+    scale: float,
+) -> list[Tensor]:
+    """Gradients of those of q, k, v, w, beta, g that are not None."""
+    inputs = (grad, out, lse, q, k, v, w, beta, g)
+
+    def run(*x: Tensor | None) -> list[Tensor]:
+        return [d for d in attend_backward(*x, scale) if d is not None]
+
+    return run(*inputs) if cu_seqlens is None else by_length(run, inputs, cu_seqlens, q.shape[2])
+
+
+@path_attention_backward_op.register_fake
+def _(grad, out, lse, q, k, v, w, beta, g, cu_seqlens, scale):
+    return [x.new_empty(x.shape) for x in (q, k, v, w, beta, g) if x is not None]
+
+
+def _save(ctx, inputs, output):
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _backward(ctx, grad, _):
+    found = iter(path_attention_backward_op(grad, *ctx.saved_tensors, ctx.scale))
+    inputs = ctx.saved_tensors[2:-1]
+    return *(None if x is None else next(found) for x in inputs), None, None
+
+
+path_attention_op.register_autograd(_backward, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.archzoo.path_attention)
+def _forward_flops(q, k, v, w, beta, g, cu_seqlens, scale, *, out_shape=None, **_) -> int:
+    """Packed sequences are counted as if they were of equal length."""
+    sequences = q[0] if cu_seqlens is None else max(1, cu_seqlens[0] - 1)
+    time = q[1] if cu_seqlens is None else round(q[1] / sequences)
+    return path_flops(sequences, time, q[2], k[2], k[3], v[3], turns=w is not None)
+
+
+@register_flop_formula(torch.ops.archzoo.path_attention_backward)
+def _backward_flops(grad, out, lse, *inputs, out_shape=None, **_) -> int:
+    return 2 * _forward_flops(*inputs)
+
+
+def by_length(
+    run: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor | None], cu_seqlens: Tensor, heads: int
+) -> list[Tensor]:
+    """A function of [B, T, …] tensors on packed ones [1, T, …]: one call for sequences of about equal length.
+
+    Shorter ones end in zeros, which causal results before them do not notice.
+    """
+    plan = make_plan(cu_seqlens, heads, may_pad=True)
+    if not plan.shapes:
+        return list(run(*inputs))
+    rows = [sequences * length for sequences, length in plan.shapes]
+    padded = [None if x is None else _spread(x[0], plan.restore, sum(rows)).split(rows) for x in inputs]
+    parts = []
+    for i, shape in enumerate(plan.shapes):
+        results = run(*(None if x is None else x[i].unflatten(0, shape) for x in padded))
+        parts.append([y.flatten(0, 1) for y in results])
+    return [_collect(torch.cat(y), plan.restore) for y in zip(*parts, strict=True)]
+
+
+def _spread(x: Tensor, places: Tensor | None, rows: int) -> Tensor:
+    return x if places is None else x.new_zeros(rows, *x.shape[1:]).index_copy(0, places, x)
+
+
+def _collect(x: Tensor, places: Tensor | None) -> Tensor:
+    return (x if places is None else x.index_select(0, places)).unsqueeze(0)

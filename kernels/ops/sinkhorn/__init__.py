@@ -1,0 +1,37 @@
+"""Sinkhorn-Knopp normalisation: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.hyper import check_matrices
+from kernels.ops.sinkhorn.reference import sinkhorn_reference
+from kernels.ops.sinkhorn.torch_ops import sinkhorn_torch
+
+__all__ = ["sinkhorn"]
+
+OPERATION = Operation("sinkhorn")
+OPERATION.register("torch", sinkhorn_torch, suits=always)
+OPERATION.register("reference", sinkhorn_reference, suits=not_unasked)
+
+
+def sinkhorn(raw: Tensor, *, iters: int = 20, backend: str = "auto") -> Tensor:
+    """Nearly doubly stochastic matrices from arbitrary ones.
+
+        M = exp(raw);   iters times:   M_ij ← M_ij / Σ_i M_ij  (columns),   M_ij ← M_ij / Σ_j M_ij  (rows)
+
+    raw      [..., n, n], any floating dtype
+    iters    how often columns and then rows are normalised
+    backend  auto, torch (in log space: any finite raw), reference (as written above)
+    returns  [..., n, n] in at least fp32, entries ≥ 0. Rows sum to 1; columns only nearly, as rows come last:
+             after 20 iterations on n = 4 they are off by about 6e-4 at raw of standard deviation 1, 6e-2 at 3
+
+    The gradient is that of the iterations, not of their limit.
+    Raises ValueError for a shape that is not [..., n, n], iters < 1 and an unknown backend.
+    Source: Sinkhorn & Knopp 1967; mHC (arXiv:2512.24880), equation 9.
+    """
+    check_matrices("sinkhorn", raw)
+    if iters < 1:
+        raise ValueError(f"sinkhorn needs iters ≥ 1, got {iters}")
+    return OPERATION(raw, iters=iters, backend=backend)

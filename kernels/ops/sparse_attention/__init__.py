@@ -1,0 +1,62 @@
+"""Attention over selected keys: the public function and its backends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import check_attention, in_autocast_dtype
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.ops.sparse_attention.reference import sparse_attention_reference
+from kernels.ops.sparse_attention.torch_ops import sparse_attention_torch
+
+__all__ = ["sparse_attention"]
+
+OPERATION = Operation("sparse_attention")
+OPERATION.register("torch", sparse_attention_torch, suits=always)
+OPERATION.register("reference", sparse_attention_reference, suits=not_unasked)
+
+
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    *,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Softmax attention of every query over its own set of keys, shared by its heads.
+
+        o_t = Σ_s softmax_s(scale · q_t·k_s) · v_s     over s ∈ S_t, the indices of query t; 0 where S_t is empty
+
+    q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
+    k, v        [B, Tk, Hkv, K], [B, Tk, Hkv, V]; Hkv divides H
+    indices     int32 or int64 [B, Tq, n], positions along the (packed) key axis in any order, each at most once a
+                query; −1 where unused. Causality and the borders of packed sequences are the indices' own. Only
+                `reference` reports values out of range; elsewhere the result is undefined
+    scale       None: K^(−1/2)
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1); the result does not depend on it
+    backend     auto, torch (blocks of queries), reference (Tq × Tk memory)
+    returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
+
+    Softmax in at least fp32. Memory is linear in T for a fixed n, work T·n·H·(K + V) where keys are gathered; the
+    torch form gathers where that is cheaper than a mask over all keys (n well below T).
+    Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call.
+    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 2; OrthGSA, step 3.5.
+    """
+    check_attention("sparse_attention", q, k, v, causal=False, cu_seqlens=cu_seqlens)
+    check_indices("sparse_attention", indices, q)
+    q, k, v = in_autocast_dtype(q, k, v)
+    return OPERATION(q, k, v, indices, scale=scale, cu_seqlens=cu_seqlens, backend=backend)
+
+
+def check_indices(name: str, indices: Tensor, q: Tensor) -> None:
+    """Raise ValueError unless indices are int32 or int64 [B, Tq, n] with n ≥ 1, for q [B, Tq, ...]."""
+    fits = indices.dim() == 3 and indices.shape[:2] == q.shape[:2] and indices.shape[2] > 0
+    if not fits or indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(
+            f"{name} needs indices int32 or int64 [B, Tq, n] with [B, Tq] = {tuple(q.shape[:2])}, n ≥ 1, "
+            f"got {indices.dtype} {tuple(indices.shape)}"
+        )

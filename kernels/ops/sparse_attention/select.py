@@ -1,0 +1,54 @@
+"""Reading the keys that were selected: by a mask over many keys, or by gathering a copy of each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GATHER_COST = 48
+"""How many masked keys cost as much as one gathered key, with one query head a KV head; measured on a CPU core.
+
+A gathered key is copied for one query and serves its group of heads; a masked one is read once for a whole block.
+"""
+
+
+def gathers(selected: int, keys: int, group: int) -> bool:
+    """Whether copying `selected` keys for every query is cheaper than a mask over `keys` keys."""
+    return selected * GATHER_COST <= keys * group
+
+
+def selected_mask(indices: Tensor, keys: int) -> Tensor:
+    """Bool [B, C, keys], true at the indices [B, C, n]; −1 selects nothing."""
+    at = torch.where(indices < 0, keys, indices).to(torch.int64)
+    mask = torch.zeros(*indices.shape[:2], keys + 1, dtype=torch.bool, device=indices.device)
+    return mask.scatter_(-1, at, True)[..., :keys]
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """x [B, T, H, D], indices [B, C, n] -> [B, C, H, n, D]; what stands at −1 is the first key."""
+    batch, time, heads, width = x.shape
+    sequence = torch.arange(batch, device=x.device).view(-1, 1, 1, 1) * time
+    head = torch.arange(heads, device=x.device).view(-1, 1)
+    rows = (sequence + indices.clamp_min(0).unsqueeze(2)) * heads + head
+    return x.reshape(-1, width).index_select(0, rows.flatten()).view(*rows.shape, width)
+
+
+def spans(indices: Tensor, size: int, keys: int) -> list[tuple[int, int, int, int]]:
+    """Blocks of `size` queries: (first, last, begin, end), queries [first, last) selecting in keys [begin, end).
+
+    Reads the indices [B, Tq, n] on the host, once.
+    """
+    queries = indices.shape[1]
+    lowest = torch.where(indices < 0, keys - 1, indices).amin((0, 2)).tolist()
+    highest = indices.amax((0, 2)).tolist()
+    out = []
+    for first in range(0, queries, size):
+        last = min(first + size, queries)
+        begin = min(lowest[first:last])
+        out.append((first, last, begin, max(begin, *highest[first:last]) + 1))
+    return out
+
+
+def shifted(indices: Tensor, begin: int) -> Tensor:
+    """The indices counted from key `begin`; −1 stays."""
+    return torch.where(indices < 0, -1, indices - begin)

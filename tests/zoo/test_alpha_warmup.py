@@ -1,0 +1,71 @@
+"""The warm-up of α: its schedule, its place in checkpoints, and that evaluation uses it."""
+
+import pytest
+import torch
+from contract_cases import build, tokens
+
+import zoo
+from zoo import ModelConfig
+from zoo.hyper import HyperConfig, warmup
+from zoo.schedule import set_step
+
+
+def small(scheme: str = "ohc") -> zoo.LanguageModel:
+    config = ModelConfig(pattern="F", depth=2, d_model=32, n_heads=4)
+    config.residual.name = scheme
+    return build(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("step", "factor"),
+    [(0, 0.1), (999, 0.1), (1000, 0.1), (2000, 0.28), (3500, 0.55), (6000, 1.0), (1_000_000, 1.0)],
+)
+def test_a_tenth_for_1000_steps_then_to_one_over_5000(step, factor):
+    assert warmup(torch.tensor(step), HyperConfig()).item() == pytest.approx(factor)
+
+
+def test_other_schedules():
+    config = HyperConfig(warmup_factor=0.0, warmup_hold=10, warmup_ramp=0)
+    assert [warmup(torch.tensor(step), config).item() for step in (0, 10, 11)] == [0, 0, 1]
+    config = HyperConfig(warmup_factor=1.0)
+    assert warmup(torch.tensor(0), config).item() == 1
+
+
+@pytest.mark.parametrize("scheme", ["hc", "mhc", "ohc", "shc"])
+@torch.no_grad()
+def test_the_step_changes_the_model_as_larger_alphas_would(scheme):
+    model, larger = small(scheme), small(scheme)
+    for name, parameter in larger.named_parameters():
+        if name.endswith("alpha"):
+            parameter *= 10
+    before = model(tokens(2, 9))[0]
+    set_step(model, 6000)
+    after = model(tokens(2, 9))[0]
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, larger(tokens(2, 9))[0], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_step_is_part_of_an_exported_model_and_of_decoding(tmp_path):
+    model = small().float()
+    set_step(model, 3500, 10_000)
+    loaded = zoo.load(zoo.export(model, tmp_path / "model"))
+    assert loaded.layers[1].channel_residual.clock.step == 3500
+    assert loaded.layers[1].channel_residual.clock.total == 10_000
+    batch = tokens(2, 5)
+    logits = loaded(batch)[0]
+    assert torch.equal(logits, model(batch)[0])
+    state = loaded.init_state(2)
+    for t in range(5):
+        step, state = loaded.step(batch[:, t], state)
+        torch.testing.assert_close(step, logits[:, t], rtol=0, atol=1e-5)
+
+
+def test_a_new_step_needs_no_new_graph():
+    model = small()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    batch = tokens(2, 9)
+    for step in (0, 3500, 6000):
+        set_step(model, step)
+        with torch.compiler.set_stance("fail_on_recompile" if step else "default"):
+            torch.testing.assert_close(compiled(batch)[0], model(batch)[0], rtol=0, atol=1e-12)

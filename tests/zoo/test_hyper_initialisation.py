@@ -1,0 +1,150 @@
+"""SPEC §2 on initialisation: (a) the plain model, (b) gradients, (c) skew parts, (d) what seeds forget."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract_cases import SEQ_LEN, VOCAB, gradients, tokens
+
+from zoo import LanguageModel, ModelConfig
+
+SCHEMES = ("hc", "mhc", "ohc", "shc")
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def made(scheme: str, pattern: str = "F", dtype: torch.dtype = torch.float64, **options) -> LanguageModel:
+    """A model of four layers as it is at initialisation."""
+    config = ModelConfig(pattern=pattern, depth=4, d_model=32, n_heads=4)
+    config.residual.name = scheme
+    for key, value in options.items():
+        setattr(getattr(config.residual, scheme), key, value)
+    return LanguageModel(config, vocab_size=VOCAB, seq_len=SEQ_LEN, seed=5).to(dtype)
+
+
+def without_turns(model: LanguageModel) -> LanguageModel:
+    """`shc` with A = 0."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("turns"):
+                parameter.zero_()
+    return model
+
+
+def loss_of(model: LanguageModel) -> torch.Tensor:
+    logits, aux = model(tokens(2, SEQ_LEN))
+    return F.cross_entropy(logits.flatten(0, 1), tokens(2, SEQ_LEN, seed=1).flatten()) + model.aux_loss(aux)
+
+
+def coefficient_gradients(model: LanguageModel) -> dict[str, torch.Tensor]:
+    found = gradients(model, loss_of(model))
+    return {name: grad for name, grad in found.items() if "_residual." in name or name.startswith("streams.")}
+
+
+def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return ((got - wanted).norm() / wanted.norm()).item()
+
+
+# (a)
+@every_scheme
+@pytest.mark.parametrize("pattern", ["F", "SF"])
+@pytest.mark.parametrize("options", [{}, {"n_streams": 2}, {"n_streams": 3}, {"readout": "learned"}], ids=str)
+@torch.no_grad()
+def test_a_identity_starts_as_the_plain_residual(scheme, pattern, options):
+    """Logits in fp32, though the streams differ: patterns are on."""
+    plain = made("add", pattern, torch.float32)
+    model = without_turns(made(scheme, pattern, torch.float32, **options))
+    assert relative(model(tokens(2, SEQ_LEN))[0], plain(tokens(2, SEQ_LEN))[0]) < 1e-5
+    assert spread_of_streams(model) > 0.1
+
+
+@pytest.mark.parametrize("factorise", [1, 2, 3, 4])
+@torch.no_grad()
+def test_a_holds_for_factorised_streams(factorise):
+    model = without_turns(made("shc", dtype=torch.float32, factorise=factorise))
+    wanted = made("add", dtype=torch.float32)(tokens(2, SEQ_LEN))[0]
+    assert relative(model(tokens(2, SEQ_LEN))[0], wanted) < 1e-5
+
+
+@every_scheme
+@torch.no_grad()
+def test_a_fails_for_the_seeds_values(scheme):
+    """Claim 8: 1/n and 1 in front of a sigmoid do not recover the standard residual at initialisation."""
+    model = without_turns(made(scheme, init="seed"))
+    assert relative(model(tokens(2, SEQ_LEN))[0], made("add")(tokens(2, SEQ_LEN))[0]) > 0.01
+
+
+def spread_of_streams(model: LanguageModel) -> float:
+    """Largest difference between streams after the last layer, relative to the largest entry."""
+    seen = []
+    handle = model.layers[-1].register_forward_hook(lambda _m, _i, out: seen.append(out[0]))
+    model(tokens(2, SEQ_LEN))
+    handle.remove()
+    return ((seen[0] - seen[0].mean(-2, keepdim=True)).abs().max() / seen[0].abs().max()).item()
+
+
+# (b)
+@every_scheme
+@pytest.mark.parametrize("options", [{}, {"readout": "learned"}], ids=str)
+def test_b_every_coefficient_has_a_gradient_at_step_1(scheme, options):
+    """Except α, while φ = 0 (it has one at step 2), and mHC's H_res of the first sub-block."""
+    model = made(scheme, **options)
+    grads = coefficient_gradients(model)
+    first = {f"layers.0.mixer_residual.{name}" for name in ("phi_res", "b_res")}
+    for name, grad in grads.items():
+        if name.endswith("alpha"):
+            assert not grad.any(), name
+        elif not (scheme == "mhc" and name in first):
+            assert grad.norm() > 1e-8, name
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loss_of(model).backward()
+    optimizer.step()
+    for name, grad in coefficient_gradients(model).items():
+        if name.endswith("alpha"):
+            assert grad.norm() > 1e-8, name
+
+
+def test_b_of_mhc_the_first_mixing_has_none():
+    """Equal streams through rows that sum to 1 stay what they are, whatever H_res is."""
+    grads = coefficient_gradients(made("mhc"))
+    for name in ("phi_res", "b_res"):
+        assert grads[f"layers.0.mixer_residual.{name}"].norm() < 1e-15
+        assert grads[f"layers.0.channel_residual.{name}"].norm() > 1e-8
+
+
+# (c)
+@pytest.mark.parametrize("perturbed", [False, True])
+def test_c_of_an_ohc_bias_only_the_skew_part_has_a_gradient(perturbed):
+    model = made("ohc")
+    if perturbed:
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
+    grads = [grad for name, grad in coefficient_gradients(model).items() if name.endswith("b_res")]
+    assert len(grads) == 8
+    for grad in grads:
+        assert (grad + grad.mT).norm() < 1e-12 * grad.norm()
+
+
+# (d)
+@pytest.mark.parametrize("scheme", ["ohc", "mhc"])
+def test_d_the_seeds_values_keep_the_streams_equal_and_the_mixing_without_gradient(scheme):
+    """Steps 1 to 3, in all sub-blocks; the other coefficients do learn, and `identity` does not have this."""
+    model = made(scheme, init="seed")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        with torch.no_grad():
+            assert spread_of_streams(model) < 1e-12
+        for name, grad in coefficient_gradients(model).items():
+            if name.endswith(("phi_res", "b_res")):
+                assert grad.norm() < 1e-13, name
+            elif name.endswith(("b_post", "phi_post")):
+                assert grad.norm() > 1e-8, name
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def test_d_unconstrained_mixing_does_learn_from_equal_streams():
+    """Row sums of `hc` are free, so that the trap is one of the constrained schemes."""
+    grads = coefficient_gradients(made("hc", init="seed"))
+    assert all(grad.norm() > 1e-8 for name, grad in grads.items() if name.endswith("b_res"))

@@ -1,0 +1,147 @@
+"""PaTH attention with forgetting as a mixer: its special cases, its start, its decode state, its size."""
+
+import dataclasses
+
+import pytest
+import torch
+from contract_cases import build, tokens
+
+from zoo import Context, LanguageModel, ModelConfig, UserError
+from zoo.mixers.attention import AttentionConfig
+from zoo.mixers.path_fox import PathFox, PathFoxConfig
+from zoo.modules import Dims
+
+OFF = {"householder": False, "forget_gate": False}
+VARIANTS = {
+    "default": {},
+    "path": {"forget_gate": False},
+    "fox": {"householder": False},
+    "neither": OFF,
+    "grouped": {"n_kv_heads": 2, "rank": 3},
+    "fox, grouped": {"n_kv_heads": 1, "householder": False},
+}
+
+
+def config(pattern: str = "P", **options) -> ModelConfig:
+    made = ModelConfig(pattern=pattern, depth=2, d_model=32, n_heads=4)
+    made.mixers.path_fox = dataclasses.replace(made.mixers.path_fox, **options)
+    return made
+
+
+def mixer(d_model: int = 32, heads: int = 4, **options) -> PathFox:
+    return PathFox(PathFoxConfig(**options), Dims(d_model, heads, 16, 0, 2))
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+@torch.no_grad()
+def test_decoding_is_the_forward_pass(options):
+    model = build(config(**options)).eval()
+    batch = tokens(2, 21)
+    logits, _ = model(batch)
+    state = model.init_state(2, capacity=5)
+    for t in range(21):
+        step, state = model.step(batch[:, t], state)
+        assert (step - logits[:, t]).abs().max() < 1e-9, f"token {t}"
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_backends_agree_inside_a_model(options):
+    made = config(**options)
+    batch = tokens(1, 12)
+    ctx = Context.of(batch, torch.tensor([0, 5, 12], dtype=torch.int32))
+    outs = []
+    for backend in ("torch", "reference"):
+        model = build(dataclasses.replace(made, backend=backend))
+        logits, _ = model(batch, ctx)
+        logits.square().mean().backward()
+        grads = [p.grad for p in model.parameters()]
+        assert all(grad is not None and grad.any() for grad in grads)
+        outs.append([logits, *grads])
+    torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_without_both_parts_it_is_attention_without_positions():
+    path, plain = build(config(**OFF)), build(config("F"))
+    made = config("F")
+    made.mixers.attention = AttentionConfig(positions="none")
+    plain = build(made)
+    plain.load_state_dict(path.state_dict())
+    batch = tokens(2, 19)
+    torch.testing.assert_close(path(batch)[0], plain(batch)[0])
+
+
+def test_it_starts_with_half_gates_and_projections():
+    """Zero biases and x = 0: g = log ½, β = 1; w has length 1 or, where there is nothing to normalise, 0."""
+    fresh = LanguageModel(config(), vocab_size=11, seq_len=16).layers[0].mixer
+    x = torch.zeros(2, 3, 32)
+    w, beta = fresh.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
+    assert torch.equal(beta, torch.ones(2, 3, 4))
+    assert torch.equal(w, torch.zeros(2, 3, 4, 8))
+    torch.testing.assert_close(fresh._log_gate(x), torch.full((2, 3, 4), 0.5).log())
+    x = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0))
+    w, _ = fresh.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
+    lengths = w.norm(dim=-1)
+    assert (lengths > 0.8).all() and (lengths <= 1.0).all()
+
+
+@torch.no_grad()
+def test_cached_keys_are_turned_before_the_new_one_is_appended():
+    one = mixer().double().eval()
+    x = torch.randn(2, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    state = one.init_state(2, dtype=torch.float64)
+    for t in range(3):
+        _, state = one.step(x[:, t], state)
+    k = one.k_proj(x).unflatten(-1, (4, 8))
+    w, beta = one.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
+    g = one._log_gate(x)
+    keys, _ = state.cache.read()
+    torch.testing.assert_close(keys[:, :, 2], k[:, 2])
+    h = torch.eye(8) - beta[..., None, None] * w[..., :, None] * w[..., None, :]
+    torch.testing.assert_close(keys[:, :, 1], (h[:, 2] @ k[:, 1, ..., None])[..., 0])
+    torch.testing.assert_close(keys[:, :, 0], (h[:, 2] @ h[:, 1] @ k[:, 0, ..., None])[..., 0])
+    wanted = torch.stack([g[:, 1] + g[:, 2], g[:, 2], torch.zeros(2, 4)], -1)
+    torch.testing.assert_close(state.forgotten[:, :, :3], wanted)
+
+
+def test_the_state_holds_turned_keys_in_at_least_fp32():
+    bytes_of = lambda one, dtype: one.state_bytes(one.init_state(1, capacity=10, dtype=dtype))  # noqa: E731
+    taps = 32 * 2
+    assert bytes_of(mixer(), torch.float32) == 4 * (2 * 10 * 32 + 10 * 4 + taps)
+    assert bytes_of(mixer(), torch.bfloat16) == 4 * 10 * 32 + 2 * 10 * 32 + 4 * 10 * 4 + 2 * taps
+    assert bytes_of(mixer(**OFF), torch.bfloat16) == 2 * 2 * 10 * 32
+    assert bytes_of(mixer(n_kv_heads=1, forget_gate=False), torch.float32) == 4 * (2 * 10 * 8 + 8 * 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
+def test_bfloat16_weights_decode(options):
+    model = build(config(**options), dtype=torch.bfloat16).eval()
+    batch = tokens(2, 9)
+    logits, _ = model(batch)
+    state = model.init_state(2)
+    for t in range(9):
+        step, state = model.step(batch[:, t], state)
+    assert step.dtype == torch.bfloat16
+    assert (step - logits[:, -1]).abs().max() < 0.1 * logits.abs().max()
+
+
+def test_it_costs_1_03_of_plain_attention_at_reference_width():
+    with torch.device("meta"):
+        count = sum(p.numel() for p in mixer(768, 12).parameters())
+    extra = 768 * 32 + 32 * 768 + 3 * 768 + 2 * (768 * 12 + 12)
+    assert count == 4 * 768**2 + extra
+    assert count / (4 * 768**2) == pytest.approx(1.03, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_kv_heads": 3}, "path_fox.n_kv_heads=3 does not divide n_heads=4"),
+        ({"rank": 0}, "path_fox.rank=0 must be at least 1"),
+        ({"n_heads": 5}, "n_heads=5 does not divide model.d_model=32"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        mixer(**options)

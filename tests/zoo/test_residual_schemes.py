@@ -1,0 +1,310 @@
+"""What each residual scheme computes: coefficients and mixing by formula, identities, options, errors."""
+
+import pytest
+import torch
+from contract_cases import SEQ_LEN, VOCAB, build, tokens
+
+import kernels
+from zoo import LanguageModel, ModelConfig, UserError, cost, registry
+from zoo.factorise import FactorisedStreams, harmonics, retained
+from zoo.gains import composite, gains, mixing_matrices
+from zoo.hyper import HyperConfig, HyperResidual
+from zoo.modules import Dims
+from zoo.residuals.ohc import OHC
+from zoo.residuals.shc import SHC, SHCConfig
+
+D, N = 6, 4
+DIMS = Dims(D, 2, seq_len=8, layer=0, depth=3)
+SCHEMES = ("hc", "mhc", "ohc", "shc")
+every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+def random_residual(scheme: str, seed: int = 0, **options) -> HyperResidual:
+    """One sub-block's scheme in fp64 with random parameters."""
+    block = registry.get("residual", scheme)
+    module = block.cls(block.config(**options), DIMS).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
+def streams(batch: int = 2, time: int = 5, n: int = N) -> torch.Tensor:
+    return torch.randn(batch, time, n, D, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+def config_with(scheme: str, pattern: str = "SF", **options) -> ModelConfig:
+    config = ModelConfig(pattern=pattern, depth=3, d_model=32, n_heads=4)
+    config.residual.name = scheme
+    for key, value in options.items():
+        setattr(getattr(config.residual, scheme), key, value)
+    return config
+
+
+@every_scheme
+@torch.no_grad()
+def test_a_sub_block_is_its_definition(scheme):
+    """Every formula of zoo.hyper for one token, with m = 0.1 as at step 0."""
+    m = random_residual(scheme)
+    x = streams()
+    y, coefficients = m.pre(x)
+    z = torch.randn(2, 5, D, dtype=torch.float64)
+    out = m.post(x, z, coefficients)
+    token = x[1, 3]
+    vec = token.flatten()
+    hat = vec / (vec.square().mean() + 1e-6).sqrt()
+    alpha = 0.1 * m.alpha
+    pre = torch.sigmoid(alpha[0] * (m.phi_pre @ hat) + m.b_pre)
+    post = 2 * torch.sigmoid(alpha[1] * (m.phi_post @ hat) + m.b_post)
+    raw = alpha[2] * (m.phi_res @ hat)
+    if scheme == "shc":
+        rotations = [kernels.cayley(turn, backend="reference") for turn in m.turns]
+        res = sum(w * q for w, q in zip(raw.softmax(0), rotations, strict=True))
+    else:
+        raw = raw.view(N, N) + m.b_res
+        project = {"hc": lambda r: r, "mhc": kernels.sinkhorn, "ohc": kernels.cayley}[scheme]
+        res = project(raw)
+    for got, wanted in zip(coefficients, (pre, post, res), strict=True):
+        torch.testing.assert_close(got[1, 3], wanted, rtol=0, atol=1e-7)
+    torch.testing.assert_close(y[1, 3], pre @ token, rtol=0, atol=1e-6)
+    torch.testing.assert_close(out[1, 3], res @ token + post[:, None] * z[1, 3], rtol=0, atol=1e-6)
+
+
+@torch.no_grad()
+def test_shc_with_one_matrix_is_ohc_with_a_static_one():
+    one = random_residual("shc", k=1)
+    other = OHC(HyperConfig(), DIMS).double()
+    for name in ("phi_pre", "phi_post", "b_pre", "b_post", "alpha"):
+        getattr(other, name).copy_(getattr(one, name))
+    other.b_res.copy_(one.turns[0])
+    x, z = streams(), torch.randn(2, 5, D, dtype=torch.float64)
+    for got, wanted in zip(one(x), other(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-14)
+    torch.testing.assert_close(one.post(x, z, one(x)), other.post(x, z, other(x)), rtol=0, atol=1e-13)
+
+
+@torch.no_grad()
+def test_what_the_mixing_matrices_are():
+    """ohc rotates; mhc averages, rows summing to 1; shc contracts and never expands; nothing bounds hc."""
+    x = 10 * streams()
+    res = {scheme: random_residual(scheme)(x).res for scheme in SCHEMES}
+    eye = torch.eye(N, dtype=torch.float64)
+    assert (res["ohc"].mT @ res["ohc"] - eye).abs().max() < 1e-13
+    assert (res["mhc"] >= 0).all()
+    torch.testing.assert_close(res["mhc"].sum(-1), torch.ones(2, 5, dtype=torch.float64))
+    assert torch.linalg.svdvals(res["shc"]).max() <= 1 + 1e-13
+    assert torch.linalg.svdvals(res["shc"]).min() < 1 - 1e-6
+    assert torch.linalg.svdvals(res["hc"]).max() > 1.01
+
+
+@every_scheme
+@torch.no_grad()
+def test_coefficients_are_every_tokens_own(scheme):
+    m, x = random_residual(scheme), streams()
+    whole = m(x)
+    alone = m(x[1:, 3:4])
+    for got, wanted in zip(alone, whole, strict=True):
+        torch.testing.assert_close(got.expand(1, 1, *got.shape[2:]), wanted[1:, 3:4], rtol=0, atol=1e-14)
+
+
+@every_scheme
+def test_coefficients_are_fp32_under_autocast(scheme):
+    m = random_residual(scheme).float()
+    x = streams().float()
+    wanted = m(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, got = m.pre(x)
+        out = m.post(x, y.bfloat16(), got)
+    assert y.dtype == out.dtype == torch.float32
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+OPTIONS = [
+    ("hc", {"n_streams": 2}),
+    ("mhc", {"n_streams": 3, "iters": 5}),
+    ("ohc", {"readout": "learned"}),
+    ("ohc", {"init": "seed", "n_streams": 5}),
+    ("shc", {"k": 3, "factorise": 2, "readout": "learned"}),
+    ("shc", {"k": 1, "factorise": 1}),
+]
+
+
+@pytest.mark.parametrize(("scheme", "options"), OPTIONS, ids=str)
+@torch.no_grad()
+def test_decoding_with_streams_is_the_forward_pass(scheme, options):
+    model = build(config_with(scheme, **options)).eval()
+    batch = tokens(2, 12)
+    logits, _ = model(batch)
+    state = model.init_state(2)
+    for t in range(batch.shape[1]):
+        step, state = model.step(batch[:, t], state)
+        torch.testing.assert_close(step, logits[:, t], rtol=0, atol=1e-9)
+
+
+def test_the_streams_start_as_copies_and_are_read_as_a_mean():
+    model = LanguageModel(config_with("ohc"), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    x = torch.randn(2, 5, 32)
+    spread = model.streams.expand(x)
+    assert spread.shape == (2, 5, 4, 32)
+    assert all(torch.equal(spread[:, :, i], x) for i in range(4))
+    torch.testing.assert_close(model.streams.collapse(torch.randn(2, 5, 4, 32)).shape, x.shape)
+    torch.testing.assert_close(model.streams.collapse(spread), x)
+
+
+def test_schemes_share_the_weights_of_the_plain_model_under_one_seed():
+    plain = LanguageModel(config_with("add"), vocab_size=VOCAB, seq_len=SEQ_LEN).state_dict()
+    for scheme in SCHEMES:
+        state = LanguageModel(config_with(scheme), vocab_size=VOCAB, seq_len=SEQ_LEN).state_dict()
+        assert all(torch.equal(state[name], value) for name, value in plain.items()), scheme
+
+
+@pytest.mark.parametrize(("scheme", "per_block"), [("hc", 24), ("mhc", 24), ("ohc", 24), ("shc", 10)])
+def test_parameters_a_sub_block(scheme, per_block):
+    """φ: nD columns for n + n + n² (or k) rows; biases, three α, and shc's k matrices."""
+    module = random_residual(scheme)
+    extra = 2 * N * N if scheme == "shc" else N * N
+    assert sum(p.numel() for p in module.parameters()) == per_block * N * D + 2 * N + 3 + extra
+
+
+# Factorised streams
+
+
+def factorised(n: int, r: int) -> FactorisedStreams:
+    module = FactorisedStreams(SHCConfig(n_streams=n, factorise=r), DIMS).double()
+    if module.turn is not None:
+        torch.nn.init.normal_(module.turn, generator=torch.Generator().manual_seed(0))
+    return module
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_harmonics_are_an_orthonormal_basis_with_the_mean_first(n):
+    basis = harmonics(n)
+    assert basis.shape == (n, n)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(n), rtol=0, atol=1e-6)
+    torch.testing.assert_close(basis[:, 0], torch.full((n,), n**-0.5))
+
+
+@pytest.mark.parametrize(("n", "r"), [(4, 1), (4, 2), (4, 3), (4, 4), (3, 2), (2, 1)])
+@torch.no_grad()
+def test_factorised_streams_are_a_projection_that_keeps_the_mean(n, r):
+    module, x = factorised(n, r), streams(n=n)
+    u = module.basis()
+    torch.testing.assert_close(u.mT @ u, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-6)
+    once = module.between(x)
+    torch.testing.assert_close(once, torch.einsum("ir,jr,btjd->btid", u, u, x))
+    torch.testing.assert_close(module.between(once), once, rtol=0, atol=1e-6)
+    torch.testing.assert_close(once.mean(-2), x.mean(-2), rtol=0, atol=1e-6)
+    assert module.pack(x).shape == (2, 5, r, D)
+    assert torch.allclose(once, x, atol=1e-6) == (r == n)
+
+
+def test_factorise_changes_the_model_between_layers_only():
+    """With r = n it is the model without; with r = 1 it is another, unless there is one layer."""
+    batch = tokens(2, 9)
+    for depth, same in ((1, True), (3, False)):
+        outputs = []
+        for r in (0, 4, 1):
+            config = config_with("shc", factorise=r)
+            config.depth = depth
+            outputs.append(build(config)(batch)[0])
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-5)
+        assert torch.allclose(outputs[2], outputs[0]) == same
+
+
+def test_energy_and_relative_error_are_two_numbers():
+    """x with 99 % of its energy along the mean is reconstructed with an error of 10 %."""
+    basis = harmonics(4).double()
+    x = basis[:, :1] * 0.99**0.5 + basis[:, 1:2] * 0.01**0.5
+    energy, error = retained(x, basis[:, :1])
+    assert energy.item() == pytest.approx(0.99, abs=1e-6)
+    assert error.item() == pytest.approx(0.1, abs=1e-5)
+
+
+def test_factorise_saves_stream_state_and_no_attention_cache():
+    def bytes_of(**options) -> tuple[int, int]:
+        model = cost.on_meta(config_with("shc", **options), vocab_size=VOCAB, seq_len=SEQ_LEN)
+        return cost.stream_bytes(model), cost.state_bytes(model, 64)
+
+    whole, cache = bytes_of()
+    assert whole == 4 * 32 * 4
+    assert bytes_of(factorise=1) == (whole // 4, cache)
+    assert bytes_of(factorise=2) == (whole // 2, cache)
+    plain = cost.on_meta(config_with("add"), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert (cost.stream_bytes(plain), cost.state_bytes(plain, 64)) == (32 * 4, cache)
+
+
+# Gains
+
+
+def test_the_numbers_called_norm():
+    """An orthogonal 4×4 matrix has an Amax of 2; a mixture of two rotations contracts."""
+    hadamard = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    found = {name: value.item() for name, value in gains(hadamard).items()}
+    assert found == pytest.approx({"sigma_max": 1, "sigma_min": 1, "amax": 2, "row_sum": 2}, abs=1e-6)
+    signed = gains(torch.tensor([[1.0, -1.0], [0.0, 1.0]]))
+    assert (signed["amax"].item(), signed["row_sum"].item()) == (1, 2)
+    turn = kernels.cayley(torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
+    assert gains((turn + turn.T) / 2)["sigma_max"] < 1e-6
+
+
+@every_scheme
+@torch.no_grad()
+def test_the_mixing_matrices_of_a_model_are_in_order(scheme):
+    model = build(config_with(scheme))
+    batch = tokens(2, 9)
+    found = mixing_matrices(model, batch)
+    assert len(found) == 2 * 3
+    assert all(matrix.shape == (2, 9, 4, 4) for matrix in found)
+    product = composite(found)
+    wanted = torch.eye(4, dtype=torch.float64)
+    for matrix in found:
+        wanted = matrix[1, 4] @ wanted
+    torch.testing.assert_close(product[1, 4], wanted)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+@torch.no_grad()
+def test_composites_over_depth():
+    """Rotations keep every singular value 1; mixtures of rotations keep σ ≤ 1 and lose σ_min."""
+    generator = torch.Generator().manual_seed(0)
+    turns = 0.3 * torch.randn(60, 2, 4, 4, generator=generator, dtype=torch.float64)
+    rotations = kernels.cayley(turns)
+    one, mixed = gains(composite(rotations[:, 0])), gains(composite(rotations.mean(1)))
+    assert abs(one["sigma_max"] - 1) < 1e-12
+    assert abs(one["sigma_min"] - 1) < 1e-12
+    assert mixed["sigma_max"] <= 1
+    assert mixed["sigma_min"] < 0.2
+    with pytest.raises(ValueError, match="at least one matrix"):
+        composite([])
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "said"),
+    [
+        ("ohc", {"n_streams": 1}, "n_streams=1 must be at least 2"),
+        ("hc", {"init": "zero"}, "init of a residual scheme is one of ('identity', 'seed'), not 'zero'"),
+        ("mhc", {"readout": "max"}, "readout of a residual scheme is one of ('mean', 'learned'), not 'max'"),
+        ("mhc", {"iters": 0}, "mhc.iters=0 must be at least 1"),
+        ("shc", {"k": 0}, "shc.k=0 must be at least 1"),
+        ("shc", {"factorise": 5}, "shc.factorise=5 must lie between 0 (off) and n_streams=4"),
+        ("ohc", {"warmup_ramp": -1}, "warmup_ramp=-1"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(scheme, options, said):
+    with pytest.raises(UserError) as caught:
+        cost.on_meta(config_with(scheme, **options), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert said in str(caught.value)
+
+
+def test_shc_starts_with_independent_small_turns():
+    module = SHC(SHCConfig(), Dims(32, 4, seq_len=8, layer=0, depth=1))
+    module.init_weights(torch.Generator().manual_seed(0))
+    assert not torch.equal(module.turns[0], module.turns[1])
+    assert module.turns.std().item() == pytest.approx(0.01, rel=0.3)
+    assert not module.phi_res.any()

@@ -1,0 +1,128 @@
+"""`moe`: a mixture of SwiGLU experts, balanced without an auxiliary loss; no token is ever dropped."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.channel import Channel
+from zoo.channels.swiglu import SwiGLU, SwiGLUConfig, default_hidden
+from zoo.context import Context
+from zoo.errors import UserError
+from zoo.experts import LoadBalance, order_by_expert
+from zoo.mixer import Aux
+from zoo.modules import INIT_STD, Dims, fp32_linear, output_std
+from zoo.registry import register_channel
+
+
+@dataclass
+class MoEConfig:
+    """Options of the mixture of experts.
+
+    n_experts: routed experts; top_k: experts a token uses; n_shared: experts that every token uses besides;
+    hidden: inner width of an expert (None: the plain SwiGLU's divided by top_k + n_shared and rounded up to a
+    multiple of 8, so that a token costs what it costs there); scale: times the routed experts' output;
+    balance_rate: how far a step moves an expert's routing bias (0: not at all); aux_weight: weight of the
+    balance loss in training.
+    """
+
+    n_experts: int = 8
+    top_k: int = 2
+    n_shared: int = 1
+    hidden: int | None = None
+    scale: float = 1.0
+    balance_rate: float = 1e-3
+    aux_weight: float = 0.0
+
+
+@register_channel(
+    "moe",
+    config=MoEConfig,
+    title="Mixture of experts",
+    family="sparse",
+    source="DeepSeekMoE (arXiv:2401.06066); DeepSeek-V3 (arXiv:2412.19437), equations 12 to 20",
+)
+class MoE(Channel):
+    """y = Σ_shared FFN_j(x) + scale · Σ_{e ∈ top-k} w_e · FFN_e(x), every FFN a SwiGLU; x [B, T, D].
+
+        s_e = σ(x·u_e)                        affinity, in at least fp32
+        chosen = the k experts with the largest s_e + b_e
+        w_e = s_e / Σ_chosen s                (k = 1: w_e = s_e, or the router would have no gradient)
+
+    After a step b_e rises by balance_rate where an expert had fewer tokens than the mean and falls where it
+    had more; it decides who is chosen and nothing else. Auxiliary loss `expert_balance`, per sequence, then
+    averaged: E·Σ_e f_e·p_e, f_e the share of the k·T assignments, p_e the mean of s_e / Σ s; 1 when balanced.
+    It is measured even where its weight is 0.
+    """
+
+    decays = ("gate", "up", "down")
+
+    def __init__(self, config: MoEConfig, dims: Dims) -> None:
+        super().__init__()
+        _check(config)
+        self.config, self.backend, self.output_std = config, dims.backend, output_std(dims.depth)
+        experts, width, hidden = config.n_experts, dims.d_model, expert_hidden(config, dims.d_model)
+        self.aux_weights = {"expert_balance": config.aux_weight}
+        self.router = nn.Linear(width, experts, bias=False)
+        self.gate = nn.Parameter(torch.empty(experts, hidden, width))
+        self.up = nn.Parameter(torch.empty(experts, hidden, width))
+        self.down = nn.Parameter(torch.empty(experts, width, hidden))
+        self.shared = SwiGLU(SwiGLUConfig(config.n_shared * hidden), dims) if config.n_shared else None
+        self.balance = LoadBalance(experts, config.balance_rate)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        for weight, std in ((self.gate, INIT_STD), (self.up, INIT_STD), (self.down, self.output_std)):
+            nn.init.normal_(weight, std=std, generator=generator)
+
+    def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
+        affinity = torch.sigmoid(fp32_linear(x, self.router.weight))
+        chosen = (affinity + self.balance.bias).topk(self.config.top_k, -1).indices
+        weights = affinity.gather(-1, chosen)
+        if self.config.top_k > 1:
+            weights = weights / weights.sum(-1, keepdim=True)
+        y = self._routed(x, chosen, self.config.scale * weights)
+        if self.shared is not None:
+            y = y + self.shared(x)[0]
+        return y, {} if ctx is None else {"expert_balance": self._balance_loss(affinity, chosen, ctx)}
+
+    def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Σ_e w_e·FFN_e(x): copies of the tokens in the order of their experts, and back."""
+        k = self.config.top_k
+        order, places, counts = order_by_expert(chosen, self.config.n_experts)
+        if self.training:
+            self.balance.count(counts)
+        # Copy, then permute: both have gradients that add in a fixed order, on GPUs too.
+        rows = x.flatten(0, -2).repeat_interleave(k, 0).index_select(0, order)
+        gate, up = (self._experts(rows, weight, counts) for weight in (self.gate, self.up))
+        out = self._experts(F.silu(gate) * up, self.down, counts)
+        out = out.index_select(0, places).unflatten(0, chosen.shape)
+        return (weights.to(out.dtype).unsqueeze(-1) * out).sum(-2)
+
+    def _experts(self, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        return kernels.grouped_linear(rows, weight, counts, backend=self.backend)
+
+    def _balance_loss(self, affinity: Tensor, chosen: Tensor, ctx: Context) -> Tensor:
+        experts = self.config.n_experts
+        share = ctx.sequence_mean(F.one_hot(chosen, experts).to(affinity.dtype).mean(-2))
+        mean = ctx.sequence_mean(affinity / affinity.sum(-1, keepdim=True))
+        return experts * (share * mean).sum(-1).mean()
+
+
+def expert_hidden(config: MoEConfig, d_model: int) -> int:
+    """The inner width of one expert."""
+    if config.hidden is not None:
+        return config.hidden
+    return -(-default_hidden(d_model) // (8 * (config.top_k + config.n_shared))) * 8
+
+
+def _check(config: MoEConfig) -> None:
+    if not 1 <= config.top_k <= config.n_experts:
+        raise UserError(f"moe.top_k={config.top_k} must lie between 1 and moe.n_experts={config.n_experts}")
+    if config.n_shared < 0:
+        raise UserError(f"moe.n_shared={config.n_shared} must not be negative")
+    if config.hidden is not None and config.hidden < 1:
+        raise UserError(f"moe.hidden={config.hidden} must be at least 1")
+    if config.balance_rate < 0:
+        raise UserError(f"moe.balance_rate={config.balance_rate} must not be negative")

@@ -1,0 +1,39 @@
+"""How a block asks the optimiser to treat its parameters; `experiments.optim` reads it.
+
+    class Indexer(nn.Module):
+        parameter_group = ParameterGroup("indexer", lr_scale=10.0)  # this module's parameters and its parts'
+        decays = ("bank",)                                          # own parameters under weight decay
+
+Weights of nn.Linear and nn.Embedding always decay; a part with a `parameter_group` of its own leaves the
+group of the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from torch import nn
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterGroup:
+    """clip: the clipping group, whose gradients are clipped together; lr_scale: times the learning rate."""
+
+    clip: str = "main"
+    lr_scale: float = 1.0
+
+
+MAIN = ParameterGroup()
+
+
+def grouped_parameters(
+    module: nn.Module, group: ParameterGroup = MAIN
+) -> Iterator[tuple[nn.Parameter, ParameterGroup, bool]]:
+    """Every parameter in module order, with its group and whether it decays; shared ones once a place."""
+    group = getattr(module, "parameter_group", group)
+    decays = ("weight",) if isinstance(module, nn.Linear | nn.Embedding) else getattr(module, "decays", ())
+    for name, parameter in module.named_parameters(recurse=False):
+        yield parameter, group, name in decays
+    for part in module.children():
+        yield from grouped_parameters(part, group)

@@ -1,0 +1,146 @@
+"""`M`: the mesa layer of MesaNet, which regresses its values on its keys anew at every token."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.context import Context
+from zoo.convolution import ShortConvolution
+from zoo.errors import UserError
+from zoo.mixer import Aux, Mixer
+from zoo.modules import Dims, OutputProjection, RMSNorm, fp32_linear, head_width, l2norm
+from zoo.registry import register_mixer
+
+LAMBDA_FLOOR = 0.25
+FORGETTING = 0.0025
+"""What a full write forgets by itself: it keeps H below a bound even where γ stays near 1."""
+
+
+@dataclass
+class MesaNetConfig:
+    """Options of the mesa layer.
+
+    n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
+    cg_steps: steps of the conjugate gradient a token; kernel_size: taps of the short convolutions;
+    value_conv: convolve the values too.
+    """
+
+    n_heads: int | None = None
+    cg_steps: int = 30
+    kernel_size: int = 4
+    value_conv: bool = False
+
+
+@dataclass
+class MesaState:
+    """H [B, H, K, K], G [B, H, K, K] and the inputs that the convolutions still need, [B, D, k−1] each."""
+
+    h_kk: Tensor
+    h_kv: Tensor
+    convolutions: dict[str, Tensor]
+
+
+@register_mixer(
+    "mesanet",
+    letter="M",
+    config=MesaNetConfig,
+    title="Mesa layer",
+    family="linear recurrence",
+    color="#CC79A7",
+    mask="recurrent",
+    source="von Oswald et al. 2025, MesaNet (arXiv:2506.05233)",
+)
+class MesaNet(Mixer):
+    """Reads the best linear map from keys to values so far, at the query. A head:
+
+        q, k = L2norm(SiLU(conv(x·W_q))), L2norm(SiLU(conv(x·W_k)));  v = x·W_v        [B, T, H, K]
+        β = σ(x·W_β + b_β);  γ = σ(x·W_γ + b_γ)·(1 − 0.0025·β²)                         [B, T, H]
+        H_t = γ_t·H_{t−1} + β_t·k_t·k_tᵀ;  G_t = γ_t·G_{t−1} + β_t·k_t·v_tᵀ             [K, K]
+        o_t = G_tᵀ·(H_t + Λ)⁻¹·q_t,  Λ = 0.25 + softplus(λ), 1 at the start              λ [H, K]
+        y = RMSNorm(o)·W_o                                    the norm per head, one gain for all
+
+    The inverse is `cg_steps` steps of conjugate gradients. No positions. Decode state: H, G and the last k−1
+    inputs of the convolutions, constant in T.
+    """
+
+    def __init__(self, config: MesaNetConfig, dims: Dims) -> None:
+        super().__init__()
+        if config.cg_steps < 1 or config.kernel_size < 1:
+            raise UserError(
+                f"mesanet.cg_steps={config.cg_steps} and kernel_size={config.kernel_size} must be at least 1"
+            )
+        halved = dims.n_heads // 2 if dims.n_heads % 2 == 0 else dims.n_heads
+        self.heads = halved if config.n_heads is None else config.n_heads
+        self.width = head_width(dims.d_model, self.heads, "mesanet.n_heads")
+        self.cg_steps = config.cg_steps
+        self.backend = dims.backend
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(dims.d_model, dims.d_model, bias=False) for _ in range(3)
+        )
+        self.beta_proj, self.gamma_proj = (nn.Linear(dims.d_model, self.heads) for _ in range(2))
+        self.convolutions = nn.ModuleDict(
+            {
+                name: ShortConvolution(dims.d_model, config.kernel_size, "silu", backend=dims.backend)
+                for name in ("q", "k", "v")[: 3 if config.value_conv else 2]
+            }
+        )
+        self.lamb = nn.Parameter(torch.full((self.heads, self.width), math.log(math.expm1(1 - LAMBDA_FLOOR))))
+        self.o_norm = RMSNorm(self.width)
+        self.o_proj = OutputProjection(dims.d_model, dims.d_model, bias=False)
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        qkv = self._projections(x)
+        for name, convolution in self.convolutions.items():
+            qkv[name] = convolution(qkv[name], ctx)
+        y, _ = self._mesa(x, qkv, cu_seqlens=ctx.cu_seqlens)
+        return y, {}
+
+    def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        h_kk = torch.zeros(
+            batch_size,
+            self.heads,
+            self.width,
+            self.width,
+            device=device,
+            dtype=torch.promote_types(dtype, torch.float32),
+        )
+        before = {
+            name: convolution.init_state(batch_size, device=device, dtype=dtype)
+            for name, convolution in self.convolutions.items()
+        }
+        return MesaState(h_kk, torch.zeros_like(h_kk), before)
+
+    def step(self, x: Tensor, state: MesaState) -> tuple[Tensor, MesaState]:
+        qkv, after = self._projections(x), {}
+        for name, convolution in self.convolutions.items():
+            qkv[name], after[name] = convolution.step(qkv[name], state.convolutions[name])
+        y, (h_kk, h_kv) = self._mesa(
+            x[:, None],
+            {name: part[:, None] for name, part in qkv.items()},
+            initial_state=(state.h_kk, state.h_kv),
+            output_final_state=True,
+        )
+        return y[:, 0], MesaState(h_kk, h_kv, after)
+
+    def _projections(self, x: Tensor) -> dict[str, Tensor]:
+        return {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
+
+    def _mesa(self, x: Tensor, qkv: dict[str, Tensor], **options):
+        """x and q, k, v [B, T, D] -> y [B, T, D] and the states."""
+        q, k, v = (qkv[name].unflatten(-1, (self.heads, self.width)) for name in "qkv")
+        g, beta = self._gates(x)
+        lamb = LAMBDA_FLOOR + F.softplus(self.lamb)
+        o, state = kernels.mesa(
+            l2norm(q), l2norm(k), v, g, beta, lamb, cg_steps=self.cg_steps, backend=self.backend, **options
+        )
+        return self.o_proj(self.o_norm(o).flatten(-2)), state
+
+    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """log γ and β, [B, T, H], in at least fp32."""
+        beta, gamma = (fp32_linear(x, p.weight) + p.bias for p in (self.beta_proj, self.gamma_proj))
+        beta = torch.sigmoid(beta)
+        return F.logsigmoid(gamma) + torch.log1p(-FORGETTING * beta.square()), beta

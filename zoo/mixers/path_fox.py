@@ -1,0 +1,170 @@
+"""`P`: softmax attention whose positions are products of Householder matrices, with a forget gate (PaTH-FoX)."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.cache import KVCache
+from zoo.context import Context
+from zoo.convolution import ShortConvolution
+from zoo.errors import UserError
+from zoo.mixer import Aux, Mixer
+from zoo.modules import Dims, OutputProjection, fp32_linear, head_width, l2norm
+from zoo.registry import register_mixer
+
+RANK = 32
+TAPS = 3
+
+
+@dataclass
+class PathFoxConfig:
+    """Options of PaTH attention with forgetting.
+
+    n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rank: of the low-rank map to w (None: 32,
+    in models narrower than 256 an eighth of the width); householder: False leaves the forgetting transformer (FoX);
+    forget_gate: False leaves PaTH, and both False causal attention without positions.
+    """
+
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    rank: int | None = None
+    householder: bool = True
+    forget_gate: bool = True
+
+
+@dataclass
+class PathState:
+    """What decoding remembers of n tokens; K, V and Hkv as in `PathFox`.
+
+    cache: keys [B, Hkv, n, K], turned by every H since their token and so kept in at least fp32, and values;
+    forgotten: Σ g since every token, [B, H, rows], at least fp32, 0 behind the n; taps: the convolution's inputs.
+    """
+
+    cache: KVCache
+    forgotten: Tensor | None
+    taps: Tensor | None
+
+
+@register_mixer(
+    "path_fox",
+    letter="P",
+    config=PathFoxConfig,
+    title="PaTH attention with forgetting",
+    family="softmax attention",
+    color="#B8860B",
+    mask="causal",
+    source="Yang et al. 2025 (arXiv:2505.16381); forget gate: Lin et al. 2025 (arXiv:2503.02130)",
+)
+class PathFox(Mixer):
+    """Attention along a data-dependent path.
+
+        q, k, v = x·W_q, x·W_k, x·W_v                   [B, T, H, K], [B, T, Hkv, K], [B, T, Hkv, K]
+        w = L2norm(SiLU(conv3(x·W_low·W_up)))           [B, T, Hkv, K], normalised per head; no positions elsewhere
+        β = 2σ(x·W_β + b_β),  g = log σ(x·W_f + b_f)    [B, T, Hkv], [B, T, H]; b_β = b_f = 0 at the start
+        a_ij = k_jᵀ·H_{j+1}·…·H_i·q_i / √K + Σ_{s=j+1..i} g_s,     H_s = I − β_s·w_s·w_sᵀ
+        o_i = Σ_{j ≤ i} softmax_j(a_ij)·v_j,  y = o·W_o
+
+    Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys as they stand now (k_j ← H_t·k_j before k_t is
+    appended), values, how much of every token is forgotten, and the last inputs of the convolution.
+    """
+
+    def __init__(self, config: PathFoxConfig, dims: Dims) -> None:
+        super().__init__()
+        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
+        self.kv_heads = self.heads if config.n_kv_heads is None else config.n_kv_heads
+        self.width = head_width(dims.d_model, self.heads, "n_heads")
+        self.backend = dims.backend
+        rank = max(1, min(RANK, dims.d_model // 8)) if config.rank is None else config.rank
+        self._check(rank)
+        inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
+        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
+        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
+        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
+        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
+        self.turn = Turn(dims.d_model, rank, self.kv_heads, self.width, dims.backend) if config.householder else None
+        self.forget = nn.Linear(dims.d_model, self.heads) if config.forget_gate else None
+
+    def _check(self, rank: int) -> None:
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise UserError(f"path_fox.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
+        if rank < 1:
+            raise UserError(f"path_fox.rank={rank} must be at least 1")
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        q, k, v = self._qkv(x)
+        options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
+        if self.turn is None and self.forget is None:
+            o = kernels.attention(q, k, v, **options)
+        else:
+            w, beta = (None, None) if self.turn is None else self.turn(x, ctx)
+            o = kernels.path_attention(q, k, v, w, beta, self._log_gate(x), **options)
+        return self.o_proj(o.flatten(-2)), {}
+
+    def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        wide = torch.promote_types(dtype, torch.float32)
+        cache = KVCache(batch_size, self.kv_heads, self.width, capacity=capacity, device=device, dtype=dtype)
+        cache.keys = cache.keys.to(wide if self.turn else dtype)
+        forgotten = torch.zeros(batch_size, self.heads, capacity, device=device, dtype=wide) if self.forget else None
+        taps = self.turn.conv.init_state(batch_size, device, dtype) if self.turn else None
+        return PathState(cache, forgotten, taps)
+
+    def step(self, x: Tensor, state: PathState) -> tuple[Tensor, PathState]:
+        q, k, v = self._qkv(x)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        if self.turn is not None:
+            w, beta, state.taps = self.turn.step(x, state.taps)
+            w, keys = w.to(wide), state.cache.read()[0]
+            keys -= (beta[..., None] * (keys @ w[..., None])[..., 0])[..., None] * w[:, :, None]
+        state.cache.append(k, v)
+        mask = None if self.forget is None else _remember(state, self._log_gate(x))[:, :, None]
+        keys, values = (y.to(wide) for y in state.cache.read())
+        o = F.scaled_dot_product_attention(q[:, :, None].to(wide), keys, values, attn_mask=mask, enable_gqa=True)
+        return self.o_proj(o.flatten(1).to(x.dtype)), state
+
+    def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(p(x).unflatten(-1, (-1, self.width)) for p in (self.q_proj, self.k_proj, self.v_proj))
+
+    def _log_gate(self, x: Tensor) -> Tensor | None:
+        """g [..., H] in at least fp32."""
+        return None if self.forget is None else F.logsigmoid(_logits(self.forget, x))
+
+
+class Turn(nn.Module):
+    """What H_t = I − β_t·w_t·w_tᵀ is made of, per KV head: w [..., Hkv, K] of length 1 and β [..., Hkv] in (0, 2)."""
+
+    def __init__(self, d_model: int, rank: int, heads: int, width: int, backend: str) -> None:
+        super().__init__()
+        self.width = width
+        self.w_low = nn.Linear(d_model, rank, bias=False)
+        self.w_up = nn.Linear(rank, heads * width, bias=False)
+        self.conv = ShortConvolution(heads * width, TAPS, "silu", backend=backend)
+        self.beta = nn.Linear(d_model, heads)
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        return self._w(self.conv(self.w_up(self.w_low(x)), ctx)), self._beta(x)
+
+    def step(self, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, taps = self.conv.step(self.w_up(self.w_low(x)), taps)
+        return self._w(y), self._beta(x), taps
+
+    def _w(self, y: Tensor) -> Tensor:
+        return l2norm(y.unflatten(-1, (-1, self.width)))
+
+    def _beta(self, x: Tensor) -> Tensor:
+        return 2 * torch.sigmoid(_logits(self.beta, x))
+
+
+def _logits(gate: nn.Linear, x: Tensor) -> Tensor:
+    y = fp32_linear(x, gate.weight)
+    return y + gate.bias.to(y.dtype)
+
+
+def _remember(state: PathState, g: Tensor) -> Tensor:
+    """Add the newest token's log gate g [B, H] to what is forgotten of all before it; returns that [B, H, n]."""
+    n, rows = state.cache.appended, state.cache.keys.shape[2]
+    state.forgotten[:, :, : n - 1] += g[..., None]
+    state.forgotten = F.pad(state.forgotten, (0, rows - state.forgotten.shape[2]))
+    return state.forgotten[:, :, :n]

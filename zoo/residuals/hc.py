@@ -1,0 +1,28 @@
+"""`hc`: hyper-connections, with streams mixed by unconstrained matrices."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from zoo.hyper import HyperConfig, MatrixResidual
+from zoo.registry import register_residual
+
+
+@register_residual(
+    "hc",
+    config=HyperConfig,
+    title="Hyper-connections",
+    family="hyper-connections",
+    color="#CC79A7",
+    source="Hyper-connections (arXiv:2409.19606), with the coefficients of mHC",
+)
+class HC(MatrixResidual):
+    """H_res = mα₂·mat(x̂φ_res) + b_res, b_res = I at first: nothing bounds its powers, so depth can blow up.
+
+    Everything else as in zoo.hyper.
+    """
+
+    start = 1.0
+
+    def project(self, raw: Tensor) -> Tensor:
+        return raw

@@ -1,0 +1,28 @@
+"""`ohc`: orthogonal hyper-connections, with streams mixed by rotations."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+import kernels
+from zoo.hyper import HyperConfig, MatrixResidual
+from zoo.registry import register_residual
+
+
+@register_residual(
+    "ohc",
+    config=HyperConfig,
+    title="oHC (Cayley)",
+    family="hyper-connections",
+    color="#009E73",
+    source="the OrthGSA document",
+)
+class OHC(MatrixResidual):
+    """H_res = Cayley(mα₂·mat(x̂φ_res) + b_res) = (I − A)(I + A)⁻¹, A the skew part: H_resᵀH_res = I.
+
+    b_res = 0 at first, where Cayley is the identity. Of φ_res and b_res only skew parts matter: n(n−1)/2 free
+    numbers a token. Everything else as in zoo.hyper.
+    """
+
+    def project(self, raw: Tensor) -> Tensor:
+        return kernels.cayley(raw, backend=self.dims.backend)

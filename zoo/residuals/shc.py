@@ -1,0 +1,56 @@
+"""`shc`: sparse selective hyper-connections, with streams mixed by mixtures of a few learned rotations."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from zoo.errors import UserError
+from zoo.factorise import FactorisedStreams
+from zoo.hyper import HyperConfig, HyperResidual
+from zoo.modules import Dims
+from zoo.registry import register_residual
+
+START_STD = 0.01
+
+
+@dataclass
+class SHCConfig(HyperConfig):
+    """k: rotations in the mixture; factorise: carry so many vectors a token between layers instead of n (0:
+    all n, as they are); the rest as in HyperConfig."""
+
+    k: int = 2
+    factorise: int = 0
+
+
+@register_residual(
+    "shc",
+    config=SHCConfig,
+    title="SHC",
+    family="hyper-connections",
+    color="#0072B2",
+    source="the SHC document",
+)
+class SHC(HyperResidual):
+    """H_res = Σ_i softmax_i(mα₂·x̂W_α)·Q_i, Q_i = Cayley(A_i) for k learned A_i, the same for all tokens.
+
+    A_i starts at 0.01·randn, each its own: equal ones would get equal gradients and never part. W_α (here
+    phi_res) starts at 0. No singular value exceeds 1, of products neither; all may shrink towards 0, as the
+    mean of two rotations contracts. Everything else as in zoo.hyper.
+    """
+
+    streams = FactorisedStreams
+
+    def __init__(self, config: SHCConfig, dims: Dims) -> None:
+        if config.k < 1:
+            raise UserError(f"shc.k={config.k} must be at least 1")
+        super().__init__(config, dims, config.k)
+        self.turns = nn.Parameter(torch.zeros(config.k, config.n_streams, config.n_streams))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.normal_(self.turns, std=START_STD, generator=generator)
+
+    def mixing(self, raw: Tensor) -> Tensor:
+        rotations = kernels.cayley(self.turns, backend=self.dims.backend)
+        return torch.einsum("...k,kij->...ij", raw.softmax(-1), rotations)

@@ -1,0 +1,27 @@
+"""How blocks whose maths changes during training learn the step: a buffer, so that it is part of every checkpoint."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class StepBuffer(nn.Module):
+    """step: optimiser steps done, int64 []; total: how many the training will have, int64 [], 0 where unknown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("total", torch.zeros((), dtype=torch.int64))
+
+    def set(self, step: int, total: int) -> None:
+        """Called as training starts, and as every optimiser step ends, its gradients complete and nothing changed yet."""
+        self.step.fill_(step)
+        self.total.fill_(total)
+
+
+def set_step(model: nn.Module, step: int, total: int = 0) -> None:
+    """Tell every StepBuffer of a model how many optimiser steps are done, and how many there will be."""
+    for module in model.modules():
+        if isinstance(module, StepBuffer):
+            module.set(step, total)
