@@ -32,7 +32,9 @@ def _unknown_choice(text: str, cause: str) -> str | None:
         return None
     group, name = found.groups()
     options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
-    return str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
+    return (
+        str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
+    )
 
 
 def _unknown_key(text: str, cause: str) -> str | None:

@@ -26,7 +26,11 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over the parameter groups; the fused form where it exists."""
     return torch.optim.AdamW(
-        parameter_groups(model, config), lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
+        parameter_groups(model, config),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
     )
 
 

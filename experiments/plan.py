@@ -85,7 +85,10 @@ def _fingerprint(config_json: str) -> str:
 def _identity(config: Config, letters: str) -> dict[str, Any]:
     """What can change a run's result. Not in it: paths, devices, loggers, threads, how often things are written."""
     d, t = config.data, config.trainer
-    recipe = {k: getattr(t, k) for k in ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")}
+    recipe = {
+        k: getattr(t, k)
+        for k in ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
+    }
     return {
         "format": 1,
         "model": zoo.config.used(config.model, letters),
@@ -137,9 +140,17 @@ def _check_choices(config: Config) -> None:
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
-        "model.backend": (config.model.backend, ("auto", "reference", "torch", "triton", "varlen", "flash_attn")),
-        **{f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb")) for i, x in enumerate(config.trainer.loggers)},
-        **{f"evaluate.splits[{i}]": (x, ("validation", "test")) for i, x in enumerate(config.evaluate.splits)},
+        "model.backend": (
+            config.model.backend,
+            ("auto", "reference", "torch", "triton", "varlen", "flash_attn"),
+        ),
+        **{
+            f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
+            for i, x in enumerate(config.trainer.loggers)
+        },
+        **{
+            f"evaluate.splits[{i}]": (x, ("validation", "test")) for i, x in enumerate(config.evaluate.splits)
+        },
     }
     for key, (value, known) in choices.items():
         if value not in known:

@@ -28,7 +28,9 @@ class LanguageModelling(pl.LightningModule):
     What the last training step saw (losses, gradient norm) is left in `seen` for the callbacks that write rows.
     """
 
-    def __init__(self, model: LanguageModel, config: Config, batches: Batches, tokenizer: dict[str, Any]) -> None:
+    def __init__(
+        self, model: LanguageModel, config: Config, batches: Batches, tokenizer: dict[str, Any]
+    ) -> None:
         super().__init__()
         self.model = model
         self.config = config

@@ -9,9 +9,6 @@ import types
 import typing
 from typing import Any
 
-import zoo.channels
-import zoo.mixers
-import zoo.residuals
 from zoo import registry
 from zoo.errors import UserError, unknown
 

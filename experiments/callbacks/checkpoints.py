@@ -58,7 +58,10 @@ def restore_point(folder: Path) -> Path | None:
         try:
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch raises many kinds for a damaged archive
-            print(f"warning: cannot read {path} ({type(error).__name__}); falling back to the one before", flush=True)
+            print(
+                f"warning: cannot read {path} ({type(error).__name__}); falling back to the one before",
+                flush=True,
+            )
             path.rename(path.with_suffix(".damaged"))
             continue
         return path
