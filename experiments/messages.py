@@ -49,7 +49,7 @@ def _unknown_key(text: str, cause: str) -> str | None:
     if key == "experiment":
         return "choose an experiment with a plus: +experiment=NAME"
     keys = known_keys()
-    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     hint = f"did you mean '{close[0]}'?" if close else "`python run.py --cfg job` shows all keys"
     return f"unknown key '{key}'; {hint}"
 
