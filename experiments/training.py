@@ -104,6 +104,7 @@ def make_trainer(
         max_steps=config.trainer.max_steps,
         accumulate_grad_batches=config.trainer.accumulate,
         callbacks=actions,
+        plugins=[callbacks.AtomicFiles()],
         logger=loggers,
         limit_val_batches=0,
         num_sanity_val_steps=0,

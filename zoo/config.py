@@ -36,7 +36,8 @@ class ModelConfig:
     """A language model.
 
     preset: what a legend calls it (None: named after its pattern); pattern, depth: see zoo.pattern; d_model: width;
-    n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's weights; backend: kernels' backend.
+    n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
+    weights; backend: kernels' backend.
     """
 
     preset: str | None = None
