@@ -12,6 +12,11 @@ from program import Lab, Outcome, write_text
 
 LIMIT_S = 15  # of processor time: what a process takes on a machine that nobody else uses
 
+WAYS = pytest.mark.parametrize(
+    "flags",
+    [pytest.param([], id="single"), pytest.param(["--multirun"], id="multirun", marks=pytest.mark.slow)],
+)
+
 
 def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
     assert outcome.status == 2, outcome
@@ -63,7 +68,7 @@ def test_named_mistakes_in_a_process_of_their_own(
     assert max(seconds for *_, seconds in attempts) < LIMIT_S
 
 
-@pytest.mark.parametrize("flags", [[], ["--multirun"]], ids=["single", "multirun"])
+@WAYS
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -112,7 +117,7 @@ def test_results_that_are_a_file(lab: Lab, tmp_path: Path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("flags", [[], ["--multirun"]], ids=["single", "multirun"])
+@WAYS
 def test_cuda_that_is_not_there(lab: Lab, flags: list[str]):
     assert_refused(lab, lab.here(*flags, "device=cuda"), "device=cpu")
 

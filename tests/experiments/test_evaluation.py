@@ -136,6 +136,7 @@ def test_job_evaluate_of_a_checkpoint_and_of_a_split_by_name(finished: Lab):
     assert [line.partition(":")[0] for line in outcome.out.splitlines()] == ["validation", "test"]
 
 
+@pytest.mark.slow
 def test_document_packing_trains_and_scores(lab: Lab, tmp_path: Path):
     folder = tmp_path / "books"
     folder.mkdir()

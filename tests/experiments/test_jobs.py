@@ -96,6 +96,7 @@ def test_list_names_everything(lab: Lab):
     assert lab.left_behind() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "parameters"), [("transformer", 137710080), ("hypergraph", 138152448)])
 def test_cost_prints_the_parameters_of_the_reference_models(lab: Lab, model: str, parameters: int):
     lab.arguments = lambda: ["job=cost", f"model={model}", "size=reference"]

@@ -79,6 +79,7 @@ def test_clipping_reaches_the_weights(lab: Lab):
     assert moved[1e-2] == pytest.approx(10 * moved[1e-3], rel=0.05)
 
 
+@pytest.mark.slow
 def test_accumulation_equals_the_large_batch(lab: Lab):
     states = []
     for name, batch_size, accumulate in (("large", 8, 1), ("small", 2, 4)):
@@ -95,6 +96,7 @@ def test_accumulation_equals_the_large_batch(lab: Lab):
         assert float(a["loss"]) == pytest.approx(float(b["loss"]), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_early_stopping_scores_the_best_weights(lab: Lab):
     recipe = ["trainer.max_steps=200", "trainer.val_every=4", "trainer.val_tokens=null", "trainer.patience=3"]
     recipe += ["optim.lr=0.3", "optim.warmup_steps=20", "optim.lr_min=0.3"]  # soon too fast to improve

@@ -9,6 +9,7 @@ from torch import nn
 
 from zoo import Context, Dims, LanguageModel, Mixer, ModelConfig, UserError, cost
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
+from zoo.mixers.attention import Gate
 from zoo.model import init_weights
 from zoo.modules import RMSNorm
 
@@ -97,17 +98,19 @@ def test_a_mixer_may_start_the_projections_that_it_is_made_of():
     class Whole(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.part = nn.Linear(4, 4)
+            self.part, self.gate = nn.Linear(4, 4), Gate(4, 4)
 
         def init_weights(self, generator: torch.Generator) -> None:
             nn.init.constant_(self.part.weight, 7.0)
             nn.init.constant_(self.part.bias, 0.5)
+            nn.init.constant_(self.gate.bias, 3.0)
 
     model = LanguageModel(ModelConfig(depth=1), vocab_size=11, seq_len=8)
     model.added = Whole()
     init_weights(model, seed=0)
     assert (model.added.part.weight == 7).all()
     assert (model.added.part.bias == 0.5).all()
+    assert (model.added.gate.bias == 3).all()
 
 
 @torch.no_grad()
