@@ -36,7 +36,8 @@ class LanguageModelling(pl.LightningModule):
         self.config = config
         self.batches = batches
         self.tokenizer = tokenizer
-        self.compute = torch.compile(model) if config.trainer.compile else model
+        # Not a submodule: the weights would stand in every checkpoint twice.
+        object.__setattr__(self, "compute", torch.compile(model) if config.trainer.compile else model)
         self.seen: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
