@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing as mp
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -45,7 +48,7 @@ class _Pool:
     def __init__(self, plans: list[Plan], workers: int) -> None:
         self.waiting, self.workers = list(plans), workers
         self.running: dict[Connection, tuple[Any, Plan]] = {}
-        self.screen = _Screen(len(plans))
+        self.screen = _Screen(names(plans))
         self.failed = 0
         threads = str(max(p.config.trainer.threads for p in plans))
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -89,13 +92,20 @@ class _Pool:
             self.screen.end(planned, _result(planned))
             return
         self.failed += 1
-        why = planned.folder.failure()["message"] if planned.folder.failed else _exit_reason(status)
+        told = (
+            planned.folder.failed and status == 1
+        )  # a killed worker leaves at most an earlier attempt's record
+        why = planned.folder.failure()["message"] if told else _exit_reason(status)
         self.screen.end(planned, f"FAILED: {why} ({planned.folder.path})")
 
 
 def _work(config: Config, channel: Connection) -> None:
     """A worker's whole life: train one cell, tell how far it is."""
     from experiments.jobs.train import execute
+
+    # Ctrl-C in a terminal reaches everybody: the sweep decides. A terminated worker dies as a killed one does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 
     def send(message: tuple[str, int, int, str]) -> None:
         with contextlib.suppress(OSError):  # the sweep may be gone; the cell finishes anyway
@@ -109,22 +119,51 @@ def _work(config: Config, channel: Connection) -> None:
         sys.exit(1)
 
 
+def names(plans: list[Plan]) -> dict[str, str]:
+    """Run -> what to call its cell: its title, and where titles are equal the settings that tell cells apart."""
+    settings = {p.run: dict(_leaves(dataclasses.asdict(p.config))) for p in plans}
+    out = {}
+    for p in plans:
+        mine = settings[p.run]
+        twins = [settings[other.run] for other in plans if other.title == p.title]
+        apart = [f"{key}={value}" for key, value in mine.items() if any(twin[key] != value for twin in twins)]
+        out[p.run] = " ".join([p.title, *apart])
+    return out
+
+
+def _leaves(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _result(planned: Plan) -> str:
     test = planned.folder.summary()["metrics"].get("test")
-    return "done" if test is None else f"done: test loss {test['loss']:.4f}, {test['bits_per_byte']:.4f} bits/byte"
+    return (
+        "done"
+        if test is None
+        else f"done: test loss {test['loss']:.4f}, {test['bits_per_byte']:.4f} bits/byte"
+    )
 
 
 def _exit_reason(status: int | None) -> str:
-    return f"killed by signal {-status}" if status is not None and status < 0 else f"stopped with status {status}"
+    return (
+        f"killed by signal {-status}"
+        if status is not None and status < 0
+        else f"stopped with status {status}"
+    )
 
 
 class _Screen:
     """One bar for the sweep with what every worker is doing; finished cells are printed above it."""
 
-    def __init__(self, cells: int) -> None:
+    def __init__(self, names: dict[str, str]) -> None:
+        self.names = names
         interval = MIN_SECONDS if sys.stderr.isatty() else 10.0
         self.bar = tqdm(
-            total=cells,
+            total=len(names),
             file=sys.stderr,
             unit="cell",
             mininterval=interval,
@@ -137,17 +176,17 @@ class _Screen:
         self.interval, self.last = interval, 0.0
 
     def show(self, planned: Plan, what: str, share: float = 0.0) -> None:
-        self.doing[planned.title] = what
+        self.doing[planned.run] = what
         # Scoring the splits comes after training, whose share of a cell is most of its time.
-        self.share[planned.title] = 0.85 * share if what.startswith("train") else 0.85 * (share > 0)
+        self.share[planned.run] = 0.85 * share if what.startswith("train") else 0.85 * (share > 0)
         self._refresh()
 
     def end(self, planned: Plan, what: str) -> None:
-        self.doing.pop(planned.title, None)
-        self.share.pop(planned.title, None)
+        self.doing.pop(planned.run, None)
+        self.share.pop(planned.run, None)
         self.ended += 1
         self.bar.clear()
-        tqdm.write(f"[{self.ended}/{self.bar.total}] {planned.title}: {what}", file=sys.stdout)
+        tqdm.write(f"[{self.ended}/{self.bar.total}] {self.names[planned.run]}: {what}", file=sys.stdout)
         sys.stdout.flush()
         self._refresh(force=True)
 
@@ -160,5 +199,7 @@ class _Screen:
             return
         self.last = now
         self.bar.n = self.ended + sum(self.share.values())
-        self.bar.set_postfix_str(" | ".join(f"{k}: {v}" for k, v in self.doing.items()), refresh=False)
+        self.bar.set_postfix_str(
+            " | ".join(f"{self.names[k]}: {v}" for k, v in self.doing.items()), refresh=False
+        )
         self.bar.refresh()

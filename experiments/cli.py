@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hydra
 from hydra.errors import HydraException
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -22,21 +25,29 @@ Job = Callable[[schema.Config], None]
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: somebody wants this to end, as politely as with Ctrl-C."""
+
+
 def main(**more_jobs: Job) -> int:
     """Run the command line; returns the exit status: 0 fine, 1 a run or cell failed, 2 a mistake in the input.
+
+    130 and 143 are what shells know for Ctrl-C and SIGTERM.
 
     more_jobs: jobs that live outside this package (the report).
     """
     try:
-        perform(compose(), {**JOBS, **more_jobs})
+        with _terminable():
+            perform(compose(), {**JOBS, **more_jobs})
     except RunFailed as error:
         return _complain(error, 1)
     except UserError as error:
         return _complain(error, 2)
     except (HydraException, OmegaConfBaseException) as error:
         return _complain(messages.explain(error), 2)
-    except KeyboardInterrupt:
-        return _complain("interrupted; the same command goes on from the last checkpoint", 130)
+    except KeyboardInterrupt as stop:
+        status = 143 if isinstance(stop, Terminated) else 130
+        return _complain("interrupted; the same command goes on from the last checkpoint", status)
     return 0
 
 
@@ -47,6 +58,8 @@ def compose() -> list[schema.Config]:
     last cell is found before the first one runs.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
+    # Hydra composes every cell once more beforehand, lest a bad one shows late; here none runs before all are there.
+    Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     schema.register()
     composed: list[DictConfig] = []
 
@@ -78,6 +91,20 @@ def to_config(node: DictConfig) -> schema.Config:
     """The typed configuration of a composed node. Raises ConfigKeyError for keys added with a plus."""
     values = OmegaConf.to_container(node, resolve=True)
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema.Config), values))  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """While inside, SIGTERM raises Terminated."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _complain(error: object, status: int) -> int:

@@ -35,7 +35,7 @@ class Score:
     stride: int
 
     def metrics(self) -> dict[str, float | int]:
-        """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits per byte = nats/(ln 2·bytes)."""
+        """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes)."""
         loss = self.nats / self.tokens
         return {
             "loss": loss,

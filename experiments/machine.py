@@ -37,12 +37,18 @@ def versions() -> dict[str, str]:
 def commit() -> tuple[str | None, bool | None]:
     """The commit of the source tree and whether it has uncommitted changes; (None, None) outside git."""
     head = _git("rev-parse", "HEAD")
-    return (head or None, None) if not head else (head, bool(_git("status", "--porcelain", "--untracked-files=no")))
+    return (
+        (head or None, None)
+        if not head
+        else (head, bool(_git("status", "--porcelain", "--untracked-files=no")))
+    )
 
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -105,7 +111,9 @@ def peak_flops(device: torch.device) -> tuple[float, str]:
         for key, peak in GPU_PEAKS.items():
             if key in name:
                 return peak, f"{key} data sheet, dense bf16"
-    return _measured_peak(device), f"measured: 1024x1024 fp32 matrix product, {torch.get_num_threads()} thread(s)"
+    return _measured_peak(
+        device
+    ), f"measured: 1024x1024 fp32 matrix product, {torch.get_num_threads()} thread(s)"
 
 
 def _measured_peak(device: torch.device, size: int = 1024, repeats: int = 4) -> float:

@@ -32,7 +32,9 @@ def _unknown_choice(text: str, cause: str) -> str | None:
         return None
     group, name = found.groups()
     options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
-    return str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
+    return (
+        str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
+    )
 
 
 def _unknown_key(text: str, cause: str) -> str | None:
@@ -47,7 +49,7 @@ def _unknown_key(text: str, cause: str) -> str | None:
     if key == "experiment":
         return "choose an experiment with a plus: +experiment=NAME"
     keys = known_keys()
-    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
     hint = f"did you mean '{close[0]}'?" if close else "`python run.py --cfg job` shows all keys"
     return f"unknown key '{key}'; {hint}"
 

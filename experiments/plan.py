@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 import zoo.config
-from experiments import data
+from experiments import data, machine
 from experiments.runs import RunFolder, digest
 from experiments.schema import Config
 from zoo import cost, pattern, registry
@@ -54,11 +55,12 @@ def check(config: Config) -> None:
     """Refuse what cannot work: unknown names, sizes that do not fit, data that is not there. Raises UserError."""
     for kind, choice in (("residual", config.model.residual.name), ("channel", config.model.channel.name)):
         registry.get(kind, choice)
+    _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
     _check_numbers(config)
     _check_choices(config)
+    _check_place(config)
     # Building without storage runs every module's own checks (heads that divide the width, say).
     meta_model(config)
-    _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
 
 
 def meta_model(config: Config) -> LanguageModel:
@@ -85,7 +87,10 @@ def _fingerprint(config_json: str) -> str:
 def _identity(config: Config, letters: str) -> dict[str, Any]:
     """What can change a run's result. Not in it: paths, devices, loggers, threads, how often things are written."""
     d, t = config.data, config.trainer
-    recipe = {k: getattr(t, k) for k in ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")}
+    recipe = {
+        k: getattr(t, k)
+        for k in ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
+    }
     return {
         "format": 1,
         "model": zoo.config.used(config.model, letters),
@@ -122,8 +127,17 @@ def _check_numbers(config: Config) -> None:
         if value is not None and value < low:
             raise UserError(f"{key}={value} must be at least {low}")
     for key in ("lr", "clip", "eps"):
-        if getattr(config.optim, key) <= 0:
-            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be above 0")
+        if not 0 < getattr(config.optim, key) < math.inf:
+            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be a number above 0")
+    for key in ("lr_min", "weight_decay"):
+        if not 0 <= getattr(config.optim, key) < math.inf:
+            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be a number of at least 0")
+    for key in ("beta1", "beta2"):
+        if not 0 <= getattr(config.optim, key) < 1:
+            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be at least 0 and below 1")
+    minutes = config.trainer.max_minutes
+    if minutes is not None and not minutes > 0:
+        raise UserError(f"trainer.max_minutes={minutes} must be above 0 (null: no limit)")
     if config.optim.lr_min > config.optim.lr:
         raise UserError(f"optim.lr_min={config.optim.lr_min} is above optim.lr={config.optim.lr}; lower it")
     if (config.evaluate.stride or 1) > config.data.seq_len:
@@ -137,15 +151,34 @@ def _check_choices(config: Config) -> None:
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
-        "model.backend": (config.model.backend, ("auto", "reference", "torch", "triton", "varlen", "flash_attn")),
-        **{f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb")) for i, x in enumerate(config.trainer.loggers)},
-        **{f"evaluate.splits[{i}]": (x, ("validation", "test")) for i, x in enumerate(config.evaluate.splits)},
+        "model.backend": (
+            config.model.backend,
+            ("auto", "reference", "torch", "triton", "varlen", "flash_attn"),
+        ),
+        **{
+            f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
+            for i, x in enumerate(config.trainer.loggers)
+        },
+        **{
+            f"evaluate.splits[{i}]": (x, ("validation", "test")) for i, x in enumerate(config.evaluate.splits)
+        },
     }
     for key, (value, known) in choices.items():
         if value not in known:
             raise unknown(key, value, known)
     if not config.name or any(c in config.name for c in "/\\") or config.name.startswith("."):
         raise UserError(f"name={config.name!r} must be one plain folder name, e.g. name=my_experiment")
+
+
+def _check_place(config: Config) -> None:
+    """The device is there, and the results folder is one or can be made."""
+    machine.pick(config.device)
+    results = Path(config.results).absolute()
+    for place in (results, *results.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UserError(f"results={config.results}: {place} is a file; give a folder")
+            break
 
 
 def label(config: Config, letters: str) -> str:

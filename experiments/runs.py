@@ -52,8 +52,10 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def begin(self, config_yaml: str, identity: dict[str, Any]) -> None:
-        """Write what the run is, before it runs."""
+        """Write what the run is, before it runs; half-written files of a killed attempt go."""
         self.path.mkdir(parents=True, exist_ok=True)
+        for leftover in self.path.glob("*.partial"):
+            leftover.unlink()
         write_atomic(self.path / CONFIG, config_yaml)
         write_json(self.path / IDENTITY, identity)
 

@@ -29,13 +29,16 @@ class LanguageModelling(pl.LightningModule):
     What the last training step saw (losses, gradient norm) is left in `seen` for the callbacks that write rows.
     """
 
-    def __init__(self, model: LanguageModel, config: Config, batches: Batches, tokenizer: dict[str, Any]) -> None:
+    def __init__(
+        self, model: LanguageModel, config: Config, batches: Batches, tokenizer: dict[str, Any]
+    ) -> None:
         super().__init__()
         self.model = model
         self.config = config
         self.batches = batches
         self.tokenizer = tokenizer
-        self.compute = torch.compile(model) if config.trainer.compile else model
+        # Not a submodule: the weights would stand in every checkpoint twice.
+        object.__setattr__(self, "compute", torch.compile(model) if config.trainer.compile else model)
         self.seen: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:

@@ -9,9 +9,9 @@ import torch
 import yaml
 
 import zoo
+from experiments.data import DataConfig
 from experiments.data.tokenization import Tokenizer, from_json
 from experiments.runs import CONFIG
-from experiments.schema import Config
 from zoo.config import from_dict
 from zoo.errors import UserError
 from zoo.io import read_card
@@ -20,22 +20,29 @@ from zoo.model import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A model in evaluation mode with its tokenizer, the run folder it came from and that run's configuration."""
+    """A model in evaluation mode with its tokenizer, the run folder it came from and that run's text.
+
+    Of the run's configuration only the text is read: runs made before some other key existed stay readable.
+    """
 
     model: LanguageModel
     tokenizer: Tokenizer
     folder: Path
-    config: Config
+    data: DataConfig
 
 
 def open_trained(path: str | None, device: torch.device) -> Trained:
     """Open `run=PATH`, a run folder or a checkpoint in one. Raises UserError with how to give one."""
     if path is None:
-        raise UserError("which model? Give run=results/NAME/RUN (a run folder) or run=.../checkpoints/STEP.ckpt")
+        raise UserError(
+            "which model? Give run=results/NAME/RUN (a run folder) or run=.../checkpoints/STEP.ckpt"
+        )
     where = Path(path)
     card = read_card(where)
     folder = where if where.is_dir() else where.parent.parent
     if "tokenizer" not in card or not (folder / CONFIG).is_file():
-        raise UserError(f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project")
-    config = from_dict(Config, yaml.safe_load((folder / CONFIG).read_text()), "config")
-    return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, config)
+        raise UserError(
+            f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
+        )
+    text = from_dict(DataConfig, yaml.safe_load((folder / CONFIG).read_text())["data"], "data")
+    return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, text)

@@ -54,7 +54,7 @@ class _Session:
         self.model = make_model(config, corpus)
         self.flops = _flops(config, corpus.tokenizer.vocab_size)
         self.peak, self.peak_source = machine.peak_flops(device)
-        self.bos = document_bos(config, corpus)
+        self.bos = document_bos(corpus)
         self.task = LanguageModelling(
             self.model, config, make_batches(config, corpus), tokenizer_card(corpus)
         )
@@ -73,7 +73,10 @@ class _Session:
         config, folder = self.planned.config, self.planned.folder
         trainer = self._trainer(config, folder.path)
         point = callbacks.restore_point(folder.checkpoints)
-        trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
+        try:
+            trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
+        except SystemExit as stop:  # what Lightning makes of Ctrl-C, whose message is the command line's
+            raise (stop.__context__ or stop) from None
         self.steps = trainer.global_step
 
     def _trainer(self, config: Config, folder: Path) -> pl.Trainer:
@@ -101,6 +104,7 @@ def make_trainer(
         max_steps=config.trainer.max_steps,
         accumulate_grad_batches=config.trainer.accumulate,
         callbacks=actions,
+        plugins=[callbacks.AtomicFiles()],
         logger=loggers,
         limit_val_batches=0,
         num_sanity_val_steps=0,
@@ -115,7 +119,9 @@ def make_trainer(
 def make_batches(config: Config, corpus: data.Corpus) -> data.Batches:
     """The training batches of a configuration."""
     d, tokenizer = config.data, corpus.tokenizer
-    return data.Batches(corpus.splits["train"], d.seq_len, d.batch_size, config.seed, d.pack, tokenizer.bos_id)
+    return data.Batches(
+        corpus.splits["train"], d.seq_len, d.batch_size, config.seed, d.pack, tokenizer.bos_id
+    )
 
 
 def make_model(config: Config, corpus: data.Corpus) -> LanguageModel:
@@ -141,7 +147,7 @@ def _score(
         split,
         stride=config.evaluate.stride or max(1, model.seq_len // 2),
         batch_size=config.evaluate.batch_size,
-        document_bos=document_bos(config, corpus),
+        document_bos=document_bos(corpus),
         precision=machine.precision(config.trainer.precision, device),
         progress=counting(sink, name, len(split.tokens) - 1),
     ).metrics()
@@ -164,9 +170,9 @@ def tokens_per_step(config: Config) -> int:
     return config.data.batch_size * config.data.seq_len * config.trainer.accumulate
 
 
-def document_bos(config: Config, corpus: data.Corpus) -> int | None:
+def document_bos(corpus: data.Corpus) -> int | None:
     """The separator at which sequences start anew when documents are packed."""
-    return corpus.tokenizer.bos_id if config.data.pack == "document" else None
+    return corpus.tokenizer.bos_id if corpus.config.pack == "document" else None
 
 
 def tokenizer_card(corpus: data.Corpus) -> str:
@@ -190,7 +196,9 @@ def _loggers(config: Config, folder: Path) -> Any:
     if "wandb" in config.trainer.loggers:
         from lightning.pytorch.loggers import WandbLogger
 
-        loggers.append(WandbLogger(project="archzoo", group=config.name, name=folder.name, save_dir=str(folder)))
+        loggers.append(
+            WandbLogger(project="archzoo", group=config.name, name=folder.name, save_dir=str(folder))
+        )
     return loggers or False
 
 

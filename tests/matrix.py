@@ -53,7 +53,9 @@ def find_python(version: str) -> str | None:
     for name in candidates:
         if shutil.which(str(name)) is None:
             continue
-        done = subprocess.run([name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True)
+        done = subprocess.run(
+            [name, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True
+        )
         if done.returncode == 0 and done.stdout.decode().strip() == version:
             return str(name)
     return None
@@ -61,7 +63,18 @@ def find_python(version: str) -> str | None:
 
 def why_not(python: Path, torch: str) -> str | None:
     """Why this torch cannot be had for this interpreter, from pip's own plan; None if it can."""
-    plan = [python, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--report", "-", f"torch=={torch}"]
+    plan = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--dry-run",
+        "--no-deps",
+        "--report",
+        "-",
+        f"torch=={torch}",
+    ]
     done = subprocess.run(plan, capture_output=True, text=True)
     if done.returncode:
         return f"the package index has no torch {torch} for this Python"

@@ -39,7 +39,9 @@ class KVCache:
     def _make_room(self) -> None:
         """Move the rows in use to the front of storage with at least as much room again behind them."""
         rows = self.stop - self.start
-        self.keys, self.values = (_grown(x[:, :, self.start : self.stop], 2 * rows + 16) for x in (self.keys, self.values))
+        self.keys, self.values = (
+            _grown(x[:, :, self.start : self.stop], 2 * rows + 16) for x in (self.keys, self.values)
+        )
         self.start, self.stop = 0, rows
 
 
@@ -109,7 +111,9 @@ class GroupedKVCache:
     @staticmethod
     def _index(group: Tensor) -> tuple[Tensor, Tensor]:
         batch, heads = group.shape
-        return torch.arange(batch, device=group.device)[:, None], torch.arange(heads, device=group.device)[None]
+        return torch.arange(batch, device=group.device)[:, None], torch.arange(heads, device=group.device)[
+            None
+        ]
 
 
 def _grown(x: Tensor, rows: int) -> Tensor:

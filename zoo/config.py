@@ -9,9 +9,6 @@ import types
 import typing
 from typing import Any
 
-import zoo.channels
-import zoo.mixers
-import zoo.residuals
 from zoo import registry
 from zoo.errors import UserError, unknown
 
@@ -38,8 +35,9 @@ ChannelChoice = _node("ChannelChoice", "channel", "swiglu")
 class ModelConfig:
     """A language model.
 
-    preset: what a legend calls it (None: named after its pattern); pattern, depth: see zoo.pattern; d_model: width; n_heads: heads of every mixer that
-    does not set its own; tie_embeddings: the LM head shares the embedding's weights; backend: kernels' backend.
+    preset: what a legend calls it (None: named after its pattern); pattern, depth: see zoo.pattern; d_model: width;
+    n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
+    weights; backend: kernels' backend.
     """
 
     preset: str | None = None

@@ -78,4 +78,6 @@ def _check_boundaries(cu_seqlens: Tensor, length: int) -> None:
     if cu_seqlens.device.type == "cpu" and not torch.compiler.is_compiling():
         ends = cu_seqlens.tolist()
         if ends[0] != 0 or ends[-1] != length or any(a >= b for a, b in itertools.pairwise(ends)):
-            raise ValueError(f"cu_seqlens must rise from 0 to {length} tokens without empty sequences, got {ends}")
+            raise ValueError(
+                f"cu_seqlens must rise from 0 to {length} tokens without empty sequences, got {ends}"
+            )

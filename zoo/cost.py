@@ -7,8 +7,11 @@ Routed attention is counted at balanced routing.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from zoo.config import ModelConfig
@@ -18,8 +21,18 @@ from zoo.model import LanguageModel
 
 def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
     """The model without storage: shapes only."""
-    with torch.device("meta"):
+    with torch.device("meta"), _NoInit():
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves out `torch.nn.init`: drawing numbers on the meta device imports the compiler, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def parameters(model: LanguageModel) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
+def write_atomic(path: Path, content: bytes | memoryview | str) -> None:
     """Put content at path by an atomic rename: a reader sees the old file or the new one, never a part.
 
     Raises OSError (a full disk, say) with the old file intact and nothing left beside it.

@@ -86,7 +86,9 @@ def _check_prompt(model: LanguageModel, prompt: Tensor, n_tokens: int) -> None:
         )
     low, high = int(prompt.min()), int(prompt.max())
     if low < 0 or high >= model.vocab_size:
-        raise UserError(f"prompt tokens {low} ... {high} are outside the model's vocabulary of {model.vocab_size}")
+        raise UserError(
+            f"prompt tokens {low} ... {high} are outside the model's vocabulary of {model.vocab_size}"
+        )
     if n_tokens < 0:
         raise UserError(f"n_tokens={n_tokens} must be 0 or above")
 

@@ -27,7 +27,13 @@ FORMAT = 1
 def card(model: LanguageModel, **extra: Any) -> dict[str, Any]:
     """Everything but the weights, as plain values; `extra` (a tokenizer, say) travels along."""
     config = dataclasses.asdict(model.config)
-    return {"format": FORMAT, "vocab_size": model.vocab_size, "seq_len": model.seq_len, "model": config, **extra}
+    return {
+        "format": FORMAT,
+        "vocab_size": model.vocab_size,
+        "seq_len": model.seq_len,
+        "model": config,
+        **extra,
+    }
 
 
 def export(model: LanguageModel, folder: str | Path, **extra: Any) -> Path:
@@ -43,10 +49,14 @@ def export(model: LanguageModel, folder: str | Path, **extra: Any) -> Path:
 def build(description: dict[str, Any]) -> LanguageModel:
     """The module a card describes, with untrained weights. Raises UserError where the card is wrong."""
     if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise UserError(f"the model's {CARD} is not of format {FORMAT}; export the model again with this version")
+        raise UserError(
+            f"the model's {CARD} is not of format {FORMAT}; export the model again with this version"
+        )
     for key, kind in (("vocab_size", int), ("seq_len", int), ("model", dict)):
         if not isinstance(description.get(key), kind):
-            raise UserError(f"the model's {CARD} has no {key}, or one of the wrong kind; export the model again")
+            raise UserError(
+                f"the model's {CARD} has no {key}, or one of the wrong kind; export the model again"
+            )
     config = from_dict(ModelConfig, description["model"])
     return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
 

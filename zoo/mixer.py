@@ -57,4 +57,6 @@ def _nbytes(x: Any) -> int:
     if x is None or isinstance(x, int | float):
         return 0
     # Counted as nothing, an unknown state would make a mixer look free.
-    raise TypeError(f"cannot count the bytes of a decode state that holds {type(x).__name__}; give it nbytes()")
+    raise TypeError(
+        f"cannot count the bytes of a decode state that holds {type(x).__name__}; give it nbytes()"
+    )

@@ -76,7 +76,9 @@ def l2norm(x: Tensor) -> Tensor:
 def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x·Wᵀ in at least fp32 whatever autocast says: for routing logits, gates and decays."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    if x.is_meta or not torch.is_autocast_enabled(x.device.type):  # the meta device has no autocast to switch off
+    if x.is_meta or not torch.is_autocast_enabled(
+        x.device.type
+    ):  # the meta device has no autocast to switch off
         return F.linear(x.to(wide), weight.to(wide))
     with torch.autocast(x.device.type, enabled=False):
         return F.linear(x.to(wide), weight.to(wide))
@@ -95,7 +97,9 @@ def head_width(d_model: int, n_heads: int, what: str) -> int:
 def even_width(width: int, what: str) -> int:
     """The head width, refused where rotary positions, which turn pairs of channels, cannot use it."""
     if width % 2:
-        raise UserError(f"{what}: head width {width} is odd, and rotary positions rotate pairs; use an even width")
+        raise UserError(
+            f"{what}: head width {width} is odd, and rotary positions rotate pairs; use an even width"
+        )
     return width
 
 

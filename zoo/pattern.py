@@ -48,7 +48,9 @@ def layout_name(pattern: str) -> str | None:
     """The name of the layout that was asked for by name or by its letters, if any."""
     if pattern in LAYOUTS:
         return pattern
-    return next((name for name, letters in LAYOUTS.items() if letters == pattern and name != "baseline"), None)
+    return next(
+        (name for name, letters in LAYOUTS.items() if letters == pattern and name != "baseline"), None
+    )
 
 
 def _checked(pattern: str, known: str) -> str:

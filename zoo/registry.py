@@ -69,14 +69,19 @@ def _register(kind: str, name: str, config: type | None, **looks: Any) -> Callab
 def _refuse_clash(block: Block) -> None:
     """Two files may not claim one name or one letter; importing the same file twice is no clash."""
     for other in _BLOCKS[block.kind].values():
-        same_source = (other.cls.__module__, other.cls.__qualname__) == (block.cls.__module__, block.cls.__qualname__)
+        same_source = (other.cls.__module__, other.cls.__qualname__) == (
+            block.cls.__module__,
+            block.cls.__qualname__,
+        )
         same_letter = block.letter and other.letter == block.letter
         if (other.name == block.name or same_letter) and not same_source:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
             raise ValueError(f"{block.kind} {what} is taken by {other.cls.__module__}; choose another")
 
 
-def register_mixer(name: str, *, letter: str, config: type | None = None, **looks: Any) -> Callable[[type], type]:
+def register_mixer(
+    name: str, *, letter: str, config: type | None = None, **looks: Any
+) -> Callable[[type], type]:
     """Register a sequence mixer under a config name and a pattern letter (one capital letter)."""
     if not (len(letter) == 1 and letter.isascii() and letter.isupper()):
         raise ValueError(f"a mixer's letter is one capital letter A-Z, not {letter!r}")

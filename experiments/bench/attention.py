@@ -1,7 +1,8 @@
-"""suite=attention: every backend of `attention` and `timeline_attention` that can serve, at one shape, in one process."""
+"""suite=attention: every backend of `attention` and `timeline_attention` that can serve, in one process."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,21 +22,25 @@ REFERENCE_LIMIT = 4096
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """Rows of forward and forward+backward at every length; ratio: against the `torch` backend of the same operation."""
+    """Rows of forward and forward+backward at every length; ratio: speed against the `torch` backend."""
     device = machine.pick(config.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     rows: list[dict[str, Any]] = []
     deadline = time.monotonic() + config.bench.budget_s
     for length in tqdm(config.bench.lengths, desc="attention", unit="length"):
         if time.monotonic() > deadline:
-            tqdm.write(f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out")
+            tqdm.write(
+                f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out"
+            )
             break
         for name, operation, call in _operations(config, length, device, dtype):
             rows += _compare(config, name, operation, call, length, device, dtype)
     return rows
 
 
-def _operations(config: Config, length: int, device: torch.device, dtype: torch.dtype) -> list[tuple[str, Any, Any]]:
+def _operations(
+    config: Config, length: int, device: torch.device, dtype: torch.dtype
+) -> list[tuple[str, Any, Any]]:
     heads, width = config.model.n_heads, config.model.d_model // config.model.n_heads
     generator = torch.Generator(device).manual_seed(config.seed)
     shape = (1, length, heads, width)
@@ -50,17 +55,26 @@ def _operations(config: Config, length: int, device: torch.device, dtype: torch.
     def routed(backend: str) -> torch.Tensor:
         return kernels.timeline_attention(*qkv, route, n_timelines=TIMELINES, rope_base=1e4, backend=backend)
 
-    return [("attention", attention.OPERATION, dense), ("timeline_attention", timeline_attention.OPERATION, routed)]
+    return [
+        ("attention", attention.OPERATION, dense),
+        ("timeline_attention", timeline_attention.OPERATION, routed),
+    ]
 
 
 def _compare(
-    config: Config, name: str, operation: Any, call: Callable, length: int, device: torch.device, dtype: torch.dtype
+    config: Config,
+    name: str,
+    operation: Any,
+    call: Callable,
+    length: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> list[dict[str, Any]]:
     backends = [b for b in operation.backends if not (b == "reference" and length > REFERENCE_LIMIT)]
     usable = {b: why for b in backends if (why := _refusal(call, b)) is None}
     rows = []
     for mode, work in (("forward", _forward), ("forward+backward", _both)):
-        calls = {b: (lambda b=b: work(call, b)) for b in usable}
+        calls = {b: functools.partial(work, call, b) for b in usable}
         times = timing.interleaved(calls, config.bench.repeats, device)
         peer = timing.summary(times["torch"])["milliseconds_median"]
         for backend, milliseconds in times.items():

@@ -24,7 +24,14 @@ from experiments.progress import Bar
 from experiments.rows import Rows
 from experiments.schema import Config
 from experiments.task import LanguageModelling
-from experiments.training import make_batches, make_model, make_trainer, quiet, tokenizer_card, tokens_per_step
+from experiments.training import (
+    make_batches,
+    make_model,
+    make_trainer,
+    quiet,
+    tokenizer_card,
+    tokens_per_step,
+)
 from zoo.schedule import set_step
 
 STEP_MS = 120.0
@@ -123,7 +130,9 @@ def _report(config: Config, bare: list[float], harness: list[float]) -> None:
     )
 
 
-def _row(config: Config, device: torch.device, name: str, times: list[float], peer: list[float]) -> dict[str, Any]:
+def _row(
+    config: Config, device: torch.device, name: str, times: list[float], peer: list[float]
+) -> dict[str, Any]:
     return {
         "suite": "harness",
         "model": name,

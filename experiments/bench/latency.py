@@ -30,7 +30,9 @@ def run(config: Config) -> list[dict[str, Any]]:
     deadline = time.monotonic() + config.bench.budget_s
     for length in tqdm(config.bench.lengths, desc="latency", unit="length"):
         if time.monotonic() > deadline:
-            tqdm.write(f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out")
+            tqdm.write(
+                f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out"
+            )
             break
         tokens = torch.randint(nominal_vocabulary(config), (1, length), device=device)
         calls = {name: (lambda m=model, t=tokens: _forward(m, t, half)) for name, model in models.items()}

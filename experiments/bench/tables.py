@@ -60,7 +60,8 @@ def line(row: dict[str, Any]) -> str:
     ratio = f"  {row['ratio']:.2f}x" if row.get("ratio") else ""
     return (
         f"{row['tokens']:>7} tokens  {row['model']:<22} {row.get('backend', ''):<10} {row.get('mode', ''):<17} "
-        f"{row['milliseconds_median']:10.3f} ms  ({row['milliseconds_low']:.3f} to {row['milliseconds_high']:.3f}){ratio}"
+        f"{row['milliseconds_median']:10.3f} ms  "
+        f"({row['milliseconds_low']:.3f} to {row['milliseconds_high']:.3f}){ratio}"
     )
 
 

@@ -4,9 +4,18 @@ Validation and checkpoints are callbacks of ours, not Lightning's loops, so that
 everything else of its step: a resumed run then repeats nothing and skips nothing.
 """
 
-from experiments.callbacks.checkpoints import Checkpoints, restore_point
+from experiments.callbacks.checkpoints import AtomicFiles, Checkpoints, restore_point
 from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.pacing import Paused, Progress, TimeLimit
 from experiments.callbacks.validation import Validation
 
-__all__ = ["Checkpoints", "MetricRows", "Paused", "Progress", "TimeLimit", "Validation", "restore_point"]
+__all__ = [
+    "AtomicFiles",
+    "Checkpoints",
+    "MetricRows",
+    "Paused",
+    "Progress",
+    "TimeLimit",
+    "Validation",
+    "restore_point",
+]

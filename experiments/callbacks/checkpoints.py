@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import io
 import time
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins import TorchCheckpointIO
 
 from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.step import StepCallback, due
 from experiments.task import LanguageModelling
+from zoo.files import write_atomic
 
 KEEP = 2
 
@@ -29,18 +32,23 @@ class Checkpoints(StepCallback):
             self.metrics.paused += time.perf_counter() - began
 
 
+class AtomicFiles(TorchCheckpointIO):
+    """Checkpoints are written where they belong.
+
+    Lightning's own writer goes through the temporary folder, which may be small, and where a killed process would
+    leave its file.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        write_atomic(Path(path), content.getbuffer())
+
+
 def save(trainer: pl.Trainer, folder: Path) -> None:
     """Write a checkpoint of this step by an atomic rename, then remove those no longer kept."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / f"step-{trainer.global_step:08d}.ckpt"
-    partial = target.with_suffix(f".{os.getpid()}.partial")
-    try:
-        trainer.save_checkpoint(partial)
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    trainer.save_checkpoint(folder / f"step-{trainer.global_step:08d}.ckpt")
     for old in saved(folder)[KEEP:]:
         old.unlink()
 
@@ -58,7 +66,10 @@ def restore_point(folder: Path) -> Path | None:
         try:
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch raises many kinds for a damaged archive
-            print(f"warning: cannot read {path} ({type(error).__name__}); falling back to the one before", flush=True)
+            print(
+                f"warning: cannot read {path} ({type(error).__name__}); falling back to the one before",
+                flush=True,
+            )
             path.rename(path.with_suffix(".damaged"))
             continue
         return path

@@ -21,7 +21,9 @@ class MetricRows(StepCallback):
     flops_per_token (forward and backward) and peak_flops give MFU = FLOPs done / (peak · time).
     """
 
-    def __init__(self, rows: Rows, every: int, tokens_per_step: int, flops_per_token: float, peak: float) -> None:
+    def __init__(
+        self, rows: Rows, every: int, tokens_per_step: int, flops_per_token: float, peak: float
+    ) -> None:
         self.rows, self.every = rows, every
         self.tokens_per_step, self.flops_per_token, self.peak = tokens_per_step, flops_per_token, peak
         self.sums: dict[str, Tensor] = {}
@@ -36,7 +38,9 @@ class MetricRows(StepCallback):
         self.since = time.perf_counter()
         self.steps = 0
 
-    def on_train_batch_end(self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         for name, value in task.seen.items():
             if name != "grad_norm":
                 self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value

@@ -45,4 +45,6 @@ class TimeLimit(StepCallback):
         if time.monotonic() < self.deadline or trainer.global_step >= trainer.max_steps:
             return
         save(trainer, self.folder)
-        raise Paused(f"time is up at step {trainer.global_step} of {trainer.max_steps}; the same command goes on")
+        raise Paused(
+            f"time is up at step {trainer.global_step} of {trainer.max_steps}; the same command goes on"
+        )

@@ -17,7 +17,9 @@ class StepCallback(pl.Callback, ABC):
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """`trainer.global_step` optimiser steps are done."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self.after_step(trainer, task)
 

@@ -26,7 +26,9 @@ class Validation(StepCallback):
     lower one, training stops.
     """
 
-    def __init__(self, config: Config, split: Split, metrics: MetricRows, folder: Path, bos: int | None) -> None:
+    def __init__(
+        self, config: Config, split: Split, metrics: MetricRows, folder: Path, bos: int | None
+    ) -> None:
         self.config, self.split, self.metrics, self.folder, self.bos = config, split, metrics, folder, bos
         self.best, self.best_step, self.worse = math.inf, 0, 0
 

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-
 from experiments import machine
 from experiments.data import DataConfig
 from experiments.schema import BenchConfig, Config, OptimConfig, TrainerConfig
@@ -50,7 +49,10 @@ class Settings:
         """The configuration of a bench suite: batch 1, reference width."""
         lengths = [64, 128] if self.rehearse else LENGTHS
         bench = BenchConfig(
-            lengths=lengths, repeats=3 if self.rehearse else 10, budget_s=0.7 * self.seconds, out=str(self.published)
+            lengths=lengths,
+            repeats=3 if self.rehearse else 10,
+            budget_s=0.7 * self.seconds,
+            out=str(self.published),
         )
         return dataclasses.replace(self.config, job="bench", suite=suite, model=self._model("F"), bench=bench)
 
@@ -105,5 +107,3 @@ class Settings:
             batch_size=16,
             cache_dir=self.config.data.cache_dir,
         )
-
-

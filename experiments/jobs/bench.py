@@ -20,7 +20,9 @@ def run(config: Config) -> None:
         raise unknown("suite", config.suite, SUITES)
     b = config.bench
     if min(b.repeats, b.pairs, b.steps, *b.lengths) < 1 or not b.lengths:
-        raise UserError("bench.repeats, bench.pairs, bench.steps and every length in bench.lengths must be at least 1")
+        raise UserError(
+            "bench.repeats, bench.pairs, bench.steps and every length in bench.lengths must be at least 1"
+        )
     torch.set_num_threads(config.trainer.threads)
     rows = importlib.import_module(f"experiments.bench.{config.suite}").run(config)
     tables.write(rows, Path(b.out or f"{config.results}/bench") / f"{config.suite}.csv")

@@ -17,7 +17,9 @@ def run(config: Config) -> None:
     letters = letters_of(config.model)
     layout = pattern.layout_name(letters)
     print(f"model: {label(config, letters)}")
-    print(f"layers: {shorten(letters)}{f' (layout {layout})' if layout else ''}, d_model {config.model.d_model}")
+    print(
+        f"layers: {shorten(letters)}{f' (layout {layout})' if layout else ''}, d_model {config.model.d_model}"
+    )
     print(f"parameters: {cost.parameters(model)}")
     print(f"parameters without embedding and head: {cost.parameters_non_embedding(model)}")
     print(f"vocabulary: {model.vocab_size}")
@@ -26,4 +28,6 @@ def run(config: Config) -> None:
         forward = cost.flops_per_token(model, length)
         training = cost.flops_per_token(model, length, backward=True)
         print(f"{length:8d}   {forward:19.6g}   {training:20.6g}   {cost.state_bytes(model, length):18d}")
-    print("\nA multiply-add is two FLOPs; causal attention counts all T×T scores; routing is taken as balanced.")
+    print(
+        "\nA multiply-add is two FLOPs; causal attention counts all T×T scores; routing is taken as balanced."
+    )

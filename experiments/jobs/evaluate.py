@@ -20,14 +20,18 @@ def run(config: Config) -> None:
     trained = open_trained(config.run, device)
     # The run's own text; where it lies may have changed since, so paths given now win.
     given = {k: v for k in ("path", "train_path", "gpt2_path", "cache_dir") if (v := getattr(config.data, k))}
-    cfg = dataclasses.replace(trained.config.data, **given)
+    cfg = dataclasses.replace(trained.data, **given)
     data.check(cfg)
     corpus = data.prepare(cfg)
     if corpus.tokenizer.identity() != trained.tokenizer.identity():
-        raise UserError(f"the text at hand gives another tokenizer than {config.run} was trained with; restore its text")
+        raise UserError(
+            f"the text at hand gives another tokenizer than {config.run} was trained with; restore its text"
+        )
     stride = config.evaluate.stride or max(1, trained.model.seq_len // 2)
     if not 1 <= stride <= trained.model.seq_len:
-        raise UserError(f"evaluate.stride={stride} must be from 1 to the model's length {trained.model.seq_len}")
+        raise UserError(
+            f"evaluate.stride={stride} must be from 1 to the model's length {trained.model.seq_len}"
+        )
     bar = Bar("evaluate", config.trainer.progress)
     for name in config.evaluate.splits:
         score = score_split(
@@ -35,7 +39,7 @@ def run(config: Config) -> None:
             corpus.splits[name],
             stride=stride,
             batch_size=config.evaluate.batch_size,
-            document_bos=document_bos(trained.config, corpus),
+            document_bos=document_bos(corpus),
             precision=machine.precision(config.trainer.precision, device),
             progress=counting(bar, name, len(corpus.splits[name].tokens) - 1),
         )

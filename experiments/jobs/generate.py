@@ -24,11 +24,7 @@ def run(config: Config) -> None:
     trained = open_trained(config.run, machine.pick(config.device))
     ids = [trained.tokenizer.bos_id, *trained.tokenizer.encode(g.prompt)]
     prompt = torch.tensor([ids], device=trained.model.embedding.weight.device)
-    sys.stdout.write(g.prompt)
-    written: list[int] = []
-    shown = 0
-    began = time.perf_counter()
-    for token in zoo.generate(
+    tokens = zoo.generate(
         trained.model,
         prompt,
         g.tokens,
@@ -36,7 +32,12 @@ def run(config: Config) -> None:
         top_k=g.top_k,
         top_p=g.top_p,
         seed=config.seed,
-    ):
+    )
+    sys.stdout.write(g.prompt)
+    written: list[int] = []
+    shown = 0
+    began = time.perf_counter()
+    for token in tokens:
         written.append(int(token))
         text = trained.tokenizer.decode(written)
         # A token may end inside a character; the replacement sign at the end waits for the rest of it.

@@ -78,7 +78,9 @@ def _tests(settings: Settings) -> bool:
         command += ["--collect-only"]
     status = subprocess.run(command, cwd=machine.ROOT, timeout=settings.seconds).returncode
     if status not in (0, 5):  # 5: no test was collected, as on a machine without a GPU
-        raise UserError(f"the GPU tests failed (pytest ended with status {status}); the other stages can still be run")
+        raise UserError(
+            f"the GPU tests failed (pytest ended with status {status}); the other stages can still be run"
+        )
     return True
 
 

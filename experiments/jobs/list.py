@@ -16,7 +16,11 @@ def run(config: Config) -> None:
     for kind, title in (("mixer", "Mixers"), ("residual", "Residual schemes"), ("channel", "Channel mixers")):
         rows = [(b.letter or " ", b.name, b.title, b.source) for b in registry.blocks(kind).values()]
         _table(title, rows)
-    for group, title in (("model", "Presets (model=)"), ("size", "Sizes (size=)"), ("experiment", "+experiment=")):
+    for group, title in (
+        ("model", "Presets (model=)"),
+        ("size", "Sizes (size=)"),
+        ("experiment", "+experiment="),
+    ):
         _table(title, [(path.stem, _first_comment(path)) for path in sorted((CONF / group).glob("*.yaml"))])
     _table("Layouts (model.pattern=)", list(pattern.LAYOUTS.items()))
     _table("Data (data=)", [(name,) for name in sorted(SOURCES)])
@@ -33,5 +37,7 @@ def _table(title: str, rows: list[tuple[str, ...]]) -> None:
 
 
 def _first_comment(path: Path) -> str:
-    lines = [x.lstrip("# ") for x in path.read_text().splitlines() if x.startswith("#") and "@package" not in x]
+    lines = [
+        x.lstrip("# ") for x in path.read_text().splitlines() if x.startswith("#") and "@package" not in x
+    ]
     return lines[0] if lines else ""

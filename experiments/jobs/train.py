@@ -56,7 +56,9 @@ def _explained(planned: Plan, error: Exception) -> Exception:
             f"{planned.title}: the disk is full ({error}). Earlier files are intact: "
             "free some space and give the same command again; it goes on from the last checkpoint"
         )
-    return RunFailed(f"{planned.title}: {type(error).__name__}: {error} (see {planned.folder.path}/failure.json)")
+    return RunFailed(
+        f"{planned.title}: {type(error).__name__}: {error} (see {planned.folder.path}/failure.json)"
+    )
 
 
 def _report(planned: Plan) -> str:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import inspect
 
+import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
 
 from kernels.plugins.limits import flash_refuses
 
+_BUILT_FOR_GPUS = torch.version.cuda is not None
+if _BUILT_FOR_GPUS:  # the import takes seconds, and no CPU build can use it
+    from torch.nn.attention.varlen import varlen_attn
+
 # Grown from release to release: windows and grouped heads are not in every one.
-_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters)
+_OPTIONS = frozenset(inspect.signature(varlen_attn).parameters) if _BUILT_FOR_GPUS else frozenset()
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> str | None:
     """Why varlen_attn cannot take these tensors; None if it can."""
+    if not _BUILT_FOR_GPUS:
+        return "this PyTorch is a CPU build, and varlen_attn needs CUDA"
     if window is not None and "window_size" not in _OPTIONS:
         return "this PyTorch's varlen_attn has no sliding window"
     if "scale" not in _OPTIONS:

@@ -62,7 +62,7 @@ def test_the_gradient_formula(n):
     raw = normal(n, n)
     direction = skew(normal(n, n, seed=1))
     inverse = torch.linalg.inv(torch.eye(n, dtype=torch.float64) + skew(raw))
-    wanted = -2 * torch.kron(inverse.mT, inverse) @ direction.mT.flatten()
+    wanted = -2 * torch.kron(inverse.mT.contiguous(), inverse) @ direction.mT.flatten()
     _, got = torch.autograd.functional.jvp(cayley, raw, direction)
     torch.testing.assert_close(got.mT.flatten(), wanted, rtol=0, atol=1e-12)
 

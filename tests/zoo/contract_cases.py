@@ -49,7 +49,7 @@ class Case:
     def config(self, depth: int = 2) -> ModelConfig:
         config = ModelConfig(d_model=WIDTH, n_heads=HEADS, depth=depth)
         block = registry.get(self.kind, self.name)
-        config.pattern = block.letter or "SF"
+        config.pattern = block.letter or "FS"
         if self.kind == "mixer":
             node = config.mixers
         else:

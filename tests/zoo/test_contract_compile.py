@@ -35,8 +35,12 @@ def test_compiled_equals_eager(case, cu_seqlens):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_inductor_equals_eager():
-    """The compiler that GPUs and `trainer.compile` use, on the smallest model with both mixers."""
+    """The compiler that GPUs and `trainer.compile` use, on the smallest model with both mixers.
+
+    A minute or two of processor time, ten on a machine that is busy with other work.
+    """
     config = ModelConfig(pattern="SF", depth=2, d_model=16, n_heads=2)
     model = build(config, dtype=torch.float32).train()
     compiled = torch.compile(model, fullgraph=True)

@@ -111,7 +111,9 @@ class HyperGraph(Mixer):
         return y, {"timeline_balance": self._balance(logits, probabilities, timeline, ctx)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        rows = -(-capacity // self.timelines)  # what balanced routing needs; a fuller timeline grows by itself
+        rows = -(
+            -capacity // self.timelines
+        )  # what balanced routing needs; a fuller timeline grows by itself
         return GroupedKVCache(
             batch_size, self.heads, self.timelines, self.width, rows=rows, device=device, dtype=dtype
         )
@@ -144,7 +146,9 @@ class HyperGraph(Mixer):
     def _balance(self, logits: Tensor, probabilities: Tensor, timeline: Tensor, ctx: Context) -> Tensor:
         chosen = F.one_hot(timeline, self.timelines).to(probabilities.dtype)
         share, mean = ctx.sequence_mean(chosen), ctx.sequence_mean(probabilities)
-        entropy = -(probabilities * probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()).sum(-1)
+        entropy = -(probabilities * probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()).sum(
+            -1
+        )
         z = logits.logsumexp(-1).square()
         per_token = ctx.sequence_mean(Z_WEIGHT * z - ENTROPY_WEIGHT * entropy)
         return (self.timelines * (share * mean).sum(-1) + per_token).mean()

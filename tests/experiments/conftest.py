@@ -1,0 +1,30 @@
+"""Places to run the program in, and one finished run that many tests look at."""
+
+from pathlib import Path
+
+import pytest
+from program import Lab, write_text
+
+
+@pytest.fixture(scope="session")
+def small_text(tmp_path_factory) -> Path:
+    return write_text(tmp_path_factory.mktemp("text") / "book.txt")
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, small_text: Path, shared_cache: Path) -> Lab:
+    return Lab(tmp_path / "lab", small_text, shared_cache)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, small_text: Path, shared_cache: Path) -> Lab:
+    """A lab with one complete run, not to be changed by tests."""
+    lab = Lab(tmp_path_factory.mktemp("finished") / "lab", small_text, shared_cache)
+    outcome = lab.here()
+    assert outcome.status == 0, outcome.err
+    return lab

@@ -1,0 +1,145 @@
+"""Mistakes on the command line: one line that says what to do, at once, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from program import Lab, Outcome, write_text
+
+LIMIT_S = 15  # of processor time: what a process takes on a machine that nobody else uses
+
+WAYS = pytest.mark.parametrize(
+    "flags",
+    [pytest.param([], id="single"), pytest.param(["--multirun"], id="multirun", marks=pytest.mark.slow)],
+)
+
+
+def assert_refused(lab: Lab, outcome: Outcome, *says: str) -> None:
+    assert outcome.status == 2, outcome
+    assert outcome.err.startswith("error: "), outcome
+    assert outcome.err.count("\n") == 1, outcome
+    assert outcome.out == "", outcome
+    assert "Traceback" not in outcome.err, outcome
+    for words in says:
+        assert words in outcome.err, outcome.err
+    assert lab.left_behind() == []
+
+
+def named_mistakes(folder: Path) -> dict[str, tuple[list[str], str]]:
+    """The mistakes that the project promises to catch: arguments, and what the message must say."""
+    (folder / "empty.txt").touch()
+    (folder / "binary.dat").write_bytes(bytes(range(256)) * 20)
+    return {
+        "model": (["model=transfomer"], "did you mean 'transformer'?"),
+        "key": (["trainer.max_stepz=3"], "did you mean 'trainer.max_steps'?"),
+        "pattern": (["model.pattern=SFX"], "'X' at position 3"),
+        "path": (["data.path=/nope"], "data.path=/nope"),
+        "empty": ([f"data.path={folder / 'empty.txt'}"], "is empty"),
+        "binary": ([f"data.path={folder / 'binary.dat'}"], "is binary"),
+        "heads": (["model.n_heads=5"], "n_heads=5 does not divide model.d_model=16"),
+        "last": ([f"seed={','.join(map(str, range(19)))},-1"], "seed=-1"),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("multirun", [False, True], ids=["single", "multirun"])
+def test_named_mistakes_in_a_process_of_their_own(
+    multirun: bool, tmp_path: Path, small_text: Path, shared_cache: Path
+):
+    mistakes = named_mistakes(tmp_path)
+    if not multirun:
+        mistakes["last"] = (["seed=-1"], "seed=-1")
+
+    def attempt(name: str) -> tuple[str, Lab, Outcome, float]:
+        lab = Lab(tmp_path / name, small_text, shared_cache)
+        process = lab.start(*["--multirun"][:multirun], *mistakes[name][0])
+        seconds = process.processor_seconds()
+        return name, lab, process.wait(), seconds
+
+    with ThreadPoolExecutor(2) as pool:
+        attempts = list(pool.map(attempt, mistakes))
+    for name, lab, outcome, seconds in attempts:
+        print(f"{name}: {seconds:.1f} s: {outcome.err.strip()}")
+        assert_refused(lab, outcome, mistakes[name][1])
+    assert max(seconds for *_, seconds in attempts) < LIMIT_S
+
+
+@WAYS
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["model.pattern=(SF)*4"], "'model.pattern=\"(SF)*4\"'"),
+        (["+experiment=quickstrat"], "did you mean 'quickstart'?"),
+        (["experiment=quickstart"], "+experiment=NAME"),
+        (["job=trian"], "did you mean 'train'?"),
+        (["trainer.max_steps=abc"], "trainer.max_steps: Value 'abc'"),
+        (["+foo=1"], "unknown key 'foo'"),
+        (["+trainer.foo=1"], "unknown key 'trainer.foo'"),
+        (["data.tokenizer=gpt3"], "did you mean 'gpt2'?"),
+        (["model.residual.name=adds"], "did you mean 'add'?"),
+        (["trainer.precision=fp8"], "trainer.precision"),
+        (["evaluate.splits=[train]"], "evaluate.splits"),
+        (["optim.lr=0"], "optim.lr=0.0"),
+        (["optim.lr=nan"], "optim.lr=nan"),
+        (["optim.lr_min=1"], "optim.lr_min=1.0 is above optim.lr"),
+        (["optim.weight_decay=-1"], "optim.weight_decay=-1.0"),
+        (["optim.beta2=1"], "optim.beta2=1.0"),
+        (["trainer.val_every=0"], "trainer.val_every=0"),
+        (["trainer.max_minutes=0"], "trainer.max_minutes=0.0"),
+        (["data.batch_size=0"], "data.batch_size"),
+        (["data.seq_len=0"], "data.seq_len"),
+        (["data.seq_len=100000"], "the text is too small"),
+        (["model.depth=0"], "model.depth"),
+        (["model.d_model=0"], "model.d_model=0"),
+        (["model.mixers.hypergraph.n_timelines=0"], "n_timelines=0"),
+        (["evaluate.stride=33"], "evaluate.stride=33 is above data.seq_len=32"),
+        (["name=a/b"], "name='a/b'"),
+        (["job=evaluate"], "run=results/NAME/RUN"),
+        (["job=evaluate", "run=/nope"], "no model at /nope"),
+        (["job=generate", "run=/nope"], "no model at /nope"),
+        (["job=report", "runs=/nope"], "/nope does not exist"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes(lab: Lab, words: list[str], says: str, flags: list[str]):
+    assert_refused(lab, lab.here(*flags, *words), says)
+
+
+def test_results_that_are_a_file(lab: Lab, tmp_path: Path):
+    place = tmp_path / "results.txt"
+    place.touch()
+    for inside in (place, place / "deeper"):
+        assert_refused(lab, lab.here(f"results={inside}"), f"{place} is a file")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@WAYS
+def test_cuda_that_is_not_there(lab: Lab, flags: list[str]):
+    assert_refused(lab, lab.here(*flags, "device=cuda"), "device=cpu")
+
+
+def test_a_list_without_multirun_says_how_to_sweep(lab: Lab):
+    assert_refused(lab, lab.here("seed=0,1"), "--multirun")
+
+
+def test_the_last_cell_is_checked_before_the_first_trains(lab: Lab, tmp_path: Path):
+    other = write_text(tmp_path / "other.txt", paragraphs=20)
+    outcome = lab.here("--multirun", f"data.path={other},/nope")
+    assert_refused(lab, outcome, "/nope")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_report_of_a_broken_folder_is_one_line(lab: Lab, tmp_path: Path, content: str):
+    folder = tmp_path / "runs"
+    (folder / "0123456789ab").mkdir(parents=True)
+    outcome = lab.here("job=report", f"runs={folder}")
+    assert outcome.status == 2, outcome
+    (folder / "0123456789ab" / "summary.json").write_text(content)
+    outcome = lab.here("job=report", f"runs={folder}")
+    assert outcome.status == 2, outcome
+    assert outcome.err.count("\n") == 1, outcome
+    assert sorted(os.listdir(folder)) == ["0123456789ab"]

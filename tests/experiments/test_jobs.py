@@ -1,0 +1,187 @@
+"""The jobs that look at models and results: list, cost, generate, report; and what a summary holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from program import Lab
+
+import analysis
+from experiments.cli import CONF
+from experiments.jobs import DESCRIPTIONS
+from experiments.rows import COLUMNS, read
+from zoo import registry
+from zoo.pattern import LAYOUTS
+
+# The contract with analysis: nested keys of summary.json. A name that ends in "?" may be null.
+SUMMARY = {
+    "": "schema experiment run name model blocks seed data recipe parameters parameters_non_embedding flops_per_token "
+    "state_bytes metrics best_step steps stopped tokens seconds tokens_per_second mfu? mfu_peak_flops "
+    "mfu_peak_source peak_memory_bytes commit? dirty? versions machine command finished",
+    "model": "preset pattern layout? depth d_model residual channel color family",
+    "data": "name train validation test tokenizer vocab_size seq_len pack fingerprint splits",
+    "data.splits": "train validation test",
+    "data.splits.train": "tokens words bytes documents",
+    "recipe": "steps batch_size accumulate tokens_per_step lr lr_min warmup_steps weight_decay clip precision",
+    "flops_per_token": "forward training",
+    "state_bytes": "1024 8192 131072",
+    "metrics.test": "loss perplexity word_perplexity bits_per_byte tokens words bytes stride",
+    "versions": "python torch lightning",
+    "machine": "host_cpu cores memory_bytes gpu? threads platform",
+}
+
+
+def test_the_summary_has_every_key_of_the_contract(finished: Lab):
+    summary = json.loads((finished.run_folder() / "summary.json").read_text())
+    for where, keys in SUMMARY.items():
+        node = summary
+        for part in filter(None, where.split(".")):
+            node = node[part]
+        for key in keys.split():
+            assert key.rstrip("?") in node, f"{where}.{key}"
+            assert key.endswith("?") or node[key] is not None, f"{where}.{key}"
+    for block in summary["blocks"]:
+        assert block.keys() == {"letter", "name", "title", "family", "color", "mask"}
+    assert [block["letter"] for block in summary["blocks"]] == ["F", "S"]
+    assert summary["schema"] == 1
+    assert summary["experiment"] == finished.run_folder().parent.name
+    assert summary["run"] == finished.run_folder().name
+    assert re.fullmatch("[0-9a-f]{12}", summary["run"])
+    assert summary["steps"] == summary["recipe"]["steps"] == 20
+    assert summary["tokens"] == 20 * summary["recipe"]["tokens_per_step"] == 20 * 4 * 32
+    assert summary["stopped"] == "finished"
+    assert summary["model"]["pattern"] == "SF"
+    assert re.fullmatch(r"#[0-9A-Fa-f]{6}", summary["model"]["color"])
+
+
+def test_metric_rows_have_the_columns_of_the_contract(finished: Lab):
+    rows = read(finished.run_folder() / "metrics.csv")
+    assert list(rows[0]) == [*COLUMNS, "aux:timeline_balance"]
+    assert [(row["split"], row["step"]) for row in rows] == [
+        ("train", "5"),
+        ("train", "10"),
+        ("validation", "10"),
+        ("train", "15"),
+        ("train", "20"),
+        ("validation", "20"),
+    ]
+    for row in rows:
+        assert float(row["loss"]) > 0
+        assert bool(row["aux:timeline_balance"]) == (row["split"] == "train")
+
+
+def test_analysis_reads_a_run(finished: Lab):
+    results = analysis.load_results(finished.results)
+    assert results.problems == []
+    assert len(results.runs) == 1
+    assert len(results.metrics) == 6
+
+
+def test_list_names_everything(lab: Lab):
+    outcome = lab.here("job=list")
+    assert outcome.status == 0, outcome.err
+    names = [block.name for kind in registry.KINDS for block in registry.blocks(kind).values()]
+    files = [
+        path.stem
+        for group in ("model", "size", "experiment", "data")
+        for path in (CONF / group).glob("*.yaml")
+    ]
+    for name in [*names, *files, *LAYOUTS, *DESCRIPTIONS, "report", "bytes", "bpe", "gpt2"]:
+        assert re.search(rf"\b{name}\b", outcome.out), name
+    assert lab.left_behind() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "parameters"), [("transformer", 137710080), ("hypergraph", 138152448)])
+def test_cost_prints_the_parameters_of_the_reference_models(lab: Lab, model: str, parameters: int):
+    lab.arguments = lambda: ["job=cost", f"model={model}", "size=reference"]
+    outcome = lab.here()
+    assert outcome.status == 0, outcome.err
+    assert f"parameters: {parameters}\n" in outcome.out
+    assert (model == "hypergraph") == ("interlaced_sf" in outcome.out)
+    lengths = [int(line.split()[0]) for line in outcome.out.splitlines() if re.match(r" +\d+ ", line)]
+    assert lengths == [1024, 8192, 131072]
+    assert lab.left_behind() == []
+
+
+def test_generate_is_a_function_of_the_seed(finished: Lab):
+    def text(*words: str) -> str:
+        outcome = finished.here("job=generate", f"run={finished.run_folder()}", "generate.tokens=30", *words)
+        assert outcome.status == 0, outcome.err
+        return outcome.out.rpartition("\n\n")[0]
+
+    first = text("seed=1", "generate.prompt=alpha")
+    assert first.startswith("alpha")
+    assert len(first) > 15
+    assert text("seed=1", "generate.prompt=alpha") == first
+    assert text("seed=2", "generate.prompt=alpha") != first
+    greedy = ["generate.temperature=0", "generate.prompt=alpha"]
+    assert text("seed=1", *greedy) == text("seed=2", *greedy)
+
+
+@pytest.mark.parametrize("word", ["tokens=0", "temperature=-1", "top_p=0", "top_k=0"])
+def test_generate_refuses_what_makes_no_sense(finished: Lab, word: str):
+    outcome = finished.here("job=generate", f"run={finished.run_folder()}", f"generate.{word}")
+    assert outcome.status == 2, outcome
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+def test_a_run_of_an_older_program_stays_readable(lab: Lab, finished: Lab):
+    """A key that has since gone from the configuration, in a part that reading a model does not need."""
+    shutil.copytree(finished.results, lab.results)
+    config = lab.run_folder() / "config.yaml"
+    config.write_text(config.read_text().replace("trainer:\n", "trainer:\n  key_of_long_ago: 1\n"))
+    for job in ("evaluate", "generate"):
+        outcome = lab.here(f"job={job}", f"run={lab.run_folder()}", "generate.tokens=2")
+        assert outcome.status == 0, outcome.err
+
+
+def test_a_complete_run_is_not_computed_again(lab: Lab):
+    assert lab.here("trainer.max_steps=2").status == 0
+    before = {path: path.stat().st_mtime_ns for path in lab.run_folder().rglob("*") if path.is_file()}
+    outcome = lab.here("trainer.max_steps=2")
+    assert "already complete" in outcome.out
+    assert "bits/byte" in outcome.out
+    assert {path: path.stat().st_mtime_ns for path in lab.run_folder().rglob("*") if path.is_file()} == before
+    outcome = lab.here("--multirun", "trainer.max_steps=2", "name=default")
+    assert outcome.status == 0
+
+
+@pytest.mark.slow
+def test_a_sweep_and_its_report(lab: Lab):
+    sweep = lab.run(
+        "--multirun", "trainer.max_steps=4", "model.pattern=F,SF", "trainer.val_every=2", "name=pair"
+    )
+    assert sweep.status == 0, sweep.err
+    assert sweep.out.startswith("2 cells: 0 complete, 2 to train")
+    assert os.listdir(lab.cwd) == []
+    assert [
+        path for path in lab.temp.iterdir() if "torchinductor" not in path.name
+    ] == []  # PyTorch's own cache
+    report = lab.here("job=report", f"runs={lab.results / 'pair'}")
+    assert report.status == 0, report.err
+    page = Path(report.out.strip().splitlines()[-1].removeprefix("report: "))
+    page = page if page.is_absolute() else lab.cwd / page
+    assert page.name == "index.html"
+    assert "<html" in page.read_text()
+    for folder in lab.run_folders():
+        assert folder.name in page.read_text()
+    again = lab.here(
+        "--multirun", "trainer.max_steps=4", "model.pattern=F,SF", "trainer.val_every=2", "name=pair"
+    )
+    assert again.status == 0
+    assert again.out.startswith("2 cells: 2 complete, 0 to train")
+
+
+@pytest.mark.slow
+def test_run_py_works_from_any_folder(finished: Lab):
+    outcome = finished.run("job=list")
+    assert outcome.status == 0, outcome.err
+    assert os.listdir(finished.cwd) == []

@@ -1,0 +1,74 @@
+"""A run that is killed at any moment and started again ends as one that was not, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from program import Lab, Process, assert_same_run
+
+from experiments.rows import read
+
+KILLS, STEPS = 10, 160
+RECIPE = [
+    f"trainer.max_steps={STEPS}",
+    "trainer.accumulate=2",
+    "trainer.log_every=2",
+    "trainer.val_every=8",
+    "trainer.patience=50",
+    "trainer.checkpoint_every=3",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_random_kills_change_nothing(tmp_path: Path, small_text: Path, shared_cache: Path):
+    seed = random.SystemRandom().randrange(2**32)
+    draw = random.Random(seed)
+    whole, torn = (Lab(tmp_path / name, small_text, shared_cache) for name in ("whole", "torn"))
+    reference = whole.start(*RECIPE)
+    reached = []
+    for at in sorted(draw.sample(range(2, STEPS - 12), KILLS)):
+        process = torn.start(*RECIPE)
+        _wait_for_step(process, torn, at)
+        if draw.random() < 0.4:
+            _wait_for_a_half_written_checkpoint(process, torn)
+        else:
+            time.sleep(draw.uniform(0, 0.1))
+        process.popen.send_signal(signal.SIGKILL)
+        outcome = process.wait()
+        reached.append(_step(torn))
+        story = f"seed {seed}, killed at {reached}"
+        assert outcome.status == -signal.SIGKILL, f"{story}: {outcome}"
+        assert not list(torn.results.glob("*/*/summary.json")), story
+    last = torn.run(*RECIPE)
+    assert last.status == 0, f"{story}: {last.err}"
+    assert reference.wait().status == 0
+    assert_same_run(whole.run_folder(), torn.run_folder(), story)
+    assert reached[-1] > STEPS // 3, f"{story}: restarts did not go on from checkpoints"
+    assert not list(torn.run_folder().rglob("*.partial")), story
+    assert not list(torn.temp.glob("tmp*")), f"{story}: checkpoints went through the temporary folder"
+
+
+def _step(lab: Lab) -> int:
+    steps = [int(row["step"]) for path in lab.results.glob("*/*/metrics.csv") for row in read(path)]
+    return max(steps, default=0)
+
+
+def _wait_for_step(process: Process, lab: Lab, at: int) -> None:
+    # The rows of the attempt before are cut back only once training starts again: its own are what counts.
+    files = {path: path.stat().st_ino for path in lab.results.glob("*/*/metrics.csv")}
+    while process.running:
+        cut = all(path.stat().st_ino != inode for path, inode in files.items())
+        if cut and _step(lab) >= at:
+            return
+        time.sleep(0.005)
+
+
+def _wait_for_a_half_written_checkpoint(process: Process, lab: Lab) -> None:
+    folder = lab.run_folder() / "checkpoints"
+    while process.running and not list(folder.glob("*.partial")):
+        time.sleep(0.0005)

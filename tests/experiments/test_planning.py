@@ -1,0 +1,159 @@
+"""What a configuration becomes before anything runs: its cells, its identity, its name."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import ROOT, Lab, write_text
+
+from experiments.cells import names
+from experiments.cli import CONF
+from experiments.plan import plan
+from zoo.pattern import LAYOUTS
+
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypatch):
+    monkeypatch.setenv("ARCHZOO_CACHE", str(lab.cache))
+    lab.arguments = lambda: [f"+experiment={experiment}", f"results={lab.results}"]
+    configs = lab.compose()
+    assert {config.name for config in configs} == {experiment}
+    if experiment == "wikitext103":  # its text is not here
+        assert [(c.model.d_model, c.data.seq_len, c.trainer.max_steps) for c in configs] == [
+            (768, 512, 50000)
+        ]
+        return
+    plans = [plan(config) for config in configs]
+    assert len({p.run for p in plans}) == len(plans)
+    expected = {"quickstart": (4, 2), "layouts": (len(LAYOUTS), 3)}
+    if experiment in expected:
+        layouts, seeds = expected[experiment]
+        assert len({p.letters for p in plans}) == layouts
+        assert len(plans) == layouts * seeds
+    assert lab.left_behind() == []
+
+
+def test_presets_and_sizes_compose(lab: Lab):
+    for group in ("model", "size"):
+        for path in (CONF / group).glob("*.yaml"):
+            # TINY asks for less than the reference size, whose numbers are job=cost's test.
+            (config,) = lab.compose(f"{group}={path.stem}")
+            assert plan(config).letters
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, small_text: Path, shared_cache: Path) -> str:
+    """The run that TINY asks for."""
+    return run_of(Lab(tmp_path_factory.mktemp("plain") / "lab", small_text, shared_cache))
+
+
+def run_of(lab: Lab, *words: str) -> str:
+    (config,) = lab.compose(*words)
+    return plan(config).run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.threads=2"],
+        ["trainer.log_every=1", "trainer.progress=true", "trainer.checkpoint_every=3"],
+        ["trainer.loggers=[tensorboard]", "trainer.max_minutes=3", "trainer.keep_checkpoints=false"],
+        ["results=/elsewhere"],
+        ["device=auto", "model.backend=torch"],
+        ["sweep.workers=7", "evaluate.batch_size=3", "name=other"],
+        ["model.preset=mine"],
+        ["generate.tokens=3", "cost.lengths=[5]"],
+    ],
+    ids=" ".join,
+)
+def test_identity_leaves_out_what_cannot_change_a_result(lab: Lab, plain: str, words: list[str]):
+    assert run_of(lab, *words) == plain
+
+
+def test_identity_leaves_out_blocks_that_are_not_used(lab: Lab):
+    assert run_of(lab, "model.pattern=S", "model.mixers.attention.rope_base=5") == run_of(
+        lab, "model.pattern=S"
+    )
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "seed=1",
+        "optim.lr=1e-3",
+        "optim.clip=0.5",
+        "model.pattern=FS",
+        "model.depth=3",
+        "model.mixers.hypergraph.n_timelines=4",
+        "trainer.max_steps=21",
+        "trainer.accumulate=2",
+        "trainer.patience=3",
+        "data.batch_size=2",
+        "data.seq_len=16",
+        "data.pack=document",
+        "data.tokenizer=bpe",
+        "evaluate.stride=4",
+    ],
+)
+def test_identity_covers_what_can(lab: Lab, plain: str, word: str):
+    assert run_of(lab, word) != plain
+
+
+def test_identity_follows_the_content_of_the_text_and_not_its_path(lab: Lab, plain: str, tmp_path: Path):
+    copy = tmp_path / "copy.txt"
+    shutil.copy(lab.text, copy)
+    other = write_text(tmp_path / "other.txt", seed=1)
+    assert run_of(lab, f"data.path={copy}") == plain
+    assert run_of(lab, f"data.path={other}") != plain
+
+
+@pytest.mark.slow
+def test_registering_a_block_changes_no_identity(lab: Lab, tmp_path: Path):
+    tree = tmp_path / "tree"
+    for room in ("kernels", "zoo", "experiments", "conf"):
+        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "run.py", tree)
+    (tree / "zoo" / "mixers" / "extra.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from zoo.mixers.attention import Attention\n"
+        "from zoo.registry import register_mixer\n"
+        "@dataclass\n"
+        "class ExtraConfig:\n"
+        "    option: int = 3\n"
+        "@register_mixer('extra', letter='Q', config=ExtraConfig)\n"
+        "class Extra(Attention):\n"
+        "    pass\n"
+    )
+    script = (
+        "from experiments.cli import compose; from experiments.plan import plan; from zoo import registry;"
+        "print(plan(compose()[0]).run, ''.join(registry.mixer_by_letter()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *lab.arguments()],
+        cwd=tree,
+        env=lab.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run, letters = done.stdout.split()
+    assert "Q" in letters
+    assert run == run_of(lab)
+
+
+def test_cells_of_equal_titles_are_told_apart(lab: Lab):
+    plans = [plan(config) for config in lab.compose("--multirun", "optim.lr=1e-3,2e-3", "seed=0,1")]
+    assert list(names(plans).values()) == [
+        f"{plans[0].title} optim.lr=0.001",
+        f"{plans[1].title} optim.lr=0.001",
+        f"{plans[2].title} optim.lr=0.002",
+        f"{plans[3].title} optim.lr=0.002",
+    ]
+    assert list(names(plans[:2]).values()) == [p.title for p in plans[:2]]

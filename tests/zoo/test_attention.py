@@ -1,0 +1,172 @@
+"""Full attention against its definition in plain loops, fp64, with every option."""
+
+import math
+
+import pytest
+import torch
+from contract_cases import tokens
+from torch import Tensor
+
+from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
+from zoo.mixers.attention import Attention, AttentionConfig
+
+D, H, K, T = 24, 4, 6, 11
+
+OPTIONS = {
+    "plain": {},
+    "grouped": {"n_kv_heads": 2},
+    "multi_query": {"n_kv_heads": 1},
+    "own_heads": {"n_heads": 2},
+    "window": {"window": 3},
+    "window_of_one": {"window": 1},
+    "qk_norm": {"qk_norm": True},
+    "no_positions": {"positions": "none"},
+    "rope_base": {"rope_base": 50.0},
+    "output_gate": {"output_gate": True},
+    "value_gate": {"value_gate": True, "n_kv_heads": 2},
+    "everything": {
+        "n_kv_heads": 2,
+        "window": 4,
+        "qk_norm": True,
+        "rope_base": 100.0,
+        "output_gate": True,
+        "value_gate": True,
+    },
+}
+
+
+def mixer(**options) -> Attention:
+    """An attention with random weights, gains and biases."""
+    made = Attention(AttentionConfig(**options), Dims(D, H, seq_len=8, layer=0, depth=2)).double()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def inputs(batch: int = 2) -> Tensor:
+    return torch.randn(batch, T, D, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+
+def turned(x: Tensor, position: int, base: float) -> Tensor:
+    """RoPE of one vector [K]: adjacent pairs turn by position·base^(−2i/K)."""
+    out = x.clone()
+    for i in range(len(x) // 2):
+        angle = position * base ** (-2 * i / len(x))
+        a, b = x[2 * i], x[2 * i + 1]
+        out[2 * i] = a * math.cos(angle) - b * math.sin(angle)
+        out[2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
+    return out
+
+
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).mean() + 1e-6) * gain
+
+
+def by_definition(m: Attention, config: AttentionConfig, x: Tensor) -> Tensor:
+    """One sequence x [T, D] -> y [T, D], a query, a head and a key at a time."""
+    heads = config.n_heads or H
+    kv_heads = config.n_kv_heads or heads
+    width = D // heads
+
+    def vector(projection, t: int, head: int, norm=None) -> Tensor:
+        out = (projection.weight @ x[t])[head * width : (head + 1) * width]
+        if norm is not None:
+            out = normed(out, norm.weight)
+        return turned(out, t, config.rope_base) if config.positions == "rope" else out
+
+    def gate(g, t: int) -> Tensor:
+        return 1 / (1 + torch.exp(-(g.weight @ x[t] + g.bias)))
+
+    rows = []
+    for t in range(T):
+        outs = []
+        for h in range(heads):
+            shared = h * kv_heads // heads
+            first = 0 if config.window is None else max(0, t - config.window + 1)
+            q = vector(m.q_proj, t, h, m.q_norm if config.qk_norm else None)
+            scores, values = [], []
+            for s in range(first, t + 1):
+                k = vector(m.k_proj, s, shared, m.k_norm if config.qk_norm else None)
+                v = m.v_proj.weight @ x[s]
+                if config.value_gate:
+                    v = v * gate(m.value_gate, s)
+                scores.append((q @ k) / math.sqrt(width))
+                values.append(v[shared * width : (shared + 1) * width])
+            weights = torch.stack(scores).exp()
+            outs.append((weights / weights.sum()) @ torch.stack(values))
+        o = torch.cat(outs)
+        if config.output_gate:
+            o = o * gate(m.output_gate, t)
+        rows.append(m.o_proj.weight @ o)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@torch.no_grad()
+def test_attention_is_its_definition(options):
+    m, x = mixer(**options), inputs()
+    y, aux = m(x, Context.of(x[..., 0]))
+    assert aux == {}
+    wanted = torch.stack([by_definition(m, AttentionConfig(**options), row) for row in x])
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+
+
+def test_gates_start_nearly_constant():
+    """Bias 0.5; weights Xavier-uniform of gain 0.1, drawn from the model's seed."""
+    config = ModelConfig(pattern="F", depth=1, d_model=64)
+    config.mixers.attention.output_gate = config.mixers.attention.value_gate = True
+    config.mixers.attention.n_kv_heads = 1
+    m = LanguageModel(config, vocab_size=11, seq_len=8).layers[0].mixer
+    for gate, out in ((m.output_gate, 64), (m.value_gate, 16)):
+        assert gate.weight.shape == (out, 64)
+        assert (gate.bias == 0.5).all()
+        bound = 0.1 * math.sqrt(6 / (64 + out))
+        assert 0.9 * bound < gate.weight.abs().max() <= bound
+        assert gate.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+
+
+def test_options_are_off_by_default():
+    m = Attention(AttentionConfig(), Dims(D, H, seq_len=8, layer=0, depth=2))
+    assert {name for name, _ in m.named_parameters()} == {f"{p}_proj.weight" for p in "qkvo"}
+    assert m.window is None
+
+
+@torch.no_grad()
+def test_a_window_bounds_the_state_and_forgets():
+    config = ModelConfig(pattern="F", depth=1, d_model=D, n_heads=H)
+    config.mixers.attention.window = 3
+    model = LanguageModel(config, vocab_size=29, seq_len=8).double().eval()
+    state = model.init_state(1)
+    for token in tokens(1, 200).unbind(1):
+        logits, state = model.step(token, state)
+    keys, values = state.layers[0].read()
+    assert keys.shape == values.shape == (1, H, 3, K)
+    assert state.layers[0].keys.shape[2] < 50
+    ending = tokens(1, 200)[:, -3:]
+    torch.testing.assert_close(logits, model(ending)[0][:, -1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"n_heads": 5}, "does not divide model.d_model"),
+        ({"n_heads": 0}, "n_heads=0"),
+        ({"n_heads": -4}, "n_heads=-4"),
+        ({"n_heads": 24}, "odd"),
+        ({"n_kv_heads": 3}, "n_kv_heads=3"),
+        ({"n_kv_heads": 0}, "n_kv_heads=0"),
+        ({"n_kv_heads": -2}, "n_kv_heads=-2"),
+        ({"positions": "alibi"}, "'alibi'"),
+        ({"window": 0}, "window=0"),
+        ({"rope_base": -1.0}, "rope_base=-1.0"),
+    ],
+)
+def test_bad_options_are_refused_before_any_work(options, said):
+    config = ModelConfig(pattern="F", d_model=D, n_heads=H)
+    for key, value in options.items():
+        setattr(config.mixers.attention, key, value)
+    with pytest.raises(UserError) as caught:
+        cost.on_meta(config, vocab_size=11, seq_len=8)
+    assert said in str(caught.value)

@@ -1,0 +1,139 @@
+"""What a model costs, against closed forms and against PyTorch's counter on a model that runs."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from contract_cases import tokens
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from zoo import Context, Dims, LanguageModel, ModelConfig, cost
+from zoo.layer import Layer
+
+D, LAYERS, VOCAB = 64, 4, 512
+
+
+def config(pattern: str, **options) -> ModelConfig:
+    return ModelConfig(pattern=pattern, depth=LAYERS, d_model=D, n_heads=4, **options)
+
+
+def matmul_parameters(model: LanguageModel) -> int:
+    """Parameters that multiply every token: the layers' matrices and the head, tied or not."""
+    layers = sum(p.numel() for p in model.layers.parameters() if p.dim() == 2)
+    return layers + VOCAB * D
+
+
+@pytest.mark.parametrize(
+    ("pattern", "length", "tied"),
+    [("F", 64, True), ("F", 3000, False), ("S", 60, False), ("S", 3000, True), ("SSSF", 512, True)],
+)
+def test_flops_are_the_closed_form(pattern, length, tied):
+    """2 a parameter of a product, and 4·D a score entry: T of them in F, T/6 in S."""
+    model = cost.on_meta(config(pattern, tie_embeddings=tied), vocab_size=VOCAB, seq_len=length)
+    entries = sum(length / 6 if letter == "S" else length for letter in model.letters)
+    wanted = 2 * matmul_parameters(model) + 4 * D * entries
+    assert cost.flops_per_token(model, length) == pytest.approx(wanted, rel=0.01)
+    assert cost.flops_per_token(model, length, backward=True) == pytest.approx(3 * wanted, rel=0.01)
+
+
+def test_reference_flops():
+    """The reference model at its 512 tokens: 2·N + 4·T·D a layer."""
+    whole = ModelConfig(pattern="F", depth=14, d_model=768, n_heads=12)
+    model = cost.on_meta(whole, vocab_size=50257, seq_len=512)
+    gains = (2 * 14 + 1) * 768
+    wanted = 2 * (137_710_080 - gains) + 4 * 512 * 768 * 14
+    assert cost.flops_per_token(model, 512) == pytest.approx(wanted, rel=0.001)
+
+
+def test_a_window_costs_its_width():
+    local = config("F")
+    local.mixers.attention.window = 64
+    lengths = (512, 1024)
+    full, near = (
+        [cost.flops_per_token(cost.on_meta(c, vocab_size=VOCAB, seq_len=n), n) for n in lengths]
+        for c in (config("F"), local)
+    )
+    assert full[1] - full[0] == pytest.approx(4 * D * 512 * LAYERS, rel=0.01)
+    assert near[1] == pytest.approx(near[0], rel=0.01)
+    assert near[1] < 0.7 * full[1]
+
+
+def counted(model: LanguageModel, batch: Tensor, *, backward: bool) -> float:
+    """FLOPs a token that PyTorch's counter sees while the model runs on this machine."""
+    with FlopCounterMode(display=False) as counter:
+        logits, aux = model(batch, Context.of(batch))
+        if backward:
+            (F.cross_entropy(logits[0], batch[0]) + model.aux_loss(aux)).backward()
+    return counter.get_total_flops() / batch.numel()
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("length", [96, 301])
+def test_a_running_dense_model_is_counted_the_same(length, backward):
+    model = LanguageModel(config("F"), vocab_size=VOCAB, seq_len=length)
+    meta = cost.on_meta(model.config, vocab_size=VOCAB, seq_len=length)
+    wanted = counted(model, tokens(1, length), backward=backward)
+    assert cost.flops_per_token(meta, length, backward=backward) == pytest.approx(wanted, rel=0.01)
+    assert cost.flops_per_token(model, length, backward=backward) == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
+def test_a_running_sparse_model_is_counted_the_same_at_balanced_routing(backward):
+    """Cost counts balanced routing; here token t goes to timeline t mod 6, in every layer and head."""
+    length = 768
+    model = LanguageModel(config("SF"), vocab_size=VOCAB, seq_len=length)
+    with torch.no_grad():
+        model.embedding.weight[:6] += 10 * torch.eye(6, D)
+        for layer in model.layers[::2]:
+            layer.mixer.route.weight.copy_(torch.eye(6, D).repeat(4, 1))
+    batch = torch.arange(length)[None] % 6
+    meta = cost.on_meta(model.config, vocab_size=VOCAB, seq_len=length)
+    wanted = counted(model, batch, backward=backward)
+    assert cost.flops_per_token(meta, length, backward=backward) == pytest.approx(wanted, rel=0.01)
+
+
+def test_counting_leaves_no_gradients_behind():
+    model = LanguageModel(config("SF"), vocab_size=VOCAB, seq_len=32)
+    cost.flops_per_token(model, 32, backward=True)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("length", [1, 100, 8192])
+def test_a_dense_state_is_its_keys_and_values(length):
+    for kv_heads in (4, 1):
+        options = config("F")
+        options.mixers.attention.n_kv_heads = kv_heads
+        model = cost.on_meta(options, vocab_size=VOCAB, seq_len=32)
+        assert cost.state_bytes(model, length) == LAYERS * 2 * length * kv_heads * 16 * 4
+
+
+def test_a_windowed_state_stops_growing():
+    options = config("F")
+    options.mixers.attention.window = 50
+    model = cost.on_meta(options, vocab_size=VOCAB, seq_len=32)
+    assert cost.state_bytes(model, 20) == LAYERS * 2 * 20 * D * 4
+    assert cost.state_bytes(model, 8192) == LAYERS * 2 * 50 * D * 4
+
+
+def test_state_bytes_follow_the_dtype_of_the_weights():
+    model = LanguageModel(config("F"), vocab_size=VOCAB, seq_len=32)
+    assert 2 * cost.state_bytes(model.bfloat16(), 100) == LAYERS * 2 * 100 * D * 4
+
+
+def test_any_kind_of_state_is_counted():
+    """Tensors inside lists, dicts and dataclasses; what cannot be counted is refused, not free."""
+
+    @dataclasses.dataclass
+    class State:
+        memory: torch.Tensor
+        more: dict
+        steps: int = 0
+        none: object = None
+
+    mixer = Layer(config("F"), "F", Dims(D, 4, seq_len=32, layer=0, depth=LAYERS)).mixer
+    tensor = torch.zeros(3, 5)
+    assert mixer.state_bytes(State(tensor, {"a": [tensor, (tensor,)]})) == 3 * 60
+    with pytest.raises(TypeError, match="nbytes"):
+        mixer.state_bytes([tensor, object()])

@@ -1,0 +1,127 @@
+"""Sampling: greedy is the argmax of the forward pass, draws have a seed, bad values are refused."""
+
+import pytest
+import torch
+from contract_cases import VOCAB, build, tokens
+
+import zoo
+from zoo import ModelConfig, UserError
+from zoo.generate import sample
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build(ModelConfig(pattern="SF", depth=2, d_model=32), dtype=torch.float32).eval()
+
+
+def run(model, prompt, n=12, **options) -> list[list[int]]:
+    """Tokens by row."""
+    return torch.stack(list(zoo.generate(model, prompt, n, **options)), 1).tolist()
+
+
+@pytest.mark.parametrize("length", [1, 9])
+@torch.no_grad()
+def test_greedy_is_the_argmax_of_forward(model, length):
+    prompt = tokens(2, length)
+    got = run(model, prompt, temperature=0)
+    so_far = prompt
+    for _ in range(12):
+        following = model(so_far)[0][:, -1].argmax(-1, keepdim=True)
+        so_far = torch.cat([so_far, following], 1)
+    assert got == so_far[:, length:].tolist()
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-30}], ids=str)
+def test_the_narrowest_sampling_is_greedy(model, options):
+    prompt = tokens(2, 5)
+    assert run(model, prompt, seed=3, **options) == run(model, prompt, temperature=0)
+
+
+def test_a_seed_decides_the_draws(model):
+    prompt = tokens(2, 5)
+    one = run(model, prompt, seed=1)
+    torch.manual_seed(99)
+    assert run(model, prompt, seed=1) == one
+    assert run(model, prompt, seed=2) != one
+    assert run(model, prompt, n=5, seed=1) == [row[:5] for row in one]
+
+
+def draws(logits, **options) -> torch.Tensor:
+    """How often each token is drawn in 4,000 draws."""
+    rows = torch.tensor([logits]).expand(4000, -1)
+    settings = {"temperature": 1.0, "top_k": None, "top_p": None, **options}
+    picked = sample(rows, generator=torch.Generator().manual_seed(0), **settings)
+    return torch.bincount(picked, minlength=len(logits)) / 4000
+
+
+def test_draws_follow_the_probabilities():
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    logits = p.log().tolist()
+    halves = torch.tensor([0.625, 0.375, 0, 0])
+    for options, wanted in [
+        ({}, p),
+        ({"temperature": 0.5}, p**2 / (p**2).sum()),
+        ({"top_k": 2}, halves),
+        ({"top_p": 0.7}, halves),  # 0.5 alone is less than 0.7, so the second token is needed, and no third
+        ({"top_p": 1.0}, p),
+        ({"top_k": 99}, p),
+    ]:
+        torch.testing.assert_close(draws(logits, **options), wanted, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_returns_to_its_mode(model, training):
+    model.train(training)
+    run(model, tokens(1, 3), n=2)
+    assert model.training is training
+    unfinished = zoo.generate(model, tokens(1, 3), 5)
+    next(unfinished)
+    unfinished.close()
+    assert model.training is training
+    assert model.layers[0].mixer.training is training
+    model.eval()
+
+
+def test_no_tokens_is_no_work(model):
+    assert list(zoo.generate(model, tokens(1, 3), 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": float("inf")}, "temperature=inf"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"top_k": -3}, "top_k=-3"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"n_tokens": -1}, "n_tokens=-1"),
+        ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, "(1, 0)"),
+        ({"prompt": torch.zeros(0, 4, dtype=torch.int64)}, "(0, 4)"),
+        ({"prompt": torch.zeros(4, dtype=torch.int64)}, "(4,)"),
+        ({"prompt": torch.zeros(1, 4)}, "float32"),
+        ({"prompt": torch.tensor([[1, VOCAB]])}, f"vocabulary of {VOCAB}"),
+        ({"prompt": torch.tensor([[1, -1]])}, f"vocabulary of {VOCAB}"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_values_are_refused_at_the_call(model, options, said):
+    options = {"prompt": tokens(1, 3), "n_tokens": 4, **options}
+    with pytest.raises(UserError) as caught:
+        zoo.generate(model, **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_a_gpu_draws_the_same_tokens(model):
+    """The draw is on the CPU; the token goes back to where the model is."""
+    prompt = tokens(2, 5)
+    wanted = run(model.double(), prompt, seed=1)
+    try:
+        got = list(zoo.generate(model.cuda(), prompt.cuda(), 12, seed=1))
+    finally:
+        model.cpu().float()
+    assert all(token.is_cuda for token in got)
+    assert torch.stack(got, 1).tolist() == wanted

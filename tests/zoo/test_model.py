@@ -1,0 +1,201 @@
+"""The model around the blocks: parameter counts, hidden rule, initialisation, shapes."""
+
+import math
+
+import pytest
+import torch
+from contract_cases import tokens
+from torch import nn
+
+from zoo import Context, Dims, LanguageModel, Mixer, ModelConfig, UserError, cost
+from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
+from zoo.mixers.attention import Gate
+from zoo.model import init_weights
+from zoo.modules import RMSNorm
+
+
+def reference(pattern: str) -> ModelConfig:
+    """The WikiText-103 reference model of the HyperGraph report."""
+    return ModelConfig(pattern=pattern, depth=14, d_model=768, n_heads=12)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "parameters"),
+    [
+        ("F*14", 137_710_080),
+        ("baseline", 137_710_080),
+        ("interlaced_sf", 138_152_448),
+        ("late_full", 138_152_448),
+    ],
+)
+def test_the_reference_models_have_exactly_these_parameters(pattern, parameters):
+    model = cost.on_meta(reference(pattern), vocab_size=50257, seq_len=512)
+    assert cost.parameters(model) == parameters
+    assert cost.parameters_non_embedding(model) == parameters - 50257 * 768
+
+
+def test_an_untied_head_is_counted_with_the_embedding():
+    config = ModelConfig(tie_embeddings=False)
+    tied, untied = (cost.on_meta(c, vocab_size=100, seq_len=8) for c in (ModelConfig(), config))
+    assert cost.parameters(untied) - cost.parameters(tied) == 100 * 64
+    assert cost.parameters_non_embedding(untied) == cost.parameters_non_embedding(tied)
+
+
+@pytest.mark.parametrize(("width", "hidden"), [(768, 2048), (64, 176), (60, 160), (100, 272), (3, 8)])
+def test_swiglu_hidden_is_eight_thirds_rounded_up_to_eight(width, hidden):
+    dims = Dims(width, 1, seq_len=8, layer=0, depth=1)
+    assert SwiGLU(SwiGLUConfig(), dims).gate.weight.shape == (hidden, width)
+    assert SwiGLU(SwiGLUConfig(hidden=24), dims).down.weight.shape == (width, 24)
+    assert hidden % 8 == 0
+    assert 0 <= hidden - 8 / 3 * width < 8
+
+
+@torch.no_grad()
+def test_swiglu_is_its_definition():
+    m = SwiGLU(SwiGLUConfig(), Dims(6, 1, seq_len=8, layer=0, depth=1)).double()
+    x = torch.randn(2, 5, 6, dtype=torch.float64)
+    up, gate = x @ m.up.weight.T, x @ m.gate.weight.T
+    y, aux = m(x)
+    torch.testing.assert_close(y, (gate / (1 + torch.exp(-gate)) * up) @ m.down.weight.T)
+    assert aux == {}
+
+
+@torch.no_grad()
+def test_the_norm_is_its_definition_in_fp32():
+    norm = RMSNorm(8)
+    norm.weight.copy_(torch.arange(8))
+    x = 1e-3 * torch.randn(3, 8)
+    torch.testing.assert_close(
+        norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * torch.arange(8)
+    )
+    big = torch.full((1, 8), 300.0, dtype=torch.float16)
+    assert norm(big).dtype == torch.float16
+    torch.testing.assert_close(norm(big)[0].float(), torch.arange(8.0))
+
+
+def test_weights_start_normal_and_output_projections_smaller():
+    model = LanguageModel(ModelConfig(pattern="SF", depth=6, d_model=128), vocab_size=512, seq_len=8)
+    smaller = 0.02 / math.sqrt(2 * 6)
+    for name, parameter in model.named_parameters():
+        if name.endswith("norm.weight"):
+            assert (parameter == 1).all(), name
+            continue
+        std = smaller if name.endswith(("o_proj.weight", "down.weight")) else 0.02
+        assert parameter.std().item() == pytest.approx(std, rel=0.1), name
+        assert abs(parameter.mean().item()) < 0.1 * std, name
+        assert parameter.abs().max() > 2.5 * std, name
+
+
+def test_no_parameter_is_a_bias():
+    for pattern in ("F", "S"):
+        model = cost.on_meta(ModelConfig(pattern=pattern), vocab_size=11, seq_len=8)
+        assert not [name for name, _ in model.named_parameters() if "bias" in name]
+
+
+def test_a_mixer_may_start_the_projections_that_it_is_made_of():
+    """A whole draws after its parts: otherwise they would overwrite what it chose."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.gate = nn.Linear(4, 4), Gate(4, 4)
+
+        def init_weights(self, generator: torch.Generator) -> None:
+            nn.init.constant_(self.part.weight, 7.0)
+            nn.init.constant_(self.part.bias, 0.5)
+            nn.init.constant_(self.gate.bias, 3.0)
+
+    model = LanguageModel(ModelConfig(depth=1), vocab_size=11, seq_len=8)
+    model.added = Whole()
+    init_weights(model, seed=0)
+    assert (model.added.part.weight == 7).all()
+    assert (model.added.part.bias == 0.5).all()
+    assert (model.added.gate.bias == 3).all()
+
+
+@torch.no_grad()
+def test_a_tied_head_is_the_embedding():
+    model = LanguageModel(ModelConfig(depth=1), vocab_size=11, seq_len=8)
+    assert model.head is None
+    hidden = []
+    model.norm.register_forward_hook(lambda _m, _x, out: hidden.append(out))
+    logits, _ = model(tokens(2, 5) % 11)
+    torch.testing.assert_close(logits, hidden[0] @ model.embedding.weight.T)
+
+
+@torch.no_grad()
+def test_probing_positions_of_packed_sequences():
+    ctx = Context.of(tokens(1, 9), torch.tensor([0, 4, 5, 9], dtype=torch.int32), torch.tensor([7, 8, 9]))
+    assert ctx.positions.tolist() == [[0, 1, 2, 3, 0, 0, 1, 2, 3]]
+    assert ctx.sequences.tolist() == [[0, 0, 0, 0, 1, 2, 2, 2, 2]]
+    assert ctx.noise_keys.tolist() == [[7, 7, 7, 7, 8, 9, 9, 9, 9]]
+    x = torch.arange(9.0).view(1, 9, 1)
+    assert ctx.sequence_mean(x).flatten().tolist() == [1.5, 4.0, 6.5]
+
+
+@pytest.mark.parametrize(
+    ("shape", "cu_seqlens", "noise_keys", "said"),
+    [
+        ((5,), None, None, "[batch, time], not (5,)"),
+        ((2, 5), [0, 5, 10], None, "batch size 1, but tokens are (2, 5)"),
+        ((1, 5), [0, 3], None, "from 0 to 5"),
+        ((1, 5), [1, 5], None, "from 0 to 5"),
+        ((1, 5), [0, 3, 3, 5], None, "without empty sequences"),
+        ((1, 5), [0, 4, 3, 5], None, "rise"),
+        ((1, 5), [5], None, "int32 [N+1]"),
+        ((2, 5), None, [1, 2, 3], "[2], one a sequence, not (3,)"),
+        ((1, 5), [0, 2, 5], [1], "[2], one a sequence, not (1,)"),
+    ],
+)
+def test_a_context_that_does_not_fit_is_refused_with_shapes(shape, cu_seqlens, noise_keys, said):
+    cu_seqlens = None if cu_seqlens is None else torch.tensor(cu_seqlens, dtype=torch.int32)
+    noise_keys = None if noise_keys is None else torch.tensor(noise_keys)
+    with pytest.raises(ValueError) as caught:
+        Context.of(torch.zeros(shape, dtype=torch.int64), cu_seqlens, noise_keys)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"d_model": 0}, "model.d_model=0"),
+        ({"n_heads": 0}, "model.n_heads=0"),
+        ({"n_heads": 5}, "does not divide model.d_model=64"),
+        ({"n_heads": 64}, "odd"),
+        ({"pattern": "SFX"}, "'X' at position 3"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(change, said):
+    with pytest.raises(UserError) as caught:
+        cost.on_meta(ModelConfig(**change), vocab_size=11, seq_len=8)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "said"),
+    [("residual", "ad", "did you mean 'add'"), ("channel", "swigluu", "did you mean 'swiglu'")],
+)
+def test_unknown_blocks_are_refused_with_a_suggestion(kind, name, said):
+    config = ModelConfig()
+    getattr(config, kind).name = name
+    with pytest.raises(UserError) as caught:
+        cost.on_meta(config, vocab_size=11, seq_len=8)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("hidden", [0, -8])
+def test_a_hidden_width_below_one_is_refused(hidden):
+    config = ModelConfig()
+    config.channel.swiglu.hidden = hidden
+    with pytest.raises(UserError) as caught:
+        cost.on_meta(config, vocab_size=11, seq_len=8)
+    assert f"swiglu.hidden={hidden}" in str(caught.value)
+
+
+def test_a_mixer_needs_its_three_methods():
+    class Half(Mixer):
+        def forward(self, x, ctx):
+            return x, {}
+
+    with pytest.raises(TypeError, match="init_state"):
+        Half()
