@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.errors import UserError
 from zoo.hyper import HyperStreams, patterns
-from zoo.modules import Dims
+from zoo.modules import Dims, fp32_linear
 
 
 class FactorisedStreams(HyperStreams):
@@ -36,7 +36,7 @@ class FactorisedStreams(HyperStreams):
         """U [n, r]."""
         turned = self.harmonics[:, 1:]
         if self.turn is not None:
-            turned = turned @ kernels.cayley(self.turn, backend=self.backend)
+            turned = fp32_linear(turned, kernels.cayley(self.turn, backend=self.backend).mT)
         return torch.cat([self.harmonics[:, :1], turned], 1)[:, : self.r]
 
     def between(self, x: Tensor) -> Tensor:
@@ -44,11 +44,11 @@ class FactorisedStreams(HyperStreams):
 
     def pack(self, x: Tensor) -> Tensor:
         """[B, T, n, D] -> [B, T, r, D]: what is kept."""
-        return (self.basis().mT @ x.to(self.harmonics.dtype)).to(x.dtype)
+        return fp32_linear(x.mT, self.basis().mT).mT.to(x.dtype)
 
     def unpack(self, s: Tensor) -> Tensor:
         """[B, T, r, D] -> [B, T, n, D]."""
-        return (self.basis() @ s.to(self.harmonics.dtype)).to(s.dtype)
+        return fp32_linear(s.mT, self.basis()).mT.to(s.dtype)
 
     def carried(self) -> int:
         return self.r or self.n

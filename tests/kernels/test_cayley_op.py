@@ -61,7 +61,7 @@ def test_the_gradient_formula(n):
     """vec dQ = −2·((I+A)⁻ᵀ ⊗ (I+A)⁻¹)·vec dA, columns stacked."""
     raw = normal(n, n)
     direction = skew(normal(n, n, seed=1))
-    inverse = torch.linalg.inv(torch.eye(n, dtype=torch.float64) + skew(raw))
+    inverse = torch.linalg.inv(torch.eye(n, dtype=torch.float64) + skew(raw)).contiguous()
     wanted = -2 * torch.kron(inverse.mT.contiguous(), inverse) @ direction.mT.flatten()
     _, got = torch.autograd.functional.jvp(cayley, raw, direction)
     torch.testing.assert_close(got.mT.flatten(), wanted, rtol=0, atol=1e-12)

@@ -100,11 +100,11 @@ def exact(q, k, v, g, beta, lamb) -> Tensor:
 
 # arguments of `inputs`, tokens a chunk, options
 CALLS = {
-    "plain": ({"batch": 2, "time": 37, "heads": 3, "value_width": 5}, 32, {}),
+    "plain": ({"batch": 2, "time": 21, "heads": 3, "value_width": 5}, 32, {}),
     "one token": ({"batch": 2, "time": 1}, 32, {}),
     "one token, state": ({"batch": 2, "time": 1, "sequences": 2}, 32, {}),
     "whole chunks": ({"batch": 1, "time": 64}, 32, {}),
-    "many chunks": ({"batch": 1, "time": 77, "sequences": 1, "gates": "0"}, 4, {}),
+    "many chunks": ({"batch": 1, "time": 37, "heads": 1, "sequences": 1, "gates": "0"}, 2, {}),
     "state": ({"batch": 2, "time": 37, "sequences": 2, "width": 16}, 8, {}),
     "gates 0": ({"batch": 1, "time": 70, "gates": "0"}, 32, {}),
     "gates -30": ({"batch": 1, "time": 70, "gates": "-30"}, 32, {}),
@@ -171,9 +171,9 @@ def test_thirty_steps_reach_the_exact_solve_at_default_lambda(width):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_the_exact_solve(backend):
     """The steps that 1e-9 needs are printed."""
-    tensors = inputs(1, 48, width=16)
+    tensors = inputs(1, 20, width=16, gates="0")
     wanted = value_and_gradients(exact, tensors)
-    for steps in range(2, 31):
+    for steps in range(6, 31, 2):
         got = value_and_gradients(lambda *x, n=steps: mesa(*x, cg_steps=n, backend=backend)[0], tensors)
         error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, wanted, strict=True))
         if error < 1e-9:
@@ -308,8 +308,8 @@ def test_cost_on_meta_is_linear_in_time(sequences):
         return counter.get_total_flops() / time, largest.elements / time
 
     (flops, elements), (flops_later, elements_later) = cost(2048), cost(16_384)
-    assert flops_later == pytest.approx(flops, rel=0.15)
-    assert elements_later == pytest.approx(elements, rel=0.15)
+    assert flops_later <= 1.05 * flops
+    assert elements_later <= 1.05 * elements
     assert elements_later < 2 * 32 * 32 / 8
     assert flops_later > 2 * 30 * 2 * (
         2 * 32**2
@@ -346,7 +346,7 @@ def test_errors_name_what_is_wrong(change, message):
     names = ("q", "k", "v", "g", "beta", "lamb")
     arguments = {**dict(zip(names, inputs(1, 5), strict=True)), **change}
     with pytest.raises(ValueError, match=message):
-        mesa(*(arguments.pop(name) for name in names), **arguments)
+        mesa(*[arguments.pop(name) for name in names], **arguments)
 
 
 def test_equals_flash_linear_attention():

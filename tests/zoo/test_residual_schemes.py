@@ -92,7 +92,7 @@ def test_what_the_mixing_matrices_are():
     eye = torch.eye(N, dtype=torch.float64)
     assert (res["ohc"].mT @ res["ohc"] - eye).abs().max() < 1e-13
     assert (res["mhc"] >= 0).all()
-    torch.testing.assert_close(res["mhc"].sum(-1), torch.ones(2, 5, dtype=torch.float64))
+    torch.testing.assert_close(res["mhc"].sum(-1), torch.ones(2, 5, N, dtype=torch.float64))
     assert torch.linalg.svdvals(res["shc"]).max() <= 1 + 1e-13
     assert torch.linalg.svdvals(res["shc"]).min() < 1 - 1e-6
     assert torch.linalg.svdvals(res["hc"]).max() > 1.01
@@ -199,6 +199,13 @@ def test_factorised_streams_are_a_projection_that_keeps_the_mean(n, r):
     torch.testing.assert_close(once.mean(-2), x.mean(-2), rtol=0, atol=1e-6)
     assert module.pack(x).shape == (2, 5, r, D)
     assert torch.allclose(once, x, atol=1e-6) == (r == n)
+
+
+def test_factorised_streams_are_not_rounded_under_autocast():
+    module, x = factorised(4, 2).float(), streams().float()
+    wanted = module.between(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(module.between(x), wanted)
 
 
 def test_factorise_changes_the_model_between_layers_only():

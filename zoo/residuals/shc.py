@@ -53,4 +53,4 @@ class SHC(HyperResidual):
 
     def mixing(self, raw: Tensor) -> Tensor:
         rotations = kernels.cayley(self.turns, backend=self.dims.backend)
-        return torch.einsum("...k,kij->...ij", raw.softmax(-1), rotations)
+        return (raw.softmax(-1)[..., None, None] * rotations).sum(-3)

@@ -9,10 +9,16 @@ neighbours no digits.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+VANISHED = {torch.float32: -40.0, torch.float64: -300.0}
+"""Sums of log gates below these decay to 0: products of two such decays would be denormal, which CPUs are slow at."""
 
 
 def decay_of(g: Tensor) -> SharedDecay | ChannelDecay:
@@ -24,10 +30,20 @@ def decay_of(g: Tensor) -> SharedDecay | ChannelDecay:
              rows_i·k_j under the decay between j and i: [M, C, 2, C], zero for j > i and, for keys, for j = i
     backward(grad, rows, products, d_prefix, d_suffix)
              from the gradients of `products` (zero where those are zero), log prefix and log suffix: the
-             gradients of rows as left factors [M, C, 2, K], of keys as right ones [M, C, K], and of g.
-             May overwrite d_prefix and d_suffix
+             gradients of rows as left factors [M, C, 2, K], of keys as right ones [M, C, K], and of g
     """
     return SharedDecay(g) if g.shape[-1] == 1 else ChannelDecay(g)
+
+
+def vanishing_exp(x: Tensor) -> Tensor:
+    """exp(x) for x ≤ 0, and 0 where that is too small to matter."""
+    limit = VANISHED[x.dtype]
+    return F.threshold_(x.clamp_min(limit).exp_(), 1.001 * math.exp(limit), 0.0)
+
+
+def sums_to_end(g: Tensor) -> Tensor:
+    """The sum of the gates after every token of a chunk."""
+    return F.pad(g[:, 1:].flip(1).cumsum(1).flip(1), (0, 0, 0, 1))
 
 
 class SharedDecay:
@@ -37,10 +53,8 @@ class SharedDecay:
         length = g.shape[1]
         self.lower = torch.ones(length, length, dtype=g.dtype, device=g.device).tril()
         self.before = self.lower.tril(-1)
-        self.prefix = g.cumsum(1).exp_()
-        self.suffix = torch.matmul(self.before.T, g).exp_()
-        between = torch.matmul(self.lower, g * self.before)  # Σ of the gates after j, up to i
-        self.between = between.exp_().mul_(self.lower)
+        self.prefix, self.suffix = vanishing_exp(g.cumsum(1)), vanishing_exp(sums_to_end(g))
+        self.between = vanishing_exp((g * self.before).cumsum(1)).mul_(self.lower)
 
     def products(self, rows: Tensor) -> Tensor:
         keys = rows[:, :, 1].transpose(1, 2).contiguous()
@@ -96,21 +110,25 @@ class ChannelDecay:
     """
 
     def __init__(self, g: Tensor) -> None:
-        prefix, suffix = g.clone(), torch.zeros_like(g)
-        self.levels: list[Level] = []
+        self.g = g
+        self.prefix, self.suffix = vanishing_exp(g.cumsum(1)), vanishing_exp(sums_to_end(g))
+
+    def levels(self) -> Iterator[Level]:
+        """All halvings, from pairs of tokens to the whole chunk."""
+        # Sums inside the halves, of the gates up to a token and of those after it.
+        upto, after = self.g.clone(), torch.zeros_like(self.g)
         half = 1
-        while half < g.shape[1]:
-            p, s = (x.unflatten(1, (-1, 2, half)) for x in (prefix, suffix))
-            self.levels.append(Level(half, p[:, :, 1].exp(), s[:, :, 0].exp()))
+        while half < self.g.shape[1]:
+            p, s = (x.unflatten(1, (-1, 2, half)) for x in (upto, after))
+            yield Level(half, vanishing_exp(p[:, :, 1]), vanishing_exp(s[:, :, 0]))
             s[:, :, 0] += p[:, :, 1, -1:]
             p[:, :, 1] += p[:, :, 0, -1:]
             half *= 2
-        self.prefix, self.suffix = prefix.exp_(), suffix.exp_()
 
     def products(self, rows: Tensor) -> Tensor:
         chunks, length, _, width = rows.shape
         products = rows.new_zeros(chunks, length, 2, length)
-        for level in self.levels:
+        for level in self.levels():
             right, left = level.factors(rows)
             # Contiguous, because batches of small products with a transposed factor take five times as long.
             columns = left.view(-1, level.half, width).transpose(1, 2).contiguous()
@@ -122,19 +140,20 @@ class ChannelDecay:
     def backward(
         self, grad: Tensor, rows: Tensor, products: Tensor, d_prefix: Tensor, d_suffix: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        length = rows.shape[1]
+        lower = torch.ones(length, length, dtype=rows.dtype, device=rows.device).tril()
         same = grad.diagonal(dim1=1, dim2=3)[:, 0].unsqueeze(-1)
         d_rows, d_keys = torch.zeros_like(rows), same * rows[:, :, 0]
         d_rows[:, :, 0] = same * rows[:, :, 1]
-        for level in reversed(self.levels):
+        d_g = torch.matmul(lower.T, d_prefix) + torch.matmul(lower.tril(-1), d_suffix)
+        for level in self.levels():
             right, left = level.factors(rows)
             pairs = level.pairs(grad).reshape(-1, 2 * level.half, level.half)
             d_right = torch.bmm(pairs, left.flatten(0, 1)).view_as(right)
             d_left = torch.bmm(pairs.transpose(1, 2), right.flatten(0, 1).flatten(1, 2)).view_as(left)
             level.split(d_rows, 1).addcmul_(d_right, level.right.unsqueeze(-2))
             level.split(d_keys, 0).addcmul_(d_left, level.left)
-            p, s = (x.unflatten(1, (-1, 2, level.half)) for x in (d_prefix, d_suffix))
-            p[:, :, 0, -1] += p[:, :, 1].sum(2)
-            p[:, :, 1, -1] += s[:, :, 0].sum(2)
-            p[:, :, 1] += right.mul_(d_right).sum(3)
-            s[:, :, 0] += left.mul_(d_left)
-        return d_rows, d_keys, d_prefix
+            inside = lower[: level.half, : level.half]
+            level.split(d_g, 1).add_(torch.matmul(inside.T, right.mul_(d_right).sum(3)))
+            level.split(d_g, 0).add_(torch.matmul(inside.tril(-1), left.mul_(d_left)))
+        return d_rows, d_keys, d_g

@@ -7,7 +7,7 @@ computes both, keeps the gradients (which are as small as the indexer's inputs),
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.blocks import block_size, query_blocks
 from kernels.checks import without_autocast
-from kernels.ops.lightning_topk.scores import index_scores, wide
+from kernels.ops.lightning_topk.scores import index_logits, wide
 from kernels.ops.sparse_attention.select import gather, gathers, selected_mask, shifted, spans
 
 
@@ -59,36 +59,77 @@ def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor
 
 
 def divergence(
-    q: Tensor, k: Tensor, w: Tensor, bias: Tensor, tau: Tensor, *, p: Tensor, mask: Tensor, weight: Tensor
-) -> Tensor:
-    """Σ_t weight_t·KL(p_t ‖ softmax(τ·I_t)) over the mask; q, k, w, bias as `index_scores` takes them."""
-    scores = (tau * index_scores(q, k, w, bias)).masked_fill(~mask, torch.finfo(p.dtype).min)
-    chosen = scores.log_softmax(-1).masked_fill(~mask, 0)
-    return (weight * (torch.special.xlogy(p, p) - p * chosen).sum(-1)).sum()
+    indexer: list[Tensor], p: Tensor, mask: Tensor, weight: Tensor, learns: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Σ_t weight_t·KL(p_t ‖ π_t), π = softmax(τ·I) over the mask, and, where asked for, its gradients.
+
+    indexer: q [B, C, HI, DI], k [B, S, DI] or gathered [B, C, S, DI], w [B, C, HI], bias [HI], tau []. With
+    z the logits of the indexer's heads: ∂/∂(τI) = weight·(π − p), ∂I/∂w = σ(z), ∂I/∂z = w·σ(z)·(1 − σ(z)).
+    """
+    q, k, w, bias, tau = indexer
+    gate = torch.sigmoid(index_logits(q, k, bias))
+    scores = (w.unsqueeze(-1) * gate).sum(2)
+    chosen = (tau * scores).masked_fill_(~mask, torch.finfo(p.dtype).min).log_softmax(-1).masked_fill(~mask, 0)
+    value = (weight * (torch.special.xlogy(p, p) - p * chosen).sum(-1)).sum()
+    if not learns:
+        return value, []
+    slope = (chosen.exp() - p).mul_(weight.unsqueeze(-1)).masked_fill_(~mask, 0)
+    by_gate = (slope * tau).unsqueeze(2)
+    d_w = (by_gate * gate).sum(-1)
+    d_z = gate.mul_(1 - gate).mul_(by_gate).mul_(w.unsqueeze(-1))
+    scale = q.shape[-1] ** -0.5
+    if k.dim() == 4:
+        d_q, d_k = d_z @ k, d_z.transpose(-1, -2) @ q
+    else:
+        flat = d_z.flatten(1, 2)
+        d_q, d_k = (flat @ k).view_as(q), flat.transpose(-1, -2) @ q.flatten(1, 2)
+    return value, [d_q * scale, d_k * scale, d_w, d_z.sum((0, 1, 3)), (slope * scores).sum()]
 
 
-Part = tuple[slice, slice, Tensor, Tensor | None]
-"""A block: its queries, the keys it reads, its mask, and the places of gathered keys among those it reads."""
+@dataclass(frozen=True)
+class _Part:
+    """A block: its queries, the keys that it reads, which of them count, and, where gathered, their places."""
+
+    queries: slice
+    keys: slice
+    mask: Tensor
+    places: Tensor | None = None
+
+    def read(self, x: Tensor) -> Tensor:
+        """The keys x [B, T, ...] as the block reads them: [B, S, ...], or gathered [B, C, ..., n, D]."""
+        x = x[:, self.keys]
+        if self.places is None:
+            return x
+        return gather(x, self.places) if x.dim() == 4 else gather(x.unsqueeze(2), self.places).squeeze(2)
+
+    def add(self, more: Tensor, total: Tensor) -> None:
+        """Add a gradient of index keys as read, [B, S, D] or [B, C, n, D], to that of all, [B, T, D]."""
+        total = total[:, self.keys]
+        if self.places is None:
+            total += more
+            return
+        rows = self.places.clamp_min(0).to(torch.int64).flatten(1).unsqueeze(-1).expand(-1, -1, total.shape[-1])
+        total.scatter_add_(1, rows, more.flatten(1, 2))
 
 
 def _parts(
     q: Tensor, k: Tensor, heads: int, indices: Tensor | None, cu_seqlens: Tensor | None
-) -> Iterator[Part]:
+) -> Iterator[_Part]:
     batch, time = q.shape[:2]
     if indices is None:
         size = block_size(batch * heads * time, q.device)
         for block in query_blocks(time, time, size, cu_seqlens, q.device):
-            yield slice(block.first, block.last), slice(block.begin, block.end), block.visible[None], None
+            yield _Part(slice(block.first, block.last), slice(block.begin, block.end), block.visible[None])
         return
     selected, group = indices.shape[2], q.shape[2] // k.shape[2]
-    few = gathers(selected, time, group)
-    size = block_size(batch * max(heads * time, selected * k[0, 0].numel() * few), q.device)
+    copies = selected * k[0, 0].numel() if gathers(selected, time, group) else 0
+    size = block_size(batch * max(heads * time, copies), q.device)
     for first, last, begin, end in spans(indices, size, time):
         queries, keys, chosen = slice(first, last), slice(begin, end), shifted(indices[:, first:last], begin)
         if gathers(selected, end - begin, group):
-            yield queries, keys, chosen >= 0, chosen
+            yield _Part(queries, keys, chosen >= 0, chosen)
         else:
-            yield queries, keys, selected_mask(chosen, end - begin), None
+            yield _Part(queries, keys, selected_mask(chosen, end - begin))
 
 
 @torch.library.custom_op("archzoo::indexer_kl", mutates_args=())
@@ -106,34 +147,22 @@ def indexer_kl_op(
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The loss [] and, where `learns`, its gradients for q_idx, k_idx, w_idx, bias, tau (else empty tensors)."""
-    weights = _weights(q_idx, cu_seqlens)
-    loss = torch.zeros_like(tau)
-    grads = [torch.zeros_like(x) for x in (q_idx, k_idx, w_idx, bias, tau)] if learns else None
+    indexer = q_idx, k_idx, w_idx, bias, tau
+    weights, loss = _weights(q_idx, cu_seqlens), torch.zeros_like(tau)
+    grads = [x.new_zeros(x.shape if learns else 0) for x in indexer]
     with without_autocast(q):
-        for queries, keys, mask, places in _parts(q, k, max(q.shape[2], q_idx.shape[2]), indices, cu_seqlens):
-            seen = k[:, keys] if places is None else gather(k[:, keys], places)
-            p = attention_target(q[:, queries], seen, mask, scale)
-            inputs = q_idx[:, queries], k_idx[:, keys], w_idx[:, queries], bias, tau
-            value = partial(_value, places=places, p=p, mask=mask, weight=weights[:, queries])
-            if grads is None:
-                loss += value(*inputs)
-                continue
-            # Operators run below autograd, where requires_grad does nothing; torch.func brings its own.
-            part, backward = torch.func.vjp(value, *inputs)
-            loss += part
-            found = backward(torch.ones_like(part))
-            targets = grads[0][:, queries], grads[1][:, keys], grads[2][:, queries], grads[3], grads[4]
-            for total, more in zip(targets, found, strict=True):
-                total += more
-    return loss, *(grads or [tau.new_empty(0) for _ in range(5)])
-
-
-def _value(
-    q: Tensor, k: Tensor, w: Tensor, bias: Tensor, tau: Tensor, *, places: Tensor | None, **rest: Tensor
-) -> Tensor:
-    if places is not None:
-        k = gather(k.unsqueeze(2), places).squeeze(2)
-    return divergence(q, k, w, bias, tau, **rest)
+        for part in _parts(q, k, max(q.shape[2], q_idx.shape[2]), indices, cu_seqlens):
+            rows = part.queries
+            p = attention_target(q[:, rows], part.read(k), part.mask, scale)
+            inputs = [q_idx[:, rows], part.read(k_idx), w_idx[:, rows], bias, tau]
+            value, found = divergence(inputs, p, part.mask, weights[:, rows], learns)
+            loss += value
+            if learns:
+                grads[0][:, rows], d_k, grads[2][:, rows], d_bias, d_tau = found
+                part.add(d_k, grads[1])
+                grads[3] += d_bias
+                grads[4] += d_tau
+    return loss, *grads
 
 
 def _weights(q_idx: Tensor, cu_seqlens: Tensor | None) -> Tensor:

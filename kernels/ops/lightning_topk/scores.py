@@ -23,7 +23,7 @@ def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     q [B, C, HI, DI], w [B, C, HI], bias [HI]; k [B, S, DI], or [B, C, S, DI] with keys of its own for every query.
     Returns [B, C, S].
     """
-    return (w.unsqueeze(-1) * torch.sigmoid(_logits(q, k, bias))).sum(2)
+    return (w.unsqueeze(-1) * torch.sigmoid(index_logits(q, k, bias))).sum(2)
 
 
 def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
@@ -32,14 +32,15 @@ def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     torch.sigmoid rounds the last few numbers of a tensor differently from the others, which would decide ties;
     exp, addition and multiplication do not.
     """
-    heads = _logits(q, k, bias).neg_().exp_().add_(1).reciprocal_().mul_(w.unsqueeze(-1)).unbind(2)
+    heads = index_logits(q, k, bias).neg_().exp_().add_(1).reciprocal_().mul_(w.unsqueeze(-1)).unbind(2)
     total = heads[0].clone()
     for head in heads[1:]:
         total += head
     return total
 
 
-def _logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+def index_logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """q_tj·k_s/√d_I + b_j, [B, C, HI, S]; arguments as in `index_scores`."""
     q = q * q.shape[-1] ** -0.5
     if k.dim() == 4:
         scores = q @ k.transpose(-1, -2)

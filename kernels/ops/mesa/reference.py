@@ -25,7 +25,7 @@ def mesa_reference(
 ) -> tuple[Tensor, State | None]:
     """Every sequence by itself, in at least fp32; gradients go through the conjugate gradient."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    tokens = [x.to(wide) for x in (q, k, v, g.exp(), beta)]
+    tokens = [x.to(wide) for x in (q, k, v, g.to(wide).exp(), beta)]
     sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
     lengths = [q.shape[1]] if cu_seqlens is None else cu_seqlens.diff().tolist()
     if initial_state is None:

@@ -10,7 +10,6 @@ and a product that starts later in the block is the same without the first rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,69 +20,86 @@ from torch import Tensor
 class Blocks(NamedTuple):
     """The blocks of all heads, or the gradients of these; i, j, first, last are tokens of one block.
 
-    logits  [G, M, R, C]     k_jᵀ·H_{j+1}·…·H_i·q_i where j ≤ i
-    q       [G, M, R, K]     H_first·…·H_i·q_i: the query as the end of the block before sees it
-    k       [G, M, C, K]     H_last·…·H_{j+1}·k_j: the key as the start of the block after sees it
-    path    [G, M, K, K]     H_first·…·H_last; None where every H is I
-    inner   [G, Q, M, C, C]  Σ_{s=j+1..i} g_s at (i, j); like the following None without gates
-    before  [G, Q, M, C]     Σ_{s=first..i} g_s
-    after   [G, Q, M, C]     Σ_{s=j+1..last} g_s
-    total   [G, Q, M]        Σ_{s=first..last} g_s
+    logits  [G, M, R, C]  k_jᵀ·H_{j+1}·…·H_i·q_i + Σ_{s=j+1..i} g_s where j ≤ i, −∞ elsewhere
+    q       [G, M, R, K]  H_first·…·H_i·q_i: the query as the end of the block before sees it
+    k       [G, M, C, K]  H_last·…·H_{j+1}·k_j: the key as the start of the block after sees it
+    path    [G, M, K, K]  H_first·…·H_last; None where every H is I
+    before  [G, Q, M, C]  Σ_{s=first..i} g_s; like the following None without gates
+    after   [G, Q, M, C]  Σ_{s=j+1..last} g_s
+    total   [G, Q, M]     Σ_{s=first..last} g_s
     """
 
     logits: Tensor
     q: Tensor
     k: Tensor
     path: Tensor | None
-    inner: Tensor | None
     before: Tensor | None
     after: Tensor | None
     total: Tensor | None
 
 
-def prepare(q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None) -> Blocks:
-    """Blocks from q [G, M, R, K] (scaled), k, w [G, M, C, K], beta [G, M, C], g [G, Q, M, C]."""
-    turned = (*_stand(q, k), None) if w is None else _walk(q, k, w, beta)
-    return Blocks(*turned, *((None,) * 4 if g is None else _forget(g)))
+class Turns(NamedTuple):
+    """The compact form of all blocks, rows s and columns r tokens of one block.
+
+    gram    [G, M, C, C]    w_s·w_r for r < s
+    met     [G, M, C, C]    w_s·k_r for r < s
+    solved  [G, M, C, C+K]  (I + Diag(β)·gram)⁻¹·Diag(β)·[met, W], the right part being U
+    passed  [G, M, R, C]    q_i·w_s for s ≤ i
+    """
+
+    gram: Tensor
+    met: Tensor
+    solved: Tensor
+    passed: Tensor
 
 
-def prepare_with_pullback(
+def prepare(
     q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None
-) -> tuple[Blocks, Callable[[Blocks], tuple[Tensor | None, ...]]]:
-    """`prepare`, and what turns gradients of the blocks into those of q, k, w, beta, g."""
-    # Operators run below autograd, where requires_grad does nothing; torch.func brings its own.
-    turned, turn_back = torch.func.vjp(_stand, q, k) if w is None else torch.func.vjp(_walk, q, k, w, beta)
-    sums, sum_back = ((None,) * 4, None) if g is None else torch.func.vjp(_forget, g)
-
-    def pullback(d: Blocks) -> tuple[Tensor | None, ...]:
-        dq, dk, dw, dbeta = (*turn_back(d[: len(turned)]), None, None)[:4]
-        return dq, dk, dw, dbeta, None if sum_back is None else sum_back(d[4:])[0]
-
-    return Blocks(*(*turned, None)[:4], *sums), pullback
+) -> tuple[Blocks, Turns | None]:
+    """Blocks from q [G, M, R, K] (scaled), k, w [G, M, C, K], beta [G, M, C], g [G, Q, M, C]."""
+    logits, turns, path = q @ k.mT, None, None
+    if w is not None:
+        turns = _turns(q, k, w, beta)
+        logits, q, k, path = _turned(turns, logits, q, k, w)
+    inner, *sums = (None,) * 4 if g is None else _gate_sums(g)
+    return Blocks(_causal(logits, inner), q, k, path, *sums), turns
 
 
-def _walk(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tokens, width = k.shape[-2:]
-    met = (w @ k.mT).tril(-1)
-    system = beta[..., None] * (w @ w.mT).tril(-1)
+def _turns(q: Tensor, k: Tensor, w: Tensor, beta: Tensor) -> Turns:
+    gram, met = (w @ w.mT).tril_(-1), (w @ k.mT).tril_(-1)
     right = beta[..., None] * torch.cat([met, w], -1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    passed = (q @ w.mT).unflatten(-2, (-1, tokens)).tril().flatten(-3, -2)
-    logits, moved = (torch.cat([q @ k.mT, q], -1) - passed @ solved).split([tokens, width], -1)
-    skipped, u = solved.split([tokens, width], -1)
+    solved = torch.linalg.solve_triangular(beta[..., None] * gram, right, upper=False, unitriangular=True)
+    return Turns(gram, met, solved, _by_head(q @ w.mT).tril_().flatten(2, 3))
+
+
+def _turned(turns: Turns, logits: Tensor, q: Tensor, k: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Logits, q, k and path of `Blocks`, without gates and masks."""
+    tokens, width = k.shape[-2:]
+    skipped, u = turns.solved.split([tokens, width], -1)
     path = torch.eye(width, dtype=k.dtype, device=k.device) - u.mT @ w
-    return logits, moved, k - skipped.mT @ w, path
+    return logits - turns.passed @ skipped, q - turns.passed @ u, k - skipped.mT @ w, path
 
 
-def _stand(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return q @ k.mT, q, k
+def _gate_sums(g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Inner sums [G, Q, M, C, C], 0 above the diagonal, and before, after, total of `Blocks`.
 
-
-def _forget(g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """All of them sums of terms of one sign: a difference of two long sums would be inexact."""
-    tokens = g.shape[-1]
-    not_later = torch.ones(tokens, tokens, dtype=torch.bool, device=g.device).tril()  # at (j, s): s ≤ j
+    All of them are sums of terms of one sign: a difference of two long sums would be inexact.
+    """
+    not_later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()  # (j, s): s ≤ j
     inner = g[..., None, :].masked_fill(not_later, 0).cumsum(-1).mT
     before = g.cumsum(-1)
     after = F.pad(g[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
     return inner, before, after, before[..., -1]
+
+
+def _causal(logits: Tensor, inner: Tensor | None) -> Tensor:
+    later = torch.ones(logits.shape[-1], logits.shape[-1], dtype=torch.bool, device=logits.device).triu(1)
+    logits = _by_head(logits)
+    if inner is not None:
+        logits += inner.transpose(1, 2)
+    return logits.masked_fill_(later, -torch.inf).flatten(2, 3)
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """[G, M, R, C] -> [G, M, Q, C, C]."""
+    return x.unflatten(2, (-1, x.shape[-1]))

@@ -26,26 +26,16 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Outputs [G, M, R, V] and log-sum-exps [G, M, R] of `prepare`'s arguments and v [G, M, C, V]."""
-    blocks = prepare(q, k, w, beta, g)
-    near, carried = near_logits(blocks), none_carried(blocks)
+    blocks, _ = prepare(q, k, w, beta, g)
+    carried = none_carried(blocks)
     out, lse = v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
     for m in range(q.shape[1]):
         if m:
             carried = carry(blocks, m - 1, carried)
-        logits = torch.cat([far_logits(blocks, m, carried), near[:, m]], -1)
+        logits = torch.cat([far_logits(blocks, m, carried), blocks.logits[:, m]], -1)
         lse[:, m] = logits.logsumexp(-1)
         out[:, m] = logits.sub_(lse[:, m, :, None]).exp_() @ v[:, : m + 1].flatten(1, 2)
     return out, lse
-
-
-def near_logits(blocks: Blocks) -> Tensor:
-    """Logits inside the blocks [G, M, R, C], −inf where the key is later than the query."""
-    tokens = blocks.logits.shape[-1]
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=blocks.logits.device).triu(1)
-    logits = blocks.logits.unflatten(2, (-1, tokens))
-    if blocks.inner is not None:
-        logits = logits + blocks.inner.transpose(1, 2)
-    return logits.masked_fill(later, -torch.inf).flatten(2, 3)
 
 
 def far_logits(blocks: Blocks, m: int, carried: Carried) -> Tensor:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.ops.path_attention.blocks import Blocks, prepare_with_pullback
-from kernels.ops.path_attention.sweep import Carried, carry, far_logits, near_logits, none_carried
+from kernels.ops.path_attention.blocks import Blocks, prepare
+from kernels.ops.path_attention.blocks_back import prepare_backward
+from kernels.ops.path_attention.sweep import Carried, carry, far_logits, none_carried
 
 SPAN = 512
 
@@ -28,13 +29,13 @@ def backward(
     g: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, w, beta, g, given that of the outputs; shapes as in `forward`."""
-    blocks, pullback = prepare_with_pullback(q, k, w, beta, g)
+    blocks, turns = prepare(q, k, w, beta, g)
     back = Backward(blocks, v, grad, out, lse)
     back.inside_blocks()
     span = max(1, SPAN // k.shape[2])
     for first in range(0, k.shape[1], span):
         back.from_keys(first, min(first + span, k.shape[1]))
-    dq, dk, dw, dbeta, dg = pullback(back.d)
+    dq, dk, dw, dbeta, dg = prepare_backward(back.d, turns, q, k, w, beta)
     return dq, dk, back.dv, dw, dbeta, dg
 
 
@@ -49,11 +50,9 @@ class Backward:
 
     def inside_blocks(self) -> None:
         """The part of keys in their queries' own block."""
-        weights, d_logits = self._softmax(slice(None), near_logits(self.blocks), self.v)
+        weights, d_logits = self._softmax(slice(None), self.blocks.logits, self.v)
         self.dv += weights.mT @ self.grad
         self.d.logits.copy_(d_logits)
-        if self.d.inner is not None:
-            self.d.inner.copy_(d_logits.unflatten(2, (-1, d_logits.shape[-1])).transpose(1, 2))
 
     def from_keys(self, first: int, last: int) -> None:
         """The part of the keys of blocks first … last − 1 in the queries of all later blocks."""
