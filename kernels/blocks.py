@@ -19,8 +19,8 @@ BUDGET = {"cpu": 1 << 20, "cuda": 1 << 26}
 class Block:
     """Queries [first, last) of q and the keys [begin, end) that any of them sees.
 
-    visible: bool [C, S], C = last − first, S = end − begin: whether a query sees a key, itself and the past of its
-    own sequence; own: int64 [C], the query's own place among the S keys.
+    visible: bool [C, S], C = last − first, S = end − begin: whether a query sees a key, itself and the past of
+    its own sequence; own: int64 [C], the query's own place among the S keys.
     """
 
     first: int
@@ -57,7 +57,7 @@ def query_blocks(queries: int, keys: int, size: int, cu_seqlens: Tensor | None, 
 
 
 def sequence_starts(cu_seqlens: Tensor | None, time: int, device) -> Tensor:
-    """For every token of the packed axis the first token of its sequence, int64 [T]; zeros where nothing is packed."""
+    """For every token of the packed axis the first token of its sequence, int64 [T]; 0 where nothing is packed."""
     if cu_seqlens is None:
         return torch.zeros(time, dtype=torch.int64, device=device)
     token = torch.arange(time, device=device)

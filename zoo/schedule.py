@@ -1,4 +1,4 @@
-"""How blocks whose maths changes during training learn the step: a buffer, so that it is part of every checkpoint."""
+"""How blocks whose maths changes during training learn the step: a buffer, part of every checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class StepBuffer(nn.Module):
-    """step: optimiser steps done, int64 []; total: how many the training will have, int64 [], 0 where unknown."""
+    """step: optimiser steps done, int64 []; total: how many the training will have, 0 where unknown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -15,7 +15,7 @@ class StepBuffer(nn.Module):
         self.register_buffer("total", torch.zeros((), dtype=torch.int64))
 
     def set(self, step: int, total: int) -> None:
-        """Called as training starts, and as every optimiser step ends, its gradients complete and nothing changed yet."""
+        """Called as training starts, and as every optimiser step ends: gradients complete, nothing changed yet."""
         self.step.fill_(step)
         self.total.fill_(total)
 

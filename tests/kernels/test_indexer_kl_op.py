@@ -15,7 +15,7 @@ NAMES = ("q_idx", "k_idx", "w_idx", "bias", "tau")
 
 def layer(batch, time, heads=4, kv_heads=2, width=8, index_heads=3, index_width=5, seed=0):
     """q, k of an attention, and q_idx, k_idx, w_idx, bias, tau of its indexer."""
-    attended = normal(batch, time, heads, width, seed=seed), normal(batch, time, kv_heads, width, seed=seed + 1)
+    q, k = normal(batch, time, heads, width, seed=seed), normal(batch, time, kv_heads, width, seed=seed + 1)
     indexer = (
         normal(batch, time, index_heads, index_width, seed=seed + 2),
         normal(batch, time, index_width, seed=seed + 3),
@@ -23,7 +23,7 @@ def layer(batch, time, heads=4, kv_heads=2, width=8, index_heads=3, index_width=
         normal(index_heads, seed=seed + 5),
         torch.tensor(7.0, dtype=torch.float64),
     )
-    return attended, indexer
+    return (q, k), indexer
 
 
 def losses(*inputs, call=indexer_kl, **options):
@@ -50,10 +50,9 @@ ways = pytest.mark.parametrize("cost", [0, 1 << 40], ids=["gathered", "masked"])
 
 
 def compared(attended, indexer, options, dtype):
-    calls = [
-        partial(losses, *(x.to(dtype) for x in attended), **options, backend=b) for b in ("torch", "reference")
-    ]
-    assert_agree(*calls, [x.to(dtype) for x in indexer])
+    call = partial(losses, *(x.to(dtype) for x in attended), **options)
+    pair = [partial(call, backend=backend) for backend in ("torch", "reference")]
+    assert_agree(*pair, [x.to(dtype) for x in indexer])
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])

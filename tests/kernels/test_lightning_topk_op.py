@@ -188,7 +188,9 @@ def test_half_precision_is_scored_in_fp32():
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["plain", "packed"])
-@pytest.mark.parametrize("k", [5, counts(1, 40, 5), AdaptiveK("inverse", 3, 1, 5)], ids=["int", "tensor", "rule"])
+@pytest.mark.parametrize(
+    "k", [5, counts(1, 40, 5), AdaptiveK("inverse", 3, 1, 5)], ids=["int", "tensor", "rule"]
+)
 def test_compiles_in_one_graph(k, cu_seqlens):
     call = partial(lightning_topk, k=k, k_max=5, cu_seqlens=cu_seqlens)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
@@ -207,7 +209,7 @@ def test_compiles_in_one_graph(k, cu_seqlens):
         (lambda q, k, w, b: ((q, k[:, :4], w, b), {"k": 2}), r"Tq ≤ Tk"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": 0}), r"k ≥ 1 and k_max ≥ 1, got k=0"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 5, 3)}), "needs k_max where k is a tensor"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 4, 3), "k_max": 3}), r"\(2, 5\), got torch.int64 \(2, 4\)"),
+        (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 4, 3), "k_max": 3}), r"torch.int64 \(2, 4\)"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "backend": "triton"}), "unknown backend 'triton'"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "cu_seqlens": packed(2, 3)}), "B = 1"),
     ],

@@ -1,4 +1,4 @@
-"""sparse_attention: both ways of reading selected keys against the definition, its identities and its errors."""
+"""sparse_attention: both ways of reading selected keys against the definition, identities and errors."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from kernels.ops.sparse_attention import select
 
 
 def chosen(batch, queries, selected, keys=None, cu_seqlens=None, seed=0, causal=True):
-    """Random distinct keys of the query's past, the query itself among them; −1 for the rest, anywhere in a row."""
+    """Random distinct keys of the query's past, the query itself among them; −1 for the rest, anywhere."""
     keys = keys or queries
     score = normal(batch, queries, keys, seed=seed)
     t = torch.arange(queries) + keys - queries
@@ -163,6 +163,4 @@ def test_errors_name_what_is_wrong(change, message):
 
 def test_the_definition_refuses_a_key_of_another_sequence():
     with pytest.raises(ValueError, match="another sequence"):
-        sparse_attention(
-            *qkv(1, 10), chosen(1, 10, 9), cu_seqlens=packed(4, 6), backend="reference"
-        )
+        sparse_attention(*qkv(1, 10), chosen(1, 10, 9), cu_seqlens=packed(4, 6), backend="reference")

@@ -74,9 +74,9 @@ class GSA(Mixer):
         S_t = top-k_t of I_t over s ≤ t, t itself in it              k_t from the variance of I_t (AdaptiveK)
         o_t = Σ_{s ∈ S_t} softmax_s(q_t·k_s/√K) · v_s,               y = (o ⊙ σ(x·W_G1 + b))·W_o
 
-    The indexer reads x without passing a gradient back, and learns from the auxiliary loss `indexer_kl`, the mean
-    over queries of KL(p_t ‖ softmax(τ·I_t)), p_t the attention averaged over heads. During the warm-up attention is
-    dense, in evaluation too, and the loss runs over all s ≤ t; afterwards both run over S_t.
+    The indexer reads x without passing a gradient back, and learns from the auxiliary loss `indexer_kl`, the
+    mean over queries of KL(p_t ‖ softmax(τ·I_t)), p_t the attention averaged over heads. During the warm-up
+    attention is dense, in evaluation too, and the loss runs over all s ≤ t; afterwards both run over S_t.
     Work: T²·H^I·d_I for the indexer and T·k·H·K for attention. Decode state: keys, values and index keys.
     """
 
@@ -107,9 +107,9 @@ class GSA(Mixer):
             raise UserError(f"gsa.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
         if config.adaptive not in ADAPTIVE:
             raise UserError(f"gsa.adaptive is one of {', '.join(ADAPTIVE)}, not '{config.adaptive}'")
-        for key in ("index_heads", "index_width"):
-            if (getattr(config, key) or 1) < 1 or getattr(config, key) == 0:
-                raise UserError(f"gsa.{key}={getattr(config, key)} must be at least 1")
+        for key, value in (("index_heads", config.index_heads), ("index_width", config.index_width)):
+            if value is not None and value < 1:
+                raise UserError(f"gsa.{key}={value} must be at least 1")
         for key in ("rope_base", "beta", "reference_variance"):
             positive(getattr(config, key), f"gsa.{key}")
         if config.warmup < 0:
@@ -199,15 +199,17 @@ class Indexer(nn.Module):
 class Warmup(StepBuffer):
     """dense: whether the warm-up lasts, `steps` steps or a tenth of the training, whichever is shorter.
 
-    A Python bool, so that a compiled model holds one of the two branches. Without a step to count from (the meta
-    device, where cost is counted) the warm-up is over.
+    A Python bool, so that a compiled model holds one of the two branches. Without a step to count from (the
+    meta device, where cost is counted) the warm-up is over.
     """
 
     def __init__(self, steps: int) -> None:
         super().__init__()
         self.steps = steps
         self.dense = steps > 0 and not self.step.is_meta
-        self.register_load_state_dict_post_hook(lambda warmup, _: warmup.set(int(warmup.step), int(warmup.total)))
+        self.register_load_state_dict_post_hook(
+            lambda loaded, _: loaded.set(int(loaded.step), int(loaded.total))
+        )
 
     def set(self, step: int, total: int) -> None:
         super().set(step, total)

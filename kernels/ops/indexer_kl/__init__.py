@@ -34,8 +34,8 @@ def indexer_kl(
 ) -> Tensor:
     """How far the indexer's scores are from the attention that they stand for.
 
-        p_ts = mean_h softmax_s(scale · q_th·k_s)                       (detached: q, k get no gradient)
-        loss = mean_t Σ_s p_ts · (log p_ts − log softmax_s(τ·I_ts))     over each sequence, then over sequences
+        p_ts = mean_h softmax_s(scale · q_th·k_s)                      (detached: q, k get no gradient)
+        loss = mean_t Σ_s p_ts · (log p_ts − log softmax_s(τ·I_ts))    over each sequence, then over sequences
 
     with I as in `lightning_topk`; s runs over all visible keys (indices None: warm-up), or over S_t.
 

@@ -69,7 +69,8 @@ def divergence(
     q, k, w, bias, tau = indexer
     gate = torch.sigmoid(index_logits(q, k, bias))
     scores = (w.unsqueeze(-1) * gate).sum(2)
-    chosen = (tau * scores).masked_fill_(~mask, torch.finfo(p.dtype).min).log_softmax(-1).masked_fill(~mask, 0)
+    chosen = (tau * scores).masked_fill_(~mask, torch.finfo(p.dtype).min).log_softmax(-1)
+    chosen = chosen.masked_fill_(~mask, 0)
     value = (weight * (torch.special.xlogy(p, p) - p * chosen).sum(-1)).sum()
     if not learns:
         return value, []
@@ -88,7 +89,7 @@ def divergence(
 
 @dataclass(frozen=True)
 class _Part:
-    """A block: its queries, the keys that it reads, which of them count, and, where gathered, their places."""
+    """A block: its queries, the keys it reads, which of them count, and, where gathered, their places."""
 
     queries: slice
     keys: slice
@@ -108,8 +109,8 @@ class _Part:
         if self.places is None:
             total += more
             return
-        rows = self.places.clamp_min(0).to(torch.int64).flatten(1).unsqueeze(-1).expand(-1, -1, total.shape[-1])
-        total.scatter_add_(1, rows, more.flatten(1, 2))
+        rows = self.places.clamp_min(0).to(torch.int64).flatten(1).unsqueeze(-1)
+        total.scatter_add_(1, rows.expand(-1, -1, total.shape[-1]), more.flatten(1, 2))
 
 
 def _parts(
@@ -146,7 +147,7 @@ def indexer_kl_op(
     cu_seqlens: Tensor | None,
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The loss [] and, where `learns`, its gradients for q_idx, k_idx, w_idx, bias, tau (else empty tensors)."""
+    """The loss [] and its gradients for q_idx, k_idx, w_idx, bias, tau: empty unless `learns`."""
     indexer = q_idx, k_idx, w_idx, bias, tau
     weights, loss = _weights(q_idx, cu_seqlens), torch.zeros_like(tau)
     grads = [x.new_zeros(x.shape if learns else 0) for x in indexer]
@@ -197,7 +198,7 @@ indexer_kl_op.register_autograd(_backward, setup_context=_save)
 def _flops(
     q, k, q_idx, k_idx, w_idx, bias, tau, indices, scale, cu_seqlens, learns, *, out_shape=None, **_
 ) -> int:
-    """The attention's scores once; the indexer's once, and twice more for gradients. All pairs, or those selected."""
+    """The attention's scores once; the indexer's once and twice more for gradients; all pairs or those selected."""
     batch, time, heads, width = q
     pairs = batch * time * (time if indices is None else min(indices[2], time))
     return 2 * pairs * (heads * width + q_idx[2] * q_idx[3] * (3 if learns else 1))

@@ -39,13 +39,13 @@ def lightning_topk(
                 i + Tk − Tq: a shorter q aligns with the end of k
     w_idx       [B, Tq, HI] ≥ 0, the heads' weights (after their sigmoid)
     bias        [HI]
-    k           how many keys a query keeps: an int, an integer tensor [B, Tq], or an AdaptiveK, which looks at the
-                query's own scores; at least 1, at most k_max and as many as the query sees
+    k           how many keys a query keeps: an int, an integer tensor [B, Tq], or an AdaptiveK, which looks at
+                the query's own scores; at least 1, at most k_max and as many as the query sees
     k_max       width of the result; None: k, or the most that an AdaptiveK gives
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
     backend     auto, torch (blocks of queries), reference (one query at a time)
-    returns     int32 [B, Tq, k_max], positions along the (packed) axis: t first, then by falling score, −1 where
-                unused
+    returns     int32 [B, Tq, k_max], positions along the (packed) axis: t first, then by falling score, −1
+                where unused
 
     Scores in at least fp32; scores within 2^−40·Σ_j w_tj are ties. Work is T²·HI·DI, memory T·(k_max + HI·DI).
     No gradient passes. Raises ValueError for shapes that do not fit, and for a backend that is unknown.

@@ -19,8 +19,8 @@ class AdaptiveK:
         seed     k = clip(base·(1 + beta·softplus(v)), least, most)       grows with v; never below 1.69·base
         inverse  k = clip(base·√(reference/v), least, most)               fewer keys where scores discriminate
 
-    rounded to the nearest integer. As 0 ≤ v ≤ ¼, `inverse` reaches both limits. Raises ValueError for an unknown
-    rule and for sizes that are not 1 ≤ least ≤ base ≤ most.
+    rounded to the nearest integer. As 0 ≤ v ≤ ¼, `inverse` reaches both limits. Raises ValueError for an
+    unknown rule and for sizes that are not 1 ≤ least ≤ base ≤ most.
     """
 
     rule: str

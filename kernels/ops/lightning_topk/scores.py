@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.checks import check_packed
 
 TIE = 2.0**-40
-"""Scores I_ts/Σ_j w_tj closer than this are a tie: fp64 rounds products differently from one batch to another."""
+"""Scores I_ts/Σ_j w_tj closer than this tie: fp64 rounds products differently from one batch to another."""
 
 LONGEST = 1 << 22
 """Key positions that a rank has room for."""
@@ -20,8 +20,8 @@ FIRST = 1 << 62
 def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     """I_ts = Σ_j w_tj·σ(q_tj·k_s/√d_I + b_j), differentiable.
 
-    q [B, C, HI, DI], w [B, C, HI], bias [HI]; k [B, S, DI], or [B, C, S, DI] with keys of its own for every query.
-    Returns [B, C, S].
+    q [B, C, HI, DI], w [B, C, HI], bias [HI]; k [B, S, DI], or [B, C, S, DI] with keys of its own for every
+    query. Returns [B, C, S].
     """
     return (w.unsqueeze(-1) * torch.sigmoid(index_logits(q, k, bias))).sum(2)
 
@@ -29,8 +29,8 @@ def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
 def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
     """`index_scores` without gradient, in which equal keys get equal bits wherever they stand.
 
-    torch.sigmoid rounds the last few numbers of a tensor differently from the others, which would decide ties;
-    exp, addition and multiplication do not.
+    torch.sigmoid rounds the last few numbers of a tensor differently from the others, which would decide
+    ties; exp, addition and multiplication do not.
     """
     heads = index_logits(q, k, bias).neg_().exp_().add_(1).reciprocal_().mul_(w.unsqueeze(-1)).unbind(2)
     total = heads[0].clone()
@@ -78,7 +78,7 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 def check_indexer(
     name: str, q: Tensor, k: Tensor, w: Tensor, bias: Tensor, cu_seqlens: Tensor | None = None
 ) -> None:
-    """Raise ValueError if q [B, Tq, HI, DI], k [B, Tk, DI], w [B, Tq, HI], bias [HI] do not fit each other."""
+    """Raise ValueError if q [B, Tq, HI, DI], k [B, Tk, DI], w [B, Tq, HI], bias [HI] do not fit."""
     shapes = (
         f"q_idx {tuple(q.shape)}, k_idx {tuple(k.shape)}, w_idx {tuple(w.shape)}, bias {tuple(bias.shape)}"
     )

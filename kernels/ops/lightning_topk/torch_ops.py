@@ -58,7 +58,7 @@ def lightning_topk_blocks(
 
 
 def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
-    """The highest ranks of every query, itself first: rank [B, C, S], counts [B, C] -> int32 [B, C, k_max]."""
+    """The highest ranks of every query, itself first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
     own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
     rank = rank.masked_fill_(~block.visible, -1).scatter_(-1, own, FIRST)
     counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))

@@ -29,20 +29,20 @@ def sparse_attention(
 ) -> Tensor:
     """Softmax attention of every query over its own set of keys, shared by its heads.
 
-        o_t = Σ_s softmax_s(scale · q_t·k_s) · v_s     over s ∈ S_t, the indices of query t; 0 where S_t is empty
+        o_t = Σ_s softmax_s(scale · q_t·k_s) · v_s     over s ∈ S_t, the indices of t; 0 where S_t is empty
 
     q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
     k, v        [B, Tk, Hkv, K], [B, Tk, Hkv, V]; Hkv divides H
-    indices     int32 or int64 [B, Tq, n], positions along the (packed) key axis in any order, each at most once a
-                query; −1 where unused. Causality and the borders of packed sequences are the indices' own. Only
-                `reference` reports values out of range; elsewhere the result is undefined
+    indices     int32 or int64 [B, Tq, n], positions along the (packed) key axis in any order, each at most
+                once a query; −1 where unused. Causality and the borders of packed sequences are the indices'
+                own. Only `reference` reports values out of range; elsewhere the result is undefined
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1); the result does not depend on it
     backend     auto, torch (blocks of queries), reference (Tq × Tk memory)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
-    Softmax in at least fp32. Memory is linear in T for a fixed n, work T·n·H·(K + V) where keys are gathered; the
-    torch form gathers where that is cheaper than a mask over all keys (n well below T).
+    Softmax in at least fp32. Memory is linear in T for a fixed n, work T·n·H·(K + V) where keys are gathered;
+    the torch form gathers where that is cheaper than a mask over all keys (n well below T).
     Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 2; OrthGSA, step 3.5.
     """

@@ -20,8 +20,8 @@ def sparse_attention_reference(
 ) -> Tensor:
     """o_t = Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, and 0 where S_t is empty; memory Tq × Tk a head.
 
-    The only form that looks at the indices: raises ValueError for one that is no position, that comes twice, or
-    that lies outside the query's sequence.
+    The only form that looks at the indices: raises ValueError for one that is no position, that comes twice,
+    or that lies outside the query's sequence.
     """
     keys = k.shape[1]
     _check(indices, keys, cu_seqlens)

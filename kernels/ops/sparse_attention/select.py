@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 GATHER_COST = 48
-"""How many masked keys cost as much as one gathered key, with one query head a KV head; measured on a CPU core.
+"""Measured on a CPU core: how many masked keys cost as much as a gathered one, with one query head a KV head.
 
-A gathered key is copied for one query and serves its group of heads; a masked one is read once for a whole block.
+A gathered key is copied for one query and serves its group of heads; a masked one is read once for a block.
 """
 
 
@@ -34,7 +34,7 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def spans(indices: Tensor, size: int, keys: int) -> list[tuple[int, int, int, int]]:
-    """Blocks of `size` queries: (first, last, begin, end), queries [first, last) selecting in keys [begin, end).
+    """Blocks of `size` queries: (first, last, begin, end), where [first, last) select among keys [begin, end).
 
     Reads the indices [B, Tq, n] on the host, once.
     """

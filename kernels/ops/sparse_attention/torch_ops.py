@@ -1,4 +1,4 @@
-"""Sparse attention in blocks of queries, as two operators: the backward gathers again instead of keeping copies."""
+"""Sparse attention in blocks of queries, as two operators: the backward gathers again and keeps no copies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: flo
 
 @dataclass(frozen=True)
 class _Block:
-    """Queries [first, last), the keys [begin, end) among which they select, and the indices counted from there."""
+    """A block's queries, the keys among which they select, and the indices counted from the first of those."""
 
     queries: slice
     keys: slice
