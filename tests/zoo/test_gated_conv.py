@@ -1,0 +1,102 @@
+"""The gated short convolution against its definition, and LFM2's layout and size."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from zoo import Context, Dims, ModelConfig, UserError, cost
+from zoo.config import from_dict
+from zoo.mixers.gated_conv import GatedConv, GatedConvConfig
+from zoo.model import letters_of
+
+D, T = 8, 10
+LFM2 = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "lfm2.yaml").read_text())
+
+
+def mixer(**options) -> GatedConv:
+    made = GatedConv(GatedConvConfig(**options), Dims(D, 2, seq_len=T, layer=0, depth=2)).double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def inputs() -> torch.Tensor:
+    return torch.randn(2, T, D, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def lfm2(**options) -> ModelConfig:
+    return from_dict(ModelConfig, LFM2 | options)
+
+
+@pytest.mark.parametrize("kernel_size", [1, 3, 5])
+@torch.no_grad()
+def test_forward_is_the_definition(kernel_size):
+    """One token and one channel at a time."""
+    m, x = mixer(kernel_size=kernel_size), inputs()
+    y, aux = m(x, Context.of(torch.zeros(2, T, dtype=torch.int64)))
+    assert aux == {}
+    for b in range(2):
+        gates_in, gates_out, h = (m.in_proj.weight @ x[b].T).view(3, D, T)
+        z = torch.zeros(D, T, dtype=torch.float64)
+        for t in range(T):
+            for age in range(min(kernel_size, t + 1)):
+                z[:, t] += m.conv.weight[:, -1 - age] * gates_in[:, t - age] * h[:, t - age]
+        wanted = m.out_proj.weight @ (gates_out * z)
+        torch.testing.assert_close(y[b], wanted.T, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_decode_state_is_two_inputs_whatever_the_length(dtype):
+    m = mixer().to(dtype)
+    state = m.init_state(1, capacity=1000, dtype=dtype)
+    for token in inputs().to(dtype)[:1].unbind(1):
+        assert m.state_bytes(state) == D * 2 * dtype.itemsize
+        _, state = m.step(token, state)
+
+
+def test_an_impossible_kernel_size_is_refused():
+    with pytest.raises(UserError, match="kernel_size=0 must be at least 1"):
+        mixer(kernel_size=0)
+
+
+def test_lfm2_has_attention_where_it_should():
+    letters = letters_of(lfm2(depth=16))
+    assert [i for i, letter in enumerate(letters) if letter == "F"] == [2, 5, 8, 10, 12, 14]
+    assert set(letters) == {"C", "F"}
+    attention = lfm2().mixers.attention
+    assert attention.qk_norm
+    assert attention.rope_base == 1e6
+
+
+@pytest.mark.parametrize("depth", [1, 4, 14, 20, 32])
+def test_lfm2_at_other_depths_repeats_its_pattern(depth):
+    sixteen = letters_of(lfm2(depth=16))
+    assert letters_of(lfm2(depth=depth)) == (sixteen * 2)[:depth]
+
+
+def test_lfm2_at_full_size_is_the_published_model():
+    """LFM2-1.2B: 16 layers of 2048, 32 heads, 8 KV heads, SwiGLU of 8192, 65,536 tokens, tied embeddings."""
+    config = lfm2(depth=16, d_model=2048, n_heads=32)
+    config.mixers.attention.n_kv_heads = 8
+    config.channel.swiglu.hidden = 8192
+    model = cost.on_meta(config, vocab_size=65_536, seq_len=1024)
+    assert cost.parameters(model) == 1_170_340_608
+
+
+@pytest.mark.parametrize("length", [128, 1024])
+def test_lfm2_caches_keys_in_its_attention_layers_only(length):
+    def bytes_of(config: ModelConfig) -> int:
+        return cost.state_bytes(cost.on_meta(config, vocab_size=64, seq_len=length), length)
+
+    dense = ModelConfig(pattern="F", depth=16, d_model=32, n_heads=4)
+    convolutions = 10 * 2 * 32 * 4
+    assert bytes_of(lfm2(depth=16, d_model=32, n_heads=4)) == bytes_of(dense) * 6 // 16 + convolutions
+
+
+def test_its_parameters_are_those_of_the_equation():
+    """4·D² and the convolution: as many as full attention."""
+    assert sum(p.numel() for p in mixer().parameters()) == 4 * D * D + 3 * D

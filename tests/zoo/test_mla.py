@@ -1,0 +1,236 @@
+"""Multi-head latent attention: definition, absorbed decoding, the cache against that of full attention."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from zoo import Context, Dims, ModelConfig, UserError, cost
+from zoo.config import from_dict
+from zoo.mixers.mla import MLA, MLAConfig
+
+D, H, T = 24, 3, 9
+WIDTH = D // H
+
+OPTIONS = {
+    "defaults": {},
+    "no_positions": {"rope_dim": 0},
+    "own_sizes": {"kv_rank": 5, "q_rank": 7, "rope_dim": 6, "rope_base": 20.0},
+    "own_heads": {"n_heads": 2},
+    "latent_wider_than_heads": {"kv_rank": 40},
+}
+
+
+def mixer(**options) -> MLA:
+    made = MLA(MLAConfig(**options), Dims(D, H, seq_len=T, layer=0, depth=2)).double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def inputs(time: int = T, batch: int = 2) -> Tensor:
+    return torch.randn(batch, time, D, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def forward(m: MLA, x: Tensor) -> Tensor:
+    return m(x, Context.of(torch.zeros(x.shape[:2], dtype=torch.int64)))[0]
+
+
+def decoded(m: MLA, x: Tensor) -> tuple[Tensor, object]:
+    """All tokens one by one: the outputs [B, T, D] and the state after them."""
+    state = m.init_state(len(x), dtype=x.dtype)
+    outputs = []
+    for token in x.unbind(1):
+        y, state = m.step(token, state)
+        outputs.append(y)
+    return torch.stack(outputs, dim=1), state
+
+
+def turned(x: Tensor, position: int, base: float) -> Tensor:
+    """RoPE of one vector: adjacent pairs turn by position·base^(−2i/width)."""
+    out = x.clone()
+    for i in range(len(x) // 2):
+        angle = position * base ** (-2 * i / len(x))
+        a, b = x[2 * i], x[2 * i + 1]
+        out[2 * i] = a * math.cos(angle) - b * math.sin(angle)
+        out[2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
+    return out
+
+
+def normed(x: Tensor, gain: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).mean() + 1e-6) * gain
+
+
+def by_definition(m: MLA, x: Tensor) -> Tensor:
+    """One sequence x [T, D] -> y [T, D], a query, a head and a key at a time."""
+    c_q = [normed(m.q_down.weight @ row, m.q_norm.weight) for row in x]
+    c_kv = [normed(m.kv_down.weight @ row, m.kv_norm.weight) for row in x]
+
+    def part(projection, source: Tensor, head: int) -> Tensor:
+        return projection.weight.view(m.heads, -1, source.shape[0])[head] @ source
+
+    def query(t: int, head: int) -> Tensor:
+        content = part(m.q_up, c_q[t], head)
+        if m.q_rope is None:
+            return content
+        return torch.cat([content, turned(part(m.q_rope, c_q[t], head), t, m.rope_base)])
+
+    def key(s: int, head: int) -> Tensor:
+        content = part(m.k_up, c_kv[s], head)
+        if m.k_rope is None:
+            return content
+        return torch.cat([content, turned(m.k_rope.weight @ x[s], s, m.rope_base)])
+
+    rows = []
+    for t in range(len(x)):
+        heads = []
+        for head in range(m.heads):
+            q = query(t, head)
+            scores = torch.stack([q @ key(s, head) for s in range(t + 1)]) / math.sqrt(len(q))
+            values = torch.stack([part(m.v_up, c_kv[s], head) for s in range(t + 1)])
+            heads.append(scores.softmax(0) @ values)
+        rows.append(m.o_proj.weight @ torch.cat(heads))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+@torch.no_grad()
+def test_expanded_form_is_the_definition(case):
+    m, x = mixer(**OPTIONS[case]), inputs()
+    wanted = torch.stack([by_definition(m, sequence) for sequence in x])
+    torch.testing.assert_close(forward(m, x), wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+@torch.no_grad()
+def test_absorbed_equals_expanded(case):
+    """Claim: W_UK and W_UV can move from the keys to the query and the output, exactly."""
+    m, x = mixer(**OPTIONS[case]), inputs(time=40)
+    torch.testing.assert_close(decoded(m, x)[0], forward(m, x), rtol=0, atol=1e-9)
+
+
+@torch.no_grad()
+def test_the_cache_is_the_normalised_latent_and_the_rotated_key():
+    m, x = mixer(), inputs()
+    _, state = decoded(m, x)
+    rows = state.read()
+    assert rows.shape == (2, T, m.kv_rank + m.rope_dim)
+    for b in range(2):
+        for t in range(T):
+            latent = normed(m.kv_down.weight @ x[b, t], m.kv_norm.weight)
+            key = turned(m.k_rope.weight @ x[b, t], t, m.rope_base)
+            torch.testing.assert_close(rows[b, t], torch.cat([latent, key]), rtol=0, atol=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return result
+
+
+@torch.no_grad()
+def test_decoding_never_expands_the_cache():
+    """Nothing larger than the cache itself is made: no keys or values of all heads, no d'_c × d_c product."""
+    m = MLA(MLAConfig(), Dims(64, 8, seq_len=T, layer=0, depth=2))
+    tokens = 200
+    state = m.init_state(1, capacity=tokens)
+    x = torch.randn(tokens, 1, 64, generator=torch.Generator().manual_seed(0))
+    for token in x[:-1]:
+        _, state = m.step(token, state)
+    with Largest() as largest:
+        m.step(x[-1], state)
+    assert largest.elements <= tokens * (m.kv_rank + m.rope_dim) < tokens * 64
+
+
+@torch.no_grad()
+def test_without_positions_the_order_of_earlier_tokens_is_free():
+    shuffled = torch.tensor([3, 0, 5, 1, 7, 2, 6, 4, 8])
+    for options, same in (({"rope_dim": 0}, True), ({}, False)):
+        m, x = mixer(**options), inputs()
+        last, after = forward(m, x)[:, -1], forward(m, x[:, shuffled])[:, -1]
+        assert torch.allclose(last, after, rtol=0, atol=1e-12) == same
+
+
+def cache_bytes(config: ModelConfig, length: int) -> int:
+    return cost.state_bytes(cost.on_meta(config, vocab_size=64, seq_len=length), length)
+
+
+SIZES = {
+    "reference": ModelConfig(pattern="L", depth=14, d_model=768, n_heads=12),
+    "small": ModelConfig(pattern="L", depth=4, d_model=64, n_heads=4),
+    "without positions": from_dict(
+        ModelConfig,
+        {"pattern": "L", "depth": 2, "d_model": 96, "n_heads": 6, "mixers": {"mla": {"rope_dim": 0}}},
+    ),
+}
+
+
+@pytest.mark.parametrize("length", [1024, 8192])
+@pytest.mark.parametrize("size", SIZES)
+def test_cache_bytes_against_full_attention(size, length):
+    """d_c + d_R numbers a token and layer where full attention holds 2·H·K = 2·D of them."""
+    config = SIZES[size]
+    model = cost.on_meta(config, vocab_size=64, seq_len=length)
+    mixer = model.layers[0].mixer
+    mla, full = (cache_bytes(dataclasses.replace(config, pattern=p), length) for p in "LF")
+    assert mla == config.depth * length * (mixer.kv_rank + mixer.rope_dim) * 4
+    assert mla / full == pytest.approx((mixer.kv_rank + mixer.rope_dim) / (2 * config.d_model), rel=1e-12)
+
+
+def test_cache_saving_at_reference_size_is_73_percent():
+    """What this project's sizes save; DeepSeek-V2's own, 128 heads of 128 with 512 + 64, would save 98 %."""
+    reference = SIZES["reference"]
+    full = dataclasses.replace(reference, pattern="F")
+    assert 1 - cache_bytes(reference, 1024) / cache_bytes(full, 1024) == pytest.approx(1 - 416 / 1536)
+
+
+@pytest.mark.parametrize(
+    ("d_model", "n_heads", "sizes"),
+    [(768, 12, (384, 512, 32)), (64, 4, (32, 40, 8)), (1536, 24, (768, 1024, 32)), (8, 4, (4, 8, 2))],
+)
+def test_default_sizes_scale_with_the_model(d_model, n_heads, sizes):
+    with torch.device("meta"):
+        m = MLA(MLAConfig(), Dims(d_model, n_heads, seq_len=8, layer=0, depth=2))
+    assert (m.kv_rank, m.q_down.out_features, m.rope_dim) == sizes
+
+
+def test_reference_size_has_1_05_times_the_parameters_of_full_attention():
+    with torch.device("meta"):
+        m = MLA(MLAConfig(), Dims(768, 12, seq_len=8, layer=0, depth=14))
+    assert sum(p.numel() for p in m.parameters()) / (4 * 768**2) == pytest.approx(1.05, abs=0.005)
+
+
+def test_the_preset_is_latent_attention_everywhere():
+    preset = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "mla.yaml").read_text())
+    config = from_dict(ModelConfig, preset)
+    assert (config.preset, config.pattern, config.residual.name) == ("mla", "L", "add")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rope_dim": 3}, r"mla.rope_dim=3 must be even"),
+        ({"rope_dim": -2}, r"mla.rope_dim=-2 must be even"),
+        ({"kv_rank": 0}, r"mla.kv_rank=0 must be at least 1"),
+        ({"q_rank": 0}, r"mla.q_rank=0 must be at least 1"),
+        ({"rope_base": 0.0}, r"mla.rope_base=0.0 must be a number above 0"),
+        ({"n_heads": 5}, r"n_heads=5 does not divide model.d_model=24"),
+    ],
+)
+def test_impossible_sizes_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        mixer(**options)

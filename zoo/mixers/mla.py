@@ -1,0 +1,161 @@
+"""`L`: multi-head latent attention, which caches one compressed vector a token instead of keys and values."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.context import Context
+from zoo.errors import UserError
+from zoo.mixer import Aux, Mixer
+from zoo.modules import Dims, OutputProjection, RMSNorm, head_width, positive
+from zoo.registry import register_mixer
+
+
+@dataclass
+class MLAConfig:
+    """Options of multi-head latent attention; None scales with the model.
+
+    n_heads: None for the model's; kv_rank (d_c): None for D/2; q_rank (d'_c): None for 2D/3, rounded to a
+    multiple of 8; rope_dim (d_R): width of the rotary part, None for half a head (even, at least 2), 0 for no
+    positions; rope_base: base of rotary positions.
+    """
+
+    n_heads: int | None = None
+    kv_rank: int | None = None
+    q_rank: int | None = None
+    rope_dim: int | None = None
+    rope_base: float = 1e4
+
+
+@register_mixer(
+    "mla",
+    letter="L",
+    config=MLAConfig,
+    title="Multi-head latent attention",
+    family="softmax attention",
+    color="#0072B2",
+    mask="causal",
+    source="DeepSeek-AI 2024, DeepSeek-V2 (arXiv:2405.04434), section 2.1",
+)
+class MLA(Mixer):
+    """Softmax attention whose keys and values are read out of one latent vector a token, shared by all heads.
+
+        c_Q = RMSNorm(x·W_DQ)  [B, T, d'_c]        c_KV = RMSNorm(x·W_DKV)  [B, T, d_c]
+        q_i = [c_Q·W_UQ_i, RoPE(c_Q·W_QR_i)]       k_i = [c_KV·W_UK_i, RoPE(x·W_KR)]       [B, T, K + d_R]
+        v_i = c_KV·W_UV_i                          o_i = causal softmax(q_i·k_iᵀ/√(K + d_R))·v_i
+        y = o·W_O                                  [B, T, D], K = D/H
+
+    Decode state: c_KV and the rotated RoPE(x·W_KR) of all tokens, d_c + d_R numbers each. Decoding never
+    expands them: q·(c·W_UK)ᵀ = (q·W_UKᵀ)·cᵀ, and W_UV comes after the weighted sum of the latents.
+    """
+
+    def __init__(self, config: MLAConfig, dims: Dims) -> None:
+        super().__init__()
+        d_model = dims.d_model
+        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
+        self.width = head_width(d_model, self.heads, "n_heads")
+        self.kv_rank = max(1, d_model // 2) if config.kv_rank is None else config.kv_rank
+        q_rank = max(8, 8 * round(d_model / 12)) if config.q_rank is None else config.q_rank
+        self.rope_dim = max(2, self.width // 4 * 2) if config.rope_dim is None else config.rope_dim
+        self.rope_base = config.rope_base
+        self.backend = dims.backend
+        self._check(q_rank)
+        inner = self.heads * self.width
+        self.q_down = nn.Linear(d_model, q_rank, bias=False)
+        self.q_norm = RMSNorm(q_rank)
+        self.q_up = nn.Linear(q_rank, inner, bias=False)
+        self.kv_down = nn.Linear(d_model, self.kv_rank, bias=False)
+        self.kv_norm = RMSNorm(self.kv_rank)
+        self.k_up = nn.Linear(self.kv_rank, inner, bias=False)
+        self.v_up = nn.Linear(self.kv_rank, inner, bias=False)
+        self.q_rope = nn.Linear(q_rank, self.heads * self.rope_dim, bias=False) if self.rope_dim else None
+        self.k_rope = nn.Linear(d_model, self.rope_dim, bias=False) if self.rope_dim else None
+        self.o_proj = OutputProjection(inner, d_model, bias=False)
+
+    def _check(self, q_rank: int) -> None:
+        for name, rank in (("kv_rank", self.kv_rank), ("q_rank", q_rank)):
+            if rank < 1:
+                raise UserError(f"mla.{name}={rank} must be at least 1")
+        if self.rope_dim < 0 or self.rope_dim % 2:
+            raise UserError(
+                f"mla.rope_dim={self.rope_dim} must be even (rotations turn pairs), or 0 for none"
+            )
+        positive(self.rope_base, "mla.rope_base")
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        content, rotated = self._queries(x, ctx.positions)
+        latent, key = self._latents(x, ctx.positions)
+        q = torch.cat([content, rotated], dim=-1)
+        shared = key.unsqueeze(2).expand(-1, -1, self.heads, -1)
+        k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
+        v = self._by_head(self.v_up(latent))
+        o = kernels.attention(q, k, v, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        return self.o_proj(o.flatten(-2)), {}
+
+    def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        return LatentCache(batch_size, self.kv_rank + self.rope_dim, capacity, device=device, dtype=dtype)
+
+    def step(self, x: Tensor, state: "LatentCache") -> tuple[Tensor, "LatentCache"]:
+        x = x[:, None]
+        position = torch.full(x.shape[:2], state.length, device=x.device)
+        content, rotated = self._queries(x, position)
+        state.append(torch.cat(self._latents(x, position), dim=-1)[:, 0])
+        rows = state.read().to(content.dtype)[:, :, None]
+        absorbed = torch.einsum("bhk,hkc->bhc", content[:, 0], self._up_by_head(self.k_up))
+        q = torch.cat([absorbed, rotated[:, 0]], dim=-1)
+        # All heads share one key a token: as H queries of one head, nothing has to be repeated. Values are
+        # the whole rows, of which the latent part is kept; cutting it out before would copy the cache.
+        scale = (self.width + self.rope_dim) ** -0.5
+        mixed = kernels.attention(q[:, :, None], rows, rows, causal=False, scale=scale)[
+            :, :, 0, : self.kv_rank
+        ]
+        o = torch.einsum("bhc,hvc->bhv", mixed, self._up_by_head(self.v_up))
+        return self.o_proj(o.flatten(1)), state
+
+    def _queries(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The heads' content part [B, T, H, K] and their rotated part [B, T, H, d_R]."""
+        latent = self.q_norm(self.q_down(x))
+        content = self._by_head(self.q_up(latent))
+        if self.q_rope is None:
+            return content, content[..., :0]
+        return content, kernels.rope(self._by_head(self.q_rope(latent)), positions, self.rope_base)
+
+    def _latents(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """What is cached: the normalised latent [B, T, d_c] and the rotated shared key [B, T, d_R]."""
+        latent = self.kv_norm(self.kv_down(x))
+        if self.k_rope is None:
+            return latent, latent[..., :0]
+        return latent, kernels.rope(self.k_rope(x).unsqueeze(2), positions, self.rope_base).squeeze(2)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1))
+
+    def _up_by_head(self, projection: nn.Linear) -> Tensor:
+        """W_UK or W_UV as [H, K, d_c]."""
+        return projection.weight.unflatten(0, (self.heads, -1))
+
+
+class LatentCache:
+    """One row [width] a token, [B, T, width], in storage that doubles when it is full."""
+
+    def __init__(self, batch: int, width: int, capacity: int, *, device=None, dtype=torch.float32) -> None:
+        self.rows = torch.zeros(batch, capacity, width, device=device, dtype=dtype)
+        self.length = 0
+
+    def append(self, row: Tensor) -> None:
+        """Append one row [B, width]."""
+        if self.length == self.rows.shape[1]:
+            self.rows = F.pad(self.rows, (0, 0, 0, self.length + 16))
+        self.rows[:, self.length] = row.to(self.rows.dtype)
+        self.length += 1
+
+    def read(self) -> Tensor:
+        """The rows of all tokens [B, n, width], as a view."""
+        return self.rows[:, : self.length]
+
+    def nbytes(self) -> int:
+        """Bytes in storage."""
+        return self.rows.nbytes
