@@ -37,14 +37,14 @@ def train(planned: Plan, sink: Sink) -> dict[str, Any]:
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
     corpus = data.prepare(config.data, progress=config.trainer.progress)
-    session = _Session(planned, corpus, device, sink)
+    attempt = _Attempt(planned, corpus, device, sink)
     began = time.perf_counter()
-    session.fit()
+    attempt.fit()
     metrics = score_best(config, corpus, planned.folder.path, device, sink)
-    return _summary(session, metrics, time.perf_counter() - began)
+    return _summary(attempt, metrics, time.perf_counter() - began)
 
 
-class _Session:
+class _Attempt:
     """The pieces of one training attempt, put together."""
 
     def __init__(self, planned: Plan, corpus: data.Corpus, device: torch.device, sink: Sink) -> None:
@@ -211,9 +211,9 @@ def _flops(config: Config, vocab_size: int) -> dict[str, float]:
     }
 
 
-def _summary(session: _Session, metrics: dict[str, Any], seconds: float) -> dict[str, Any]:
-    planned, config = session.planned, session.planned.config
-    rows = [row for row in _train_rows(session.rows) if row["tokens_per_second"]]
+def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict[str, Any]:
+    planned, config = attempt.planned, attempt.planned.config
+    rows = [row for row in _train_rows(attempt.rows) if row["tokens_per_second"]]
     rate = _median([float(row["tokens_per_second"]) for row in rows])
     commit, dirty = machine.commit()
     return {
@@ -224,28 +224,28 @@ def _summary(session: _Session, metrics: dict[str, Any], seconds: float) -> dict
         "model": _model_summary(config, planned.letters),
         "blocks": [registry.mixer_by_letter()[x].describe() for x in sorted(set(planned.letters))],
         "seed": config.seed,
-        "data": session.corpus.describe(),
-        "recipe": _recipe(config, session.precision),
-        "parameters": cost.parameters(session.model),
-        "parameters_non_embedding": cost.parameters_non_embedding(session.model),
-        "flops_per_token": session.flops,
-        "state_bytes": _state_bytes(config, session.corpus.tokenizer.vocab_size),
+        "data": attempt.corpus.describe(),
+        "recipe": _recipe(config, attempt.precision),
+        "parameters": cost.parameters(attempt.model),
+        "parameters_non_embedding": cost.parameters_non_embedding(attempt.model),
+        "flops_per_token": attempt.flops,
+        "state_bytes": _state_bytes(config, attempt.corpus.tokenizer.vocab_size),
         "metrics": metrics,
-        "best_step": session.validation.best_step,
-        "steps": session.steps,
-        "stopped": "early" if session.validation.out_of_patience else "finished",
-        "tokens": session.steps * tokens_per_step(config),
-        "seconds": round(session.metrics.seconds, 3),
+        "best_step": attempt.validation.best_step,
+        "steps": attempt.steps,
+        "stopped": "early" if attempt.validation.out_of_patience else "finished",
+        "tokens": attempt.steps * tokens_per_step(config),
+        "seconds": round(attempt.metrics.seconds, 3),
         "seconds_with_evaluation": round(seconds, 3),
         "tokens_per_second": rate,
-        "mfu": rate * session.flops["training"] / session.peak,
-        "mfu_peak_flops": session.peak,
-        "mfu_peak_source": session.peak_source,
-        "peak_memory_bytes": machine.peak_memory(session.device),
+        "mfu": rate * attempt.flops["training"] / attempt.peak,
+        "mfu_peak_flops": attempt.peak,
+        "mfu_peak_source": attempt.peak_source,
+        "peak_memory_bytes": machine.peak_memory(attempt.device),
         "commit": commit,
         "dirty": dirty,
         "versions": machine.versions(),
-        "machine": machine.describe(session.device),
+        "machine": machine.describe(attempt.device),
         "command": shlex.join(["python", *sys.argv]),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

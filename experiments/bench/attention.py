@@ -78,19 +78,18 @@ def _compare(
         times = timing.interleaved(calls, config.bench.repeats, device)
         peer = timing.summary(times["torch"])["milliseconds_median"]
         for backend, milliseconds in times.items():
-            row = {
-                "suite": "attention",
-                "model": name,
-                "backend": backend,
-                "mode": mode,
-                "precision": str(dtype).removeprefix("torch."),
-                "tokens": length,
-                "batch": 1,
-                **timing.summary(milliseconds),
-                **tables.facts(device),
-                "peak_memory_bytes": timing.peak_memory(calls[backend], device),
-            }
-            row["ratio"] = peer / row["milliseconds_median"]
+            row = tables.row(
+                "attention",
+                name,
+                milliseconds,
+                peer,
+                device,
+                backend=backend,
+                mode=mode,
+                precision=str(dtype).removeprefix("torch."),
+                tokens=length,
+                peak_memory_bytes=timing.peak_memory(calls[backend], device),
+            )
             tqdm.write(tables.line(row))
             rows.append(row)
     return rows

@@ -39,19 +39,18 @@ def run(config: Config) -> list[dict[str, Any]]:
         times = timing.interleaved(calls, config.bench.repeats, device, warm_up=2)
         dense = timing.summary(times["transformer"])["milliseconds_median"]
         for name, milliseconds in times.items():
-            row = {
-                "suite": "latency",
-                "model": name,
-                "backend": config.model.backend,
-                "mode": "forward",
-                "precision": "bfloat16" if half else "float32",
-                "tokens": length,
-                "batch": 1,
-                **timing.summary(milliseconds),
-                **tables.facts(device),
-                "peak_memory_bytes": timing.peak_memory(calls[name], device),
-            }
-            row["ratio"] = dense / row["milliseconds_median"]
+            row = tables.row(
+                "latency",
+                name,
+                milliseconds,
+                dense,
+                device,
+                backend=config.model.backend,
+                mode="forward",
+                precision="bfloat16" if half else "float32",
+                tokens=length,
+                peak_memory_bytes=timing.peak_memory(calls[name], device),
+            )
             tqdm.write(tables.line(row))
             rows.append(row)
     return rows

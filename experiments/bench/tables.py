@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from experiments import machine
+from experiments.bench import timing
 from zoo.files import write_atomic
 
 COLUMNS = [
@@ -42,6 +43,15 @@ def facts(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "commit": (machine.commit()[0] or "")[:12],
     }
+
+
+def row(
+    suite: str, model: str, milliseconds: list[float], peer: float, device: torch.device, **more: Any
+) -> dict[str, Any]:
+    """A measured row at batch 1; peer: the median milliseconds that `ratio` compares with (above 1: faster)."""
+    times = timing.summary(milliseconds)
+    ratio = peer / times["milliseconds_median"]
+    return {"suite": suite, "model": model, "batch": 1, **times, "ratio": ratio, **facts(device), **more}
 
 
 def write(rows: list[dict[str, Any]], path: Path) -> None:

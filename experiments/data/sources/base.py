@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +41,7 @@ def count_lines(text: str) -> int:
     return text.count("\n") + (bool(text) and not text.endswith("\n"))
 
 
-class Source:
+class Source(ABC):
     """A named source of documents.
 
     rule: how documents go to splits; changing it changes every hash.
@@ -50,23 +51,24 @@ class Source:
     rule: ClassVar[str]
     at_hand: ClassVar[bool] = False
 
+    @abstractmethod
     def check(self, cfg: DataConfig) -> None:
         """Raise UserError for settings and missing files; quick, writes nothing, stays off the network."""
 
+    @abstractmethod
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
         """Cheap identity of the input as it lies on disk: an equal stamp means equal text.
 
         None if there is none (files too young to tell); the text is then read again.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
         """The documents of ``split`` in their fixed order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def labels(self, cfg: DataConfig) -> dict[str, str]:
         """For each split the name a table shows; never a path of this machine."""
-        raise NotImplementedError
 
 
 def register_source(name: str) -> Callable[[type[Source]], type[Source]]:
