@@ -270,6 +270,12 @@ def test_no_state_unless_asked_for():
     assert mesa(*inputs(1, 5))[1] is None
 
 
+@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 40)], ids=["batch", "packed"])
+def test_the_state_keeps_no_chunks_in_memory(cu_seqlens):
+    _, *state = call(*inputs(1, 70), cu_seqlens=cu_seqlens)
+    assert all(x.untyped_storage().nbytes() == x.nbytes for x in state)
+
+
 @pytest.mark.parametrize("steps", [1, 16, 17, 300])
 def test_scan_is_its_loop(steps):
     writes, gates, state = normal(2, steps, 3), -normal(2, steps).abs(), normal(2, 3, seed=1)

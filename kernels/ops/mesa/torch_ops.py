@@ -13,6 +13,7 @@ from kernels.ops.mesa.solve import solve
 CHUNK = 32
 """Tokens a chunk. A longer one means fewer states to keep and more work a token."""
 
+KEPT = torch.contiguous_format
 State = tuple[Tensor, Tensor]
 
 
@@ -50,8 +51,12 @@ def mesa_torch(
         systems = (x.flatten(0, 2) for x in (k, h_kk, carry, weights, diagonal))
         x = solve(q.flatten(0, 2), *systems, cg_steps).view_as(q)
         o = carry * (x @ h_kv) + (x @ k.mT * weights) @ v
-    final = after.unflatten(-1, (width, -1)).split(widths, -1) if output_final_state else None
-    return chunks.join(o).to(dtype), final
+    o = chunks.join(o).to(dtype)
+    if not output_final_state:
+        return o, None
+    # Copies, for views would keep the states of all chunks in memory as long as these live.
+    h_kk, h_kv = after.unflatten(-1, (width, -1)).split(widths, -1)
+    return o, (h_kk.clone(memory_format=KEPT), h_kv.clone(memory_format=KEPT))
 
 
 def _flat_state(q: Tensor, v: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:
