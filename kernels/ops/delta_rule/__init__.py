@@ -94,7 +94,9 @@ def check_delta_rule(
     if q.shape[3] != k.shape[3] or g.shape not in (beta.shape, (*beta.shape, k.shape[3])):
         raise ValueError(f"delta_rule: key widths or the heads of g and beta differ: {shapes}")
     if any(x.shape[2] == 0 or beta.shape[2] % x.shape[2] for x in (q, k, v)):
-        raise ValueError(f"delta_rule needs heads of q, k, v that divide those of g and beta, got {shapes}")
+        raise ValueError(
+            f"delta_rule needs heads of q, k and v that divide those of g and beta, got {shapes}"
+        )
     if cu_seqlens is not None:
         check_packed("delta_rule", q, k, cu_seqlens)
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

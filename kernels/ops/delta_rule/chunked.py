@@ -1,7 +1,7 @@
 """The gated delta rule a chunk at a time: the WY form, forward and backward.
 
-Inside a chunk that starts from state S₀, with G_i the sum of its gates up to token i, e_i = v_i − (Diag(exp g_i)·S_{i−1})ᵀk_i
-the error that token i corrects, and every product under the decay between its tokens,
+Inside a chunk that starts from state S₀, let G_i be the sum of its gates up to token i, let products be under the decay
+between their tokens, and let e_i = v_i − (Diag(exp g_i)·S_{i−1})ᵀk_i be the error that token i corrects:
 
     S_i = exp(G_i)⊙S₀ + Σ_{j≤i} exp(G_i − G_j)⊙k_j · β_j·e_jᵀ
     e_i = v_i − (exp(G_i)⊙k_i)ᵀS₀ − Σ_{j<i} A_ij·β_j·e_j                 A_ij = k_i·k_j, decayed
@@ -60,10 +60,10 @@ class Inputs:
         wide = torch.promote_types(flat[0].dtype, torch.float32)
         rows = group.rows.clamp_max(flat[0].shape[0] - 1)
         q, k, v, g, beta = (take(x, rows).to(wide) for x in flat)
-        filled = group.filled.unsqueeze(-1).to(wide)
+        padding = ~group.filled.unsqueeze(-1)
         self.rows = torch.stack([q * scale, k], 2)
-        self.v, self.beta = v, beta * filled
-        self.decay = decay_of(g * filled)
+        self.v, self.beta = v, beta.masked_fill(padding, 0)
+        self.decay = decay_of(g.masked_fill(padding, 0))
         self.over = self.decay.prefix[:, -1].unsqueeze(-1)  # [M, K or 1, 1]
         self.rows_from_start = self.rows * self.decay.prefix.unsqueeze(2)
         self.keys_to_end = k * self.decay.suffix

@@ -108,6 +108,4 @@ class Chunks:
         for n in active:
             steps.append(slice(place, place + n * self.heads))
             place += n * self.heads
-        return Group(
-            rows.flatten(0, 1).to(device), filled.flatten(0, 1).to(device), steps, done * self.heads
-        )
+        return Group(rows.flatten(0, 1).to(device), filled.flatten(0, 1).to(device), steps, done * self.heads)

@@ -54,11 +54,13 @@ class SharedDecay:
         self.lower = torch.ones(length, length, dtype=g.dtype, device=g.device).tril()
         self.before = self.lower.tril(-1)
         self.prefix, self.suffix = vanishing_exp(g.cumsum(1)), vanishing_exp(sums_to_end(g))
-        self.between = vanishing_exp((g * self.before).cumsum(1)).mul_(self.lower)
+        self.between = vanishing_exp(torch.where(self.before > 0, g, 0).cumsum(1)).mul_(self.lower)
 
     def products(self, rows: Tensor) -> Tensor:
         keys = rows[:, :, 1].transpose(1, 2).contiguous()
-        products = torch.bmm(rows.flatten(1, 2), keys).view(*rows.shape[:3], -1).mul_(self.between.unsqueeze(2))
+        products = (
+            torch.bmm(rows.flatten(1, 2), keys).view(*rows.shape[:3], -1).mul_(self.between.unsqueeze(2))
+        )
         products[:, :, 1] *= self.before
         return products
 
@@ -102,11 +104,11 @@ class Level:
 class ChannelDecay:
     """Every channel decays by itself.
 
-    For tokens i > j, Σ_c x_ic·k_jc·exp(g_{j+1,c} + … + g_{i,c}) is no product of a row factor and a column factor that
-    both stay in range: exp(−g_1 − … − g_j) overflows. Around a point m between them it is one, though,
-    exp(g_{m+1} + … + g_i)·exp(g_{j+1} + … + g_m), both factors ≤ 1. So a chunk is halved, the products of its right with
-    its left half are taken around the middle, and each half is treated the same way: log2(C) levels, each a
-    batch of matrix products, which together hold every pair once.
+    For tokens i > j, Σ_c x_ic·k_jc·exp(g_{j+1,c} + … + g_{i,c}) is no product of a row factor and a column factor
+    that both stay in range: exp(−g_1 − … − g_j) overflows. Around a point m between them it is one, though,
+    exp(g_{m+1} + … + g_i)·exp(g_{j+1} + … + g_m), both factors ≤ 1. So a chunk is halved, the products of its right
+    with its left half are taken around the middle, and each half is treated the same way: log2(C) levels, each
+    a batch of matrix products, which together hold every pair once.
     """
 
     def __init__(self, g: Tensor) -> None:

@@ -60,7 +60,9 @@ def chunked_delta_rule(
         state.copy_(initial_state.index_select(0, order))
     room = _room(q, v, cu_seqlens, wide, keep)
     with without_autocast(q):
-        o = chunked.forward(_flat(q, k, v, g, beta), state.flatten(0, 1), chunks, scale, room if keep else None)
+        o = chunked.forward(
+            _flat(q, k, v, g, beta), state.flatten(0, 1), chunks, scale, room if keep else None
+        )
     final = torch.empty_like(state).index_copy_(0, order, state)
     return o.view_as(v).to(v.dtype), final, *room.tensors()
 
@@ -105,7 +107,9 @@ def chunked_delta_rule_backward(
 
 @chunked_delta_rule_backward.register_fake
 def _(d_o, d_final, q, k, v, g, beta, cu_seqlens, states, errors, products, inverse, scale):
-    return *(torch.empty_like(x) for x in (q, k, v, g, beta)), states.new_empty(_state_shape(q, v, cu_seqlens))
+    return *(torch.empty_like(x) for x in (q, k, v, g, beta)), states.new_empty(
+        _state_shape(q, v, cu_seqlens)
+    )
 
 
 def _save(ctx, inputs, output):

@@ -104,7 +104,9 @@ def check_memory_mixture(
     if not q.shape[2:] == k.shape[3:] or not k.shape[2:4] == v.shape[2:4] == g.shape[2:] == beta.shape[2:]:
         raise ValueError(f"memory_mixture: memories, heads or key widths differ: {shapes}")
     if routes.shape != weights.shape or not 1 <= routes.shape[2] <= memories:
-        raise ValueError(f"memory_mixture needs routes and weights [B, T, R], R in 1 … {memories}, got {shapes}")
+        raise ValueError(
+            f"memory_mixture needs routes and weights [B, T, R], R in 1 … {memories}, got {shapes}"
+        )
     if routes.dtype.is_floating_point or routes.dtype == torch.bool:
         raise ValueError(f"memory_mixture needs integer routes, got {routes.dtype}")
     if cu_seqlens is not None:

@@ -57,6 +57,12 @@ def _update(memories: list[Tensor], q, k, v, decay, beta, weights, named) -> Ten
 def _named(routes: Tensor, memories: int) -> Tensor:
     """bool [B, T, R, M]: which memory every route names."""
     named = routes.unsqueeze(-1) == torch.arange(memories, device=routes.device)
-    if not routes.is_meta and not torch.compiler.is_compiling() and not bool((named.sum(2).amax(-1) == 1).all()):
-        raise ValueError(f"routes must be different memories in [0, {memories}), got {routes.flatten()[:8].tolist()} …")
+    if (
+        not routes.is_meta
+        and not torch.compiler.is_compiling()
+        and not bool((named.sum(2).amax(-1) == 1).all())
+    ):
+        raise ValueError(
+            f"routes must be different memories in [0, {memories}), got {routes.flatten()[:8].tolist()} …"
+        )
     return named

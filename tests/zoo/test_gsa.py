@@ -1,0 +1,312 @@
+"""`G`, gated sparse attention: its identities, its warm-up, how its indexer learns, and what it costs."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import kernels
+import zoo
+from zoo import Context, LanguageModel, ModelConfig
+from zoo.errors import UserError
+from zoo.groups import grouped_parameters
+from zoo.mixers.attention import Attention, AttentionConfig
+from zoo.mixers.gsa import GSA, GSAConfig, sizes, third
+from zoo.modules import Dims
+from zoo.schedule import set_step
+
+WIDTH, HEADS, SEQ_LEN = 32, 4, 16
+
+
+def mixer(seq_len: int = SEQ_LEN, dtype=torch.float64, seed: int = 0, **options) -> GSA:
+    """A mixer whose weights are all far from 0, past its warm-up unless told otherwise."""
+    made = GSA(GSAConfig(**{"warmup": 0, **options}), Dims(WIDTH, HEADS, seq_len, 0, 1))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if name != "indexer.log_tau":
+                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+    return made.to(dtype)
+
+
+def inputs(batch: int, time: int, seed: int = 1, dtype=torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, time, WIDTH, generator=generator, dtype=dtype)
+
+
+def run(made: GSA, x: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    return made(x, Context.of(x[..., 0], cu_seqlens))
+
+
+def full_attention(made: GSA) -> Attention:
+    """Full attention with the same weights and gates."""
+    options = AttentionConfig(n_kv_heads=made.kv_heads, output_gate=True, value_gate=True)
+    other = Attention(options, Dims(WIDTH, HEADS, SEQ_LEN, 0, 1)).to(made.q_proj.weight.dtype)
+    shared = {name: value for name, value in made.state_dict().items() if name in other.state_dict()}
+    other.load_state_dict(shared)
+    return other
+
+
+def outcome(made, x: Tensor) -> list[Tensor]:
+    """The output, and gradients of x and of the weights that both kinds have."""
+    x = x.clone().requires_grad_()
+    y, _ = run(made, x)
+    named = {n: p for n, p in made.named_parameters() if not n.startswith("indexer")}
+    grads = torch.autograd.grad(y.square().sum(), [x, *named.values()])
+    return [y, grads[0], *(grad for _, grad in sorted(zip(named, grads[1:], strict=True)))]
+
+
+@pytest.mark.parametrize(
+    "options", [{"k_base": 19, "k_min": 19, "k_max": 19}, {"warmup": 5}], ids=["k=T", "warm-up"]
+)
+def test_selecting_everything_is_full_attention_with_the_same_gates(options):
+    made = mixer(**options)
+    x = inputs(2, 19)
+    for got, wanted in zip(outcome(made, x), outcome(full_attention(made), x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_a_small_k_is_not_full_attention():
+    made, x = mixer(), inputs(2, 19)
+    assert not torch.allclose(run(made, x)[0], run(full_attention(made), x)[0])
+
+
+@pytest.mark.parametrize("adaptive", ["inverse", "seed", "none"])
+@pytest.mark.parametrize("capacity", [0, 40])
+@torch.no_grad()
+def test_step_repeated_is_forward_while_keys_are_selected(adaptive, capacity):
+    made, x = mixer(adaptive=adaptive, k_base=3, k_max=5).eval(), inputs(2, 40)
+    y, aux = run(made, x)
+    assert aux == {}
+    state = made.init_state(2, capacity=capacity, dtype=torch.float64)
+    for t in range(40):
+        step, state = made.step(x[:, t], state)
+        assert (step - y[:, t]).abs().max() < 1e-9, f"token {t}"
+
+
+@torch.no_grad()
+def test_decoding_reads_only_the_selected_rows():
+    made, x = mixer(k_base=3, k_max=3, adaptive="none").eval(), inputs(1, 30)
+    state = made.init_state(1, dtype=torch.float64)
+    for t in range(29):
+        _, state = made.step(x[:, t], state)
+    q, k, w, bias = made.indexer(x)
+    chosen = kernels.lightning_topk(q, k, w, bias, k=3)[0, -1].long()
+    unread = torch.ones(29, dtype=torch.bool)
+    unread[chosen[chosen < 29]] = False
+    state.kv.keys[:, :, :29][:, :, unread] = torch.nan
+    state.kv.values[:, :, :29][:, :, unread] = torch.nan
+    step, _ = made.step(x[:, -1], state)
+    torch.testing.assert_close(step, run(made, x)[0][:, -1])
+
+
+@torch.no_grad()
+def test_the_future_changes_nothing_while_keys_are_selected():
+    made, x = mixer().eval(), inputs(2, 40)
+    before, after = run(made, x)[0], x.clone()
+    after[:, 23:] += 1
+    torch.testing.assert_close(run(made, after)[0][:, :23], before[:, :23], rtol=0, atol=1e-12)
+
+
+def test_packed_is_separate_in_output_loss_and_gradient():
+    made, x = mixer(), inputs(1, 40)
+    cu_seqlens = torch.tensor([0, 9, 10, 40], dtype=torch.int32)
+    y, aux = run(made, x, cu_seqlens)
+    parts = [run(made, part) for part in x.split((9, 1, 30), 1)]
+    torch.testing.assert_close(y, torch.cat([part for part, _ in parts], 1))
+    mean = torch.stack([part["indexer_kl"] for _, part in parts]).mean()
+    torch.testing.assert_close(aux["indexer_kl"], mean)
+    grads = [torch.autograd.grad(loss, made.indexer.parameters()) for loss in (aux["indexer_kl"], mean)]
+    for both in zip(*grads, strict=True):
+        torch.testing.assert_close(*both)
+
+
+@pytest.mark.parametrize("warmup", [0, 9], ids=["selected", "dense"])
+def test_top_k_passes_no_gradient_and_the_indexer_reads_a_detached_input(warmup):
+    made, x = mixer(warmup=warmup), inputs(2, 19).requires_grad_()
+    y, aux = run(made, x)
+    named = dict(made.named_parameters())
+    indexer = {name for name in named if name.startswith("indexer.")}
+
+    def reached(loss: Tensor) -> set[str]:
+        grads = torch.autograd.grad(loss, [x, *named.values()], allow_unused=True, retain_graph=True)
+        return {name for name, grad in zip(["x", *named], grads, strict=True) if grad is not None}
+
+    assert reached(y.sum()) == {"x", *named} - indexer
+    assert reached(aux["indexer_kl"]) == indexer
+
+
+def test_sizes_follow_the_configured_length():
+    def of(seq_len, **options):
+        k = sizes(GSAConfig(**options), seq_len)
+        return k.base, k.least, k.most
+
+    assert of(131072) == (2048, 256, 4096)
+    assert of(8192) == (1024, 128, 2048)
+    assert of(128) == (16, 2, 32)
+    assert of(5) == (1, 1, 2)
+    assert of(128, k_base=40) == (40, 5, 80)
+    made = mixer(seq_len=16)
+    for time in (16, 64):
+        index = made.indexer(inputs(1, time))
+        assert kernels.lightning_topk(*index, k=made.k).shape[-1] == 4
+
+
+def test_it_costs_what_the_page_says():
+    """4.42·D² weights at D = 768: 1.11 mixers of 4D², with 12 heads, 4 KV heads, an indexer of 4 × 64."""
+    with torch.device("meta"):
+        made = GSA(GSAConfig(), Dims(768, 12, 512, 0, 1))
+    width = 768
+    indexer = width * (4 * 64 + 64 + 4) + 4 + 1
+    assert (made.kv_heads, made.indexer.heads, made.indexer.width) == (4, 4, 64)
+    assert sum(p.numel() for p in made.parameters()) == 4 * width**2 + width + width // 3 + indexer
+    assert round(sum(p.numel() for p in made.parameters()) / (4 * width**2), 2) == 1.11
+    state = made.init_state(1, capacity=100, device="meta")
+    assert made.state_bytes(state) == 4 * 100 * (2 * 4 * 64 + 64)
+
+
+def test_kv_heads_are_a_third_of_the_heads():
+    assert [third(heads) for heads in (1, 2, 3, 4, 6, 8, 12, 16)] == [1, 1, 1, 1, 2, 2, 4, 4]
+
+
+def test_initialisation():
+    model = LanguageModel(ModelConfig(pattern="G", depth=1, d_model=96), vocab_size=9, seq_len=64)
+    made = model.layers[0].mixer
+    for projection, out in ((made.indexer.q_proj, 4 * 8), (made.indexer.k_proj, 8)):
+        bound = math.sqrt(6 / (96 + out))
+        assert 0.9 * bound < projection.weight.abs().max() <= bound
+        assert projection.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+    assert made.indexer.w_proj.weight.std().item() == pytest.approx(0.02, rel=0.15)
+    assert not made.indexer.bias.any()
+    assert made.indexer.log_tau.exp().item() == pytest.approx(10)
+    assert (made.output_gate.bias == 0.5).all()
+    assert (made.value_gate.bias == 0.5).all()
+
+
+def test_the_indexer_has_its_own_learning_rate_and_clipping_group():
+    model = LanguageModel(ModelConfig(pattern="FG", depth=2, d_model=32), vocab_size=9, seq_len=64)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = {names[id(parameter)]: group for parameter, group, _ in grouped_parameters(model)}
+    for name, group in groups.items():
+        wanted = ("indexer", 10.0) if ".indexer." in name else ("main", 1.0)
+        assert (group.clip, group.lr_scale) == wanted, name
+
+
+def dense(model) -> bool:
+    return model.layers[0].mixer.warmup.dense
+
+
+def small_model(**options) -> LanguageModel:
+    config = ModelConfig(pattern="G", depth=1, d_model=16, n_heads=2)
+    config.mixers.gsa = GSAConfig(**options)
+    return LanguageModel(config, vocab_size=9, seq_len=16)
+
+
+def test_the_warm_up_ends_after_its_steps_or_a_tenth_of_training():
+    model = small_model()
+    assert dense(model)
+    for step, total, wanted in (
+        (999, 0, True),
+        (1000, 0, False),
+        (999, 10**6, True),
+        (1000, 10**6, False),
+        (19, 200, True),
+        (20, 200, False),
+        (0, 9, False),
+    ):
+        set_step(model, step, total)
+        assert dense(model) is wanted, (step, total)
+    assert not dense(small_model(warmup=0))
+
+
+def test_the_warm_up_is_part_of_the_checkpoint(tmp_path):
+    model = small_model(warmup=30).eval()
+    tokens = torch.arange(16)[None] % 9
+    for step in (0, 29, 30):
+        set_step(model, step, 5000)
+        loaded = zoo.load(zoo.export(model, tmp_path / str(step)))
+        assert dense(loaded) is dense(model) is (step < 30)
+        assert torch.equal(loaded(tokens)[0], model(tokens)[0])
+
+
+def test_a_compiled_model_follows_the_warm_up():
+    model = small_model(warmup=1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    tokens = torch.arange(16)[None] % 9
+    outs = []
+    for step in (0, 1):
+        set_step(model, step)
+        outs.append(compiled(tokens)[0])
+        torch.testing.assert_close(outs[-1], model(tokens)[0])
+    assert not torch.allclose(*outs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_kv_heads": 3}, "gsa.n_kv_heads=3 does not divide n_heads=4"),
+        ({"n_heads": 16, "n_kv_heads": 0}, "gsa.n_kv_heads=0"),
+        ({"n_heads": 32}, "head width 1 is odd"),
+        ({"adaptive": "invers"}, "seed, inverse, none, not 'invers'"),
+        ({"k_base": 4, "k_max": 3}, "k_min ≤ k_base ≤ k_max, not 1, 4, 3"),
+        ({"index_width": 0}, "gsa.index_width=0"),
+        ({"reference_variance": 0.0}, "gsa.reference_variance=0.0"),
+        ({"warmup": -1}, "gsa.warmup=-1"),
+    ],
+)
+def test_errors_name_what_is_wrong(options, message):
+    with pytest.raises(UserError, match=message):
+        mixer(**options)
+
+
+CLASSES, TIME = 8, 128
+
+
+def attending_layer() -> GSA:
+    """A layer that attends to tokens of the query's own class: W_q = W_k, on channels that rotations leave alone."""
+    made = mixer(TIME, torch.float32, warmup=1000, n_heads=2, n_kv_heads=2, rope_base=1e8)
+    with torch.no_grad():
+        made.q_proj.weight.mul_(0.8).unflatten(0, (2, -1))[:, :4] = 0
+        made.k_proj.weight.copy_(made.q_proj.weight)
+    return made
+
+
+def classes(batch: int, seed: int) -> Tensor:
+    """Tokens of a few orthogonal kinds with a little noise, of norm √D as a layer receives them."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = torch.randn(WIDTH, CLASSES, generator=torch.Generator().manual_seed(0))
+    kinds = math.sqrt(WIDTH) * torch.linalg.qr(kinds).Q.T
+    x = kinds[torch.randint(CLASSES, (batch, TIME), generator=generator)]
+    x = x + 0.1 * torch.randn(x.shape, generator=generator)
+    return torch.nn.functional.rms_norm(x, (WIDTH,))
+
+
+@torch.no_grad()
+def recall(made: GSA, x: Tensor) -> tuple[float, float]:
+    """Dense attention's mass, over t ≥ T/2, on the indexer's T/8 keys, and on t and as many others at random."""
+    q, k, _ = made._qkv(x, torch.arange(TIME))
+    hidden = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
+    scores = torch.einsum("bthd,bshd->bhts", q, k) * made.width**-0.5
+    p = scores.masked_fill(hidden, -torch.inf).softmax(-1).mean(1)
+    chosen = kernels.lightning_topk(*made.indexer(x), k=TIME // 8)[:, TIME // 2 :].long()
+    own = p.diagonal(dim1=1, dim2=2)[:, TIME // 2 :]
+    t = torch.arange(TIME // 2, TIME)
+    chance = own + (1 - own) * (TIME // 8 - 1) / t
+    return p[:, TIME // 2 :].gather(-1, chosen).sum(-1).mean().item(), chance.mean().item()
+
+
+def test_the_trained_indexer_finds_what_dense_attention_looks_at():
+    made, held_out = attending_layer(), classes(8, seed=10**6)
+    untrained, chance = recall(made, held_out)
+    optimizer = torch.optim.Adam(made.indexer.parameters(), lr=2e-2)
+    for step in range(80):
+        _, aux = run(made, classes(4, seed=step))
+        optimizer.zero_grad()
+        aux["indexer_kl"].backward()
+        optimizer.step()
+    trained, _ = recall(made, held_out)
+    print(f"recall {trained:.3f}, untrained {untrained:.3f}, chance {chance:.3f}")
+    assert chance <= 0.25
+    assert untrained < 0.5
+    assert trained >= 0.8

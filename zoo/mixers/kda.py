@@ -1,0 +1,111 @@
+"""`K`: Kimi delta attention, a delta rule whose channels forget at rates of their own."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from zoo.context import Context
+from zoo.convolution import ShortConvolution
+from zoo.decay import LogDecay
+from zoo.errors import UserError
+from zoo.mixer import Aux, Mixer
+from zoo.modules import Dims, OutputProjection, RMSNorm, fp32_linear, head_width, l2norm
+from zoo.registry import register_mixer
+
+
+@dataclass
+class KDAConfig:
+    """Options of Kimi delta attention.
+
+    n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
+    kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token can turn its key's
+    direction round: with β in (0, 1) no state can track parity or permutations.
+    """
+
+    n_heads: int | None = None
+    kernel_size: int = 4
+    neg_eigval: bool = False
+
+
+@dataclass
+class KDAState:
+    """S [B, H, K, K], and the inputs [B, 3D, k−1] that the convolution of q, k and v still needs."""
+
+    memory: Tensor
+    convolution: Tensor
+
+
+@register_mixer(
+    "kda",
+    letter="K",
+    config=KDAConfig,
+    title="Kimi delta attention",
+    family="linear recurrence",
+    color="#009E73",
+    mask="recurrent",
+    source="Kimi Team 2025, Kimi Linear (arXiv:2510.26692)",
+)
+class KDA(Mixer):
+    """The gated delta rule with a gate per channel. A head of width K:
+
+        q, k = L2norm(SiLU(conv(x·W))), likewise;  v = SiLU(conv(x·W_v))                  [B, T, H, K]
+        β = σ(x·W_β), or 2σ(x·W_β)                                                       [B, T, H]
+        g = −exp(A_log)·softplus(x·W_↓·W_↑ + dt_bias)                                    [B, T, H, K]
+        S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ;  o_t = K^(−½)·S_tᵀ·q_t
+        y = (RMSNorm(o) ⊙ σ(x·V_↓·V_↑ + b))·W_o             the norm per head, one gain for all
+
+    A_log [H], dt_bias [H, K]; the low ranks are K. No positions. Decode state: S and the last k−1 inputs of the
+    convolution, constant in T.
+    """
+
+    def __init__(self, config: KDAConfig, dims: Dims) -> None:
+        super().__init__()
+        if config.kernel_size < 1:
+            raise UserError(f"kda.kernel_size={config.kernel_size} must be at least 1")
+        d_model = dims.d_model
+        halved = dims.n_heads // 2 if dims.n_heads % 2 == 0 else dims.n_heads
+        self.heads = halved if config.n_heads is None else config.n_heads
+        self.width = head_width(d_model, self.heads, "kda.n_heads")
+        self.top_beta = 2.0 if config.neg_eigval else 1.0
+        self.backend = dims.backend
+        self.qkv_proj = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.convolution = ShortConvolution(3 * d_model, config.kernel_size, "silu", backend=dims.backend)
+        self.beta_proj = nn.Linear(d_model, self.heads, bias=False)
+        self.decay_down = nn.Linear(d_model, self.width, bias=False)
+        self.decay_up = nn.Linear(self.width, d_model, bias=False)
+        self.decay = LogDecay((self.heads, 1), (self.heads, self.width))
+        self.gate_down = nn.Linear(d_model, self.width, bias=False)
+        self.gate_up = nn.Linear(self.width, d_model)
+        self.o_norm = RMSNorm(self.width)
+        self.o_proj = OutputProjection(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        y, _ = self._delta(x, self.convolution(self.qkv_proj(x), ctx), cu_seqlens=ctx.cu_seqlens)
+        return y, {}
+
+    def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        wide = torch.promote_types(dtype, torch.float32)
+        shape = (batch_size, self.heads, self.width, self.width)
+        before = self.convolution.init_state(batch_size, device=device, dtype=dtype)
+        return KDAState(torch.zeros(shape, device=device, dtype=wide), before)
+
+    def step(self, x: Tensor, state: KDAState) -> tuple[Tensor, KDAState]:
+        qkv, convolution = self.convolution.step(self.qkv_proj(x), state.convolution)
+        y, memory = self._delta(x[:, None], qkv[:, None], initial_state=state.memory, output_final_state=True)
+        return y[:, 0], KDAState(memory, convolution)
+
+    def _delta(self, x: Tensor, qkv: Tensor, **options) -> tuple[Tensor, Tensor | None]:
+        """x [B, T, D] and the convolved q, k, v [B, T, 3D] -> y [B, T, D] and S after the last token."""
+        q, k, v = qkv.unflatten(-1, (3, self.heads, self.width)).unbind(-3)
+        g, beta = self._gates(x)
+        o, memory = kernels.delta_rule(l2norm(q), l2norm(k), v, g, beta, backend=self.backend, **options)
+        gate = torch.sigmoid(self.gate_up(self.gate_down(x)))
+        return self.o_proj(self.o_norm(o).flatten(-2) * gate), memory
+
+    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """g [B, T, H, K] and β [B, T, H], in at least fp32."""
+        raw = fp32_linear(fp32_linear(x, self.decay_down.weight), self.decay_up.weight)
+        beta = self.top_beta * torch.sigmoid(fp32_linear(x, self.beta_proj.weight))
+        return self.decay(raw.unflatten(-1, (self.heads, self.width))), beta

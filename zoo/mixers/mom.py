@@ -1,0 +1,147 @@
+"""`O`: a mixture of memories, each a delta rule over the tokens that a router sends to it."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.context import Context
+from zoo.decay import LogDecay
+from zoo.errors import UserError
+from zoo.mixer import Aux, Mixer
+from zoo.modules import Dims, OutputProjection, RMSNorm, fp32_linear, l2norm
+from zoo.registry import register_mixer
+
+
+@dataclass
+class MoMConfig:
+    """Options of the mixture of memories.
+
+    n_heads: heads of every memory, None for a sixth of the model's (at least 1); head_width: None for what makes the
+    heads a third of the model's width, so that five memories cost as much as attention (a multiple of 8);
+    n_memories: routed memories; top_k: how many of them a token writes to and reads; shared: one more memory that
+    every token uses, with weight 1; neg_eigval: β in (0, 2), see kda; aux_weight: weight of the balance loss.
+    """
+
+    n_heads: int | None = None
+    head_width: int | None = None
+    n_memories: int = 4
+    top_k: int = 2
+    shared: bool = True
+    neg_eigval: bool = False
+    aux_weight: float = 0.01
+
+
+@register_mixer(
+    "mom",
+    letter="O",
+    config=MoMConfig,
+    title="Mixture of memories",
+    family="linear recurrence",
+    color="#D55E00",
+    mask="recurrent",
+    source="Du et al. 2025, MoM (arXiv:2502.13685); update: Yang et al. 2024 (arXiv:2412.06464)",
+)
+class MoM(Mixer):
+    """A state for every memory; a token changes and reads the few it is routed to. Memory m, a head of width K:
+
+        p = softmax(x·W_r) [B, T, M];  I = the k largest;  w_m = p_m / Σ_{i ∈ I} p_i (p_m itself for k = 1)
+        q = L2norm(SiLU(x·W_q)) for all;  k_m = L2norm(SiLU(x·W_k,m));  v_m = SiLU(x·W_v,m)
+        β_m = σ(x·W_β,m), or twice that;  g_m = −exp(A_log)·softplus(x·W_g,m + dt_bias), one number a head
+        S_m ← exp(g_m)·(I − β_m·k_m·k_mᵀ)·S_m + β_m·k_m·v_mᵀ for m ∈ I and the shared one; others stay as they are
+        o = K^(−½)·(S_sharedᵀ·q + Σ_{m ∈ I} w_m·S_mᵀ·q)                                   [B, T, H, K]
+        y = RMSNorm(o)·W_o                                  the norm per head, one gain for all
+
+    Auxiliary loss `memory_balance`, per sequence, then averaged: M·Σ_m f_m·p̄_m, f_m the share of the k·T assignments,
+    p̄_m the mean of p_m; 1 when balanced. With one memory there is no router and no loss. No positions, no
+    convolution. Decode state: all S_m, [B, M (+1), H, K, K], constant in T.
+    """
+
+    def __init__(self, config: MoMConfig, dims: Dims) -> None:
+        super().__init__()
+        self._sizes(config, dims)
+        self.top_beta = 2.0 if config.neg_eigval else 1.0
+        self.backend = dims.backend
+        inner = self.heads * self.width
+        total = self.memories + self.shared
+        self.router = nn.Linear(dims.d_model, self.memories, bias=False) if self.memories > 1 else None
+        self.aux_weights = {} if self.router is None else {"memory_balance": config.aux_weight}
+        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
+        self.k_proj, self.v_proj = (nn.Linear(dims.d_model, total * inner, bias=False) for _ in range(2))
+        self.beta_proj, self.decay_proj = (
+            nn.Linear(dims.d_model, total * self.heads, bias=False) for _ in range(2)
+        )
+        self.decay = LogDecay((total, self.heads), (total, self.heads))
+        self.o_norm = RMSNorm(self.width)
+        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
+
+    def _sizes(self, config: MoMConfig, dims: Dims) -> None:
+        self.heads = max(1, round(dims.n_heads / 6)) if config.n_heads is None else config.n_heads
+        third = max(1, round(dims.d_model / (3 * self.heads) / 8)) * 8 if self.heads > 0 else 0
+        self.width = third if config.head_width is None else config.head_width
+        self.memories, self.top_k, self.shared = config.n_memories, config.top_k, int(config.shared)
+        if self.heads < 1 or self.width < 1:
+            raise UserError(
+                f"mom.n_heads={config.n_heads} and head_width={config.head_width} must be at least 1"
+            )
+        if not 1 <= self.top_k <= self.memories:
+            raise UserError(f"mom.top_k={self.top_k} must be from 1 to n_memories={self.memories}")
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        p, routes, weights = self._routes(x)
+        y, _ = self._memories(x, routes, weights, cu_seqlens=ctx.cu_seqlens)
+        return y, {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}
+
+    def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        shape = (batch_size, self.memories + self.shared, self.heads, self.width, self.width)
+        return torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        x = x[:, None]
+        _, routes, weights = self._routes(x)
+        y, state = self._memories(x, routes, weights, initial_state=state, output_final_state=True)
+        return y[:, 0], state
+
+    def _routes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities [B, T, M]; the memories a token uses, the shared one last, and their weights [B, T, k (+1)]."""
+        if self.router is None:
+            p = x.new_ones(*x.shape[:2], 1, dtype=torch.promote_types(x.dtype, torch.float32))
+        else:
+            p = torch.softmax(fp32_linear(x, self.router.weight), -1)
+        weights, routes = p.topk(self.top_k, -1)
+        if (
+            self.top_k > 1
+        ):  # renormalised, a single weight would always be 1, and its router without a gradient
+            weights = weights / weights.sum(-1, keepdim=True)
+        if self.shared:
+            routes, weights = F.pad(routes, (0, 1), value=self.memories), F.pad(weights, (0, 1), value=1.0)
+        return p, routes, weights
+
+    def _memories(
+        self, x: Tensor, routes: Tensor, weights: Tensor, **options
+    ) -> tuple[Tensor, Tensor | None]:
+        """x [B, T, D] -> y [B, T, D] and the memories after the last token."""
+        q = l2norm(F.silu(self.q_proj(x)).unflatten(-1, (self.heads, self.width)))
+        k, v = (F.silu(p(x)).unflatten(-1, (-1, self.heads, self.width)) for p in (self.k_proj, self.v_proj))
+        beta, raw = (
+            fp32_linear(x, p.weight).unflatten(-1, (-1, self.heads))
+            for p in (self.beta_proj, self.decay_proj)
+        )
+        o, state = kernels.memory_mixture(
+            q,
+            l2norm(k),
+            v,
+            self.decay(raw),
+            self.top_beta * torch.sigmoid(beta),
+            routes,
+            weights,
+            backend=self.backend,
+            **options,
+        )
+        return self.o_proj(self.o_norm(o).flatten(-2)), state
+
+    def _balance(self, p: Tensor, routes: Tensor, ctx: Context) -> Tensor:
+        named = F.one_hot(routes[..., : self.top_k], self.memories).to(p.dtype).sum(-2) / self.top_k
+        return (self.memories * ctx.sequence_mean(named) * ctx.sequence_mean(p)).sum(-1).mean()
