@@ -74,17 +74,32 @@ def compose() -> list[schema.Config]:
 
 
 def perform(configs: list[schema.Config], jobs: dict[str, Job]) -> None:
-    """Hand the configurations to their job; training cells of a sweep go to worker processes."""
+    """Hand the configurations to their job; those of a sweep together, where the job knows how."""
     for config in configs:
         if config.job not in jobs:
             raise unknown("job", config.job, jobs)
-    if len(configs) > 1 and all(config.job == "train" for config in configs):
-        from experiments.cells import run_cells
-
-        run_cells(configs)
+    together = _SWEPT.get(configs[0].job) if len({config.job for config in configs}) == 1 else None
+    if len(configs) > 1 and together:
+        together(configs)
     else:
         for config in configs:
             jobs[config.job](config)
+
+
+def _train_cells(configs: list[schema.Config]) -> None:
+    from experiments.cells import run_cells
+
+    run_cells(configs)
+
+
+def _compare_costs(configs: list[schema.Config]) -> None:
+    from experiments.jobs.cost import compare
+
+    compare(configs)
+
+
+# What a sweep of a job does, where that is more than the job for one configuration after the other.
+_SWEPT = {"train": _train_cells, "cost": _compare_costs}
 
 
 def to_config(node: DictConfig) -> schema.Config:

@@ -17,6 +17,7 @@ from experiments.runs import RunFolder, digest
 from experiments.schema import Config
 from zoo import cost, pattern, registry
 from zoo.errors import UserError, unknown
+from zoo.matching import match_parameters
 from zoo.model import LanguageModel, letters_of
 
 
@@ -45,6 +46,7 @@ class Plan:
 def plan(config: Config) -> Plan:
     """Check a configuration and find its run folder. Raises UserError; writes nothing."""
     check(config)
+    config = matched(config)
     letters = letters_of(config.model)
     identity = _identity(config, letters)
     folder = RunFolder(Path(config.results) / config.name / digest(identity))
@@ -61,6 +63,13 @@ def check(config: Config) -> None:
     _check_place(config)
     # Building without storage runs every module's own checks (heads that divide the width, say).
     meta_model(config)
+
+
+def matched(config: Config) -> Config:
+    """The configuration with what `match` asks for solved. Raises UserError where it has no solution."""
+    if config.match is None:
+        return config
+    return dataclasses.replace(config, model=match_parameters(config.model, config.data.seq_len))
 
 
 def meta_model(config: Config) -> LanguageModel:
@@ -150,6 +159,7 @@ def _check_numbers(config: Config) -> None:
 def _check_choices(config: Config) -> None:
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
+        **({} if config.match is None else {"match": (config.match, ("params",))}),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
         "model.backend": (
             config.model.backend,

@@ -122,8 +122,9 @@ class Config:
     """Everything.
 
     job: what to do (job=list names them); name: the experiment, results/NAME; run: a run folder or checkpoint
-    (evaluate, generate); runs: an experiment folder (report); suite: of job=bench; device: auto, cpu or cuda;
-    results: folder of all results.
+    (evaluate, generate); runs: an experiment folder (report); suite: of job=bench; match: "params" solves the
+    channel mixer's hidden width for as many parameters as the plain transformer has (null: widths as they are);
+    device: auto, cpu or cuda; results: folder of all results.
     """
 
     job: str = "train"
@@ -134,6 +135,7 @@ class Config:
     run: str | None = None
     runs: str | None = None
     suite: str = "harness"
+    match: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
