@@ -20,6 +20,8 @@ from zoo.errors import UserError, unknown
 from zoo.matching import match_parameters
 from zoo.model import LanguageModel, letters_of
 
+MATCHES = ("params",)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -69,6 +71,8 @@ def matched(config: Config) -> Config:
     """The configuration with what `match` asks for solved. Raises UserError where it has no solution."""
     if config.match is None:
         return config
+    if config.match not in MATCHES:
+        raise unknown("match", config.match, MATCHES)
     return dataclasses.replace(config, model=match_parameters(config.model, config.data.seq_len))
 
 
@@ -159,7 +163,6 @@ def _check_numbers(config: Config) -> None:
 def _check_choices(config: Config) -> None:
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
-        **({} if config.match is None else {"match": (config.match, ("params",))}),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
         "model.backend": (
             config.model.backend,

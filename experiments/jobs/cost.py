@@ -59,7 +59,7 @@ def cells(config: Config) -> list[str]:
     letters = letters_of(config.model)
     models = [at_length(config, n) for n in config.cost.lengths]
     pairs = list(zip(models, config.cost.lengths, strict=True))
-    flops = [f"{cost.flops_per_token(model, n) / 1e6:,.0f} M" for model, n in pairs]
+    flops = [_millions(cost.flops_per_token(model, n)) for model, n in pairs]
     states = [f"{cost.state_bytes(model, n) / 2**20:,.1f} MiB" for model, n in pairs]
     title = label(config, letters).split()[0]
     return [f"`{title}`", shorten(letters), f"{cost.parameters(models[0]):,}", *flops, *states]
@@ -68,6 +68,10 @@ def cells(config: Config) -> list[str]:
 def at_length(config: Config, length: int) -> LanguageModel:
     """The model without storage, configured for sequences of `length` tokens."""
     return meta_model(dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=length)))
+
+
+def _millions(x: float) -> str:
+    return f"{x / 1e6:,.0f} M" if x >= 1e8 else f"{x / 1e6:.3g} M"
 
 
 def short(length: int) -> str:
