@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 import zoo.config
 from experiments import data, machine
+from experiments.presets import departures
 from experiments.runs import RunFolder, digest
 from experiments.schema import Config
 from zoo import cost, pattern, registry
@@ -195,13 +196,17 @@ def _check_place(config: Config) -> None:
 
 
 def label(config: Config, letters: str) -> str:
-    """What a legend calls this model: its preset, or its dominant mixer; its layout or pattern where that says more."""
+    """What a legend calls this model: its preset, or its dominant mixer; and whatever departs from that.
+
+    Said are a layout or pattern of one's own, and a residual scheme or channel mixer that the preset does not have.
+    """
     preset, layout = config.model.preset, pattern.layout_name(letters)
+    extra = departures(config.model)
     if set(letters) == {"F"} and preset in (None, "transformer"):
-        return "transformer"
+        return " ".join(["transformer", *extra])
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
-        return f"{dominant(letters).name} {layout or shorten(letters)}"
-    return f"{preset} {layout}" if layout not in (None, "interlaced_sf") else preset
+        return " ".join([dominant(letters).name, layout or shorten(letters), *extra])
+    return " ".join([preset, *([layout] if layout not in (None, "interlaced_sf") else []), *extra])
 
 
 def dominant(letters: str) -> registry.Block:

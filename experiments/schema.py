@@ -87,10 +87,11 @@ class CostConfig:
 
 @dataclass
 class BenchConfig:
-    """lengths: sequence lengths; repeats: timed repetitions after warm-up; pairs, steps: of the harness suite;
-    budget_s: skip the lengths left when a suite has taken so long; out: folder for tables (null: results/bench)."""
+    """lengths: sequence lengths (null: the suite's own); repeats: timed repetitions after warm-up; pairs, steps: of
+    the harness suite; budget_s: skip the lengths left when a suite has taken so long; out: folder for tables (null:
+    results/bench)."""
 
-    lengths: list[int] = field(default_factory=lambda: [512, 1024, 2048, 4096])
+    lengths: list[int] | None = None
     repeats: int = 5
     pairs: int = 10
     steps: int = 50

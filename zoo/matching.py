@@ -28,7 +28,9 @@ def match_parameters(config: ModelConfig, seq_len: int) -> ModelConfig:
     name, depth = config.channel.name, len(letters_of(config))
     options = getattr(config.channel, name)
     if not hasattr(options, "hidden"):
-        raise UserError(f"match=params solves channel.{name}.hidden, which {name} does not have; leave match out")
+        raise UserError(
+            f"match=params solves channel.{name}.hidden, which {name} does not have; leave match out"
+        )
     target = _transformer(config.d_model, config.n_heads, depth, seq_len)
     few, more = (_parameters(_with_hidden(config, width), seq_len) for width in (8, 16))
     each = (more - few) / 8

@@ -16,6 +16,7 @@ from experiments.bench import tables, timing
 from experiments.schema import Config
 from kernels.ops import attention, timeline_attention
 
+LENGTHS = [512, 1024, 2048, 4096]
 TIMELINES = 6
 # The reference writes T×T scores by definition; past this it would only measure memory.
 REFERENCE_LIMIT = 4096
@@ -27,7 +28,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     rows: list[dict[str, Any]] = []
     deadline = time.monotonic() + config.bench.budget_s
-    for length in tqdm(config.bench.lengths, desc="attention", unit="length"):
+    for length in tqdm(config.bench.lengths or LENGTHS, desc="attention", unit="length"):
         if time.monotonic() > deadline:
             tqdm.write(
                 f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out"

@@ -18,6 +18,7 @@ from experiments.plan import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel
 
+LENGTHS = [512, 1024, 2048, 4096]
 PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}
 
 
@@ -28,7 +29,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     models = {name: _model(config, pattern, device) for name, pattern in PATTERNS.items()}
     rows: list[dict[str, Any]] = []
     deadline = time.monotonic() + config.bench.budget_s
-    for length in tqdm(config.bench.lengths, desc="latency", unit="length"):
+    for length in tqdm(config.bench.lengths or LENGTHS, desc="latency", unit="length"):
         if time.monotonic() > deadline:
             tqdm.write(
                 f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out"

@@ -13,7 +13,7 @@ DESCRIPTIONS = {
     "evaluate": "score a finished run or checkpoint: run=results/NAME/RUN",
     "generate": "go on from a prompt: run=results/NAME/RUN generate.prompt='...'",
     "cost": "parameters, FLOPs a token and decode-state bytes of a model",
-    "bench": "measure: suite=harness | attention | latency",
+    "bench": "measure: suite=harness | attention | latency | cpu",
     "gpu": "everything that needs a GPU, in resumable stages (make gpu)",
     "list": "blocks, presets, layouts, experiments, data and jobs",
 }

@@ -11,7 +11,7 @@ from experiments.bench import tables
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
-SUITES = ("attention", "harness", "latency")
+SUITES = ("attention", "cpu", "harness", "latency")
 
 
 def run(config: Config) -> None:
@@ -19,7 +19,7 @@ def run(config: Config) -> None:
     if config.suite not in SUITES:
         raise unknown("suite", config.suite, SUITES)
     b = config.bench
-    if min(b.repeats, b.pairs, b.steps, *b.lengths) < 1 or not b.lengths:
+    if min(b.repeats, b.pairs, b.steps, *(b.lengths or [1])) < 1 or b.lengths == []:
         raise UserError(
             "bench.repeats, bench.pairs, bench.steps and every length in bench.lengths must be at least 1"
         )

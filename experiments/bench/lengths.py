@@ -1,0 +1,60 @@
+"""Every mixer alone at growing lengths: how its time a token grows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from experiments.bench import tables, timing
+from zoo import registry
+from zoo.config import ModelConfig
+from zoo.context import Context
+from zoo.layer import Layer
+from zoo.mixer import Mixer
+from zoo.model import LanguageModel
+from zoo.schedule import set_step
+
+D_MODEL, HEADS = 256, 4
+CPU = torch.device("cpu")
+# Past every warm-up: what a mixer costs for most of its training.
+LATE = 10**6
+
+
+def run(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
+    """Rows of forward+backward at batch 1, 4 heads of 64; ratio: time a token at the shortest length over here."""
+    rows = []
+    for block in tqdm(registry.blocks("mixer").values(), desc="length", unit="mixer"):
+        works = {n: functools.partial(step, mixer(block.letter, n), *inputs(n)) for n in lengths}
+        times = timing.interleaved({str(n): work for n, work in works.items()}, repeats, CPU)
+        first = timing.summary(times[str(lengths[0])])["milliseconds_median"] / lengths[0]
+        for length in lengths:
+            row = tables.row("length", block.name, times[str(length)], first * length, CPU, tokens=length)
+            rows.append({**row, "backend": "auto", "mode": "forward+backward", "precision": "float32"})
+            tqdm.write(tables.line(rows[-1]))
+    return rows
+
+
+def mixer(letter: str, length: int) -> Mixer:
+    """A fresh mixer in a model configured for `length` tokens, past its warm-up."""
+    config = ModelConfig(pattern=letter, depth=1, d_model=D_MODEL, n_heads=HEADS)
+    layer = LanguageModel(config, vocab_size=8, seq_len=length).layers[0]
+    assert isinstance(layer, Layer)
+    set_step(layer, LATE)
+    return layer.mixer.train()
+
+
+def inputs(length: int) -> tuple[torch.Tensor, Context]:
+    """Normalised activations [1, length, D] that want a gradient, and their context."""
+    x = torch.randn(1, length, D_MODEL, generator=torch.Generator().manual_seed(0))
+    return x.requires_grad_(), Context.of(torch.zeros(1, length, dtype=torch.int64))
+
+
+def step(mixer: Mixer, x: torch.Tensor, context: Context) -> None:
+    """One forward and backward pass, auxiliary losses included."""
+    y, aux = mixer(x, context)
+    torch.autograd.backward([y.square().mean() + sum(aux.values(), torch.zeros(()))])
+    mixer.zero_grad(set_to_none=True)
+    x.grad = None

@@ -1,0 +1,64 @@
+"""What a forward and backward pass of every mixer takes in memory on a CPU."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from experiments import machine
+from experiments.bench import lengths, tables
+from zoo import registry
+
+CPU = torch.device("cpu")
+WARM_UP = 256
+"""Tokens of a first pass, which loads code and makes buffers that every pass needs."""
+
+
+def run(length: int, threads: int) -> list[dict[str, Any]]:
+    """A row a mixer: peak_memory_bytes beyond what the process held before the pass; batch 1, 4 heads of 64."""
+    rows = []
+    for block in tqdm(registry.blocks("mixer").values(), desc="memory", unit="mixer"):
+        peak = _in_a_process(block.letter, length, threads)
+        row = {
+            "suite": "memory",
+            "model": block.name,
+            "backend": "auto",
+            "mode": "forward+backward",
+            "batch": 1,
+        }
+        rows.append(
+            {**row, "precision": "float32", "tokens": length, "peak_memory_bytes": peak, **tables.facts(CPU)}
+        )
+        tqdm.write(f"{length:>7} tokens  {block.name:<22} {peak / 2**20:8.0f} MiB")
+    return rows
+
+
+def _in_a_process(letter: str, length: int, threads: int) -> int:
+    """The highest memory a process has had never sinks again, so that every mixer needs its own."""
+    context = mp.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(there, letter, length, threads))
+    process.start()
+    there.close()
+    try:
+        return here.recv()
+    except EOFError:
+        process.join()
+        raise RuntimeError(
+            f"measuring the memory of mixer {letter} ended with status {process.exitcode}"
+        ) from None
+    finally:
+        process.join()
+
+
+def _measure(channel: Connection, letter: str, length: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    lengths.step(lengths.mixer(letter, min(WARM_UP, length)), *lengths.inputs(min(WARM_UP, length)))
+    mixer, (x, context) = lengths.mixer(letter, length), lengths.inputs(length)
+    before = machine.peak_memory(CPU)
+    lengths.step(mixer, x, context)
+    channel.send(machine.peak_memory(CPU) - before)
