@@ -29,7 +29,10 @@ SHARED = (
     "residual",
     "channel",
     "color",
+    "lr",
     "parameters",
+    "parameters_non_embedding",
+    "unigram_entropy",
     "flops_forward",
     "flops_training",
 )

@@ -175,8 +175,23 @@ def _summary(runs: pd.DataFrame, labels: pd.Series) -> str:
         f"for at most {values('planned_steps', units.whole)} steps of "
         f"{values('tokens_per_step', units.whole)} tokens, context {values('seq_len', units.whole)}. "
         f"Tested on the test split of {values('test_set')} with the weights of the lowest validation loss: "
-        f"every token of it scored once, stride {values('test_stride', units.whole)}."
+        f"every token of it scored once, stride {values('test_stride', units.whole)}.{_yardsticks(runs)}"
     )
+
+
+def _yardsticks(runs: pd.DataFrame) -> str:
+    """How equal the models are, and what loss takes no model: each where it is known."""
+    found, sizes = "", runs["parameters_non_embedding"].dropna()
+    if sizes.nunique() > 1:
+        spread = f"{sizes.max() / sizes.min() - 1:.1%}"
+        found += f" Parameters beside the embedding: {sizes.min():,} to {sizes.max():,}, {spread} apart."
+    entropy = runs["unigram_entropy"].dropna()
+    if len(entropy):
+        values = units.listing(f"{value:.3f}" for value in sorted(entropy.unique()))
+        found += (
+            f" Knowing only how frequent each token of the training text is would cost {values} nats/token."
+        )
+    return found
 
 
 def _run_details(row) -> dict:

@@ -54,6 +54,7 @@ class Corpus:
             "seq_len": self.config.seq_len,
             "pack": self.config.pack,
             "fingerprint": self.fingerprint,
+            "unigram_entropy": unigram_entropy(self.splits["train"].tokens, self.tokenizer.vocab_size),
             "splits": {
                 name: {
                     "tokens": len(split.tokens),
@@ -64,6 +65,13 @@ class Corpus:
                 for name, split in self.splits.items()
             },
         }
+
+
+def unigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
+    """−Σ p·ln p in nats a token, p the tokens' shares: the loss of knowing nothing but how frequent each one is."""
+    counts = np.bincount(tokens, minlength=vocab_size)
+    shares = counts[counts > 0] / len(tokens)
+    return float(-(shares * np.log(shares)).sum())
 
 
 def tokens_file(folder: Path, split: str) -> Path:

@@ -50,6 +50,7 @@ SUMMARY = {
         "seq_len": 128,
         "pack": "stream",
         "fingerprint": "f00d",
+        "unigram_entropy": 6.5,
         "splits": {
             "train": {"tokens": 1_200_000, "words": 800_000, "bytes": 5_000_000, "documents": 900},
             "validation": {"tokens": 60_000, "words": 40_000, "bytes": 250_000, "documents": 45},

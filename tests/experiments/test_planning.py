@@ -12,7 +12,8 @@ from program import ROOT, Lab, write_text
 
 from experiments.cells import names
 from experiments.cli import CONF
-from experiments.plan import plan
+from experiments.plan import meta_model, plan
+from zoo import cost
 from zoo.pattern import LAYOUTS
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
@@ -32,11 +33,13 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         return
     plans = [plan(config) for config in configs]
     assert len({p.run for p in plans}) == len(plans)
-    expected = {"quickstart": (4, 2), "layouts": (len(LAYOUTS), 3)}
-    if experiment in expected:
-        layouts, seeds = expected[experiment]
-        assert len({p.letters for p in plans}) == layouts
-        assert len(plans) == layouts * seeds
+    expected = {"quickstart": (11, 2), "architectures": (11, 9), "layouts": (len(LAYOUTS), 3)}
+    models, repeats = expected[experiment]
+    assert len({p.title.partition(" seed")[0] for p in plans}) == models
+    assert len(plans) == models * repeats
+    if experiment != "layouts":
+        sizes = [cost.parameters_non_embedding(meta_model(p.config)) for p in plans]
+        assert max(sizes) <= 1.01 * min(sizes)
     assert lab.left_behind() == []
 
 

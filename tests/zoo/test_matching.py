@@ -1,0 +1,62 @@
+"""Equal parameters by the width of the feed-forward network."""
+
+import dataclasses
+
+import pytest
+
+from zoo import LanguageModel, ModelConfig, registry
+from zoo.config import from_dict
+from zoo.errors import UserError
+from zoo.matching import match_parameters
+
+LETTERS = sorted(registry.mixer_by_letter())
+
+
+def beside_the_embedding(config: ModelConfig) -> int:
+    """Counted on a real model, tensor by tensor."""
+    model = LanguageModel(config, vocab_size=5, seq_len=64)
+    return sum(
+        p.numel() for name, p in model.named_parameters() if not name.startswith(("embedding", "head"))
+    )
+
+
+@pytest.mark.parametrize("width", [64, 96])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *({"pattern": letter} for letter in LETTERS),
+        {"residual": {"name": "mhc"}},
+        {"channel": {"name": "moe"}},
+    ],
+    ids=str,
+)
+def test_parameters_agree_within_one_percent(model, width):
+    size = {"d_model": width, "n_heads": 4, "depth": 3}
+    plain = beside_the_embedding(ModelConfig(**size))
+    matched = match_parameters(from_dict(ModelConfig, {**model, **size}), 64)
+    assert beside_the_embedding(matched) == pytest.approx(plain, rel=0.01)
+
+
+def test_only_the_width_changes_and_solving_again_changes_nothing():
+    config = from_dict(ModelConfig, {"pattern": "KL", "depth": 3})
+    matched = match_parameters(config, 64)
+    assert match_parameters(matched, 64) == matched
+    plain = dataclasses.asdict(matched)
+    plain["channel"]["swiglu"]["hidden"] = None
+    assert plain == dataclasses.asdict(config)
+
+
+def test_the_transformer_is_its_own_match():
+    assert match_parameters(ModelConfig(), 64).channel.swiglu.hidden == 176
+
+
+def test_a_mixer_larger_than_the_whole_target_is_refused():
+    config = from_dict(ModelConfig, {"pattern": "O", "mixers": {"mom": {"n_memories": 60}}})
+    with pytest.raises(UserError, match="match=null"):
+        match_parameters(config, 64)
+
+
+def test_a_width_of_ones_own_contradicts_matching():
+    config = from_dict(ModelConfig, {"pattern": "K", "channel": {"swiglu": {"hidden": 99}}})
+    with pytest.raises(UserError, match="not 99"):
+        match_parameters(config, 64)
