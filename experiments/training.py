@@ -252,7 +252,7 @@ def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict
 
 
 def _model_summary(config: Config, letters: str) -> dict[str, Any]:
-    block = dominant(letters)
+    block, scheme = dominant(letters), registry.get("residual", config.model.residual.name)
     return {
         "preset": config.model.preset or block.name,
         "pattern": letters,
@@ -261,7 +261,8 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
         "d_model": config.model.d_model,
         "residual": config.model.residual.name,
         "channel": config.model.channel.name,
-        "color": block.color,
+        # Plain attention in several streams is known by its streams.
+        "color": scheme.color if set(letters) == {"F"} else block.color,
         "family": block.family,
     }
 

@@ -13,7 +13,7 @@ from zoo.registry import register_residual
     config=HyperConfig,
     title="Hyper-connections",
     family="hyper-connections",
-    color="#CC79A7",
+    color="#CC6677",
     source="Hyper-connections (arXiv:2409.19606), with the coefficients of mHC",
 )
 class HC(MatrixResidual):

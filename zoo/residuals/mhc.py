@@ -23,7 +23,7 @@ class MHCConfig(HyperConfig):
     config=MHCConfig,
     title="mHC (Sinkhorn)",
     family="hyper-connections",
-    color="#56B4E9",
+    color="#88CCEE",
     source="mHC (arXiv:2512.24880), equations 7 to 9",
 )
 class MHC(MatrixResidual):

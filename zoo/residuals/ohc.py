@@ -14,7 +14,7 @@ from zoo.registry import register_residual
     config=HyperConfig,
     title="oHC (Cayley)",
     family="hyper-connections",
-    color="#009E73",
+    color="#44AA99",
     source="the OrthGSA document",
 )
 class OHC(MatrixResidual):

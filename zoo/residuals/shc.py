@@ -29,7 +29,7 @@ class SHCConfig(HyperConfig):
     config=SHCConfig,
     title="SHC",
     family="hyper-connections",
-    color="#0072B2",
+    color="#117733",
     source="the SHC document",
 )
 class SHC(HyperResidual):

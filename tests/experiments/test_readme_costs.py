@@ -1,0 +1,16 @@
+"""The README's cost table is what job=cost prints."""
+
+import pytest
+from program import ROOT, Lab
+from test_architectures import ELEVEN
+
+
+@pytest.mark.slow
+def test_the_readme_shows_the_derived_costs(lab: Lab):
+    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = shown.split("<!-- costs -->\n")[1].split("<!-- /costs -->")[0]
+    lab.arguments = lambda *words: list(words)
+    command = ["--multirun", "job=cost", "size=reference", f"model={','.join(ELEVEN)}"]
+    outcome = lab.here(*command)
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.startswith(shown.strip() + "\n\n")
