@@ -37,18 +37,18 @@ def run(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def mixer(letter: str, length: int) -> Mixer:
+def mixer(letter: str, length: int, d_model: int = D_MODEL, heads: int = HEADS) -> Mixer:
     """A fresh mixer in a model configured for `length` tokens, past its warm-up."""
-    config = ModelConfig(pattern=letter, depth=1, d_model=D_MODEL, n_heads=HEADS)
+    config = ModelConfig(pattern=letter, depth=1, d_model=d_model, n_heads=heads)
     layer = LanguageModel(config, vocab_size=8, seq_len=length).layers[0]
     assert isinstance(layer, Layer)
     set_step(layer, LATE)
     return layer.mixer.train()
 
 
-def inputs(length: int) -> tuple[torch.Tensor, Context]:
+def inputs(length: int, d_model: int = D_MODEL) -> tuple[torch.Tensor, Context]:
     """Normalised activations [1, length, D] that want a gradient, and their context."""
-    x = torch.randn(1, length, D_MODEL, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1, length, d_model, generator=torch.Generator().manual_seed(0))
     return x.requires_grad_(), Context.of(torch.zeros(1, length, dtype=torch.int64))
 
 

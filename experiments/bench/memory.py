@@ -22,7 +22,7 @@ def run(length: int, threads: int) -> list[dict[str, Any]]:
     """A row a mixer: peak_memory_bytes beyond what the process held before the pass; batch 1, 4 heads of 64."""
     rows = []
     for block in tqdm(registry.blocks("mixer").values(), desc="memory", unit="mixer"):
-        peak = _in_a_process(block.letter, length, threads)
+        peak = peak_of(block.letter, length, threads=threads)
         row = {
             "suite": "memory",
             "model": block.name,
@@ -37,11 +37,16 @@ def run(length: int, threads: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _in_a_process(letter: str, length: int, threads: int) -> int:
-    """The highest memory a process has had never sinks again, so that every mixer needs its own."""
+def peak_of(letter: str, length: int, *, threads: int = 1, configured: int | None = None, **size: int) -> int:
+    """Bytes that one pass of a mixer takes at most; configured: the length it is made for, if not this one.
+
+    The highest memory a process has had never sinks again, so that each is measured in one of its own.
+    """
     context = mp.get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(there, letter, length, threads))
+    process = context.Process(
+        target=_measure, args=(there, letter, length, configured or length, threads, size)
+    )
     process.start()
     there.close()
     try:
@@ -55,10 +60,14 @@ def _in_a_process(letter: str, length: int, threads: int) -> int:
         process.join()
 
 
-def _measure(channel: Connection, letter: str, length: int, threads: int) -> None:
+def _measure(
+    channel: Connection, letter: str, length: int, configured: int, threads: int, size: dict[str, int]
+) -> None:
     torch.set_num_threads(threads)
-    lengths.step(lengths.mixer(letter, min(WARM_UP, length)), *lengths.inputs(min(WARM_UP, length)))
-    mixer, (x, context) = lengths.mixer(letter, length), lengths.inputs(length)
+    width = {"d_model": size["d_model"]} if size else {}
+    mixer = lengths.mixer(letter, configured, **size)
+    lengths.step(mixer, *lengths.inputs(min(WARM_UP, length), **width))
+    x, context = lengths.inputs(length, **width)
     before = machine.peak_memory(CPU)
     lengths.step(mixer, x, context)
     channel.send(machine.peak_memory(CPU) - before)

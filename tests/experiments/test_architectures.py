@@ -15,7 +15,19 @@ from experiments.plan import plan
 from experiments.presets import architectures
 from zoo import ModelConfig
 
-ELEVEN = "transformer lfm2 mla kda path_fox mesanet mom nsa hypergraph shc orthgsa".split()
+ELEVEN = [
+    "transformer",
+    "lfm2",
+    "mla",
+    "kda",
+    "path_fox",
+    "mesanet",
+    "mom",
+    "nsa",
+    "hypergraph",
+    "shc",
+    "orthgsa",
+]
 
 
 def test_all_eleven_are_presets():
