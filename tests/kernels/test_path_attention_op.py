@@ -1,22 +1,14 @@
-"""path_attention: blocks against the definition, the definition against explicit matrices, limits, costs, memory."""
+"""path_attention: blocks against the definition, the definition against explicit matrices, exact limits, errors."""
 
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import assert_agree, normal, packed, qkv
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import attention, path_attention
-from kernels.ops.path_attention.flops import path_flops
-from kernels.ops.path_attention.layout import attend, attend_backward, block_size
 
 torch_form = partial(path_attention, backend="torch")
 reference = partial(path_attention, backend="reference")
@@ -68,7 +60,7 @@ def explicit(q, k, v, w, beta, g, scale=None) -> Tensor:
 
 CALLS = {
     "one block": (inputs(2, 37), {}),
-    "blocks": (inputs(1, 301, heads=2, width=4), {}),
+    "blocks": (inputs(1, 101, heads=2, width=4), {}),
     "spans of keys": (inputs(1, 700, heads=1, width=4), {}),
     "scale": (inputs(1, 9), {"scale": 0.7}),
     "grouped heads": (inputs(2, 150, heads=6, kv_heads=2), {}),
@@ -82,11 +74,16 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize("case", CALLS)
-def test_blocks_equal_definition(case, dtype):
+def test_blocks_equal_definition(case):
     tensors, options = CALLS[case]
-    tensors = [x.to(dtype) for x in tensors]
+    assert_agree(partial(torch_form, **options), partial(reference, **options), tensors)
+
+
+@pytest.mark.parametrize("case", ["blocks", "grouped heads", "gates 0 and -30", "packed, long"])
+def test_blocks_equal_definition_in_fp32(case):
+    tensors, options = CALLS[case]
+    tensors = [x.float() for x in tensors]
     assert_agree(partial(torch_form, **options), partial(reference, **options), tensors)
 
 
@@ -202,12 +199,6 @@ def test_the_future_is_not_seen():
         assert reached[140] or name == "k", name
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(4, 1, 2)], ids=["plain", "packed"])
-def test_gradients_are_the_derivatives(cu_seqlens):
-    tensors = [x.requires_grad_() for x in inputs(1, 7, heads=2, kv_heads=1, width=2)]
-    assert torch.autograd.gradcheck(partial(torch_form, cu_seqlens=cu_seqlens), tensors)
-
-
 @pytest.mark.parametrize("cu_seqlens", [None, packed(130, 1, 9)], ids=["plain", "packed"])
 def test_compiles_in_one_graph(cu_seqlens):
     tensors = inputs(1, 140, heads=2, kv_heads=1, width=4)
@@ -228,108 +219,18 @@ def test_autocast_decides_the_dtype_and_arithmetic_stays_in_fp32(backend):
     torch.testing.assert_close(out.float(), wanted, atol=1e-2, rtol=1e-2)
 
 
-class Watch(TorchDispatchMode):
-    """largest: elements of the largest tensor that anything made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.largest = max(self.largest, *sizes, 0)
-        return result
-
-
-def test_no_tensor_at_16384_tokens_is_larger_than_a_row_of_blocks():
-    time, width = 16_384, 4
-    tensors = [x.float() for x in inputs(1, time, heads=1, width=width)]
-    with Watch() as watch, torch.no_grad():
-        out, lse = attend(*tensors, 0.5)
-        attend_backward(out, out, lse, *tensors, 0.5)
-    assert watch.largest <= time * (block_size(time) + width)
-
-
-PEAK = """
-import resource, sys, torch
-sys.path.insert(0, {root!r})
-from kernels import path_attention
-torch.set_num_threads(1)
-time = {time}
-q, k, v, w = (torch.randn(1, time, 1, 4) for _ in range(4))
-beta, g = 2 * torch.rand(1, time, 1), -torch.rand(1, time, 1)
-inputs = [x.requires_grad_() for x in (q, k, v, torch.nn.functional.normalize(w, dim=-1), beta, g)]
-def step(t):
-    path_attention(*(x[:, :t] for x in inputs)).sum().backward()
-step(2048)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-step(time)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
-@pytest.mark.slow
-def test_peak_memory_at_16384_tokens_with_gradients():
-    """A square of T would be 1 GiB in fp32."""
-    script = PEAK.format(root=str(Path(__file__).parents[2]), time=16_384)
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 160 * 1024
-
-
-def flops(call, *tensors: Tensor) -> tuple[int, int]:
-    tensors = [x.detach().requires_grad_() for x in tensors]
-    with FlopCounterMode(display=False) as forward:
-        out = call(*tensors)
-    with FlopCounterMode(display=False) as backward:
-        out.sum().backward()
-    return forward.get_total_flops(), backward.get_total_flops()
-
-
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_cost_is_attention_and_the_path(device):
-    tensors = [x.to(device) for x in inputs(2, 300, heads=4, kv_heads=2)]
-    wanted = path_flops(2, 300, 4, 2, 8, 8, turns=True)
-    assert flops(path_attention, *tensors) == (wanted, 2 * wanted)
-    plain = 4 * 2 * 4 * 300**2 * 8
-    q, k, v, _, _, g = tensors
-    assert flops(lambda *x: path_attention(*x[:3], None, None, x[3]), q, k, v, g) == (plain, 2 * plain)
-    cu = packed(100, 200).to(device)
-    one = [x[:1] for x in tensors]
-    assert flops(partial(path_attention, cu_seqlens=cu), *one)[0] == path_flops(2, 150, 4, 2, 8, 8, turns=True)
-
-
-def test_cost_is_what_the_products_add_up_to():
-    """The counter sees every product but the triangular solve, and only the blocks at and below the diagonal."""
-    batch, time, heads, kv_heads, width = 2, 300, 4, 2, 8
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        attend(*inputs(batch, time, heads=heads, kv_heads=kv_heads), 0.5)
-    tokens = block_size(time)
-    blocks = time // tokens
-    skipped = 4 * batch * heads * width * tokens**2 * blocks * (blocks - 1) // 2
-    solve = batch * kv_heads * time * tokens * (tokens + width)
-    wanted = path_flops(batch, time, heads, kv_heads, width, width, turns=True)
-    assert counter.get_total_flops() == wanted - skipped - solve
-
-
-def test_equals_flash_linear_attention():
-    """fla-core's reference multiplies the gates by the scale too, so it gets them divided by it."""
-    naive = pytest.importorskip("fla.ops.path_attn.naive")
-    q, k, v, w, beta, g = tensors = [x.float() for x in inputs(2, 150, heads=4, kv_heads=2)]
-    scale = 0.4
-    wanted = naive.naive_path_attn(q, k, v, w, beta, g / scale, scale)
-    for backend in ("torch", "reference"):
-        torch.testing.assert_close(
-            path_attention(*tensors, scale=scale, backend=backend), wanted, atol=1e-5, rtol=1e-4
-        )
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda q, k, v, w, b, g: (q[:, :3], k, v, w, b, g), r"Tq = Tk, got q \(2, 3, 4, 8\), k \(2, 5, 2, 8\)"),
+        (
+            lambda q, k, v, w, b, g: (q[:, :3], k, v, w, b, g),
+            r"Tq = Tk, got q \(2, 3, 4, 8\), k \(2, 5, 2, 8\)",
+        ),
         (lambda q, k, v, w, b, g: (q, k[..., :6], v, w, b, g), r"q \(2, 5, 4, 8\), k \(2, 5, 2, 6\)"),
-        (lambda q, k, v, w, b, g: (q, k, v, q, b, g), r"w \[B, T, Hkv, K\] = \(2, 5, 2, 8\), got \(2, 5, 4, 8\)"),
+        (
+            lambda q, k, v, w, b, g: (q, k, v, q, b, g),
+            r"w \[B, T, Hkv, K\] = \(2, 5, 2, 8\), got \(2, 5, 4, 8\)",
+        ),
         (lambda q, k, v, w, b, g: (q, k, v, w, g, g), r"beta \[B, T, Hkv\] = \(2, 5, 2\), got \(2, 5, 4\)"),
         (lambda q, k, v, w, b, g: (q, k, v, w, b, b), r"g \[B, T, H\] = \(2, 5, 4\), got \(2, 5, 2\)"),
         (lambda q, k, v, w, b, g: (q, k, v, w, None, g), "both w and beta, or None for both"),

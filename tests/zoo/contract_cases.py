@@ -31,6 +31,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one_timeline": {"n_timelines": 1},
         "sharp": {"n_heads": 2, "n_timelines": 3, "temperature": 0.5, "aux_weight": 1.0},
     },
+    "path_fox": {
+        "path": {"forget_gate": False},
+        "fox": {"householder": False},
+        "grouped": {"n_kv_heads": 2},
+    },
     "swiglu": {"hidden": {"hidden": 24}},
 }
 

@@ -84,7 +84,9 @@ class PathFox(Mixer):
         self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
         self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
-        self.turn = Turn(dims.d_model, rank, self.kv_heads, self.width, dims.backend) if config.householder else None
+        self.turn = (
+            Turn(dims.d_model, rank, self.kv_heads, self.width, dims.backend) if config.householder else None
+        )
         self.forget = nn.Linear(dims.d_model, self.heads) if config.forget_gate else None
 
     def _check(self, rank: int) -> None:
@@ -107,7 +109,9 @@ class PathFox(Mixer):
         wide = torch.promote_types(dtype, torch.float32)
         cache = KVCache(batch_size, self.kv_heads, self.width, capacity=capacity, device=device, dtype=dtype)
         cache.keys = cache.keys.to(wide if self.turn else dtype)
-        forgotten = torch.zeros(batch_size, self.heads, capacity, device=device, dtype=wide) if self.forget else None
+        forgotten = (
+            torch.zeros(batch_size, self.heads, capacity, device=device, dtype=wide) if self.forget else None
+        )
         taps = self.turn.conv.init_state(batch_size, device, dtype) if self.turn else None
         return PathState(cache, forgotten, taps)
 
@@ -121,7 +125,9 @@ class PathFox(Mixer):
         state.cache.append(k, v)
         mask = None if self.forget is None else _remember(state, self._log_gate(x))[:, :, None]
         keys, values = (y.to(wide) for y in state.cache.read())
-        o = F.scaled_dot_product_attention(q[:, :, None].to(wide), keys, values, attn_mask=mask, enable_gqa=True)
+        o = F.scaled_dot_product_attention(
+            q[:, :, None].to(wide), keys, values, attn_mask=mask, enable_gqa=True
+        )
         return self.o_proj(o.flatten(1).to(x.dtype)), state
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:

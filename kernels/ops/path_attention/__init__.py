@@ -67,6 +67,4 @@ def check_path(q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: T
         ("g", g, "[B, T, H]", q.shape[:3]),
     ):
         if x is not None and x.shape != wanted:
-            raise ValueError(
-                f"path_attention needs {name} {meaning} = {tuple(wanted)}, got {tuple(x.shape)}"
-            )
+            raise ValueError(f"path_attention needs {name} {meaning} = {tuple(wanted)}, got {tuple(x.shape)}")

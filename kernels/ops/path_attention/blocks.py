@@ -85,7 +85,9 @@ def _gate_sums(g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     All of them are sums of terms of one sign: a difference of two long sums would be inexact.
     """
-    not_later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()  # (j, s): s ≤ j
+    not_later = torch.ones(
+        g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device
+    ).tril()  # (j, s): s ≤ j
     inner = g[..., None, :].masked_fill(not_later, 0).cumsum(-1).mT
     before = g.cumsum(-1)
     after = F.pad(g[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)

@@ -34,7 +34,9 @@ def path_attention_reference(
         return torch.cat([_one_sequence(*x, scale) for x in sequences], dim=1).to(q.dtype)
 
 
-def _one_sequence(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, g: Tensor, scale: float) -> Tensor:
+def _one_sequence(
+    q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, g: Tensor, scale: float
+) -> Tensor:
     """q, k, w [B, T, H, K], v [B, T, H, V], beta, g [B, T, H] -> [B, T, H, V]."""
     time = torch.arange(q.shape[1], device=q.device)
     walked, forgotten = q, torch.zeros_like(g)  # of query i, at key j: H_{j+1}·…·H_i·q_i and Σ_{s=j+1..i} g_s
@@ -43,7 +45,9 @@ def _one_sequence(q: Tensor, k: Tensor, v: Tensor, w: Tensor, beta: Tensor, g: T
         has_started = (time >= j)[:, None]
         logit = scale * (walked * k[:, j, None]).sum(-1) + forgotten
         columns.append(logit.masked_fill(~has_started, -torch.inf))
-        walked = torch.where(has_started[..., None], householder(walked, w[:, j, None], beta[:, j, None]), walked)
+        walked = torch.where(
+            has_started[..., None], householder(walked, w[:, j, None], beta[:, j, None]), walked
+        )
         forgotten = torch.where(has_started, forgotten + g[:, j, None], forgotten)
     if not columns:
         return v

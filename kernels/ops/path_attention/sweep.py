@@ -7,12 +7,16 @@ head beside the T²·(K + V) of the scores. Letters as in blocks.py, V the width
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.ops.path_attention.blocks import Blocks, prepare
+
+LOG2E, FLOOR = math.log2(math.e), -60.0
 
 
 class Carried(NamedTuple):
@@ -33,9 +37,21 @@ def forward(
         if m:
             carried = carry(blocks, m - 1, carried)
         logits = torch.cat([far_logits(blocks, m, carried), blocks.logits[:, m]], -1)
-        lse[:, m] = logits.logsumexp(-1)
-        out[:, m] = logits.sub_(lse[:, m, :, None]).exp_() @ v[:, : m + 1].flatten(1, 2)
+        top = logits.amax(-1, keepdim=True)
+        weights = exp_(logits.sub_(top))
+        total = weights.sum(-1, keepdim=True)
+        out[:, m] = weights @ v[:, : m + 1].flatten(1, 2) / total
+        lse[:, m] = (top + total.log())[..., 0]
     return out, lse
+
+
+def exp_(x: Tensor) -> Tensor:
+    """e^x in place, exactly 0 below e^FLOOR.
+
+    On CPUs exp is up to 200 times slower where it underflows, which exp2 is not, and products with denormal numbers
+    are slow as well. Beside a largest weight of 1 even 10⁶ weights below e^FLOOR vanish in fp64's rounding.
+    """
+    return F.threshold_(x, FLOOR, -torch.inf).mul_(LOG2E).exp2_()
 
 
 def far_logits(blocks: Blocks, m: int, carried: Carried) -> Tensor:

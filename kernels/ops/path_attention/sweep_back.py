@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.ops.path_attention.blocks import Blocks, prepare
 from kernels.ops.path_attention.blocks_back import prepare_backward
-from kernels.ops.path_attention.sweep import Carried, carry, far_logits, none_carried
+from kernels.ops.path_attention.sweep import Carried, carry, exp_, far_logits, none_carried
 
 SPAN = 512
 
@@ -100,5 +100,5 @@ class Backward:
 
     def _softmax(self, at, logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Weights, and the gradient of the logits, of the queries at [at] over some of their keys."""
-        weights = (logits - self.lse[at][..., None]).exp_()
+        weights = exp_(logits - self.lse[at][..., None])
         return weights, (self.grad[at] @ values.mT).sub_(self.delta[at][..., None]).mul_(weights)
