@@ -1,6 +1,7 @@
 """What every test shares: one thread, because the machine's cores are shared by workers."""
 
 import os
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it; child processes inherit it
 
@@ -17,3 +18,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def forgetful_compiler():
+    """torch.compile compiles a function a few times only; tests of many operations share functions."""
+    yield
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()

@@ -11,11 +11,6 @@ from zoo import Context, LanguageModel, ModelConfig
 CU_SEQLENS = boundaries(7, 1, 9, 2)
 
 
-@pytest.fixture(autouse=True)
-def _no_graphs_of_other_tests():
-    torch.compiler.reset()
-
-
 def results(model: LanguageModel, compute, cu_seqlens: Tensor | None) -> dict[str, Tensor]:
     """Logits, auxiliary losses and gradients of one training step."""
     batch = tokens(2 if cu_seqlens is None else 1, 19)
