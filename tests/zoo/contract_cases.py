@@ -31,12 +31,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one_timeline": {"n_timelines": 1},
         "sharp": {"n_heads": 2, "n_timelines": 3, "temperature": 0.5, "aux_weight": 1.0},
     },
+    "gated_conv": {"wide": {"kernel_size": 5}},
+    "mla": {"no_positions": {"rope_dim": 0}},
     "path_fox": {
         "path": {"forget_gate": False},
         "fox": {"householder": False},
         "grouped": {"n_kv_heads": 2},
     },
+    "shc": {"factorised": {"factorise": 2, "readout": "learned"}},
     "swiglu": {"hidden": {"hidden": 24}},
+    "moe": {"one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1}},
 }
 
 

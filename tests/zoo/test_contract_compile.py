@@ -22,7 +22,10 @@ def results(model: LanguageModel, compute, cu_seqlens: Tensor | None) -> dict[st
 
 
 @fast_for_mixers
-@pytest.mark.parametrize("cu_seqlens", [None, CU_SEQLENS], ids=["plain", "packed"])
+@pytest.mark.parametrize(
+    "cu_seqlens",
+    [pytest.param(None, id="plain"), pytest.param(CU_SEQLENS, id="packed", marks=pytest.mark.slow)],
+)
 def test_compiled_equals_eager(case, cu_seqlens):
     model = build(case.config(depth=1)).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
