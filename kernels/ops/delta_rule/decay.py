@@ -3,14 +3,13 @@
 Everywhere here: M chunks of C tokens (a power of two); the rows of a token are its query and its key,
 rows [M, C, 2, K]; keys are rows[:, :, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
 
-Sums of gates are added up from single gates and never subtracted, forward or backward, so that a gate of −30 costs its
-neighbours no digits.
+Decays are built up from single gates and never divided out again, and their gradients are sums without a subtraction,
+so that a gate of −30 costs its neighbours no digits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +29,8 @@ def decay_of(g: Tensor) -> SharedDecay | ChannelDecay:
              rows_i·k_j under the decay between j and i: [M, C, 2, C], zero for j > i and, for keys, for j = i
     backward(grad, rows, products, d_prefix, d_suffix)
              from the gradients of `products` (zero where those are zero), log prefix and log suffix: the
-             gradients of rows as left factors [M, C, 2, K], of keys as right ones [M, C, K], and of g
+             gradients of rows as left factors [M, C, 2, K], of keys as right ones [M, C, K], and of g.
+             May overwrite d_prefix and d_suffix
     """
     return SharedDecay(g) if g.shape[-1] == 1 else ChannelDecay(g)
 
@@ -39,6 +39,11 @@ def vanishing_exp(x: Tensor) -> Tensor:
     """exp(x) for x ≤ 0, and 0 where that is too small to matter."""
     limit = VANISHED[x.dtype]
     return F.threshold_(x.clamp_min(limit).exp_(), 1.001 * math.exp(limit), 0.0)
+
+
+def shrink_(decay: Tensor, factor: Tensor) -> None:
+    """decay ← decay·factor in place, and 0 where that is too small to matter."""
+    F.threshold_(decay.mul_(factor), 1.001 * math.exp(VANISHED[decay.dtype]), 0.0)
 
 
 def sums_to_end(g: Tensor) -> Tensor:
@@ -79,8 +84,8 @@ class SharedDecay:
 class Level:
     """One halving: blocks of 2·half tokens, and what their right rows and left keys decay by.
 
-    right  exp of the sum of gates from the middle to the token, itself included, [M, C/2h, h, K]
-    left   exp of the sum of gates from the token, itself excluded, to the middle, likewise
+    right  the decay from the middle to the token, its own included, [M, C/2h, h, K]
+    left   the decay from the token, its own excluded, to the middle, likewise
     """
 
     half: int
@@ -100,6 +105,16 @@ class Level:
         blocks = self.split(self.split(products, 0, dim=3), 1)  # [M, C/2h, h, 2, C/2h, h]
         return blocks.diagonal(dim1=1, dim2=4).movedim(-1, 1)
 
+    def backward(self, grad: Tensor, right: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the two factors from that of all products."""
+        pairs = self.pairs(grad).reshape(-1, 2 * self.half, self.half)
+        rows, keys = right.view(-1, 2 * self.half, right.shape[-1]), left.flatten(0, 1)
+        if self.half == 1:  # Batches of outer products take many times as long as what they compute.
+            d_right, d_left = pairs * keys, (pairs * rows).sum(1)
+        else:
+            d_right, d_left = torch.bmm(pairs, keys), torch.bmm(pairs.transpose(1, 2), rows)
+        return d_right.view_as(right), d_left.view_as(left)
+
 
 class ChannelDecay:
     """Every channel decays by itself.
@@ -109,28 +124,27 @@ class ChannelDecay:
     exp(g_{m+1} + … + g_i)·exp(g_{j+1} + … + g_m), both factors ≤ 1. So a chunk is halved, the products of its right
     with its left half are taken around the middle, and each half is treated the same way: log2(C) levels, each
     a batch of matrix products, which together hold every pair once.
+
+    The decays of a level are products of those of the level below, so that exp is taken once a gate.
     """
 
     def __init__(self, g: Tensor) -> None:
-        self.g = g
-        self.prefix, self.suffix = vanishing_exp(g.cumsum(1)), vanishing_exp(sums_to_end(g))
-
-    def levels(self) -> Iterator[Level]:
-        """All halvings, from pairs of tokens to the whole chunk."""
-        # Sums inside the halves, of the gates up to a token and of those after it.
-        upto, after = self.g.clone(), torch.zeros_like(self.g)
+        self.prefix, self.suffix = vanishing_exp(g), torch.ones_like(g)
+        self.levels: list[Level] = []
         half = 1
-        while half < self.g.shape[1]:
-            p, s = (x.unflatten(1, (-1, 2, half)) for x in (upto, after))
-            yield Level(half, vanishing_exp(p[:, :, 1]), vanishing_exp(s[:, :, 0]))
-            s[:, :, 0] += p[:, :, 1, -1:]
-            p[:, :, 1] += p[:, :, 0, -1:]
+        while half < g.shape[1]:
+            (left, right), (to_middle, _) = (
+                x.unflatten(1, (-1, 2, half)).unbind(2) for x in (self.prefix, self.suffix)
+            )
+            self.levels.append(Level(half, right.clone(), to_middle.clone()))
+            shrink_(to_middle, right[:, :, -1:])
+            shrink_(right, left[:, :, -1:])
             half *= 2
 
     def products(self, rows: Tensor) -> Tensor:
         chunks, length, _, width = rows.shape
         products = rows.new_zeros(chunks, length, 2, length)
-        for level in self.levels():
+        for level in self.levels:
             right, left = level.factors(rows)
             # Contiguous, because batches of small products with a transposed factor take five times as long.
             columns = left.view(-1, level.half, width).transpose(1, 2).contiguous()
@@ -142,20 +156,20 @@ class ChannelDecay:
     def backward(
         self, grad: Tensor, rows: Tensor, products: Tensor, d_prefix: Tensor, d_suffix: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        length = rows.shape[1]
-        lower = torch.ones(length, length, dtype=rows.dtype, device=rows.device).tril()
         same = grad.diagonal(dim1=1, dim2=3)[:, 0].unsqueeze(-1)
         d_rows, d_keys = torch.zeros_like(rows), same * rows[:, :, 0]
         d_rows[:, :, 0] = same * rows[:, :, 1]
-        d_g = torch.matmul(lower.T, d_prefix) + torch.matmul(lower.tril(-1), d_suffix)
-        for level in self.levels():
+        for level in reversed(self.levels):
             right, left = level.factors(rows)
-            pairs = level.pairs(grad).reshape(-1, 2 * level.half, level.half)
-            d_right = torch.bmm(pairs, left.flatten(0, 1)).view_as(right)
-            d_left = torch.bmm(pairs.transpose(1, 2), right.flatten(0, 1).flatten(1, 2)).view_as(left)
+            d_right, d_left = level.backward(grad, right, left)
             level.split(d_rows, 1).addcmul_(d_right, level.right.unsqueeze(-2))
             level.split(d_keys, 0).addcmul_(d_left, level.left)
-            inside = lower[: level.half, : level.half]
-            level.split(d_g, 1).add_(torch.matmul(inside.T, right.mul_(d_right).sum(3)))
-            level.split(d_g, 0).add_(torch.matmul(inside.tril(-1), left.mul_(d_left)))
-        return d_rows, d_keys, d_g
+            # The way back of how log prefix and log suffix came from those of the level below.
+            before, after = (level.split(d_prefix, side) for side in (0, 1))
+            to_middle = level.split(d_suffix, 0)
+            before[:, :, -1] += after.sum(2)
+            after[:, :, -1] += to_middle.sum(2)
+            for row in (0, 1):
+                after.addcmul_(right[:, :, :, row], d_right[:, :, :, row])
+            to_middle.addcmul_(left, d_left)
+        return d_rows, d_keys, d_prefix
