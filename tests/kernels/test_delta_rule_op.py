@@ -229,7 +229,7 @@ def test_what_is_kept_is_linear_in_time(per_channel):
 
 
 def test_flops_are_those_of_the_products():
-    """The formula against PyTorch's own count of what the operator runs, which knows neither solves nor in-place products."""
+    """Against PyTorch's own count of what the operator runs, which knows neither solves nor in-place products."""
     q, k, v, g, beta, state = inputs(2, 128, per_channel=False, width=64, value_width=64)
     meta = [x.to("meta").requires_grad_() for x in (q, k, v, g, beta)]
     with FlopCounterMode(display=False) as formula:

@@ -31,6 +31,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one_timeline": {"n_timelines": 1},
         "sharp": {"n_heads": 2, "n_timelines": 3, "temperature": 0.5, "aux_weight": 1.0},
     },
+    "kda": {"negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4}},
+    "mom": {
+        "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},
+        "one_route": {"top_k": 1, "n_memories": 3},
+        "one_memory": {"n_memories": 1, "top_k": 1},
+    },
     "swiglu": {"hidden": {"hidden": 24}},
 }
 

@@ -52,8 +52,8 @@ class Saved:
 class Inputs:
     """The arguments of one group of chunks, and what follows from the gates alone.
 
-    rows [M, 2, C, K]: q, k; v [M, C, V]; beta [M, C, 1]; decay of g [M, C, K or 1]. Padding has g = 0 and β = 0, so that
-    it leaves the state alone.
+    rows [M, 2, C, K]: q, k; v [M, C, V]; beta [M, C, 1]; decay of g [M, C, K or 1]. Padding has g = 0 and β = 0,
+    so that it leaves the state alone.
     """
 
     def __init__(self, flat: list[Tensor], group: Group) -> None:
@@ -136,7 +136,9 @@ def backward(
     return [grad[:-1].to(x.dtype) for grad, x in zip(grads, flat, strict=True)]
 
 
-def _backward_group(x: Inputs, d_o: Tensor, d_state: Tensor, group: Group, saved: Saved) -> tuple[Tensor, ...]:
+def _backward_group(
+    x: Inputs, d_o: Tensor, d_state: Tensor, group: Group, saved: Saved
+) -> tuple[Tensor, ...]:
     """d_o [M, C, V], scaled. Returns the gradients of q, k, v, g and β."""
     d_errors, d_after = _backward_scan(x, d_o, d_state, group, saved)
     d_v = torch.bmm(saved.inverse.transpose(1, 2), d_errors)

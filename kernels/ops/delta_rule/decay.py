@@ -56,7 +56,10 @@ class SharedDecay:
         self.before = self.lower.tril(-1)
         g = g.clamp_min(VANISHED[g.dtype])  # 0 times a gate of −∞ would not be 0.
         self.between = vanishing_exp(torch.matmul(self.lower, g * self.before)).mul_(self.lower)
-        self.prefix, self.suffix = vanishing_exp(torch.matmul(self.lower, g)), self.between[:, -1].unsqueeze(-1)
+        self.prefix, self.suffix = (
+            vanishing_exp(torch.matmul(self.lower, g)),
+            self.between[:, -1].unsqueeze(-1),
+        )
 
     def products(self, rows: Tensor, out: Tensor) -> None:
         keys = rows[:, 1].transpose(1, 2).contiguous()
@@ -106,7 +109,9 @@ class Level:
     def factors(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Decayed rows of the right halves [M·C/2h, 2h, K] and decayed keys of the left [M·C/2h, h, K]."""
         chunks, blocks, half, width = self.right.shape
-        right = rows.new_empty(chunks, blocks, 2, half, width)  # A product would keep the order of rows in memory.
+        right = rows.new_empty(
+            chunks, blocks, 2, half, width
+        )  # A product would keep the order of rows in memory.
         torch.mul(self.split(rows, 1, dim=2).transpose(1, 2), self.right.unsqueeze(2), out=right)
         return right.view(-1, 2 * half, width), (self.split(rows[:, 1], 0) * self.left).view(-1, half, width)
 
