@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from kernels.ops.delta_rule.chunks import Chunks, Group
-from kernels.ops.delta_rule.decay import decay_of, lower_triangle
+from kernels.ops.delta_rule.decay import SharedDecay, lower_triangle
+from kernels.ops.delta_rule.halving import ChannelDecay
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Inputs:
             g, beta = g.masked_fill_(padding, 0), beta.masked_fill_(padding, 0)
         self.rows = torch.stack([q, k], 1)
         self.v, self.beta = v, beta
-        self.decay = decay_of(g)
+        self.decay = SharedDecay(g) if g.shape[-1] == 1 else ChannelDecay(g)
         self.over = self.decay.prefix[:, -1].unsqueeze(-1)  # [M, K or 1, 1]
         self.rows_from_start = self.rows * self.decay.prefix.unsqueeze(1)
         self.keys_to_end = k * self.decay.suffix
