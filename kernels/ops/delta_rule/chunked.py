@@ -51,19 +51,19 @@ class Saved:
 
 
 class Inputs:
-    """The arguments of one group of chunks, and what follows from the gates alone.
+    """The arguments of one group of chunks but v, and what follows from the gates alone.
 
-    rows [M, 2, C, K]: q, k; v [M, C, V]; beta [M, C, 1]; decay of g [M, C, K or 1]. Padding has g = 0 and β = 0,
-    so that it leaves the state alone.
+    rows [M, 2, C, K]: q, k; beta [M, C, 1]; decay of g [M, C, K or 1]. Padding has g = 0 and β = 0, so that it
+    leaves the state alone.
     """
 
     def __init__(self, flat: list[Tensor], group: Group) -> None:
-        q, k, v, g, beta = (take(x, group) for x in flat)
+        q, k, g, beta = (take(flat[i], group) for i in (0, 1, 3, 4))
         if group.padded:
             padding = ~group.filled.unsqueeze(-1)
             g, beta = g.masked_fill_(padding, 0), beta.masked_fill_(padding, 0)
         self.rows = torch.stack([q, k], 1)
-        self.v, self.beta = v, beta
+        self.beta = beta
         self.decay = SharedDecay(g) if g.shape[-1] == 1 else ChannelDecay(g)
         self.over = self.decay.prefix[:, -1].unsqueeze(-1)  # [M, K or 1, 1]
         self.rows_from_start = self.rows * self.decay.prefix.unsqueeze(1)
@@ -93,18 +93,18 @@ def forward(
             if saved is None
             else saved.at(group)
         )
-        o = _forward_group(x, state, scale, group, room)
+        o = _forward_group(x, take(flat[2], group), state, scale, group, room)
         out.index_copy_(0, group.rows.flatten(), o.flatten(0, 1))
     return out[:-1]
 
 
-def _forward_group(x: Inputs, state: Tensor, scale: float, group: Group, room: Saved) -> Tensor:
+def _forward_group(x: Inputs, v: Tensor, state: Tensor, scale: float, group: Group, room: Saved) -> Tensor:
     x.decay.products(x.rows, out=room.products)
     weighted = room.products * x.beta.unsqueeze(1).transpose(2, 3)
-    eye = torch.eye(x.v.shape[1], dtype=x.v.dtype, device=x.v.device).expand_as(room.inverse)
+    eye = torch.eye(v.shape[1], dtype=v.dtype, device=v.device).expand_as(room.inverse)
     # The diagonal is taken for 1.
     room.inverse.copy_(torch.linalg.solve_triangular(weighted[:, 1], eye, upper=False, unitriangular=True))
-    torch.bmm(room.inverse, x.v, out=room.errors)
+    torch.bmm(room.inverse, v, out=room.errors)
     reads = torch.bmm(room.inverse, x.rows_from_start[:, 1])
     writes = (x.keys_to_end * x.beta).transpose(1, 2)
     steps = zip(*(group.steps(y) for y in (room.states, room.errors, reads, x.over, writes)), strict=True)
@@ -144,7 +144,9 @@ def _backward_group(
     d_errors, d_after = _backward_scan(x, d_o, d_state, group, saved)
     d_v = torch.bmm(saved.inverse.transpose(1, 2), d_errors)
     # What stands left of S₀ and E for queries and for keys: o = Q̄·S₀ + P·Diag(β)·E and N·E = V − K̄·S₀.
-    outer = torch.stack([d_o, -d_v], 1).flatten(1, 2)
+    outer = torch.stack([d_o, d_v], 1)
+    outer[:, 1].neg_()
+    outer = outer.flatten(1, 2)
     d_weighted = torch.bmm(outer, saved.errors.transpose(1, 2)).view_as(saved.products)
     d_from_start = torch.bmm(outer, saved.states.transpose(1, 2)).view_as(x.rows)
     d_to_end = torch.bmm(saved.errors, d_after.transpose(1, 2))
@@ -175,5 +177,5 @@ def _backward_scan(
         running = d_state[: after.shape[0]]
         after.copy_(running)
         d_error.baddbmm_(write, running)
-        running.mul_(over).add_(start).baddbmm_(read, d_error, alpha=-1)
+        torch.addcmul(start, running, over, out=running).baddbmm_(read, d_error, alpha=-1)
     return d_errors, d_after

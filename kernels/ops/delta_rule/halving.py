@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.ops.delta_rule.decay import drop_vanished_, lower_triangle, vanishing_exp
+from kernels.ops.delta_rule.decay import drop_vanished_, lower_triangle, vanishing_exp_
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Level:
     def factors(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Decayed rows of the right halves [M·C/2h, 2h, K] and decayed keys of the left [M·C/2h, h, K]."""
         chunks, blocks, half, width = self.right.shape
-        right = rows.new_empty(chunks, blocks, 2, half, width)  # A product would keep the order of rows in memory.
+        right = rows.new_empty(
+            chunks, blocks, 2, half, width
+        )  # A product would keep the order of rows in memory.
         torch.mul(self.split(rows, 1, dim=2).transpose(1, 2), self.right.unsqueeze(2), out=right)
         return right.view(-1, 2 * half, width), (self.split(rows[:, 1], 0) * self.left).view(-1, half, width)
 
@@ -95,7 +97,7 @@ class ChannelDecay:
     """
 
     def __init__(self, g: Tensor) -> None:
-        self.prefix, self.suffix = vanishing_exp(g), torch.ones_like(g)
+        self.prefix, self.suffix = vanishing_exp_(g), torch.ones_like(g)
         right = self.prefix[:, 1::2].clone()
         self.levels: list[Neighbours | Level] = [Neighbours(right)]
         self.suffix[:, ::2] = right
