@@ -155,7 +155,7 @@ def test_the_balance_loss_of_hand_computed_routing(case):
     x = F.pad(torch.tensor(rows, dtype=torch.float64).log(), (0, D - 4))[None].requires_grad_()
     cu = None if lengths is None else torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
     _, aux = m(x, Context.of(torch.zeros(1, len(rows), dtype=torch.int64), cu))
-    assert float(aux["memory_balance"]) == pytest.approx(wanted, abs=1e-12)
+    assert aux["memory_balance"].item() == pytest.approx(wanted, abs=1e-12)
     if case != "balanced":  # where it does not depend on p
         aux["memory_balance"].backward()
         assert m.router.weight.grad.any()
