@@ -39,6 +39,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "grouped": {"n_kv_heads": 2},
     },
     "shc": {"factorised": {"factorise": 2, "readout": "learned"}},
+    "kda": {"negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4}},
+    "mom": {
+        "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},
+        "one_route": {"top_k": 1, "n_memories": 3},
+        "one_memory": {"n_memories": 1, "top_k": 1},
+    },
     "swiglu": {"hidden": {"hidden": 24}},
     "moe": {"one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1}},
 }

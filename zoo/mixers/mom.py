@@ -113,7 +113,7 @@ class MoM(Mixer):
         weights, routes = p.topk(self.top_k, -1)
         if (
             self.top_k > 1
-        ):  # renormalised, a single weight would always be 1, and its router without a gradient
+        ):  # Renormalised, a single weight would always be 1, and its router without a gradient.
             weights = weights / weights.sum(-1, keepdim=True)
         if self.shared:
             routes, weights = F.pad(routes, (0, 1), value=self.memories), F.pad(weights, (0, 1), value=1.0)

@@ -32,18 +32,24 @@ class Group:
 
     rows    int64 [M, C], for every slot its row of the flat [tokens·H (+1)] axis; the last, spare row for padding
     filled  bool [M, C], false for padding
-    steps   for every step its chunks, as a slice of M; those of sequence rank r (and head h) stand at place r·H + h
+    padded  whether there is any
+    sizes   how many chunks every step has; those of sequence rank r (and head h) stand at place r·H + h
     first   place of the group's first chunk among all chunks
     """
 
     rows: Tensor
     filled: Tensor
-    steps: list[slice]
+    padded: bool
+    sizes: list[int]
     first: int
 
     @property
     def places(self) -> slice:
         return slice(self.first, self.first + self.rows.shape[0])
+
+    def steps(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [M, ...] step by step."""
+        return x.split(self.sizes)
 
 
 @dataclass(frozen=True)
@@ -103,9 +109,9 @@ class Chunks:
         token = torch.where(filled, self.start[chunks, None] + slot, self.tokens)
         head = torch.arange(self.heads)[:, None]
         rows = (token[:, None] * self.heads + head).clamp_max(self.tokens * self.heads)
+        padded = not bool(filled.all())
         filled = filled[:, None].expand_as(rows)
-        steps, place = [], 0
-        for n in active:
-            steps.append(slice(place, place + n * self.heads))
-            place += n * self.heads
-        return Group(rows.flatten(0, 1).to(device), filled.flatten(0, 1).to(device), steps, done * self.heads)
+        sizes = [n * self.heads for n in active]
+        return Group(
+            rows.flatten(0, 1).to(device), filled.flatten(0, 1).to(device), padded, sizes, done * self.heads
+        )

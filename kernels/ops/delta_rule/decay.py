@@ -1,17 +1,24 @@
-"""Products of queries and keys under a decay, without ever exponentiating a positive number.
+"""What tokens of a chunk decay by between each other, without ever exponentiating a positive number.
 
-Everywhere here: M chunks of C tokens (a power of two); the rows of a token are its query and its key,
-rows [M, C, 2, K]; keys are rows[:, :, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
+Everywhere here: M chunks of C tokens (a power of two); the rows of a chunk are its queries and its keys,
+rows [M, 2, C, K]; keys are rows[:, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
 
-Sums of gates are added up from single gates and never subtracted, forward or backward, so that a gate of −30 costs its
-neighbours no digits.
+Decays are built up from single gates and never divided out again, so that a gate of −30 costs its neighbours no digits.
+`SharedDecay` here and `ChannelDecay` in halving.py both have:
+
+prefix   exp of the sum of gates from the chunk's first token to this one, both included, like g
+suffix   exp of the sum of gates from this token, excluded, to the chunk's last, like g
+products(rows, out)
+         rows_i·k_j under the decay between j and i, into out [M, 2, C, C]: zero for j > i and, for keys, for j = i
+backward(d_products, d_from_start, d_to_end, d_whole, rows, products)
+         from the gradients of `products` (zero where those are zero), of rows·prefix [M, 2, C, K] (overwritten),
+         of keys·suffix [M, C, K] (overwritten) and of the log of the whole chunk's decay [M, K]: the gradients of
+         queries and keys [M, C, K] and of g
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -21,141 +28,58 @@ VANISHED = {torch.float32: -40.0, torch.float64: -300.0}
 """Sums of log gates below these decay to 0: products of two such decays would be denormal, which CPUs are slow at."""
 
 
-def decay_of(g: Tensor) -> SharedDecay | ChannelDecay:
-    """What tokens decay by inside a chunk.
-
-    prefix   exp of the sum of gates from the chunk's first token to this one, both included, like g
-    suffix   exp of the sum of gates from this token, excluded, to the chunk's last, like g
-    products(rows)
-             rows_i·k_j under the decay between j and i: [M, C, 2, C], zero for j > i and, for keys, for j = i
-    backward(grad, rows, products, d_prefix, d_suffix)
-             from the gradients of `products` (zero where those are zero), log prefix and log suffix: the
-             gradients of rows as left factors [M, C, 2, K], of keys as right ones [M, C, K], and of g
-    """
-    return SharedDecay(g) if g.shape[-1] == 1 else ChannelDecay(g)
+def vanishing_exp_(x: Tensor) -> Tensor:
+    """exp(x) for x ≤ 0 in place, and 0 where that is too small to matter."""
+    # Clamped first, because denormal exponentials take sixty times as long.
+    return drop_vanished_(x.clamp_min_(VANISHED[x.dtype]).exp_())
 
 
-def vanishing_exp(x: Tensor) -> Tensor:
-    """exp(x) for x ≤ 0, and 0 where that is too small to matter."""
-    limit = VANISHED[x.dtype]
-    return F.threshold_(x.clamp_min(limit).exp_(), 1.001 * math.exp(limit), 0.0)
+def drop_vanished_(decay: Tensor) -> Tensor:
+    """0, in place, where a decay is too small to matter."""
+    return F.threshold_(decay, 1.001 * math.exp(VANISHED[decay.dtype]), 0.0)
 
 
-def sums_to_end(g: Tensor) -> Tensor:
-    """The sum of the gates after every token of a chunk."""
-    return F.pad(g[:, 1:].flip(1).cumsum(1).flip(1), (0, 0, 0, 1))
+def lower_triangle(like: Tensor, length: int) -> Tensor:
+    return torch.ones(length, length, dtype=like.dtype, device=like.device).tril()
 
 
 class SharedDecay:
-    """All channels of a head decay alike: the decay between two tokens is a number, D [M, C, C]."""
+    """All channels of a head decay alike: the decay between two tokens is a number, `between` [M, C, C]."""
 
     def __init__(self, g: Tensor) -> None:
-        length = g.shape[1]
-        self.lower = torch.ones(length, length, dtype=g.dtype, device=g.device).tril()
+        self.lower = lower_triangle(g, g.shape[1])
         self.before = self.lower.tril(-1)
-        self.prefix, self.suffix = vanishing_exp(g.cumsum(1)), vanishing_exp(sums_to_end(g))
-        self.between = vanishing_exp(torch.where(self.before > 0, g, 0).cumsum(1)).mul_(self.lower)
-
-    def products(self, rows: Tensor) -> Tensor:
-        keys = rows[:, :, 1].transpose(1, 2).contiguous()
-        products = (
-            torch.bmm(rows.flatten(1, 2), keys).view(*rows.shape[:3], -1).mul_(self.between.unsqueeze(2))
+        g = g.clamp_min(VANISHED[g.dtype])  # 0 times a gate of −∞ would not be 0.
+        self.between = vanishing_exp_(torch.matmul(self.lower, g * self.before)).mul_(self.lower)
+        self.prefix, self.suffix = (
+            vanishing_exp_(torch.matmul(self.lower, g)),
+            self.between[:, -1].unsqueeze(-1),
         )
-        products[:, :, 1] *= self.before
-        return products
+
+    def products(self, rows: Tensor, out: Tensor) -> None:
+        keys = rows[:, 1].transpose(1, 2).contiguous()
+        torch.mul(torch.bmm(rows.flatten(1, 2), keys).view_as(out), self.between.unsqueeze(1), out=out)
+        out[:, 1] *= self.before
 
     def backward(
-        self, grad: Tensor, rows: Tensor, products: Tensor, d_prefix: Tensor, d_suffix: Tensor
+        self,
+        d_products: Tensor,
+        d_from_start: Tensor,
+        d_to_end: Tensor,
+        d_whole: Tensor,
+        rows: Tensor,
+        products: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        d_between = torch.matmul(self.lower.T, (grad * products).sum(2)).mul_(self.before)
-        d_g = d_between.sum(-1, keepdim=True)
-        d_g += torch.matmul(self.lower.T, d_prefix) + torch.matmul(self.before, d_suffix)
-        grad = (grad * self.between.unsqueeze(2)).flatten(1, 2)
-        d_rows = torch.bmm(grad, rows[:, :, 1]).view_as(rows)
-        return d_rows, torch.bmm(grad.transpose(1, 2), rows.flatten(1, 2)), d_g
+        d_rows = d_from_start.mul_(self.prefix.unsqueeze(1))
+        d_keys = d_to_end.mul_(self.suffix)
+        d_prefix = (d_rows * rows).sum((1, 3)).unsqueeze(-1)
+        d_prefix[:, -1] += d_whole.sum(-1, keepdim=True)
+        d_suffix = (d_keys * rows[:, 1]).sum(-1, keepdim=True)
+        d_between = torch.matmul(self.lower.T, (d_products * products).sum(1)).mul_(self.before)
+        d_g = torch.matmul(self.lower.T, d_prefix) + torch.matmul(self.before, d_suffix)
+        d_g += d_between.sum(-1, keepdim=True)
 
-
-@dataclass(frozen=True)
-class Level:
-    """One halving: blocks of 2·half tokens, and what their right rows and left keys decay by.
-
-    right  exp of the sum of gates from the middle to the token, itself included, [M, C/2h, h, K]
-    left   exp of the sum of gates from the token, itself excluded, to the middle, likewise
-    """
-
-    half: int
-    right: Tensor
-    left: Tensor
-
-    def split(self, x: Tensor, side: int, dim: int = 1) -> Tensor:
-        """The left (0) or right (1) halves of the blocks along a token axis, a view [..., C/2h, h, ...]."""
-        return x.unflatten(dim, (-1, 2, self.half)).select(dim + 1, side)
-
-    def factors(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Decayed rows of the right halves [M, C/2h, h, 2, K] and decayed keys of the left [M, C/2h, h, K]."""
-        return self.split(rows, 1) * self.right.unsqueeze(-2), self.split(rows[:, :, 1], 0) * self.left
-
-    def pairs(self, products: Tensor) -> Tensor:
-        """The entries of products [M, C, 2, C] that belong to this level, a view [M, C/2h, h, 2, h]."""
-        blocks = self.split(self.split(products, 0, dim=3), 1)  # [M, C/2h, h, 2, C/2h, h]
-        return blocks.diagonal(dim1=1, dim2=4).movedim(-1, 1)
-
-
-class ChannelDecay:
-    """Every channel decays by itself.
-
-    For tokens i > j, Σ_c x_ic·k_jc·exp(g_{j+1,c} + … + g_{i,c}) is no product of a row factor and a column factor
-    that both stay in range: exp(−g_1 − … − g_j) overflows. Around a point m between them it is one, though,
-    exp(g_{m+1} + … + g_i)·exp(g_{j+1} + … + g_m), both factors ≤ 1. So a chunk is halved, the products of its right
-    with its left half are taken around the middle, and each half is treated the same way: log2(C) levels, each
-    a batch of matrix products, which together hold every pair once.
-    """
-
-    def __init__(self, g: Tensor) -> None:
-        self.g = g
-        self.prefix, self.suffix = vanishing_exp(g.cumsum(1)), vanishing_exp(sums_to_end(g))
-
-    def levels(self) -> Iterator[Level]:
-        """All halvings, from pairs of tokens to the whole chunk."""
-        # Sums inside the halves, of the gates up to a token and of those after it.
-        upto, after = self.g.clone(), torch.zeros_like(self.g)
-        half = 1
-        while half < self.g.shape[1]:
-            p, s = (x.unflatten(1, (-1, 2, half)) for x in (upto, after))
-            yield Level(half, vanishing_exp(p[:, :, 1]), vanishing_exp(s[:, :, 0]))
-            s[:, :, 0] += p[:, :, 1, -1:]
-            p[:, :, 1] += p[:, :, 0, -1:]
-            half *= 2
-
-    def products(self, rows: Tensor) -> Tensor:
-        chunks, length, _, width = rows.shape
-        products = rows.new_zeros(chunks, length, 2, length)
-        for level in self.levels():
-            right, left = level.factors(rows)
-            # Contiguous, because batches of small products with a transposed factor take five times as long.
-            columns = left.view(-1, level.half, width).transpose(1, 2).contiguous()
-            pairs = level.pairs(products)
-            pairs.copy_(torch.bmm(right.view(-1, 2 * level.half, width), columns).view(pairs.shape))
-        products.diagonal(dim1=1, dim2=3)[:, 0] = (rows[:, :, 0] * rows[:, :, 1]).sum(-1)
-        return products
-
-    def backward(
-        self, grad: Tensor, rows: Tensor, products: Tensor, d_prefix: Tensor, d_suffix: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        length = rows.shape[1]
-        lower = torch.ones(length, length, dtype=rows.dtype, device=rows.device).tril()
-        same = grad.diagonal(dim1=1, dim2=3)[:, 0].unsqueeze(-1)
-        d_rows, d_keys = torch.zeros_like(rows), same * rows[:, :, 0]
-        d_rows[:, :, 0] = same * rows[:, :, 1]
-        d_g = torch.matmul(lower.T, d_prefix) + torch.matmul(lower.tril(-1), d_suffix)
-        for level in self.levels():
-            right, left = level.factors(rows)
-            pairs = level.pairs(grad).reshape(-1, 2 * level.half, level.half)
-            d_right = torch.bmm(pairs, left.flatten(0, 1)).view_as(right)
-            d_left = torch.bmm(pairs.transpose(1, 2), right.flatten(0, 1).flatten(1, 2)).view_as(left)
-            level.split(d_rows, 1).addcmul_(d_right, level.right.unsqueeze(-2))
-            level.split(d_keys, 0).addcmul_(d_left, level.left)
-            inside = lower[: level.half, : level.half]
-            level.split(d_g, 1).add_(torch.matmul(inside.T, right.mul_(d_right).sum(3)))
-            level.split(d_g, 0).add_(torch.matmul(inside.tril(-1), left.mul_(d_left)))
-        return d_rows, d_keys, d_g
+        d_products = (d_products * self.between.unsqueeze(1)).flatten(1, 2)
+        d_rows.flatten(1, 2).baddbmm_(d_products, rows[:, 1])
+        d_keys += d_rows[:, 1]
+        return d_rows[:, 0], d_keys.baddbmm_(d_products.transpose(1, 2), rows.flatten(1, 2)), d_g

@@ -1,0 +1,196 @@
+"""The mixer `K` against its definition, token by token; its start, its sizes and its decode state."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+import kernels
+from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
+from zoo.config import from_dict
+from zoo.mixers.kda import KDA, KDAConfig
+
+D, HEADS, T = 16, 4, 11
+PRESETS = Path(__file__).parents[2] / "conf" / "model"
+CTX = Context.of(torch.zeros(2, T, dtype=torch.int64))
+
+
+def preset(name: str) -> ModelConfig:
+    return from_dict(ModelConfig, yaml.safe_load((PRESETS / f"{name}.yaml").read_text()))
+
+
+def mixer(**options) -> KDA:
+    """A mixer with random weights, gains and biases."""
+    made = KDA(KDAConfig(**options), Dims(D, HEADS, seq_len=T, layer=0, depth=2)).double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def inputs(batch: int = 2) -> Tensor:
+    return torch.randn(batch, T, D, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def by_definition(m: KDA, x: Tensor, top_beta: float) -> Tensor:
+    """y [T, D] of one sequence x [T, D], by the equations of SPEC, every head and token by itself."""
+    taps = m.convolution.weight
+    padded = F.pad((x @ m.qkv_proj.weight.T).T, (taps.shape[1] - 1, 0))
+    qkv = F.silu(F.conv1d(padded, taps[:, None], groups=3 * D)).T
+    q, k, v = (part.unflatten(-1, (m.heads, m.width)) for part in qkv.chunk(3, -1))
+    q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
+    beta = top_beta * torch.sigmoid(x @ m.beta_proj.weight.T)
+    low = (x @ m.decay_down.weight.T @ m.decay_up.weight.T).unflatten(-1, (m.heads, m.width))
+    g = -m.decay.A_log.exp() * F.softplus(low + m.decay.dt_bias)
+    o = torch.zeros_like(v)
+    for head in range(m.heads):
+        state = torch.zeros(m.width, m.width, dtype=torch.float64)
+        for t in range(len(x)):
+            key, b = k[t, head], beta[t, head]
+            erase = torch.eye(m.width, dtype=torch.float64) - b * torch.outer(key, key)
+            state = erase @ torch.diag(g[t, head].exp()) @ state + b * torch.outer(key, v[t, head])
+            o[t, head] = m.width**-0.5 * state.T @ q[t, head]
+    o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6) * m.o_norm.weight
+    gate = torch.sigmoid(x @ m.gate_down.weight.T @ m.gate_up.weight.T + m.gate_up.bias)
+    return (o.flatten(-2) * gate) @ m.o_proj.weight.T
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"neg_eigval": True}, {"n_heads": 4}, {"kernel_size": 2}],
+    ids=["plain", "negative", "heads", "kernel"],
+)
+@torch.no_grad()
+def test_forward_is_the_definition(options):
+    m, x = mixer(**options), inputs()
+    y, aux = m(x, CTX)
+    assert aux == {}
+    top = 2.0 if options.get("neg_eigval") else 1.0
+    wanted = torch.stack([by_definition(m, row, top) for row in x])
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_with_equal_channels_the_mixer_is_the_gated_delta_rule(monkeypatch):
+    m, x = mixer(), inputs()
+    for parameter in (m.decay_up.weight, m.decay.dt_bias.view(-1, 1)):
+        parameter.copy_(parameter.unflatten(0, (m.heads, -1))[:, :1].expand(-1, m.width, -1).flatten(0, 1))
+    y, _ = m(x, CTX)
+    per_channel = kernels.delta_rule
+
+    def per_head(q, k, v, g, beta, **options):
+        return per_channel(q, k, v, g[..., 0], beta, **options)
+
+    monkeypatch.setattr(kernels, "delta_rule", per_head)
+    torch.testing.assert_close(m(x, CTX)[0], y, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_only_negative_eigenvalues_can_count_modulo_two():
+    """A key that is written with β = 2 and v = 0 turns the sign of what is stored: parity, at any length."""
+    x = torch.ones(1, 64, D, dtype=torch.float64)
+    for negative, wanted in ((True, 1.0), (False, 0.0)):
+        m = mixer(neg_eigval=negative, n_heads=1)
+        m.beta_proj.weight.fill_(10.0)
+        m.decay.A_log.fill_(-50.0)
+        qkv = torch.cat([torch.eye(D)[:1].expand(2, D), torch.zeros(1, D)]).double().flatten()
+        stored = torch.zeros(1, 1, D, D, dtype=torch.float64)
+        stored[..., 0, 0], state = 1.0, []
+        for token in x.unbind(1):
+            _, stored = m._delta(
+                token[:, None], qkv.expand(1, 1, -1), initial_state=stored, output_final_state=True
+            )
+            state.append(stored[0, 0, 0, 0])
+        signs = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(32)
+        torch.testing.assert_close(torch.stack(state), wanted * signs, rtol=0, atol=1e-3)
+
+
+def test_it_starts_where_spec_says():
+    """A in [1, 16] a head; dt log-uniform on [1e-3, 0.1] a channel; β = ½; an output gate of ½."""
+    model = LanguageModel(preset("kda_pure"), vocab_size=32, seq_len=T)
+    decays = [layer.mixer.decay for layer in model.layers]
+    m = model.layers[0].mixer
+    assert (m.decay.A_log.shape, m.decay.dt_bias.shape) == ((m.heads, 1), (m.heads, m.width))
+    rates = torch.cat([decay.A_log.flatten() for decay in decays]).exp()
+    assert 1 <= rates.min() < rates.max() <= 16
+    dt = F.softplus(torch.cat([decay.dt_bias.flatten() for decay in decays]).double())
+    assert 1e-3 * (1 - 1e-3) <= dt.min() < dt.max() <= 0.1 * (1 + 1e-3)
+    # The quartiles of a log-uniform variable: of 256 numbers or more they do not miss by a fifth.
+    quartiles = torch.quantile(dt.log10(), torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64))
+    torch.testing.assert_close(quartiles, torch.tensor([-2.5, -2.0, -1.5]).double(), rtol=0, atol=0.2)
+    nothing = torch.zeros(1, 1, model.config.d_model)
+    g, beta = m._gates(nothing)
+    torch.testing.assert_close(beta, torch.full_like(beta, 0.5))
+    torch.testing.assert_close(g[0, 0], -m.decay.A_log.exp() * F.softplus(m.decay.dt_bias))
+    assert not m.gate_up.bias.any()
+
+
+def test_rates_are_uniform():
+    from zoo.decay import LogDecay
+
+    decay = LogDecay((4000, 1), (4000, 1))
+    decay.init_weights(torch.Generator().manual_seed(0))
+    quartiles = torch.quantile(decay.A_log.exp(), torch.tensor([0.25, 0.5, 0.75]))
+    torch.testing.assert_close(quartiles, torch.tensor([4.75, 8.5, 12.25]), rtol=0, atol=0.5)
+
+
+@pytest.mark.parametrize(("heads", "own"), [(12, 6), (4, 2), (2, 1), (1, 1), (3, 3)])
+def test_heads_are_twice_as_wide_as_the_models(heads, own):
+    made = KDA(KDAConfig(), Dims(24 * heads, heads, seq_len=T, layer=0, depth=1))
+    assert (made.heads, made.width) == (own, 24 * heads // own)
+
+
+def test_at_reference_size_it_costs_1_17_times_4_d_squared():
+    with torch.device("meta"):
+        made = KDA(KDAConfig(), Dims(768, 12, seq_len=512, layer=0, depth=14))
+    count = sum(p.numel() for p in made.parameters())
+    low_rank, convolution = 4 * 768 * 128 + 768, 3 * 768 * 4
+    assert count == 4 * 768**2 + low_rank + convolution + 768 * 6 + (6 + 768) + 128
+    assert round(count / (4 * 768**2), 2) == 1.17
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_decode_state_is_constant_in_time(dtype):
+    """S in at least fp32, and three inputs of the convolution."""
+    m = mixer().to(dtype)
+    state = m.init_state(1, capacity=1000, dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    for token in inputs(1).to(dtype).unbind(1):
+        assert m.state_bytes(state) == 2 * 8 * 8 * wide.itemsize + 3 * 3 * D * dtype.itemsize
+        assert state.memory.dtype == wide
+        _, state = m.step(token, state)
+
+
+def test_cost_of_a_token_does_not_depend_on_the_length():
+    model = cost.on_meta(preset("kda_pure"), vocab_size=32, seq_len=1024)
+    assert cost.state_bytes(model, 1024) == cost.state_bytes(model, 131_072)
+    forward = [cost.flops_per_token(model, length) for length in (1024, 4096)]
+    assert forward[1] == pytest.approx(forward[0], rel=0.01)
+
+
+def test_kimi_linear_is_three_kda_layers_then_latent_attention_without_positions():
+    model = LanguageModel(preset("kda"), vocab_size=32, seq_len=T)
+    assert model.letters == ("KKKL" * len(model.letters))[: len(model.letters)]
+    latent = model.layers[3].mixer
+    assert type(latent).__name__ == "MLA"
+    x = torch.randn(1, T, model.config.d_model, generator=torch.Generator().manual_seed(0))
+    y, _ = latent(x, Context.of(torch.zeros(1, T, dtype=torch.int64)))
+    order = torch.tensor([3, 0, 2, 1, *range(4, T)])
+    shuffled, _ = latent(x[:, order], Context.of(torch.zeros(1, T, dtype=torch.int64)))
+    torch.testing.assert_close(shuffled[:, 4:], y[:, 4:])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kernel_size": 0}, "kda.kernel_size=0 must be at least 1"),
+        ({"n_heads": 3}, "kda.n_heads=3 does not divide"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        mixer(**options)

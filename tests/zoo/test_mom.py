@@ -1,0 +1,218 @@
+"""The mixer `O` against its definition, token by token; its router, its start, its sizes and its decode state."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor
+
+import kernels
+from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
+from zoo.config import from_dict
+from zoo.mixers.mom import MoM, MoMConfig
+from zoo.modules import l2norm
+
+D, T = 12, 9
+PRESET = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "mom.yaml").read_text())
+CTX = Context.of(torch.zeros(2, T, dtype=torch.int64))
+
+
+def mixer(**options) -> MoM:
+    """A mixer with random weights and gains: two heads of 4 for every memory."""
+    config = MoMConfig(**{"n_heads": 2, "head_width": 4} | options)
+    made = MoM(config, Dims(D, 4, seq_len=T, layer=0, depth=2)).double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return made
+
+
+def inputs(batch: int = 2) -> Tensor:
+    return torch.randn(batch, T, D, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def parts(m: MoM, x: Tensor, top_beta: float = 1.0) -> list[Tensor]:
+    """k, v [T, M, H, K], β and g [T, M, H] of one sequence x [T, D]."""
+    k, v = (F.silu(x @ p.weight.T).unflatten(-1, (-1, m.heads, m.width)) for p in (m.k_proj, m.v_proj))
+    beta, raw = ((x @ p.weight.T).unflatten(-1, (-1, m.heads)) for p in (m.beta_proj, m.decay_proj))
+    g = -m.decay.A_log.exp() * F.softplus(raw + m.decay.dt_bias)
+    return [k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt(), v, top_beta * torch.sigmoid(beta), g]
+
+
+def by_definition(m: MoM, x: Tensor, options: dict) -> Tensor:
+    """y [T, D] of one sequence x [T, D], by the equations of SPEC, every head, memory and token by itself."""
+    memories, top_k = options.get("n_memories", 4), options.get("top_k", 2)
+    shared = options.get("shared", True)
+    k, v, beta, g = parts(m, x, 2.0 if options.get("neg_eigval") else 1.0)
+    q = F.silu(x @ m.q_proj.weight.T).unflatten(-1, (m.heads, m.width))
+    q = q / (q.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    state = torch.zeros(memories + shared, m.heads, m.width, m.width, dtype=torch.float64)
+    rows = []
+    for t in range(len(x)):
+        used = {memories: 1.0} if shared else {}
+        p = torch.softmax(x[t] @ m.router.weight.T, 0).tolist() if m.router else [1.0]
+        best = sorted(range(memories), key=lambda i: -p[i])[:top_k]
+        total = sum(p[i] for i in best) if top_k > 1 else 1.0
+        used |= {i: p[i] / total for i in best}
+        o = torch.zeros(m.heads, m.width, dtype=torch.float64)
+        for i, weight in used.items():
+            for h in range(m.heads):
+                key, b = k[t, i, h], beta[t, i, h]
+                kept = g[t, i, h].exp() * state[i, h]
+                state[i, h] = kept - b * torch.outer(key, key) @ kept + b * torch.outer(key, v[t, i, h])
+                o[h] += weight * m.width**-0.5 * state[i, h].T @ q[t, h]
+        o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6) * m.o_norm.weight
+        rows.append(o.flatten() @ m.o_proj.weight.T)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shared": False},
+        {"top_k": 1},
+        {"top_k": 4, "neg_eigval": True},
+        {"n_memories": 1, "top_k": 1},
+    ],
+    ids=["plain", "not shared", "one route", "all routes, negative", "one memory"],
+)
+@torch.no_grad()
+def test_forward_is_the_definition(options):
+    m, x = mixer(**options), inputs()
+    y, aux = m(x, CTX)
+    assert set(aux) == (set() if options.get("n_memories") == 1 else {"memory_balance"})
+    wanted = torch.stack([by_definition(m, row, options) for row in x])
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_an_unselected_memory_is_bit_identical_after_the_step():
+    m = mixer()
+    state = torch.randn(1, 5, 2, 4, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    for token in inputs(1).unbind(1):
+        before = state.clone()
+        _, state = m.step(token, state)
+        used = set(torch.topk(token[0] @ m.router.weight.T, 2).indices.tolist()) | {4}
+        assert {i for i in range(5) if not torch.equal(state[0, i], before[0, i])} == used
+
+
+@torch.no_grad()
+def test_one_memory_without_the_shared_one_equals_the_gated_delta_rule():
+    m, x = mixer(n_memories=1, top_k=1, shared=False), inputs(1)
+    k, v, beta, g = (y.squeeze(1)[None] for y in parts(m, x[0]))
+    q = l2norm(F.silu(m.q_proj(x)).unflatten(-1, (2, 4)))
+    o, _ = kernels.delta_rule(q, k, v, g, beta, backend="reference")
+    wanted = m.o_proj(m.o_norm(o).flatten(-2))
+    y, _ = m(x, Context.of(torch.zeros(1, T, dtype=torch.int64)))
+    torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_the_order_of_memories_does_not_matter():
+    m, x = mixer(), inputs()
+    y, aux = m(x, CTX)
+    order = torch.tensor([2, 0, 3, 1])
+    m.router.weight.copy_(m.router.weight[order])
+    order = torch.cat([order, torch.tensor([4])])
+    for parameter in (m.k_proj, m.v_proj, m.beta_proj, m.decay_proj):
+        parameter.weight.copy_(parameter.weight.unflatten(0, (5, -1))[order].flatten(0, 1))
+    for parameter in (m.decay.A_log, m.decay.dt_bias):
+        parameter.copy_(parameter[order])
+    turned, aux_turned = m(x, CTX)
+    torch.testing.assert_close(turned, y, rtol=0, atol=1e-12)
+    torch.testing.assert_close(aux_turned, aux, rtol=0, atol=1e-12)
+
+
+# Probabilities of four memories, and what of f and p follows by hand for k = 2.
+EVEN, FIRST, LAST = (0.3, 0.28, 0.22, 0.2), (0.7, 0.2, 0.06, 0.04), (0.1, 0.15, 0.3, 0.45)
+BALANCE = {
+    # f = (½, ½, 0, 0): 4·½·(0.7 + 0.2)
+    "one token": ([FIRST], None, 1.8),
+    # f = ¼ each: 4·¼·1
+    "balanced": ([FIRST, LAST], None, 1.0),
+    # f = (⅜, ⅜, ⅛, ⅛), p̄_0 + p̄_1 = 0.6575: 4·(⅜·0.6575 + ⅛·0.3425)
+    "four tokens": ([FIRST, FIRST, EVEN, LAST], None, 1.1575),
+    # The mean of [FIRST] and [EVEN, LAST, LAST]: there f = (⅙, ⅙, ⅓, ⅓), p̄ = (0.5, 0.58, 0.82, 1.1)/3
+    "packed": (
+        [FIRST, EVEN, LAST, LAST],
+        (1, 3),
+        (1.8 + 4 * ((0.5 + 0.58) / 3 / 6 + (0.82 + 1.1) / 3 / 3)) / 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BALANCE)
+def test_the_balance_loss_of_hand_computed_routing(case):
+    """4·Σ f·p̄ per sequence, f the share of the 2·T assignments; the mean over sequences, not over tokens."""
+    rows, lengths, wanted = BALANCE[case]
+    m = mixer()
+    with torch.no_grad():
+        m.router.weight.copy_(torch.eye(4, D))
+    x = F.pad(torch.tensor(rows, dtype=torch.float64).log(), (0, D - 4))[None].requires_grad_()
+    cu = None if lengths is None else torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    _, aux = m(x, Context.of(torch.zeros(1, len(rows), dtype=torch.int64), cu))
+    assert aux["memory_balance"].item() == pytest.approx(wanted, abs=1e-12)
+    if case != "balanced":  # where it does not depend on p
+        aux["memory_balance"].backward()
+        assert m.router.weight.grad.any()
+
+
+def test_it_starts_where_spec_says():
+    """A in [1, 16] and dt in [1e-3, 0.1], one of each a memory and head; β = ½; loss weight 0.01."""
+    model = LanguageModel(from_dict(ModelConfig, PRESET), vocab_size=32, seq_len=T)
+    m = model.layers[0].mixer
+    assert model.aux_weights == {"memory_balance": 0.01}
+    assert m.decay.A_log.shape == m.decay.dt_bias.shape == (5, m.heads)
+    rates, dt = m.decay.A_log.exp(), F.softplus(m.decay.dt_bias)
+    assert 1 <= rates.min() < rates.max() <= 16
+    assert 1e-3 * (1 - 1e-3) <= dt.min() < dt.max() <= 0.1 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(("d_model", "heads", "own", "width"), [(768, 12, 2, 128), (128, 4, 1, 40)])
+def test_default_heads_are_a_third_of_the_models_width(d_model, heads, own, width):
+    made = MoM(MoMConfig(), Dims(d_model, heads, seq_len=T, layer=0, depth=1))
+    assert (made.heads, made.width) == (own, width)
+
+
+def test_at_reference_size_it_costs_as_much_as_attention():
+    """Two heads of 128 for each of five memories at D = 768: 1.01 times 4·D²."""
+    with torch.device("meta"):
+        made = MoM(MoMConfig(), Dims(768, 12, seq_len=512, layer=0, depth=14))
+    count = sum(p.numel() for p in made.parameters())
+    assert count == 768 * 256 * (1 + 5 + 5 + 1) + 2 * 768 * 10 + 768 * 4 + 2 * 10 + 128
+    assert round(count / (4 * 768**2), 2) == 1.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_decode_state_is_constant_in_time(dtype):
+    m = mixer().to(dtype)
+    state = m.init_state(1, capacity=1000, dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    for token in inputs(1).to(dtype).unbind(1):
+        assert m.state_bytes(state) == 5 * 2 * 4 * 4 * wide.itemsize
+        _, state = m.step(token, state)
+
+
+def test_cost_of_a_token_does_not_depend_on_the_length():
+    model = cost.on_meta(from_dict(ModelConfig, PRESET), vocab_size=32, seq_len=1024)
+    assert cost.state_bytes(model, 1024) == cost.state_bytes(model, 131_072)
+    forward = [cost.flops_per_token(model, length) for length in (1024, 4096)]
+    assert forward[1] == pytest.approx(forward[0], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 0}, "mom.top_k=0 must be from 1 to n_memories=4"),
+        ({"top_k": 5}, "mom.top_k=5 must be from 1 to n_memories=4"),
+        ({"n_heads": 0}, "mom.n_heads=0"),
+        ({"head_width": 0}, "head_width=0 must be at least 1"),
+    ],
+)
+def test_impossible_options_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        mixer(**options)
