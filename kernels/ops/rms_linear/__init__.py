@@ -29,5 +29,7 @@ def rms_linear(x: Tensor, weight: Tensor, *, eps: float = 1e-6, backend: str = "
     Source: mHC (arXiv:2512.24880), its section on fused kernels, which divides after the product too.
     """
     if x.dim() < 1 or weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"rms_linear needs x [..., K] and weight [N, K], got {tuple(x.shape)}, {tuple(weight.shape)}")
+        raise ValueError(
+            f"rms_linear needs x [..., K] and weight [N, K], got {tuple(x.shape)}, {tuple(weight.shape)}"
+        )
     return OPERATION(x, weight, eps=eps, backend=backend)
