@@ -12,6 +12,7 @@ from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
 from kernels.ops.memory_mixture import memory_mixture
 from kernels.ops.mesa import mesa
 from kernels.ops.path_attention import path_attention
+from kernels.ops.rms_linear import rms_linear
 from kernels.ops.short_conv import short_conv
 from kernels.ops.sinkhorn import sinkhorn
 from kernels.ops.sparse_attention import sparse_attention
@@ -32,6 +33,7 @@ __all__ = [
     "memory_mixture",
     "mesa",
     "path_attention",
+    "rms_linear",
     "rope",
     "short_conv",
     "sinkhorn",

@@ -10,6 +10,24 @@ from __future__ import annotations
 import torch
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+BACKWARD: dict[object, float] = {}
+"""How many times its forward an operator's backward costs, where that is not 2; see `backward_costs`."""
+
+
+def backward_costs(operator: object, forwards: float) -> None:
+    """Declare that the backward of torch.ops.<name space>.<operator> costs so many of its forwards.
+
+    A product's backward costs two: a gradient for either factor. A solve's costs one, a second solve, and what
+    passes no gradient none. The counter needs no such word, it counts what runs; whoever checks a count of the
+    training against that of the forward does (tests/zoo/test_contract_files.py).
+    """
+    BACKWARD[operator] = forwards
+
+
+def backward_share(operator: object) -> float:
+    """What `backward_costs` declared for an operator, 2 where nothing was."""
+    return BACKWARD.get(operator, 2.0)
+
 
 def attention_flops(score_entries: int, key_width: int, value_width: int) -> int:
     """FLOPs of q·kᵀ and weights·v over so many score entries; a backward costs twice this."""

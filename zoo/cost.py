@@ -47,15 +47,23 @@ def parameters_non_embedding(model: LanguageModel) -> int:
 
 
 def flops_per_token(model: LanguageModel, length: int, *, backward: bool = False) -> float:
-    """FLOPs a token at sequence length `length`: forward, or forward and backward of the training loss."""
+    """FLOPs a token at sequence length `length`: forward in evaluation, or forward and backward of the training loss."""
+    return sum(flops_by_operator(model, length, backward=backward).values())
+
+
+def flops_by_operator(model: LanguageModel, length: int, *, backward: bool = False) -> dict[Any, float]:
+    """`flops_per_token`, operator by operator: torch.ops.<name space>.<operator> -> FLOPs a token."""
     device = model.embedding.weight.device
     tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
+    training = model.training
+    model.train(backward)
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
         logits, aux = model(tokens, Context.of(tokens))
         if backward:
             (F.cross_entropy(logits[0].float(), tokens[0]) + model.aux_loss(aux)).backward()
             model.zero_grad(set_to_none=True)
-    return counter.get_total_flops() / length
+    model.train(training)
+    return {operator: count / length for operator, count in counter.get_flop_counts()["Global"].items()}
 
 
 def state_bytes(model: LanguageModel, length: int) -> int:

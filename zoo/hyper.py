@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.errors import UserError
 from zoo.groups import ParameterGroup
-from zoo.modules import NORM_EPS, Dims, fp32_linear
+from zoo.modules import NORM_EPS, Dims
 from zoo.residual import Residual, Streams
 from zoo.schedule import StepBuffer
 
@@ -68,7 +68,8 @@ class HyperStreams(Streams):
         )
 
     def expand(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.n, x.shape[-1])
+        # A copy: products with a view whose streams are one and the same memory are slow.
+        return x.unsqueeze(-2).repeat(1, 1, self.n, 1)
 
     def collapse(self, x: Tensor) -> Tensor:
         return x.mean(-2) if self.readout is None else (self.readout[:, None] * x).sum(-2)
@@ -119,11 +120,10 @@ class HyperResidual(Residual):
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x̂φ_pre, x̂φ_post, x̂φ_res: normalised after the product, so that x̂ is never written."""
-        vec = x.flatten(-2).to(torch.promote_types(x.dtype, torch.float32))
+        """x̂φ_pre, x̂φ_post, x̂φ_res: one product, normalised after it, so that x̂ is never written."""
         phi = [self.phi_pre, self.phi_post, self.phi_res]
-        norm = torch.rsqrt(vec.square().mean(-1, keepdim=True) + NORM_EPS)
-        return (fp32_linear(vec, torch.cat(phi)) * norm).split([len(p) for p in phi], -1)
+        raw = kernels.rms_linear(x.flatten(-2), torch.cat(phi), eps=NORM_EPS, backend=self.dims.backend)
+        return raw.split([len(p) for p in phi], -1)
 
 
 class MatrixResidual(HyperResidual):

@@ -7,8 +7,8 @@ import torch
 from kernel_cases import TOLERANCE, assert_agree, normal, packed
 
 from kernels import indexer_kl, lightning_topk
+from kernels.ops.indexer_kl import parts
 from kernels.ops.lightning_topk.scores import index_scores
-from kernels.ops.sparse_attention import select
 
 NAMES = ("q_idx", "k_idx", "w_idx", "bias", "tau")
 
@@ -46,7 +46,7 @@ CALLS = {
     "packed blocks": (layer(1, 150, heads=2), {"cu_seqlens": packed(140, 1, 9)}),
 }
 
-ways = pytest.mark.parametrize("cost", [0, 1 << 40], ids=["gathered", "masked"])
+ways = pytest.mark.parametrize("gathered", [True, False], ids=["gathered", "masked"])
 
 
 def compared(attended, indexer, options, dtype):
@@ -65,8 +65,8 @@ def test_blocks_equal_definition_over_all_visible_keys(case, dtype):
 @ways
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 @pytest.mark.parametrize("case", CALLS)
-def test_blocks_equal_definition_over_selected_keys(case, dtype, cost, monkeypatch):
-    monkeypatch.setattr(select, "GATHER_COST", cost)
+def test_blocks_equal_definition_over_selected_keys(case, dtype, gathered, monkeypatch):
+    monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
     (attended, indexer), options = CALLS[case]
     indices = selected(indexer, 6, options.get("cu_seqlens"))
     compared(attended, indexer, {**options, "indices": indices}, dtype)
@@ -79,8 +79,8 @@ def test_selecting_everything_is_the_loss_of_the_warm_up():
 
 
 @ways
-def test_gradients_are_the_derivatives(cost, monkeypatch):
-    monkeypatch.setattr(select, "GATHER_COST", cost)
+def test_gradients_are_the_derivatives(gathered, monkeypatch):
+    monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
     attended, indexer = layer(2, 5, index_heads=2, index_width=2)
     for indices in (None, selected(indexer, 3)):
         inputs = [x.clone().requires_grad_() for x in indexer]
@@ -118,6 +118,12 @@ def test_it_is_the_divergence_of_two_distributions():
         p, chosen = attention.softmax(-1).mean(0), scores[t, : t + 1].log_softmax(-1)
         total = total + torch.nn.functional.kl_div(chosen, p, reduction="sum")
     torch.testing.assert_close(indexer_kl(q, k, *indexer), total / 15)
+
+
+def test_gathering_is_chosen_where_few_of_many_small_keys_are_selected():
+    assert parts.gathers(32, 128, 24)
+    assert not parts.gathers(32, 128, 140)
+    assert parts.gathers(8, 128, 140)
 
 
 @pytest.mark.parametrize("k", [None, 4], ids=["visible", "selected"])

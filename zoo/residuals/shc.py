@@ -9,7 +9,7 @@ import kernels
 from zoo.errors import UserError
 from zoo.factorise import FactorisedStreams
 from zoo.hyper import HyperConfig, HyperResidual
-from zoo.modules import Dims
+from zoo.modules import Dims, fp32_linear
 from zoo.registry import register_residual
 
 START_STD = 0.01
@@ -53,4 +53,4 @@ class SHC(HyperResidual):
 
     def mixing(self, raw: Tensor) -> Tensor:
         rotations = kernels.cayley(self.turns, backend=self.dims.backend)
-        return (raw.softmax(-1)[..., None, None] * rotations).sum(-3)
+        return fp32_linear(raw.softmax(-1), rotations.flatten(1).T).unflatten(-1, rotations.shape[1:])

@@ -1,4 +1,4 @@
-"""What a sub-block reads, as a product of a row and a matrix per token."""
+"""What a sub-block reads, with a gradient that passes over the streams once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,26 @@ import torch
 from torch import Tensor
 
 from kernels.checks import without_autocast
+from kernels.stream_products import row_products, spread, weighted_sum
 
 
 def hyper_pre_torch(streams: Tensor, h_pre: Tensor) -> Tensor:
-    """[B, T, 1, n] · [B, T, n, D]."""
+    """A weighted sum of n rows a token."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
-        return (h_pre.to(wide).unsqueeze(-2) @ streams.to(wide)).squeeze(-2).to(streams.dtype)
+        return _Read.apply(streams.to(wide), h_pre.to(wide)).to(streams.dtype)
+
+
+class _Read(torch.autograd.Function):
+    """y = Σ_i h_i·x_i;   x̄_i = h_i·ȳ,   h̄_i = x_i·ȳ."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, h: Tensor) -> Tensor:
+        ctx.save_for_backward(x, h)
+        return weighted_sum(h, x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        x, h = ctx.saved_tensors
+        with without_autocast(grad):
+            return spread(h, grad), row_products(x, grad)

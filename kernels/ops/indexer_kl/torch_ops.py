@@ -6,17 +6,13 @@ computes both, keeps the gradients (which are as small as the indexer's inputs),
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.blocks import block_size, query_blocks
 from kernels.checks import without_autocast
+from kernels.ops.indexer_kl.parts import parts
 from kernels.ops.lightning_topk.scores import index_logits, wide
-from kernels.ops.sparse_attention.select import gather, gathers, selected_mask, shifted, spans
 
 
 def indexer_kl_torch(
@@ -87,52 +83,6 @@ def divergence(
     return value, [d_q * scale, d_k * scale, d_w, d_z.sum((0, 1, 3)), (slope * scores).sum()]
 
 
-@dataclass(frozen=True)
-class _Part:
-    """A block: its queries, the keys it reads, which of them count, and, where gathered, their places."""
-
-    queries: slice
-    keys: slice
-    mask: Tensor
-    places: Tensor | None = None
-
-    def read(self, x: Tensor) -> Tensor:
-        """The keys x [B, T, ...] as the block reads them: [B, S, ...], or gathered [B, C, ..., n, D]."""
-        x = x[:, self.keys]
-        if self.places is None:
-            return x
-        return gather(x, self.places) if x.dim() == 4 else gather(x.unsqueeze(2), self.places).squeeze(2)
-
-    def add(self, more: Tensor, total: Tensor) -> None:
-        """Add a gradient of index keys as read, [B, S, D] or [B, C, n, D], to that of all, [B, T, D]."""
-        total = total[:, self.keys]
-        if self.places is None:
-            total += more
-            return
-        rows = self.places.clamp_min(0).to(torch.int64).flatten(1).unsqueeze(-1)
-        total.scatter_add_(1, rows.expand(-1, -1, total.shape[-1]), more.flatten(1, 2))
-
-
-def _parts(
-    q: Tensor, k: Tensor, heads: int, indices: Tensor | None, cu_seqlens: Tensor | None
-) -> Iterator[_Part]:
-    batch, time = q.shape[:2]
-    if indices is None:
-        size = block_size(batch * heads * time, q.device)
-        for block in query_blocks(time, time, size, cu_seqlens, q.device):
-            yield _Part(slice(block.first, block.last), slice(block.begin, block.end), block.visible[None])
-        return
-    selected, group = indices.shape[2], q.shape[2] // k.shape[2]
-    copies = selected * k[0, 0].numel() if gathers(selected, time, group) else 0
-    size = block_size(batch * max(heads * time, copies), q.device)
-    for first, last, begin, end in spans(indices, size, time):
-        queries, keys, chosen = slice(first, last), slice(begin, end), shifted(indices[:, first:last], begin)
-        if gathers(selected, end - begin, group):
-            yield _Part(queries, keys, chosen >= 0, chosen)
-        else:
-            yield _Part(queries, keys, selected_mask(chosen, end - begin))
-
-
 @torch.library.custom_op("archzoo::indexer_kl", mutates_args=())
 def indexer_kl_op(
     q: Tensor,
@@ -152,7 +102,7 @@ def indexer_kl_op(
     weights, loss = _weights(q_idx, cu_seqlens), torch.zeros_like(tau)
     grads = [x.new_zeros(x.shape if learns else 0) for x in indexer]
     with without_autocast(q):
-        for part in _parts(q, k, max(q.shape[2], q_idx.shape[2]), indices, cu_seqlens):
+        for part in parts(q, k, q_idx, indices, cu_seqlens):
             rows = part.queries
             p = attention_target(q[:, rows], part.read(k), part.mask, scale)
             inputs = [q_idx[:, rows], part.read(k_idx), w_idx[:, rows], bias, tau]

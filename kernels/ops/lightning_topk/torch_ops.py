@@ -9,6 +9,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.blocks import Block, block_size, query_blocks
 from kernels.checks import without_autocast
+from kernels.flops import backward_costs
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.scores import FIRST, index_scores_alike, ranks, variances, wide
 
@@ -97,6 +98,9 @@ def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max
 
 @register_flop_formula(torch.ops.archzoo.lightning_topk)
 def _flops(q, k_idx, *_args, out_shape=None, **_options) -> int:
-    """Scores of all Tq × Tk pairs, as attention is counted; there is no backward."""
+    """Scores of all Tq × Tk pairs, as attention is counted."""
     batch, queries, heads, width = q
     return 2 * batch * queries * k_idx[1] * heads * width
+
+
+backward_costs(torch.ops.archzoo.lightning_topk, 0)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels.flops import backward_costs
+
 BLOCK_BYTES = 1 << 20
 """What one step reads of a block of chunks, about: as much as stays in a core's L2 cache."""
 
@@ -89,6 +91,9 @@ def _flops(b, k, start, carry, weights, lamb, steps, *, out_shape=None, **_) -> 
     """All steps, and the diagonal; what a token saves by converging early depends on values."""
     chunks, size, width = b
     return 2 * chunks * size * width * (steps * (width + 2 * size) + size)
+
+
+backward_costs(torch.ops.archzoo.mesa_solve, 1)  # the second solve, whatever the first took
 
 
 def conjugate_gradient(systems: Systems, b: Tensor, steps: int) -> Tensor:

@@ -1,0 +1,70 @@
+"""The pairs of tokens that the indexer's loss is about, a block of queries at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.blocks import block_size, query_blocks
+from kernels.ops.sparse_attention.select import gather, selected_mask, shifted, spans
+
+
+def gathers(selected: int, keys: int, copied: int) -> bool:
+    """Whether copies of `selected` keys for every query, each of so many numbers, are cheaper than a mask.
+
+    Measured on a CPU core. A gathered pair of tokens costs as much as 2.5 masked ones, and one more for every 40
+    numbers copied; most of either is exponentials and passes, so that fewer keys are worth a copy sooner than
+    in attention.
+    """
+    return selected * (2.5 + copied / 40) <= keys
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block: its queries, the keys it reads, which of them count, and, where gathered, their places."""
+
+    queries: slice
+    keys: slice
+    mask: Tensor
+    places: Tensor | None = None
+
+    def read(self, x: Tensor) -> Tensor:
+        """The keys x [B, T, ...] as the block reads them: [B, S, ...], or gathered [B, C, ..., n, D]."""
+        x = x[:, self.keys]
+        if self.places is None:
+            return x
+        return gather(x, self.places) if x.dim() == 4 else gather(x.unsqueeze(2), self.places).squeeze(2)
+
+    def add(self, more: Tensor, total: Tensor) -> None:
+        """Add a gradient of index keys as read, [B, S, D] or [B, C, n, D], to that of all, [B, T, D]."""
+        total = total[:, self.keys]
+        if self.places is None:
+            total += more
+            return
+        rows = self.places.clamp_min(0).to(torch.int64).flatten(1).unsqueeze(-1)
+        total.scatter_add_(1, rows.expand(-1, -1, total.shape[-1]), more.flatten(1, 2))
+
+
+def parts(
+    q: Tensor, k: Tensor, q_idx: Tensor, indices: Tensor | None, cu_seqlens: Tensor | None
+) -> Iterator[Part]:
+    """Blocks of queries over all keys that they see, or, given indices, over those."""
+    batch, time = q.shape[:2]
+    heads, index_width = max(q.shape[2], q_idx.shape[2]), q_idx.shape[3]
+    if indices is None:
+        size = block_size(batch * heads * time, q.device)
+        for block in query_blocks(time, time, size, cu_seqlens, q.device):
+            yield Part(slice(block.first, block.last), slice(block.begin, block.end), block.visible[None])
+        return
+    selected, copied = indices.shape[2], k[0, 0].numel() + index_width
+    copies = selected * copied if gathers(selected, time, copied) else 0
+    size = block_size(batch * max(heads * time, copies), q.device)
+    for first, last, begin, end in spans(indices, size, time):
+        queries, keys, chosen = slice(first, last), slice(begin, end), shifted(indices[:, first:last], begin)
+        if gathers(selected, end - begin, copied):
+            yield Part(queries, keys, chosen >= 0, chosen)
+        else:
+            yield Part(queries, keys, selected_mask(chosen, end - begin))
