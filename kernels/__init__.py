@@ -11,6 +11,7 @@ from kernels.ops.indexer_kl import indexer_kl
 from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
 from kernels.ops.memory_mixture import memory_mixture
 from kernels.ops.mesa import mesa
+from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
 from kernels.ops.path_attention import path_attention
 from kernels.ops.short_conv import short_conv
 from kernels.ops.sinkhorn import sinkhorn
@@ -31,6 +32,8 @@ __all__ = [
     "lightning_topk",
     "memory_mixture",
     "mesa",
+    "nsa_attention",
+    "nsa_blocks",
     "path_attention",
     "rope",
     "short_conv",

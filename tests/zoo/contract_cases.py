@@ -31,6 +31,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one_timeline": {"n_timelines": 1},
         "sharp": {"n_heads": 2, "n_timelines": 3, "temperature": 0.5, "aux_weight": 1.0},
     },
+    "nsa": {
+        "grouped": {"n_kv_heads": 2, "n_select": 3},
+        "sizes": {"block_size": 6, "stride": 3, "select_size": 3, "window": 5, "n_kv_heads": 4},
+    },
     "swiglu": {"hidden": {"hidden": 24}},
 }
 
