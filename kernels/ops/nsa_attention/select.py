@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import reduce
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,10 +29,13 @@ def importance(p: Tensor, blocks: int, sizes: Sizes) -> Tensor:
     parts, per_block = sizes.block_size // sizes.stride, sizes.select_size // sizes.stride
     strides = blocks * per_block
     padded = F.pad(p, (parts - 1, strides - p.shape[-1]))
-    shares = padded[..., :strides]
-    for part in range(1, parts):
-        shares = shares + padded[..., part : part + strides]
-    return shares.unflatten(-1, (blocks, per_block)).sum(-1) / parts
+    shares = _sum(padded[..., part : part + strides] for part in range(parts))
+    return _sum(shares[..., part::per_block] for part in range(per_block)) / parts
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    """Their sum, element by element; much faster than sum(-1) over an axis of two to four."""
+    return reduce(torch.add, parts)
 
 
 def choose(p: Tensor, positions: Tensor, last: int, sizes: Sizes) -> Tensor:

@@ -9,32 +9,48 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.tiles import Tiles, make_tiles, stretch
 
 
-def stretches(q: Tensor, k: Tensor, chosen: Tensor, sizes: Sizes) -> Iterator[tuple[slice, Tiles, Tensor]]:
-    """(queries, their tiles, which scores are hidden [N, R, l'])."""
-    queries, time = q.shape[1], k.shape[1]
+class Blocks:
+    """Keys and values by block, [B·Hkv·J, l', D], the last block of a sequence filled up with zeros."""
+
+    def __init__(self, k: Tensor, v: Tensor, sizes: Sizes, dtype: torch.dtype) -> None:
+        self.size, self.count = sizes.select_size, sizes.selectable(k.shape[1])
+        self.keys, self.values = self._cut(k.to(dtype)), self._cut(v.to(dtype))
+        self.keys_t, self.values_t = (x.mT.contiguous() for x in (self.keys, self.values))
+
+    def _cut(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 0, 0, 0, 0, self.count * self.size - x.shape[1]))
+        return x.transpose(1, 2).unflatten(2, (self.count, self.size)).flatten(0, 2)
+
+    def whole(self, x: Tensor, like: Tensor) -> Tensor:
+        """[B·Hkv·J, l', D] -> [B, T, Hkv, D], in the dtype of `like`."""
+        x = x.unflatten(0, (like.shape[0], like.shape[2], -1)).flatten(2, 3)
+        return x[:, :, : like.shape[1]].transpose(1, 2).to(like.dtype)
+
+
+def stretches(q: Tensor, chosen: Tensor, time: int, sizes: Sizes) -> Iterator[tuple[slice, Tiles, Tensor]]:
+    """(queries, their tiles, the position of every query [P + 1])."""
+    queries = q.shape[1]
     size = stretch(q.shape[0], q.shape[2], sizes, q.shape[3], q.device)
     for first in range(0, queries, size):
         here = slice(first, min(first + size, queries))
-        tiles = make_tiles(chosen[:, here], sizes.selectable(time))
-        count = here.stop - first
-        rows = q.shape[0] * k.shape[2] * count
-        # A place without a query stands past all tokens, so that its row is finite.
-        t = tiles.source % count + first + time - queries
-        t = t.masked_fill(tiles.source == rows, time).view(-1, tiles.height, 1)
-        begin = (tiles.block * sizes.select_size)[:, None, None]
-        token = begin + torch.arange(sizes.select_size, device=q.device)
-        yield here, tiles, token > t
+        position = first + time - queries
+        tiles = make_tiles(chosen[:, here], sizes.selectable(time), position, sizes)
+        t = torch.arange(tiles.place.shape[0] + 1, device=q.device) % (here.stop - first) + position
+        t[-1] = time  # a place without a query sees everything, so that its row is finite
+        yield here, tiles, t
 
 
 def by_head(x: Tensor, kv_heads: int) -> Tensor:
-    """[B, C, H, D] -> [B·Hkv·C, G, D]."""
-    return x.unflatten(2, (kv_heads, -1)).transpose(1, 2).flatten(0, 2)
+    """[B, C, H, D] -> [B·Hkv·C + 1, G, D], the last row 0."""
+    x = x.unflatten(2, (kv_heads, -1)).transpose(1, 2).flatten(0, 2)
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
 
 def by_query(x: Tensor, batch: int, kv_heads: int) -> Tensor:
@@ -42,29 +58,38 @@ def by_query(x: Tensor, batch: int, kv_heads: int) -> Tensor:
     return x.unflatten(0, (batch, kv_heads, -1)).transpose(1, 2).flatten(2, 3)
 
 
-def scores(q: Tensor, k: Tensor, hidden: Tensor) -> Tensor:
-    """[N, R·G, l'] of tiles q [N, R·G, K] and k [N, l', K]."""
-    raw = torch.bmm(q, k.mT)
-    raw.unflatten(1, (hidden.shape[1], -1)).masked_fill_(hidden.unsqueeze(2), -torch.inf)
-    return raw
+def scores(q: Tensor, blocks: Blocks, tiles: Tiles, part: slice, t: Tensor) -> Tensor:
+    """[n, R·G, l'] of q [n, R·G, K]; −inf after the query."""
+    row = tiles.row[part]
+    raw = torch.bmm(q, blocks.keys_t.index_select(0, row))
+    edge = tiles.edge[part].nonzero()[:, 0]
+    begin = (row[edge] % blocks.count * blocks.size)[:, None, None]
+    hidden = begin + torch.arange(blocks.size, device=t.device) > t[tiles.source[part][edge]].unsqueeze(-1)
+    cut = raw[edge].unflatten(1, (hidden.shape[1], -1)).masked_fill_(hidden.unsqueeze(2), -torch.inf)
+    return raw.index_copy_(0, edge, cut.flatten(1, 2))
 
 
 def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """o [B, Tq, H, V] and the log-sum-exps [B, Tq, H]."""
     batch, kv_heads, group = q.shape[0], k.shape[2], q.shape[2] // k.shape[2]
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
-    for here, tiles, hidden in stretches(q, k, chosen, sizes):
-        raw = scores(
-            tiles.spread(by_head(q[:, here], kv_heads)), tiles.keys(k, sizes.select_size, q.dtype), hidden
-        )
-        highest = raw.amax(-1).view(-1, group)
-        lowest = highest.new_full((1, group), -torch.inf)
-        top = torch.cat([highest, lowest])[tiles.place].amax(1)
-        weights = raw.sub_(tiles.spread(top.unsqueeze(-1))).exp_()
-        total = tiles.collect(weights.sum(-1, keepdim=True), group)
-        rows = tiles.collect(torch.bmm(weights, tiles.keys(v, sizes.select_size, q.dtype)), group) / total
-        out[:, here] = by_query(rows, batch, kv_heads)
-        lse[:, here] = by_query(top.unsqueeze(-1) + total.log(), batch, kv_heads)[..., 0]
+    blocks = Blocks(k, v, sizes, q.dtype)
+    for here, tiles, t in stretches(q, chosen, k.shape[1], sizes):
+        queries = by_head(q[:, here], kv_heads)
+        rows, top, total = (tiles.places(q, group, *x) for x in ((v.shape[-1], 0), (1, -torch.inf), (1, 0)))
+        for part in tiles.parts(group, blocks.size):
+            raw = scores(tiles.spread(queries, part), blocks, tiles, part, t)
+            highest = raw.amax(-1, keepdim=True)
+            weights = raw.sub_(highest).exp_()
+            tiles.part_of(top, part).copy_(highest)
+            tiles.part_of(total, part).copy_(weights.sum(-1, keepdim=True))
+            torch.bmm(weights, blocks.values.index_select(0, tiles.row[part]), out=tiles.part_of(rows, part))
+        tops, totals = top[..., 0][tiles.place], total[..., 0][tiles.place]
+        highest = tops.amax(1)
+        share = tops.sub_(highest.unsqueeze(1)).exp_()
+        whole = (share * totals).sum(1)
+        out[:, here] = by_query(tiles.collect(rows, share.div_(whole.unsqueeze(1))), batch, kv_heads)
+        lse[:, here] = by_query((highest + whole.log()).unsqueeze(-1), batch, kv_heads)[..., 0]
     return out, lse
 
 
@@ -73,26 +98,20 @@ def selected_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; the weights are computed again."""
     batch, kv_heads, group = q.shape[0], k.shape[2], q.shape[2] // k.shape[2]
-    dq = torch.empty_like(q)
-    blocks = sizes.selectable(k.shape[1])
-    dk, dv = (q.new_zeros(batch * kv_heads * blocks, sizes.select_size * x.shape[-1]) for x in (k, v))
-    delta = (grad * out).sum(-1, keepdim=True)
-    for here, tiles, hidden in stretches(q, k, chosen, sizes):
-        queries, d_out, shift, less = (
-            tiles.spread(by_head(x[:, here], kv_heads)) for x in (q, grad, lse.unsqueeze(-1), delta)
-        )
-        keys, values = (tiles.keys(x, sizes.select_size, q.dtype) for x in (k, v))
-        weights = scores(queries, keys, hidden).sub_(shift).exp_()
-        d_scores = torch.bmm(d_out, values.mT).sub_(less).mul_(weights)
-        dq[:, here] = by_query(tiles.collect(torch.bmm(d_scores, keys), group), batch, kv_heads)
-        row = (tiles.batch * kv_heads + tiles.head) * blocks + tiles.block
-        dk.index_add_(0, row, torch.bmm(d_scores.mT, queries).flatten(1))
-        dv.index_add_(0, row, torch.bmm(weights.mT, d_out).flatten(1))
-    return dq, _tokens(dk, k, blocks), _tokens(dv, v, blocks)
-
-
-def _tokens(x: Tensor, like: Tensor, blocks: int) -> Tensor:
-    """[B·Hkv·J, l'·D] -> [B, T, Hkv, D]."""
-    batch, time, heads, width = like.shape
-    x = x.view(batch, heads, blocks, -1, width).flatten(2, 3)
-    return x[:, :, :time].transpose(1, 2).to(like.dtype)
+    blocks = Blocks(k, v, sizes, q.dtype)
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(blocks.keys), torch.zeros_like(blocks.values)
+    delta = (grad * out).sum(-1)
+    for here, tiles, t in stretches(q, chosen, k.shape[1], sizes):
+        inputs = [by_head(x[:, here], kv_heads) for x in (q, grad, torch.stack([lse, delta], -1))]
+        rows = tiles.places(q, group, q.shape[-1], 0)
+        for part in tiles.parts(group, blocks.size):
+            row = tiles.row[part]
+            queries, d_out, numbers = (tiles.spread(x, part) for x in inputs)
+            shift, less = numbers.split(1, -1)
+            weights = scores(queries, blocks, tiles, part, t).sub_(shift).exp_()
+            d_scores = torch.bmm(d_out, blocks.values_t.index_select(0, row)).sub_(less).mul_(weights)
+            torch.bmm(d_scores, blocks.keys.index_select(0, row), out=tiles.part_of(rows, part))
+            dk.index_add_(0, row, torch.bmm(d_scores.mT, queries))
+            dv.index_add_(0, row, torch.bmm(weights.mT, d_out))
+        dq[:, here] = by_query(tiles.collect(rows), batch, kv_heads)
+    return dq, blocks.whole(dk, k), blocks.whole(dv, v)

@@ -6,9 +6,11 @@ A block of keys is read by many queries. Copying the queries to it costs G·K nu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.ops.nsa_attention.blocks import Sizes
@@ -16,56 +18,75 @@ from kernels.ops.nsa_attention.blocks import Sizes
 HEIGHT = 32
 """Queries a tile: enough for a matrix product, few enough that little of the last tile of a block is empty."""
 
-BUDGET = {"cpu": 1 << 22, "cuda": 1 << 27}
-"""Numbers that the scores of one stretch of queries should hold."""
+STRETCH = {"cpu": 1 << 22, "cuda": 1 << 27}
+"""Numbers that the gathered rows of one stretch of queries should hold: the more, the fuller the tiles."""
+
+PART = {"cpu": 1 << 18, "cuda": 1 << 27}
+"""Numbers that the scores of the tiles computed at once should hold; on a CPU what its cache takes."""
 
 
 def stretch(batch: int, heads: int, sizes: Sizes, width: int, device: torch.device) -> int:
     """How many queries are gathered at once."""
     each = batch * heads * sizes.n_select * max(sizes.select_size, width)
-    return max(1, BUDGET.get(device.type, BUDGET["cuda"]) // each)
+    return max(1, STRETCH.get(device.type, STRETCH["cuda"]) // each)
 
 
 @dataclass(frozen=True)
 class Tiles:
     """Pairs of a query and a block, sorted by block; N tiles of R places, P = B·Hkv·C queries (times KV heads).
 
-    source  int64 [N·R], which query stands at a place; P where none does
+    source  int64 [N, R], which query stands at a place; P where none does
     place   int64 [P, n], where a query's n blocks stand; N·R where it has fewer
-    batch, head, block   int64 [N], what a tile's keys are
+    row     int64 [N], a tile's block: (b·Hkv + h)·J + j
+    edge    bool [N], whether a tile holds a query inside its own block
     """
 
     source: Tensor
     place: Tensor
-    batch: Tensor
-    head: Tensor
-    block: Tensor
-    height: int
+    row: Tensor
+    edge: Tensor
 
-    def spread(self, x: Tensor) -> Tensor:
-        """Rows x [P, G, D] by tile: [N, R·G, D]; zeros where no query stands."""
-        padded = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-        return padded.index_select(0, self.source).view(-1, self.height * x.shape[1], x.shape[2])
+    def parts(self, group: int, select_size: int) -> Iterator[slice]:
+        """All tiles, as many at once as fit."""
+        count, height = self.source.shape
+        budget = PART.get(self.source.device.type, PART["cuda"])
+        size = max(1, budget // (height * group * select_size))
+        for first in range(0, count, size):
+            yield slice(first, min(first + size, count))
 
-    def collect(self, x: Tensor, group: int) -> Tensor:
-        """Σ over a query's blocks of rows x [N, R·G, D]: [P, G, D]."""
-        flat = x.view(-1, group * x.shape[-1])
-        padded = torch.cat([flat, flat.new_zeros(1, flat.shape[1])])
-        return padded[self.place].sum(1).view(-1, group, x.shape[-1])
+    def spread(self, x: Tensor, part: slice) -> Tensor:
+        """Rows x [P + 1, G, D] of queries to their places: [n, R·G, D]."""
+        rows = self.source[part]
+        return x.index_select(0, rows.flatten()).view(rows.shape[0], -1, x.shape[2])
 
-    def tokens(self, select_size: int, time: int) -> Tensor:
-        """int64 [N, l'], the key tokens of a tile; past the end the last one."""
-        token = self.block[:, None] * select_size + torch.arange(select_size, device=self.block.device)
-        return token.clamp_max(time - 1)
+    def places(self, x: Tensor, group: int, width: int, fill: float) -> Tensor:
+        """Room for a result at every place, [N·R + 1, G, width]; the last is what a missing block gives."""
+        out = x.new_empty(self.source.numel() + 1, group, width)
+        out[-1] = fill
+        return out
 
-    def keys(self, x: Tensor, select_size: int, dtype: torch.dtype) -> Tensor:
-        """x [B, T, Hkv, D] by tile: [N, l', D]. A cache is not copied, only what is read of it."""
-        tokens = self.tokens(select_size, x.shape[1])
-        return x[self.batch[:, None], tokens, self.head[:, None]].to(dtype)
+    def part_of(self, x: Tensor, part: slice) -> Tensor:
+        """The places [N·R + 1, G, D] of some tiles, as a view [n, R·G, D]."""
+        height = self.source.shape[1]
+        return x[part.start * height : part.stop * height].view(part.stop - part.start, -1, x.shape[2])
+
+    def collect(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Σ over a query's blocks of weight [P, n, G] times place x [N·R + 1, G, D]: [P, G, D]."""
+        # One pass over the rows, where indexing and then summing would write all of them once more.
+        if weights is None:
+            return F.embedding_bag(self.place, x.flatten(1), mode="sum").unflatten(1, x.shape[1:])
+        group = x.shape[1]
+        index = self.place[:, None] * group + torch.arange(group, device=x.device)[:, None]
+        weights = weights.transpose(1, 2).flatten(0, 1).contiguous()
+        total = F.embedding_bag(index.flatten(0, 1), x.flatten(0, 1), mode="sum", per_sample_weights=weights)
+        return total.unflatten(0, (-1, group))
 
 
-def make_tiles(chosen: Tensor, blocks: int) -> Tiles:
-    """Tiles of the chosen blocks [B, C, Hkv, n] (int32, −1: none), ids below `blocks`."""
+def make_tiles(chosen: Tensor, blocks: int, position: int, sizes: Sizes) -> Tiles:
+    """Tiles of the chosen blocks [B, C, Hkv, n] (int32, −1: none), ids below `blocks`.
+
+    The first query stands at `position`.
+    """
     batch, queries, heads, n = chosen.shape
     height = min(HEIGHT, queries)
     chosen = chosen.transpose(1, 2).to(torch.int64)
@@ -79,12 +100,14 @@ def make_tiles(chosen: Tensor, blocks: int) -> Tiles:
     rank = member.cumsum(1, dtype=torch.int32)
     tiles = -(-rank[:-1, -1] // height)
     ends = tiles.cumsum(0)
-    of_tile = torch.repeat_interleave(tiles)
+    row = torch.repeat_interleave(tiles)
     first = torch.cat([(ends - tiles) * height, ends[-1:] * height])
-    total = of_tile.shape[0] * height
+    total = row.shape[0] * height
     place = torch.where(used, first[group] + rank[group, query] - 1, total).reshape(-1, n)
     rows = batch * heads * queries
     source = torch.full((total + 1,), rows, device=chosen.device)
     source[place] = torch.arange(rows, device=chosen.device)[:, None].expand_as(place)
-    row = of_tile // blocks
-    return Tiles(source[:-1], place, row // heads, row % heads, of_tile % blocks, height)
+    source = source[:-1].view(-1, height)
+    # Places are in order of time: if any query of a tile stands in the block, the first one does.
+    edge = source[:, 0] % queries + position < (row % blocks + 1) * sizes.select_size
+    return Tiles(source, place, row, edge)

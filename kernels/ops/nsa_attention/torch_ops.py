@@ -1,4 +1,4 @@
-"""Native sparse attention in memory linear in T: compression and selection as operators, the window as attention.
+"""Native sparse attention in memory linear in T, as two operators that tracing does not look into.
 
 Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
 operators with a shape, a gradient and a cost. A packed axis is served one sequence after another.
@@ -12,9 +12,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.checks import without_autocast
 from kernels.flops import attention_flops
-from kernels.ops.attention.torch_ops import attention_torch
 from kernels.ops.nsa_attention.blocks import Sizes, pieces
-from kernels.ops.nsa_attention.compressed import compressed_backward, compressed_forward
+from kernels.ops.nsa_attention.rows import Rows, attend, attend_backward, coarse_rows, near_rows
+from kernels.ops.nsa_attention.select import choose
 from kernels.ops.nsa_attention.selected import selected_backward, selected_forward
 
 Pair = tuple[Tensor, Tensor]
@@ -36,157 +36,136 @@ def nsa_attention_torch(
     wide = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     numbers = (sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window)
-    with without_autocast(q):
-        coarse, chosen = compressed_op(
-            q.to(wide) * scale, *(x.to(wide) for x in compressed), selected[0].shape[1], numbers, cu_seqlens
-        )
-        fine, _ = selected_op(q_rotated.to(wide) * scale, *selected, chosen, numbers, cu_seqlens)
-        near = attention_torch(q_rotated, *sliding, window=sizes.window, scale=scale, cu_seqlens=cu_seqlens)
-        g = gates.unsqueeze(-1)
-        out = g[..., 0, :] * coarse + g[..., 1, :] * fine + g[..., 2, :] * near
-    return out.to(q.dtype)
+    queries = (x.to(wide) * scale for x in (q, q_rotated))
+    coarse, fine, near, *_ = branches_op(*queries, *compressed, *selected, *sliding, numbers, cu_seqlens)
+    g = gates.unsqueeze(-1)
+    return (g[..., 0, :] * coarse + g[..., 1, :] * fine + g[..., 2, :] * near).to(q.dtype)
 
 
-@torch.library.custom_op("archzoo::nsa_compressed", mutates_args=())
-def compressed_op(
-    q: Tensor, k: Tensor, v: Tensor, time: int, sizes: list[int], cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`compressed_forward` of every sequence: o and the selected blocks, counted in their own sequence."""
-    s = Sizes(*sizes)
-    parts = [
-        compressed_forward(q[:, tokens], k[:, blocks], v[:, blocks], tokens.stop - tokens.start, s)
-        for tokens, blocks in pieces(cu_seqlens, time, s)
-    ]
-    return tuple(_joined(part) for part in zip(*parts, strict=True))
+def forward(
+    q: Tensor, q_rotated: Tensor, compressed: Pair, selected: Pair, sliding: Pair, sizes: Sizes
+) -> tuple[Tensor, ...]:
+    """One sequence, or a batch of one length: the branches [B, Tq, H, V], log-sum-exps, selected blocks."""
+    time, kv_heads = selected[0].shape[1], selected[0].shape[2]
+    chosen = q.new_empty(*q.shape[:2], kv_heads, sizes.n_select, dtype=torch.int32)
+
+    def look(part: Rows, weights: Tensor) -> None:
+        t = torch.arange(part.here.start, part.here.stop, device=q.device) + time - q.shape[1]
+        last = time - q.shape[1] + part.here.stop - 1
+        chosen[:, part.here] = choose(weights.mean(3), t, last, sizes).transpose(1, 2)
+
+    coarse = attend(coarse_rows(q, time, sizes), q, *compressed, look)
+    fine, lse = selected_forward(q_rotated, *selected, chosen, sizes)
+    near = attend(near_rows(q_rotated, sliding[0].shape[1], sizes.window), q_rotated, *sliding)
+    return coarse, fine, near, lse, chosen
 
 
-@compressed_op.register_fake
-def _(q, k, v, time, sizes, cu_seqlens):
-    chosen = q.new_empty(*q.shape[:2], k.shape[2], sizes[3], dtype=torch.int32)
-    return q.new_empty(*q.shape[:3], v.shape[-1]), chosen
-
-
-@torch.library.custom_op("archzoo::nsa_compressed_backward", mutates_args=())
-def compressed_backward_op(
-    grad: Tensor,
-    out: Tensor,
+def backward(
+    grads: list[Tensor],
+    results: list[Tensor],
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    time: int,
+    q_rotated: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    sizes: Sizes,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, q_rotated, and k and v of the three branches."""
+    coarse, fine, near, lse, chosen = results
+    rows = coarse_rows(q, selected[0].shape[1], sizes)
+    dq, *d_compressed = attend_backward(rows, grads[0], coarse, q, *compressed)
+    d_rotated, *d_selected = selected_backward(grads[1], fine, lse, q_rotated, *selected, chosen, sizes)
+    rows = near_rows(q_rotated, sliding[0].shape[1], sizes.window)
+    more, *d_sliding = attend_backward(rows, grads[2], near, q_rotated, *sliding)
+    return dq, d_rotated + more, *d_compressed, *d_selected, *d_sliding
+
+
+@torch.library.custom_op("archzoo::nsa_branches", mutates_args=())
+def branches_op(
+    q: Tensor,
+    q_rotated: Tensor,
+    k_compressed: Tensor,
+    v_compressed: Tensor,
+    k_selected: Tensor,
+    v_selected: Tensor,
+    k_sliding: Tensor,
+    v_sliding: Tensor,
     sizes: list[int],
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`forward` of every sequence; selected blocks are counted in their own sequence. q's hold the scale."""
     s = Sizes(*sizes)
-    dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for t, m in pieces(cu_seqlens, time, s):
-        inputs = grad[:, t], out[:, t], q[:, t], k[:, m], v[:, m]
-        dq[:, t], dk[:, m], dv[:, m] = compressed_backward(*inputs, t.stop - t.start, s)
-    return dq, dk, dv
+    compressed, tokens = (k_compressed, v_compressed), (k_selected, v_selected, k_sliding, v_sliding)
+    parts = []
+    for t, m in pieces(cu_seqlens, k_selected.shape[1], s):
+        queries = q[:, t], q_rotated[:, t]
+        kv = *(x[:, m] for x in compressed), *(x[:, t] for x in tokens)
+        with without_autocast(q):
+            parts.append(forward(*queries, kv[:2], kv[2:4], kv[4:], s))
+    return tuple(x[0] if len(x) == 1 else torch.cat(x, 1) for x in zip(*parts, strict=True))
 
 
-@compressed_backward_op.register_fake
-def _(grad, out, q, k, v, time, sizes, cu_seqlens):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+@branches_op.register_fake
+def _(q, q_rotated, kc, vc, ks, vs, kw, vw, sizes, cu_seqlens):
+    outs = (q.new_empty(*q.shape[:3], vs.shape[-1]) for _ in range(3))
+    chosen = q.new_empty(*q.shape[:2], ks.shape[2], sizes[3], dtype=torch.int32)
+    return *outs, q.new_empty(q.shape[:3]), chosen
 
 
-def _save_compressed(ctx, inputs, output):
-    q, k, v, ctx.time, ctx.sizes, cu_seqlens = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(output[0], q, k, v, cu_seqlens)
-
-
-def _compressed_backward(ctx, grad, _):
-    *tensors, cu_seqlens = ctx.saved_tensors
-    found = compressed_backward_op(grad.contiguous(), *tensors, ctx.time, ctx.sizes, cu_seqlens)
-    return *found, None, None, None
-
-
-compressed_op.register_autograd(_compressed_backward, setup_context=_save_compressed)
-
-
-@torch.library.custom_op("archzoo::nsa_selected", mutates_args=())
-def selected_op(
-    q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: list[int], cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """`selected_forward` of every sequence: o and log-sum-exps."""
-    s = Sizes(*sizes)
-    parts = [
-        selected_forward(q[:, t], k[:, t], v[:, t], chosen[:, t], s)
-        for t, _ in pieces(cu_seqlens, k.shape[1], s)
-    ]
-    return tuple(_joined(part) for part in zip(*parts, strict=True))
-
-
-@selected_op.register_fake
-def _(q, k, v, chosen, sizes, cu_seqlens):
-    return q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
-
-
-@torch.library.custom_op("archzoo::nsa_selected_backward", mutates_args=())
-def selected_backward_op(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    chosen: Tensor,
+@torch.library.custom_op("archzoo::nsa_branches_backward", mutates_args=())
+def branches_backward_op(
+    grads: list[Tensor],
+    results: list[Tensor],
+    inputs: list[Tensor],
     sizes: list[int],
     cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v."""
+) -> list[Tensor]:
+    """Gradients of the first eight arguments of `branches_op`, `inputs`."""
     s = Sizes(*sizes)
-    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    for t, _ in pieces(cu_seqlens, k.shape[1], s):
-        inputs = (x[:, t] for x in (grad, out, lse, q, k, v, chosen))
-        dq[:, t], dk[:, t], dv[:, t] = selected_backward(*inputs, s)
-    return dq, dk, dv
+    out = [torch.zeros_like(x) for x in inputs]
+    for t, m in pieces(cu_seqlens, inputs[4].shape[1], s):
+        cuts = (t, t, m, m, t, t, t, t)
+        q, q_rotated, *kv = (x[:, cut] for x, cut in zip(inputs, cuts, strict=True))
+        own = [[x[:, t] for x in xs] for xs in (grads, results)]
+        with without_autocast(q):
+            found = backward(*own, q, q_rotated, kv[:2], kv[2:4], kv[4:], s)
+        for x, cut, d in zip(out, cuts, found, strict=True):
+            x[:, cut] = d
+    return out
 
 
-@selected_backward_op.register_fake
-def _(grad, out, lse, q, k, v, chosen, sizes, cu_seqlens):
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+@branches_backward_op.register_fake
+def _(grads, results, inputs, sizes, cu_seqlens):
+    return [torch.empty_like(x) for x in inputs]
 
 
-def _save_selected(ctx, inputs, output):
-    q, k, v, chosen, ctx.sizes, cu_seqlens = inputs
-    ctx.save_for_backward(*output, q, k, v, chosen, cu_seqlens)
+def _save(ctx, inputs, output):
+    *tensors, ctx.sizes, cu_seqlens = inputs
+    ctx.mark_non_differentiable(output[4])
+    ctx.save_for_backward(*output, *tensors, cu_seqlens)
 
 
-def _selected_backward(ctx, grad, _):
+def _backward(ctx, *grads):
     *tensors, cu_seqlens = ctx.saved_tensors
-    return *selected_backward_op(grad.contiguous(), *tensors, ctx.sizes, cu_seqlens), None, None, None
+    results, inputs = tensors[:5], tensors[5:]
+    given = [grad.contiguous() for grad in grads[:3]]
+    return *branches_backward_op(given, results, inputs, ctx.sizes, cu_seqlens), None, None
 
 
-selected_op.register_autograd(_selected_backward, setup_context=_save_selected)
+branches_op.register_autograd(_backward, setup_context=_save)
 
 
-def _joined(parts: tuple[Tensor, ...]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+def score_entries(time: int, blocks: int, sizes: list[int]) -> int:
+    """Scores that a query and head costs: every compressed block, n blocks of tokens and the window, hidden or not."""
+    _, _, select_size, n_select, window = sizes
+    return blocks + min(time, n_select * select_size) + min(time, window)
 
 
-@register_flop_formula(torch.ops.archzoo.nsa_compressed)
-def _compressed_flops(q, k, v, *_args, out_shape=None, **_options) -> int:
-    """All T × M scores, as attention is counted; packed, as many as there are places for blocks."""
-    return attention_flops(q[0] * q[1] * q[2] * k[1], q[3], v[3])
+@register_flop_formula(torch.ops.archzoo.nsa_branches)
+def _flops(q, q_rotated, kc, vc, ks, vs, kw, vw, sizes, cu_seqlens, *, out_shape=None, **_) -> int:
+    return attention_flops(q[0] * q[1] * q[2] * score_entries(ks[1], kc[1], sizes), q[3], vs[3])
 
 
-@register_flop_formula(torch.ops.archzoo.nsa_compressed_backward)
-def _compressed_backward_flops(grad, out, q, k, v, *_args, out_shape=None, **_options) -> int:
-    return 2 * _compressed_flops(q, k, v)
-
-
-@register_flop_formula(torch.ops.archzoo.nsa_selected)
-def _selected_flops(q, k, v, chosen, sizes, *_args, out_shape=None, **_options) -> int:
-    """Every token of n blocks counts, used or not."""
-    read = min(sizes[2] * sizes[3], k[1])
-    return attention_flops(q[0] * q[1] * q[2] * read, q[3], v[3])
-
-
-@register_flop_formula(torch.ops.archzoo.nsa_selected_backward)
-def _selected_backward_flops(
-    grad, out, lse, q, k, v, chosen, sizes, *_args, out_shape=None, **_options
-) -> int:
-    return 2 * _selected_flops(q, k, v, chosen, sizes)
+@register_flop_formula(torch.ops.archzoo.nsa_branches_backward)
+def _backward_flops(grads, results, inputs, sizes, cu_seqlens, *, out_shape=None, **_) -> int:
+    return 2 * _flops(*inputs, sizes, cu_seqlens)
