@@ -62,14 +62,15 @@ def test_blocks_equal_definition(case, dtype):
     assert_agree(*pair, [x.to(dtype) for x in tensors])
 
 
-def test_many_parts_stretches_and_blocks_of_queries_equal_definition(monkeypatch):
-    """The loops over queries and tiles, which short sequences go through once."""
+@pytest.mark.parametrize(("batch", "time"), [(1, 61), (3, 11)])
+def test_many_parts_stretches_and_blocks_of_queries_equal_definition(batch, time, monkeypatch):
+    """The loops over sequences, queries and tiles, which small inputs go through once."""
     monkeypatch.setitem(tiles.STRETCH, "cpu", 3000)
     monkeypatch.setitem(tiles.PART, "cpu", 300)
     monkeypatch.setattr(tiles, "HEIGHT", 4)
     monkeypatch.setattr(rows, "block_size", lambda numbers, device: 7)
     pair = [partial(call, backend=backend) for backend in ("torch", "reference")]
-    assert_agree(*pair, inputs(2, 61))
+    assert_agree(*pair, inputs(batch, time))
 
 
 def only(branch: int, tensors: list[Tensor]) -> list[Tensor]:

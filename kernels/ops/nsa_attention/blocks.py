@@ -58,9 +58,10 @@ def nsa_blocks(x: Tensor, *, block_size: int, stride: int, cu_seqlens: Tensor | 
     if block_size % stride:
         raise ValueError(f"nsa_blocks needs a stride that divides block_size, got {stride} and {block_size}")
     if cu_seqlens is not None:
-        tokens = packed_starts(cu_seqlens, x.shape[1], block_size, stride)[:, None]
-        tokens = tokens + torch.arange(block_size, device=x.device)
-        return x[:, tokens.clamp_max(x.shape[1] - 1)]
+        begin = packed_starts(cu_seqlens, x.shape[1], block_size, stride)
+        tokens = begin[:, None] + torch.arange(block_size, device=x.device)
+        rows = tokens.clamp_max(x.shape[1] - 1).flatten()
+        return x.index_select(1, rows).unflatten(1, tokens.shape)
     blocks = max(0, (x.shape[1] - block_size) // stride + 1)
     if blocks == 0:
         return x.new_zeros(x.shape[0], 0, block_size, *x.shape[2:])

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.tiles import Tiles, make_tiles, stretch
+from kernels.ops.nsa_attention.tiles import Tiles, make_tiles, stretches
 
 
 class Blocks:
@@ -34,16 +34,19 @@ class Blocks:
         return x[:, :, : like.shape[1]].transpose(1, 2).to(like.dtype)
 
 
-def stretches(q: Tensor, chosen: Tensor, time: int, sizes: Sizes) -> Iterator[tuple[slice, Tiles, Tensor]]:
-    """(queries, their tiles, the position of every query [P + 1])."""
-    queries = q.shape[1]
-    size = stretch(q.shape[0], q.shape[2], sizes, q.shape[3], q.device)
-    for first in range(0, queries, size):
-        here = slice(first, min(first + size, queries))
-        position = first + time - queries
-        tiles = make_tiles(chosen[:, here], sizes.selectable(time), position, sizes)
-        t = torch.arange(tiles.place.shape[0] + 1, device=q.device) % (here.stop - first) + position
-        t[-1] = time  # a place without a query sees everything, so that its row is finite
+def gathered(
+    q: Tensor, k: Tensor, chosen: Tensor, sizes: Sizes
+) -> Iterator[tuple[tuple[slice, slice], Tiles, Tensor]]:
+    """(sequences and queries, their tiles, the position of every query [P + 1])."""
+    batch, queries, heads, width = q.shape
+    numbers = heads * sizes.n_select * max(sizes.select_size, width)
+    for here in stretches(batch, queries, numbers, q.device):
+        position = here[1].start + k.shape[1] - queries
+        blocks = sizes.selectable(k.shape[1])
+        tiles = make_tiles(chosen[here], blocks, here[0].start, position, sizes)
+        count = here[1].stop - here[1].start
+        t = torch.arange(tiles.place.shape[0] + 1, device=q.device) % count + position
+        t[-1] = k.shape[1]  # a place without a query sees everything, so that its row is finite
         yield here, tiles, t
 
 
@@ -53,9 +56,9 @@ def by_head(x: Tensor, kv_heads: int) -> Tensor:
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
 
-def by_query(x: Tensor, batch: int, kv_heads: int) -> Tensor:
-    """[B·Hkv·C, G, D] -> [B, C, H, D]."""
-    return x.unflatten(0, (batch, kv_heads, -1)).transpose(1, 2).flatten(2, 3)
+def by_query(x: Tensor, shape: torch.Size, kv_heads: int) -> Tensor:
+    """[B·Hkv·C, G, D] -> [B, C, H, D], shape [B, C, …]."""
+    return x.unflatten(0, (shape[0], kv_heads, shape[1])).transpose(1, 2).flatten(2, 3)
 
 
 def scores(q: Tensor, blocks: Blocks, tiles: Tiles, part: slice, t: Tensor) -> Tensor:
@@ -73,11 +76,11 @@ def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Siz
     """o [B, Tq, H, V] and the log-sum-exps [B, Tq, H]."""
     if q.shape[1] == 1:
         return selected_step(q, k, v, chosen, sizes)
-    batch, kv_heads, group = q.shape[0], k.shape[2], q.shape[2] // k.shape[2]
+    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
     blocks = Blocks(k, v, sizes, q.dtype)
-    for here, tiles, t in stretches(q, chosen, k.shape[1], sizes):
-        queries = by_head(q[:, here], kv_heads)
+    for here, tiles, t in gathered(q, k, chosen, sizes):
+        queries = by_head(q[here], kv_heads)
         rows, top, total = (tiles.places(q, group, *x) for x in ((v.shape[-1], 0), (1, -torch.inf), (1, 0)))
         for part in tiles.parts(group, blocks.size):
             raw = scores(tiles.spread(queries, part), blocks, tiles, part, t)
@@ -90,8 +93,9 @@ def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Siz
         highest = tops.amax(1)
         share = tops.sub_(highest.unsqueeze(1)).exp_()
         whole = (share * totals).sum(1)
-        out[:, here] = by_query(tiles.collect(rows, share.div_(whole.unsqueeze(1))), batch, kv_heads)
-        lse[:, here] = by_query((highest + whole.log()).unsqueeze(-1), batch, kv_heads)[..., 0]
+        found = tiles.collect(rows, share.div_(whole.unsqueeze(1)))
+        out[here] = by_query(found, q[here].shape, kv_heads)
+        lse[here] = by_query((highest + whole.log()).unsqueeze(-1), q[here].shape, kv_heads)[..., 0]
     return out, lse
 
 
@@ -113,12 +117,12 @@ def selected_backward(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v; the weights are computed again."""
-    batch, kv_heads, group = q.shape[0], k.shape[2], q.shape[2] // k.shape[2]
+    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
     blocks = Blocks(k, v, sizes, q.dtype)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(blocks.keys), torch.zeros_like(blocks.values)
     delta = (grad * out).sum(-1)
-    for here, tiles, t in stretches(q, chosen, k.shape[1], sizes):
-        inputs = [by_head(x[:, here], kv_heads) for x in (q, grad, torch.stack([lse, delta], -1))]
+    for here, tiles, t in gathered(q, k, chosen, sizes):
+        inputs = [by_head(x[here], kv_heads) for x in (q, grad, torch.stack([lse, delta], -1))]
         rows = tiles.places(q, group, q.shape[-1], 0)
         for part in tiles.parts(group, blocks.size):
             row = tiles.row[part]
@@ -129,5 +133,5 @@ def selected_backward(
             torch.bmm(d_scores, blocks.keys.index_select(0, row), out=tiles.part_of(rows, part))
             dk.index_add_(0, row, torch.bmm(d_scores.mT, queries))
             dv.index_add_(0, row, torch.bmm(weights.mT, d_out))
-        dq[:, here] = by_query(tiles.collect(rows), batch, kv_heads)
+        dq[here] = by_query(tiles.collect(rows), q[here].shape, kv_heads)
     return dq, blocks.whole(dk, k), blocks.whole(dv, v)

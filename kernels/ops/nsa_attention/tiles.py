@@ -25,10 +25,17 @@ PART = {"cpu": 1 << 18, "cuda": 1 << 27}
 """Numbers that the scores of the tiles computed at once should hold; on a CPU what its cache takes."""
 
 
-def stretch(batch: int, heads: int, sizes: Sizes, width: int, device: torch.device) -> int:
-    """How many queries are gathered at once."""
-    each = batch * heads * sizes.n_select * max(sizes.select_size, width)
-    return max(1, STRETCH.get(device.type, STRETCH["cuda"]) // each)
+def stretches(batch: int, queries: int, numbers: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """(sequences, queries) to gather at once, when every query gathers so many numbers.
+
+    Long stretches of few sequences: what a block's tiles are filled from is one sequence.
+    """
+    fits = max(1, STRETCH.get(device.type, STRETCH["cuda"]) // numbers)
+    size = min(queries, fits)
+    several = max(1, fits // max(1, size))
+    for start in range(0, batch, several):
+        for first in range(0, queries, size):
+            yield slice(start, min(start + several, batch)), slice(first, min(first + size, queries))
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Tiles:
 
     source  int64 [N, R], which query stands at a place; P where none does
     place   int64 [P, n], where a query's n blocks stand; N·R where it has fewer
-    row     int64 [N], a tile's block: (b·Hkv + h)·J + j
+    row     int64 [N], a tile's block: (b·Hkv + h)·J + j, b counted from the first sequence of all
     edge    bool [N], whether a tile holds a query inside its own block
     """
 
@@ -82,10 +89,10 @@ class Tiles:
         return total.unflatten(0, (-1, group))
 
 
-def make_tiles(chosen: Tensor, blocks: int, position: int, sizes: Sizes) -> Tiles:
+def make_tiles(chosen: Tensor, blocks: int, start: int, position: int, sizes: Sizes) -> Tiles:
     """Tiles of the chosen blocks [B, C, Hkv, n] (int32, −1: none), ids below `blocks`.
 
-    The first query stands at `position`.
+    The first sequence is number `start`, the first query of each stands at `position`.
     """
     batch, queries, heads, n = chosen.shape
     height = min(HEIGHT, queries)
@@ -110,4 +117,4 @@ def make_tiles(chosen: Tensor, blocks: int, position: int, sizes: Sizes) -> Tile
     source = source[:-1].view(-1, height)
     # Places are in order of time: if any query of a tile stands in the block, the first one does.
     edge = source[:, 0] % queries + position < (row % blocks + 1) * sizes.select_size
-    return Tiles(source, place, row, edge)
+    return Tiles(source, place, row + start * heads * blocks, edge)
