@@ -1,18 +1,22 @@
 """Native sparse attention in memory linear in T, as two operators that tracing does not look into.
 
 Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
-operators with a shape, a gradient and a cost. A packed axis is served one sequence after another.
+operators with a shape, a gradient and a cost. Packed sequences become batches of about one length.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.checks import without_autocast
 from kernels.flops import attention_flops
-from kernels.ops.nsa_attention.blocks import Sizes, pieces
+from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.ops.nsa_attention.packed import Axis, packed_axes
 from kernels.ops.nsa_attention.rows import Rows, attend, attend_backward, coarse_rows, near_rows
 from kernels.ops.nsa_attention.select import choose
 from kernels.ops.nsa_attention.selected import selected_backward, selected_forward
@@ -77,7 +81,7 @@ def backward(
     d_rotated, *d_selected = selected_backward(grads[1], fine, lse, q_rotated, *selected, chosen, sizes)
     rows = near_rows(q_rotated, sliding[0].shape[1], sizes.window)
     more, *d_sliding = attend_backward(rows, grads[2], near, q_rotated, *sliding)
-    return dq, d_rotated + more, *d_compressed, *d_selected, *d_sliding
+    return dq, d_rotated.add_(more), *d_compressed, *d_selected, *d_sliding
 
 
 @torch.library.custom_op("archzoo::nsa_branches", mutates_args=())
@@ -94,15 +98,25 @@ def branches_op(
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`forward` of every sequence; selected blocks are counted in their own sequence. q's hold the scale."""
+    inputs = (q, q_rotated, k_compressed, v_compressed, k_selected, v_selected, k_sliding, v_sliding)
     s = Sizes(*sizes)
-    compressed, tokens = (k_compressed, v_compressed), (k_selected, v_selected, k_sliding, v_sliding)
-    parts = []
-    for t, m in pieces(cu_seqlens, k_selected.shape[1], s):
-        queries = q[:, t], q_rotated[:, t]
-        kv = *(x[:, m] for x in compressed), *(x[:, t] for x in tokens)
-        with without_autocast(q):
-            parts.append(forward(*queries, kv[:2], kv[2:4], kv[4:], s))
-    return tuple(x[0] if len(x) == 1 else torch.cat(x, 1) for x in zip(*parts, strict=True))
+    with without_autocast(q):
+        if cu_seqlens is None:
+            return forward(*_branches(inputs), s)
+        tokens, blocks = packed_axes(cu_seqlens, q.shape[2], s)
+        spread = [axis.spread(x) for x, axis in zip(inputs, _axes(tokens, blocks), strict=True)]
+        parts = [forward(*_branches(batch), s) for batch in zip(*spread, strict=True)]
+    return tuple(tokens.collect(part) for part in zip(*parts, strict=True))
+
+
+def _branches(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pair, Pair, Pair]:
+    """q, q_rotated and (k, v) three times."""
+    return inputs[0], inputs[1], inputs[2:4], inputs[4:6], inputs[6:8]
+
+
+def _axes(tokens: Axis, blocks: Axis) -> tuple[Axis, ...]:
+    """The time axis of each of those eight tensors."""
+    return tokens, tokens, blocks, blocks, tokens, tokens, tokens, tokens
 
 
 @branches_op.register_fake
@@ -122,16 +136,20 @@ def branches_backward_op(
 ) -> list[Tensor]:
     """Gradients of the first eight arguments of `branches_op`, `inputs`."""
     s = Sizes(*sizes)
-    out = [torch.zeros_like(x) for x in inputs]
-    for t, m in pieces(cu_seqlens, inputs[4].shape[1], s):
-        cuts = (t, t, m, m, t, t, t, t)
-        q, q_rotated, *kv = (x[:, cut] for x, cut in zip(inputs, cuts, strict=True))
-        own = [[x[:, t] for x in xs] for xs in (grads, results)]
-        with without_autocast(q):
-            found = backward(*own, q, q_rotated, kv[:2], kv[2:4], kv[4:], s)
-        for x, cut, d in zip(out, cuts, found, strict=True):
-            x[:, cut] = d
-    return out
+    with without_autocast(inputs[0]):
+        if cu_seqlens is None:
+            return list(backward(grads, results, *_branches(inputs), s))
+        tokens, blocks = packed_axes(cu_seqlens, inputs[0].shape[2], s)
+        axes = _axes(tokens, blocks)
+        given = [tokens.spread(x) for x in (*grads, *results)]
+        spread = [axis.spread(x) for x, axis in zip(inputs, axes, strict=True)]
+        parts = [
+            backward(outer[:3], outer[3:], *_branches(batch), s)
+            for outer, batch in zip(zip(*given, strict=True), zip(*spread, strict=True), strict=True)
+        ]
+    found = [axis.collect(part) for axis, part in zip(axes, zip(*parts, strict=True), strict=True)]
+    # Places on the axis of blocks that no sequence has filled have no gradient.
+    return [F.pad(d, (0, 0, 0, 0, 0, x.shape[1] - d.shape[1])) for d, x in zip(found, inputs, strict=True)]
 
 
 @branches_backward_op.register_fake
