@@ -11,6 +11,7 @@ from kernels.ops.indexer_kl import indexer_kl
 from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
 from kernels.ops.memory_mixture import memory_mixture
 from kernels.ops.mesa import mesa
+from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
 from kernels.ops.path_attention import path_attention
 from kernels.ops.rms_linear import rms_linear
 from kernels.ops.short_conv import short_conv
@@ -32,6 +33,8 @@ __all__ = [
     "lightning_topk",
     "memory_mixture",
     "mesa",
+    "nsa_attention",
+    "nsa_blocks",
     "path_attention",
     "rms_linear",
     "rope",

@@ -45,6 +45,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "one_route": {"top_k": 1, "n_memories": 3},
         "one_memory": {"n_memories": 1, "top_k": 1},
     },
+    "nsa": {
+        "grouped": {"n_kv_heads": 2, "n_select": 3},
+        "sizes": {"block_size": 6, "stride": 3, "select_size": 3, "window": 5, "n_kv_heads": 4},
+    },
     "swiglu": {"hidden": {"hidden": 24}},
     "moe": {"one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1}},
 }

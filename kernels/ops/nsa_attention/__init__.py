@@ -1,0 +1,111 @@
+"""Native sparse attention: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.checks import check_attention, in_autocast_dtype
+from kernels.dispatch import Operation, always, not_unasked
+from kernels.ops.nsa_attention.blocks import Sizes, nsa_blocks
+from kernels.ops.nsa_attention.reference import nsa_attention_reference
+from kernels.ops.nsa_attention.torch_ops import nsa_attention_torch
+
+__all__ = ["nsa_attention", "nsa_blocks"]
+
+OPERATION = Operation("nsa_attention")
+OPERATION.register("torch", nsa_attention_torch, suits=always)
+OPERATION.register("reference", nsa_attention_reference, suits=not_unasked)
+
+Pair = tuple[Tensor, Tensor]
+
+
+def nsa_attention(
+    q: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    gates: Tensor,
+    *,
+    block_size: int,
+    stride: int,
+    select_size: int,
+    n_select: int,
+    window: int,
+    q_rotated: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Attention to summaries of all blocks, to the blocks that those find important, and to the last tokens.
+
+        p_ti = softmax_i(scale · q_t·k^cmp_i)           over the blocks i with i·d + l − 1 ≤ t
+        I_tj = Σ_g Σ_i p_gti · |[i·d, i·d + l) ∩ [j·l', (j+1)·l')| / l      g: query heads of one KV head
+        S_t  = {0, b − 1, b} ∩ ℕ, b = ⌊t/l'⌋, and the highest I_tj of j < b − 1: n blocks, or all if fewer
+        o_t  = g_t0·Σ_i p_ti·v^cmp_i + g_t1·attention over the tokens s ≤ t of S_t + g_t2·over t − w < s ≤ t
+
+    with l = block_size, d = stride, l' = select_size, n = n_select, w = window. Ties (within 2^−39 of the
+    group's mean) go to the lower j; the selection passes no gradient. A query that sees no block gets
+    0 from the first branch.
+
+    q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
+    compressed  k [B, M, Hkv, K], v [B, M, Hkv, V]: one row a block, in the order of `nsa_blocks`; M ≥ ⌊(Tk − l)/d⌋ + 1
+    selected    k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]
+    sliding     likewise; [B, ≥ min(w, Tk), …] will do where Tq = 1. Query i stands at position i + Tk − Tq: a
+                shorter q aligns with the end of k
+    gates       [B, Tq, H, 3], after the sigmoid: compression, selection, window
+    block_size, stride, select_size, n_select, window   stride divides both sizes, n_select ≥ 3, window ≥ 1
+    q_rotated   None, or [B, Tq, H, K]: the query of selection and window, where positions are rotated
+    scale       None: K^(−1/2)
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk): blocks start anew in each
+    backend     auto, torch (blocks of queries; tiles of queries by block), reference (Tq × Tk memory)
+    returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
+
+    Softmax in at least fp32. Memory is linear in T; work a query T/d + n·l' + w scores a head. First order
+    gradients.
+    Raises ValueError for sizes or shapes that do not fit, and for a backend that is unknown.
+    Source: Yuan et al. 2025, Native Sparse Attention (arXiv:2502.11089), equations 5 to 12.
+    """
+    sizes = Sizes(block_size, stride, select_size, n_select, window)
+    q_rotated = q if q_rotated is None else q_rotated
+    _check(q, q_rotated, compressed, selected, sliding, gates, sizes, cu_seqlens)
+    q, q_rotated, *kv = in_autocast_dtype(q, q_rotated, *compressed, *selected, *sliding)
+    return OPERATION(
+        q,
+        tuple(kv[:2]),
+        tuple(kv[2:4]),
+        tuple(kv[4:]),
+        gates,
+        q_rotated=q_rotated,
+        sizes=sizes,
+        scale=scale,
+        cu_seqlens=cu_seqlens,
+        backend=backend,
+    )
+
+
+def _check(
+    q: Tensor,
+    q_rotated: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    gates: Tensor,
+    sizes: Sizes,
+    cu_seqlens: Tensor | None,
+) -> None:
+    name, time, near = "nsa_attention", selected[0].shape[1], sliding[0].shape[1]
+    check_attention(f"{name} (selection)", q_rotated, *selected, cu_seqlens=cu_seqlens)
+    check_attention(f"{name} (window)", q_rotated, *sliding, cu_seqlens=cu_seqlens)
+    check_attention(f"{name} (compression)", q, *compressed, causal=False)
+    if q.shape != q_rotated.shape or gates.shape != (*q.shape[:3], 3):
+        given = ", ".join(str(tuple(x.shape)) for x in (q, q_rotated, gates))
+        raise ValueError(f"{name} needs q, q_rotated [B, Tq, H, K] and gates [B, Tq, H, 3], got {given}")
+    if not compressed[1].shape[2:] == selected[1].shape[2:] == sliding[1].shape[2:]:
+        given = ", ".join(str(tuple(v.shape)) for _, v in (compressed, selected, sliding))
+        raise ValueError(f"{name} needs values of one [Hkv, V] in all branches, got {given}")
+    if near != time and (q.shape[1] > 1 or near < min(sizes.window, time)):
+        raise ValueError(f"{name} needs as many keys under the window as to select from, {time}, got {near}")
+    needed = sizes.compressed(time) if cu_seqlens is None else time // sizes.stride
+    if compressed[0].shape[1] < needed:
+        given = compressed[0].shape[1]
+        raise ValueError(f"{name} needs {needed} compressed blocks for {time} tokens, got {given}")

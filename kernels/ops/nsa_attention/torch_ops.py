@@ -1,0 +1,189 @@
+"""Native sparse attention in memory linear in T, as two operators that tracing does not look into.
+
+Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
+operators with a shape, a gradient and a cost. Packed sequences become batches of about one length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from kernels.checks import without_autocast
+from kernels.flops import attention_flops
+from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.ops.nsa_attention.packed import Axis, packed_axes
+from kernels.ops.nsa_attention.rows import Rows, attend, attend_backward, coarse_rows, near_rows
+from kernels.ops.nsa_attention.select import choose
+from kernels.ops.nsa_attention.selected import selected_backward, selected_forward
+
+Pair = tuple[Tensor, Tensor]
+
+
+def nsa_attention_torch(
+    q: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    gates: Tensor,
+    *,
+    q_rotated: Tensor,
+    sizes: Sizes,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """The three branches, then their gated sum."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    numbers = (sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window)
+    queries = (x.to(wide) * scale for x in (q, q_rotated))
+    coarse, fine, near, *_ = branches_op(*queries, *compressed, *selected, *sliding, numbers, cu_seqlens)
+    g = gates.unsqueeze(-1)
+    return (g[..., 0, :] * coarse + g[..., 1, :] * fine + g[..., 2, :] * near).to(q.dtype)
+
+
+def forward(
+    q: Tensor, q_rotated: Tensor, compressed: Pair, selected: Pair, sliding: Pair, sizes: Sizes
+) -> tuple[Tensor, ...]:
+    """One sequence, or a batch of one length: the branches [B, Tq, H, V], log-sum-exps, selected blocks."""
+    time, kv_heads = selected[0].shape[1], selected[0].shape[2]
+    chosen = q.new_empty(*q.shape[:2], kv_heads, sizes.n_select, dtype=torch.int32)
+
+    def look(part: Rows, weights: Tensor) -> None:
+        t = torch.arange(part.here.start, part.here.stop, device=q.device) + time - q.shape[1]
+        last = time - q.shape[1] + part.here.stop - 1
+        chosen[:, part.here] = choose(weights.mean(3), t, last, sizes).transpose(1, 2)
+
+    coarse = attend(coarse_rows(q, time, sizes), q, *compressed, look)
+    fine, lse = selected_forward(q_rotated, *selected, chosen, sizes)
+    near = attend(near_rows(q_rotated, sliding[0].shape[1], sizes.window), q_rotated, *sliding)
+    return coarse, fine, near, lse, chosen
+
+
+def backward(
+    grads: list[Tensor],
+    results: list[Tensor],
+    q: Tensor,
+    q_rotated: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    sizes: Sizes,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, q_rotated, and k and v of the three branches."""
+    coarse, fine, near, lse, chosen = results
+    rows = coarse_rows(q, selected[0].shape[1], sizes)
+    dq, *d_compressed = attend_backward(rows, grads[0], coarse, q, *compressed)
+    d_rotated, *d_selected = selected_backward(grads[1], fine, lse, q_rotated, *selected, chosen, sizes)
+    rows = near_rows(q_rotated, sliding[0].shape[1], sizes.window)
+    more, *d_sliding = attend_backward(rows, grads[2], near, q_rotated, *sliding)
+    return dq, d_rotated.add_(more), *d_compressed, *d_selected, *d_sliding
+
+
+@torch.library.custom_op("archzoo::nsa_branches", mutates_args=())
+def branches_op(
+    q: Tensor,
+    q_rotated: Tensor,
+    k_compressed: Tensor,
+    v_compressed: Tensor,
+    k_selected: Tensor,
+    v_selected: Tensor,
+    k_sliding: Tensor,
+    v_sliding: Tensor,
+    sizes: list[int],
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`forward` of every sequence; selected blocks are counted in their own sequence. q's hold the scale."""
+    inputs = (q, q_rotated, k_compressed, v_compressed, k_selected, v_selected, k_sliding, v_sliding)
+    s = Sizes(*sizes)
+    with without_autocast(q):
+        if cu_seqlens is None:
+            return forward(*_branches(inputs), s)
+        tokens, blocks = packed_axes(cu_seqlens, q.shape[2], s)
+        spread = [axis.spread(x) for x, axis in zip(inputs, _axes(tokens, blocks), strict=True)]
+        parts = [forward(*_branches(batch), s) for batch in zip(*spread, strict=True)]
+    return tuple(tokens.collect(part) for part in zip(*parts, strict=True))
+
+
+def _branches(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pair, Pair, Pair]:
+    """q, q_rotated and (k, v) three times."""
+    return inputs[0], inputs[1], inputs[2:4], inputs[4:6], inputs[6:8]
+
+
+def _axes(tokens: Axis, blocks: Axis) -> tuple[Axis, ...]:
+    """The time axis of each of those eight tensors."""
+    return tokens, tokens, blocks, blocks, tokens, tokens, tokens, tokens
+
+
+@branches_op.register_fake
+def _(q, q_rotated, kc, vc, ks, vs, kw, vw, sizes, cu_seqlens):
+    outs = (q.new_empty(*q.shape[:3], vs.shape[-1]) for _ in range(3))
+    chosen = q.new_empty(*q.shape[:2], ks.shape[2], sizes[3], dtype=torch.int32)
+    return *outs, q.new_empty(q.shape[:3]), chosen
+
+
+@torch.library.custom_op("archzoo::nsa_branches_backward", mutates_args=())
+def branches_backward_op(
+    grads: list[Tensor],
+    results: list[Tensor],
+    inputs: list[Tensor],
+    sizes: list[int],
+    cu_seqlens: Tensor | None,
+) -> list[Tensor]:
+    """Gradients of the first eight arguments of `branches_op`, `inputs`."""
+    s = Sizes(*sizes)
+    with without_autocast(inputs[0]):
+        if cu_seqlens is None:
+            return list(backward(grads, results, *_branches(inputs), s))
+        tokens, blocks = packed_axes(cu_seqlens, inputs[0].shape[2], s)
+        axes = _axes(tokens, blocks)
+        given = [tokens.spread(x) for x in (*grads, *results)]
+        spread = [axis.spread(x) for x, axis in zip(inputs, axes, strict=True)]
+        parts = [
+            backward(outer[:3], outer[3:], *_branches(batch), s)
+            for outer, batch in zip(zip(*given, strict=True), zip(*spread, strict=True), strict=True)
+        ]
+    found = [axis.collect(part) for axis, part in zip(axes, zip(*parts, strict=True), strict=True)]
+    # Places on the axis of blocks that no sequence has filled have no gradient.
+    return [F.pad(d, (0, 0, 0, 0, 0, x.shape[1] - d.shape[1])) for d, x in zip(found, inputs, strict=True)]
+
+
+@branches_backward_op.register_fake
+def _(grads, results, inputs, sizes, cu_seqlens):
+    return [torch.empty_like(x) for x in inputs]
+
+
+def _save(ctx, inputs, output):
+    *tensors, ctx.sizes, cu_seqlens = inputs
+    ctx.mark_non_differentiable(output[4])
+    ctx.save_for_backward(*output, *tensors, cu_seqlens)
+
+
+def _backward(ctx, *grads):
+    *tensors, cu_seqlens = ctx.saved_tensors
+    results, inputs = tensors[:5], tensors[5:]
+    given = [grad.contiguous() for grad in grads[:3]]
+    return *branches_backward_op(given, results, inputs, ctx.sizes, cu_seqlens), None, None
+
+
+branches_op.register_autograd(_backward, setup_context=_save)
+
+
+def score_entries(time: int, blocks: int, sizes: list[int]) -> int:
+    """Scores that a query and head costs: every compressed block, n blocks of tokens and the window, hidden or not."""
+    _, _, select_size, n_select, window = sizes
+    return blocks + min(time, n_select * select_size) + min(time, window)
+
+
+@register_flop_formula(torch.ops.archzoo.nsa_branches)
+def _flops(q, q_rotated, kc, vc, ks, vs, kw, vw, sizes, cu_seqlens, *, out_shape=None, **_) -> int:
+    return attention_flops(q[0] * q[1] * q[2] * score_entries(ks[1], kc[1], sizes), q[3], vs[3])
+
+
+@register_flop_formula(torch.ops.archzoo.nsa_branches_backward)
+def _backward_flops(grads, results, inputs, sizes, cu_seqlens, *, out_shape=None, **_) -> int:
+    return 2 * _flops(*inputs, sizes, cu_seqlens)

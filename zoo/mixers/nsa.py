@@ -1,0 +1,204 @@
+"""`N`: native sparse attention, which reads summaries of all blocks, a few blocks in full, and the last tokens."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.cache import KVCache
+from zoo.context import Context
+from zoo.errors import UserError
+from zoo.mixer import Aux, Mixer
+from zoo.mixers.gsa import third
+from zoo.modules import INIT_STD, Dims, OutputProjection, even_width, fp32_linear, head_width, positive
+from zoo.registry import register_mixer
+
+
+@dataclass
+class NSAConfig:
+    """Options of native sparse attention; None scales with the model and its configured length T.
+
+    n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
+    select_size: l', tokens of a block that is read in full (None: √T, rounded down to a power of two, 2 … 64);
+    block_size, stride: l and d, tokens of a compressed block and between two of them (None: l'/2 and l'/4, as far
+    as they are whole); n_select: n, blocks that are read, {0, b−1, b} among them (None: T/4 tokens, 4 … 16 blocks);
+    window: w, tokens of the window, the current one included (None: T/8, at most 512).
+    From T = 4,096 these are the paper's 64, 32, 16, 16, 512; at T = 128 they are 8, 4, 2, 4, 16.
+    """
+
+    n_heads: int | None = None
+    n_kv_heads: int | None = None
+    rope_base: float = 1e4
+    block_size: int | None = None
+    stride: int | None = None
+    select_size: int | None = None
+    n_select: int | None = None
+    window: int | None = None
+
+
+@dataclass
+class NSAState:
+    """Summaries of all blocks; keys and values of the last l tokens before compression, of all tokens for the
+    selection and of the last w for the window (keys of these two rotated)."""
+
+    compressed: KVCache
+    recent: KVCache
+    selected: KVCache
+    sliding: KVCache
+
+
+@register_mixer(
+    "nsa",
+    letter="N",
+    config=NSAConfig,
+    title="Native sparse attention",
+    family="sparse attention",
+    color="#332288",
+    mask="blocks",
+    source="Yuan et al. 2025, Native Sparse Attention (arXiv:2502.11089)",
+)
+class NSA(Mixer):
+    """Grouped-query attention in three branches, each with keys and values of its own.
+
+        q = x·W_q;  k^c, v^c = x·W_k^c, x·W_v^c     [B, T, H, K], [B, T, Hkv, K] for c in cmp, slc, win
+        o^cmp: q_t over φ_k(k^cmp), φ_v(v^cmp) of the blocks [i·d, i·d + l) that end at t or before, without positions
+        o^slc: RoPE(q_t) over the tokens s ≤ t of n blocks of l' tokens: {0, b − 1, b}, b = ⌊t/l'⌋, and those to
+               which o^cmp attends most, summed over the heads of a group
+        o^win: RoPE(q_t) over the last w tokens
+        φ(x) = W_2·SiLU(W_1·vec(x + E))             x, E [l, K], hidden K; one for keys, one for values
+        g = σ(x·W_g + b)                            [B, T, H, 3]
+        y = (g_0·o^cmp + g_1·o^slc + g_2·o^win)·W_o
+
+    o^cmp is 0 for a query that sees no block. Work a token: T/d + n·l' + w scores a head. Decode state: keys and
+    values of all tokens, of the last w and of the last l, and a summary every d tokens; a step reads the
+    summaries, n blocks and the window.
+    """
+
+    def __init__(self, config: NSAConfig, dims: Dims) -> None:
+        super().__init__()
+        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
+        self.kv_heads = third(self.heads) if config.n_kv_heads is None else config.n_kv_heads
+        self.width = even_width(head_width(dims.d_model, self.heads, "n_heads"), "nsa")
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise UserError(f"nsa.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
+        positive(config.rope_base, "nsa.rope_base")
+        self.sizes = sizes(config, dims.seq_len)
+        self.rope_base = config.rope_base
+        self.backend = dims.backend
+        inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
+        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
+        self.k_proj, self.v_proj = (nn.Linear(dims.d_model, 3 * inner_kv, bias=False) for _ in range(2))
+        self.compress_k, self.compress_v = (Compress(self.sizes["block_size"], self.width) for _ in range(2))
+        self.gate_proj = nn.Linear(dims.d_model, 3 * self.heads)
+        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        q, raw, selected, sliding = self._qkv(x, ctx.positions)
+        compressed = tuple(
+            phi(self._blocks(y, ctx.cu_seqlens)) for phi, y in zip(self._compress, raw, strict=True)
+        )
+        return self._attend(x, q, compressed, selected, sliding, ctx.cu_seqlens), {}
+
+    def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        length, stride, window = (self.sizes[key] for key in ("block_size", "stride", "window"))
+        summaries = max(0, (capacity - length) // stride + 1)
+        rows = summaries, min(capacity, length), capacity, min(capacity, window)
+        shape, options = (batch_size, self.kv_heads, self.width), {"device": device, "dtype": dtype}
+        return NSAState(*(KVCache(*shape, capacity=n, **options) for n in rows))
+
+    def step(self, x: Tensor, state: NSAState) -> tuple[Tensor, NSAState]:
+        x = x[:, None]
+        position = torch.full(x.shape[:2], state.selected.appended, device=x.device)
+        q, *new = self._qkv(x, position)
+        length, stride = self.sizes["block_size"], self.sizes["stride"]
+        limits = length, None, self.sizes["window"]
+        caches = state.recent, state.selected, state.sliding
+        for cache, (k, v), limit in zip(caches, new, limits, strict=True):
+            cache.append(k[:, 0], v[:, 0], window=limit)
+        after = state.selected.appended - length
+        if after >= 0 and after % stride == 0:
+            recent = (y.to(q[0].dtype) for y in state.recent.read())
+            state.compressed.append(*(phi(y) for phi, y in zip(self._compress, recent, strict=True)))
+        read = (state.compressed, state.selected, state.sliding)
+        branches = (tuple(y.transpose(1, 2).to(q[0].dtype) for y in cache.read()) for cache in read)
+        return self._attend(x, q, *branches)[:, 0], state
+
+    @property
+    def _compress(self) -> tuple["Compress", "Compress"]:
+        return self.compress_k, self.compress_v
+
+    def _blocks(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+        """x [B, T, Hkv, K] -> [B, M, Hkv, l, K]."""
+        sizes = {key: self.sizes[key] for key in ("block_size", "stride")}
+        return kernels.nsa_blocks(x, cu_seqlens=cu_seqlens, **sizes).transpose(2, 3)
+
+    def _qkv(self, x: Tensor, positions: Tensor):
+        """(q, RoPE(q)) [B, T, H, K], and (k, v) [B, T, Hkv, K] of the three branches."""
+        q = self.q_proj(x).unflatten(-1, (-1, self.width))
+        k, v = (p(x).unflatten(-1, (-1, self.width)) for p in (self.k_proj, self.v_proj))
+        turned = kernels.rope(torch.cat([q, k[:, :, self.kv_heads :]], 2), positions, self.rope_base)
+        q_turned, near, far = turned.split([self.heads, self.kv_heads, self.kv_heads], 2)
+        values = v.split(self.kv_heads, 2)
+        return (q, q_turned), *zip((k[:, :, : self.kv_heads], near, far), values, strict=True)
+
+    def _attend(self, x: Tensor, q, compressed, selected, sliding, cu_seqlens=None) -> Tensor:
+        gates = fp32_linear(x, self.gate_proj.weight) + self.gate_proj.bias
+        o = kernels.nsa_attention(
+            q[0],
+            compressed,
+            selected,
+            sliding,
+            torch.sigmoid(gates).unflatten(-1, (self.heads, 3)),
+            q_rotated=q[1],
+            cu_seqlens=cu_seqlens,
+            backend=self.backend,
+            **self.sizes,
+        )
+        return self.o_proj(o.flatten(-2))
+
+
+class Compress(nn.Module):
+    """φ: x [..., l, K] -> W_2·SiLU(W_1·vec(x + E)) [..., K], hidden K, shared by the heads."""
+
+    decays = ("positions",)
+
+    def __init__(self, block_size: int, width: int) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(block_size, width))
+        self.up = nn.Linear(block_size * width, width, bias=False)
+        self.down = nn.Linear(width, width, bias=False)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.normal_(self.positions, std=INIT_STD, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.up((x + self.positions).flatten(-2))))
+
+
+def sizes(config: NSAConfig, seq_len: int) -> dict[str, int]:
+    """l, d, l', n, w for a configured length, by the names of `kernels.nsa_attention`.
+
+    Raises UserError unless d divides l and l', n ≥ 3 and all are at least 1.
+    """
+    block = 2 ** min(6, max(1, int(math.log2(max(1, seq_len)) / 2)))
+    scaled = {
+        "block_size": max(1, block // 2),
+        "stride": max(1, block // 4),
+        "select_size": block,
+        "n_select": min(16, max(4, seq_len // (4 * block))),
+        "window": max(1, min(512, seq_len // 8)),
+    }
+    out = {
+        key: value if getattr(config, key) is None else getattr(config, key) for key, value in scaled.items()
+    }
+    for key, value in out.items():
+        least = 3 if key == "n_select" else 1
+        if value < least:
+            raise UserError(f"nsa.{key}={value} must be at least {least}")
+    for key in ("block_size", "select_size"):
+        if out[key] % out["stride"]:
+            raise UserError(f"nsa.{key}={out[key]} is no multiple of nsa.stride={out['stride']}")
+    return out
