@@ -7,6 +7,7 @@ registry: a new file in zoo/mixers/, zoo/residuals/ or zoo/channels/ is tested a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -89,17 +90,17 @@ def cases() -> list[Case]:
     return out
 
 
-every_case = pytest.mark.parametrize("case", cases(), ids=str)
+def _parametrised(fast: Callable[[Case], bool]) -> pytest.MarkDecorator:
+    params = [
+        pytest.param(case, id=str(case), marks=[] if fast(case) else [pytest.mark.slow]) for case in cases()
+    ]
+    return pytest.mark.parametrize("case", params)
 
 
-def _slow_unless_plain_mixer(case: Case) -> list[pytest.MarkDecorator]:
-    return [] if case.kind == "mixer" and not case.variant else [pytest.mark.slow]
-
-
-# For expensive contracts: mixers with their defaults in the fast subset, everything else outside it.
-fast_for_mixers = pytest.mark.parametrize(
-    "case", [pytest.param(c, id=str(c), marks=_slow_unless_plain_mixer(c)) for c in cases()]
-)
+# Blocks with their defaults are in the fast subset, variants outside it.
+every_case = _parametrised(lambda case: not case.variant)
+# For expensive contracts: of the defaults only mixers.
+fast_for_mixers = _parametrised(lambda case: not case.variant and case.kind == "mixer")
 
 
 def build(config: ModelConfig, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> LanguageModel:

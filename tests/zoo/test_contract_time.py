@@ -24,7 +24,9 @@ def test_the_future_changes_nothing(case, training):
 
 
 @every_case
-@pytest.mark.parametrize("capacity", [0, 5, 21])
+@pytest.mark.parametrize(
+    "capacity", [pytest.param(0, marks=pytest.mark.slow), 5, pytest.param(21, marks=pytest.mark.slow)]
+)
 @torch.no_grad()
 def test_step_repeated_is_forward(case, capacity):
     """Past the configured length too, and past the room that was made for the state."""
