@@ -234,6 +234,15 @@ def test_scores_are_those_of_the_three_branches_and_never_many_at_once(time):
     assert watch.largest < time * time
 
 
+def test_a_decode_step_makes_no_tensor_of_the_cache():
+    """8,192 cached keys of width 2: it handles n·l' of them, the summaries and the window."""
+    time, sizes = 8192, Sizes(32, 16, 64, 16, 512)
+    tensors = inputs(1, time, heads=2, kv_heads=1, width=2, value_width=2, queries=1, blocks=511)
+    with Watch() as watch, torch.no_grad():
+        forward(*tensors[:2], *(tensors[i : i + 2] for i in (2, 4, 6)), sizes)
+    assert watch.largest <= 2 * 16 * 64
+
+
 STEP = """
 import re, torch
 from kernels import nsa_attention
