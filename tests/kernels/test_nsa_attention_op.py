@@ -1,12 +1,11 @@
 """nsa_attention: the blockwise form against the definition, its identities, its memory and its errors."""
 
-import subprocess
-import sys
 from functools import partial
 
 import pytest
 import torch
 from kernel_cases import assert_agree, normal, packed
+from peak_memory import printed_by
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -244,7 +243,8 @@ def test_a_decode_step_makes_no_tensor_of_the_cache():
 
 
 STEP = """
-import re, torch
+import torch
+from peak_memory import peak
 from kernels import nsa_attention
 torch.set_num_threads(1)
 def step(time):
@@ -253,8 +253,6 @@ def step(time):
     made = lambda n, heads: torch.randn(1, n, heads, 8, requires_grad=True)
     pairs = [(made(n, 1), made(n, 1)) for n in (blocks, time, time)]
     nsa_attention(made(time, 2), *pairs, torch.rand(1, time, 2, 3), **sizes).square().mean().backward()
-def peak():  # not ru_maxrss, which a child inherits from its parent
-    return int(re.search(r"VmHWM:\\s*(\\d+) kB", open("/proc/self/status").read())[1])
 step(2048)
 before = peak()
 step({time})
@@ -265,9 +263,7 @@ print(peak() - before)
 @pytest.mark.slow
 def test_peak_memory_of_a_training_step_at_16384_is_far_below_one_matrix_of_pairs():
     """One fp32 T × T matrix would be 1 GiB, T × T/16 scores of both heads 128 MiB."""
-    code = STEP.replace("{time}", "16384")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 100 * 1024, f"{int(done.stdout) / 1024:.0f} MiB"
+    assert printed_by(STEP.replace("{time}", "16384")) < 100 * 1024
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,10 @@
 """Segments: how they are batched, how much is computed for them, and in how much memory."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from attention_watch import AttentionWatch
 from kernel_cases import normal, packed, qkv
+from peak_memory import printed_by
 
 from kernels import attention, timeline_attention
 from kernels.segments.plan import LONG, WASTE, batch_shapes, make_plan
@@ -87,8 +84,8 @@ def test_values_of_another_width_stay_on_the_fused_kernel():
 
 
 PEAK = """
-import resource, sys, torch
-sys.path.insert(0, {root!r})
+import torch
+from peak_memory import peak
 from kernels import timeline_attention
 torch.set_num_threads(1)
 time = {time}
@@ -98,15 +95,13 @@ def step(t):
     out = timeline_attention(q[:, :t], k[:, :t], v[:, :t], assignment[:, :t], n_timelines=6, rope_base=1e4)
     out.sum().backward()
 step(2048)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 step(time)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak() - before)
 """
 
 
 @pytest.mark.slow
 def test_peak_memory_at_16384_tokens_with_gradients():
     """A square of T would be 1 GiB in fp32, one a timeline 30 MiB."""
-    script = PEAK.format(root=str(Path(__file__).parents[2]), time=16_384)
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 64 * 1024
+    assert printed_by(PEAK.format(time=16_384)) < 64 * 1024
