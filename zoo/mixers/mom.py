@@ -111,9 +111,7 @@ class MoM(Mixer):
         else:
             p = torch.softmax(fp32_linear(x, self.router.weight), -1)
         weights, routes = p.topk(self.top_k, -1)
-        if (
-            self.top_k > 1
-        ):  # Renormalised, a single weight would always be 1, and its router without a gradient.
+        if self.top_k > 1:  # One weight, renormalised, would always be 1: the router would get no gradient.
             weights = weights / weights.sum(-1, keepdim=True)
         if self.shared:
             routes, weights = F.pad(routes, (0, 1), value=self.memories), F.pad(weights, (0, 1), value=1.0)

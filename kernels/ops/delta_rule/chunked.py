@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kernels.ops.delta_rule.chunks import Chunks, Group
-from kernels.ops.delta_rule.decay import SharedDecay, lower_triangle
+from kernels.ops.delta_rule.decay import SharedDecay
 from kernels.ops.delta_rule.halving import ChannelDecay
 
 
@@ -151,9 +151,6 @@ def _backward_group(
     d_from_start = torch.bmm(outer, saved.states.transpose(1, 2)).view_as(x.rows)
     d_to_end = torch.bmm(saved.errors, d_after.transpose(1, 2))
     d_whole = (d_after * saved.states).sum(2).mul_(x.over.squeeze(-1))
-    # Products are 0 wherever their gradient has to be, except where k or a decay is 0 by itself.
-    lower = lower_triangle(d_o, d_o.shape[1])
-    d_weighted *= torch.stack([lower, lower.tril(-1)])
     d_beta = (d_weighted * saved.products).sum((1, 2)).unsqueeze(-1)
     d_beta += (d_to_end * x.keys_to_end).sum(-1, keepdim=True)
     d_products = d_weighted.mul_(x.beta.unsqueeze(1).transpose(2, 3))

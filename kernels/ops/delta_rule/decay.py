@@ -11,7 +11,7 @@ suffix   exp of the sum of gates from this token, excluded, to the chunk's last,
 products(rows, out)
          rows_i·k_j under the decay between j and i, into out [M, 2, C, C]: zero for j > i and, for keys, for j = i
 backward(d_products, d_from_start, d_to_end, d_whole, rows, products)
-         from the gradients of `products` (zero where those are zero), of rows·prefix [M, 2, C, K] (overwritten),
+         from the gradients of `products` (anything where those are zero), of rows·prefix [M, 2, C, K] (overwritten),
          of keys·suffix [M, C, K] (overwritten) and of the log of the whole chunk's decay [M, K]: the gradients of
          queries and keys [M, C, K] and of g
 """
@@ -79,7 +79,9 @@ class SharedDecay:
         d_g = torch.matmul(self.lower.T, d_prefix) + torch.matmul(self.before, d_suffix)
         d_g += d_between.sum(-1, keepdim=True)
 
-        d_products = (d_products * self.between.unsqueeze(1)).flatten(1, 2)
+        d_products = d_products * self.between.unsqueeze(1)
+        d_products[:, 1] *= self.before
+        d_products = d_products.flatten(1, 2)
         d_rows.flatten(1, 2).baddbmm_(d_products, rows[:, 1])
         d_keys += d_rows[:, 1]
         return d_rows[:, 0], d_keys.baddbmm_(d_products.transpose(1, 2), rows.flatten(1, 2)), d_g
