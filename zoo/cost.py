@@ -47,7 +47,7 @@ def parameters_non_embedding(model: LanguageModel) -> int:
 
 
 def flops_per_token(model: LanguageModel, length: int, *, backward: bool = False) -> float:
-    """FLOPs a token at sequence length `length`: forward in evaluation, or forward and backward of the training loss."""
+    """FLOPs a token at length `length`: forward in evaluation, or forward and backward of the training loss."""
     return sum(flops_by_operator(model, length, backward=backward).values())
 
 

@@ -103,12 +103,12 @@ CALLS = {
     "plain": ({"batch": 2, "time": 21, "heads": 3, "value_width": 5}, 32, {}),
     "one token": ({"batch": 2, "time": 1}, 32, {}),
     "one token, state": ({"batch": 2, "time": 1, "sequences": 2}, 32, {}),
-    "whole chunks": ({"batch": 1, "time": 64}, 32, {}),
+    "whole chunks": ({"batch": 1, "time": 16}, 8, {}),
     "many chunks": ({"batch": 1, "time": 37, "heads": 1, "sequences": 1, "gates": "0"}, 2, {}),
     "state": ({"batch": 2, "time": 37, "sequences": 2, "width": 16}, 8, {}),
-    "gates 0": ({"batch": 1, "time": 70, "gates": "0"}, 32, {}),
-    "gates -30": ({"batch": 1, "time": 70, "gates": "-30"}, 32, {}),
-    "gates mixed": ({"batch": 1, "time": 70, "gates": "mixed", "sequences": 1}, 32, {}),
+    "gates 0": ({"batch": 1, "time": 37, "gates": "0"}, 16, {}),
+    "gates -30": ({"batch": 1, "time": 37, "gates": "-30"}, 16, {}),
+    "gates mixed": ({"batch": 1, "time": 37, "gates": "mixed", "sequences": 1}, 16, {}),
     "packed": ({"batch": 1, "time": 37}, 8, {"cu_seqlens": packed(8, 0, 4, 1, 24)}),
     "packed, state": ({"batch": 1, "time": 37, "sequences": 6}, 8, {"cu_seqlens": packed(0, 9, 4, 1, 23, 0)}),
     "packed, one chunk": (
@@ -119,8 +119,19 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
-@pytest.mark.parametrize("case", CALLS)
+FP32 = ("plain", "gates mixed", "packed, state")  # the others in fp32 are in the slow subset
+
+
+def dtypes_and_cases() -> list:
+    slow = [pytest.mark.slow]
+    pairs = [pytest.param(torch.float64, case, id=f"fp64-{case}") for case in CALLS]
+    return pairs + [
+        pytest.param(torch.float32, case, id=f"fp32-{case}", marks=[] if case in FP32 else slow)
+        for case in CALLS
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "case"), dtypes_and_cases())
 def test_chunks_equal_the_recurrence(case, dtype, monkeypatch):
     """Outputs, final states and all gradients; the reference differentiates through every step."""
     shape, size, options = CALLS[case]
@@ -322,7 +333,11 @@ def test_cost_on_meta_is_linear_in_time(sequences):
     )  # two solves of 30 steps, 2 heads, one product with H a step
 
 
-@pytest.mark.parametrize("cu_seqlens", [None, packed(7, 1, 30, 2)], ids=["batch", "packed"])
+@pytest.mark.parametrize(
+    "cu_seqlens",
+    [None, pytest.param(packed(7, 1, 30, 2), marks=pytest.mark.slow)],
+    ids=["batch", "packed"],
+)
 def test_compiles_in_one_graph(cu_seqlens):
     function = partial(call, cu_seqlens=cu_seqlens)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")

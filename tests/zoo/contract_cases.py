@@ -27,6 +27,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "no_positions": {"positions": "none"},
         "gates": {"output_gate": True, "value_gate": True, "n_kv_heads": 1},
     },
+    "gsa": {
+        "selected": {"warmup": 0, "k_base": 3},
+        "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": True},
+    },
+    "mesanet": {"value_conv": {"value_conv": True}},
     "hypergraph": {
         "global": {"positions": "global"},
         "one_timeline": {"n_timelines": 1},

@@ -10,11 +10,10 @@ import kernels
 from zoo.cache import KVCache, RowCache
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.groups import ParameterGroup
+from zoo.indexer import Indexer, Warmup
 from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, Gate, OutputProjection, even_width, fp32_linear, head_width, positive
+from zoo.modules import Dims, Gate, OutputProjection, even_width, head_width, positive
 from zoo.registry import register_mixer
-from zoo.schedule import StepBuffer
 
 ADAPTIVE = ("seed", "inverse", "none")
 
@@ -24,11 +23,12 @@ class GSAConfig:
     """Options of gated sparse attention; None scales with the model.
 
     n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
-    index_heads, index_width (None: D/12): H^I and d_I of the indexer; k_base, k_min, k_max: how many tokens a
-    query attends to (None: min(2048, T/8), k_base/8, 2·k_base for the configured length T); adaptive: how k
-    follows the variance of the scores, "inverse", "seed" or "none"; beta: of "seed"; reference_variance: of
-    "inverse"; output_gate (G1), value_gate (G2); warmup: steps of dense attention, at most a tenth of the
-    training; aux_weight: weight of the indexer's loss.
+    index_heads, index_width (None: D/12): H^I and d_I of the indexer; index_rope: rotary positions in the
+    indexer too: without them it cannot find the tokens just before t, however strongly attention wants them;
+    k_base, k_min, k_max: how many tokens a query attends to (None: min(2048, T/8), k_base/8, 2·k_base for the
+    configured length T); adaptive: how k follows the variance of the scores, "inverse", "seed" or "none";
+    beta: of "seed"; reference_variance: of "inverse"; output_gate (G1), value_gate (G2); warmup: steps of
+    dense attention, at most a tenth of the training; aux_weight: weight of the indexer's loss.
     """
 
     n_heads: int | None = None
@@ -36,6 +36,7 @@ class GSAConfig:
     rope_base: float = 1e4
     index_heads: int = 4
     index_width: int | None = None
+    index_rope: bool = False
     k_base: int | None = None
     k_min: int | None = None
     k_max: int | None = None
@@ -98,7 +99,8 @@ class GSA(Mixer):
         self.output_gate = Gate(dims.d_model, inner) if config.output_gate else None
         self.value_gate = Gate(dims.d_model, inner_kv) if config.value_gate else None
         index_width = 4 * math.ceil(dims.d_model / 48) if config.index_width is None else config.index_width
-        self.indexer = Indexer(dims.d_model, config.index_heads, index_width)
+        index_base = config.rope_base if config.index_rope else None
+        self.indexer = Indexer(dims.d_model, config.index_heads, index_width, index_base)
         self.warmup = Warmup(config.warmup)
 
     def _check(self, config: GSAConfig) -> None:
@@ -112,13 +114,15 @@ class GSA(Mixer):
                 raise UserError(f"gsa.{key}={value} must be at least 1")
         for key in ("rope_base", "beta", "reference_variance"):
             positive(getattr(config, key), f"gsa.{key}")
+        if config.index_rope and config.index_width is not None:
+            even_width(config.index_width, "gsa.index_width with index_rope")
         if config.warmup < 0:
             raise UserError(f"gsa.warmup={config.warmup} must be 0 or above")
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x, ctx.positions)
         options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
-        indexer, indices = self.indexer(x), None
+        indexer, indices = self.indexer(x, ctx.positions), None
         if self.warmup.dense:
             o = kernels.attention(q, k, v, **options)
         else:
@@ -138,8 +142,9 @@ class GSA(Mixer):
 
     def step(self, x: Tensor, state: GSAState) -> tuple[Tensor, GSAState]:
         x = x[:, None]
-        q, k, v = self._qkv(x, torch.full(x.shape[:2], state.index.length, device=x.device))
-        q_idx, k_idx, w_idx, bias = self.indexer(x)
+        positions = torch.full(x.shape[:2], state.index.length, device=x.device)
+        q, k, v = self._qkv(x, positions)
+        q_idx, k_idx, w_idx, bias = self.indexer(x, positions)
         state.kv.append(k[:, 0], v[:, 0])
         state.index.append(k_idx[:, 0])
         keys, values = state.kv.read()
@@ -166,54 +171,6 @@ class GSA(Mixer):
         if self.output_gate is not None:
             o = o * self.output_gate(x)
         return self.o_proj(o)
-
-
-class Indexer(nn.Module):
-    """x [B, T, D] -> q^I [B, T, H^I, d_I], k^I [B, T, d_I], σ(x·W_Iw) [B, T, H^I], b [H^I], in at least fp32.
-
-    x is detached. log_tau is s of τ = exp(s), the sharpness that the loss gives the scores (from log 10).
-    """
-
-    parameter_group = ParameterGroup("indexer", lr_scale=10.0)
-
-    def __init__(self, d_model: int, heads: int, width: int) -> None:
-        super().__init__()
-        self.heads, self.width = heads, width
-        self.q_proj = nn.Linear(d_model, heads * width, bias=False)
-        self.k_proj = nn.Linear(d_model, width, bias=False)
-        self.w_proj = nn.Linear(d_model, heads, bias=False)
-        self.bias = nn.Parameter(torch.zeros(heads))
-        self.log_tau = nn.Parameter(torch.tensor(math.log(10.0)))
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        """W_QI and W_KI Xavier-uniform of gain 1."""
-        for projection in (self.q_proj, self.k_proj):
-            nn.init.xavier_uniform_(projection.weight, generator=generator)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x = x.detach()
-        q, k, w = (fp32_linear(x, p.weight) for p in (self.q_proj, self.k_proj, self.w_proj))
-        return q.unflatten(-1, (self.heads, self.width)), k, torch.sigmoid(w), self.bias
-
-
-class Warmup(StepBuffer):
-    """dense: whether the warm-up lasts, `steps` steps or a tenth of the training, whichever is shorter.
-
-    A Python bool, so that a compiled model holds one of the two branches. Without a step to count from (the
-    meta device, where cost is counted) the warm-up is over.
-    """
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.steps = steps
-        self.dense = steps > 0 and not self.step.is_meta
-        self.register_load_state_dict_post_hook(
-            lambda loaded, _: loaded.set(int(loaded.step), int(loaded.total))
-        )
-
-    def set(self, step: int, total: int) -> None:
-        super().set(step, total)
-        self.dense = step < (min(self.steps, total // 10) if total else self.steps)
 
 
 def third(heads: int) -> int:

@@ -52,6 +52,12 @@ def mesa(
     returns        o [B, T, H, V] in q's dtype, and (H, G) after every sequence in at least fp32, None unless
                    output_final_state
 
+    How many steps are enough (relative error of o against the exact solve; unit keys, Λ = 1, K = 64, 128):
+
+        steps                                   5        10      30
+        nothing is forgotten (γ = 1, T = 256)   3e-3     8e-6    1e-15 (fp32: 3e-7)
+        γ = σ(2 + normal)                       1e-4     2e-9    2e-15
+
     Everything is computed in at least fp32. `torch` differentiates implicitly, by a second solve with as many
     steps; `reference` through the steps. They agree once the conjugate gradient has converged.
     Memory is linear in T. `torch` pads packed sequences to whole chunks, each by less than one.

@@ -1,0 +1,66 @@
+"""What gated sparse attention selects with, and when it begins to: the lightning indexer and the warm-up."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from zoo.groups import ParameterGroup
+from zoo.modules import fp32_linear
+from zoo.schedule import StepBuffer
+
+
+class Indexer(nn.Module):
+    """x [B, T, D] -> q^I [B, T, H^I, d_I], k^I [B, T, d_I], σ(x·W_Iw) [B, T, H^I], b [H^I], in at least fp32.
+
+    x is detached. rope_base: None, or that of rotary positions on q^I and k^I. log_tau is s of τ = exp(s), the
+    sharpness that the loss gives the scores (from log 10).
+    """
+
+    parameter_group = ParameterGroup("indexer", lr_scale=10.0)
+
+    def __init__(self, d_model: int, heads: int, width: int, rope_base: float | None = None) -> None:
+        super().__init__()
+        self.heads, self.width, self.rope_base = heads, width, rope_base
+        self.q_proj = nn.Linear(d_model, heads * width, bias=False)
+        self.k_proj = nn.Linear(d_model, width, bias=False)
+        self.w_proj = nn.Linear(d_model, heads, bias=False)
+        self.bias = nn.Parameter(torch.zeros(heads))
+        self.log_tau = nn.Parameter(torch.tensor(math.log(10.0)))
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """W_QI and W_KI Xavier-uniform of gain 1."""
+        for projection in (self.q_proj, self.k_proj):
+            nn.init.xavier_uniform_(projection.weight, generator=generator)
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x = x.detach()
+        q, k, w = (fp32_linear(x, p.weight) for p in (self.q_proj, self.k_proj, self.w_proj))
+        q = q.unflatten(-1, (self.heads, self.width))
+        if self.rope_base is not None:
+            q = kernels.rope(q, positions, self.rope_base)
+            k = kernels.rope(k.unsqueeze(-2), positions, self.rope_base).squeeze(-2)
+        return q, k, torch.sigmoid(w), self.bias
+
+
+class Warmup(StepBuffer):
+    """dense: whether the warm-up lasts, `steps` steps or a tenth of the training, whichever is shorter.
+
+    A Python bool, so that a compiled model holds one of the two branches. Without a step to count from (the
+    meta device, where cost is counted) the warm-up is over.
+    """
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.dense = steps > 0 and not self.step.is_meta
+        self.register_load_state_dict_post_hook(
+            lambda loaded, _: loaded.set(int(loaded.step), int(loaded.total))
+        )
+
+    def set(self, step: int, total: int) -> None:
+        super().set(step, total)
+        self.dense = step < (min(self.steps, total // 10) if total else self.steps)
