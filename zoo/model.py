@@ -44,6 +44,14 @@ class LanguageModel(nn.Module):
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
         self.letters = letters_of(config)
         dims = Dims(config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend)
+        # Modules draw weights as they are made, which init_weights then replaces: nobody else's numbers change.
+        with torch.random.fork_rng(devices=[]):
+            self._build(config, vocab_size, dims)
+        self.aux_weights = self._aux_weights()
+        if self.embedding.weight.device.type != "meta":
+            init_weights(self, seed)
+
+    def _build(self, config: ModelConfig, vocab_size: int, dims: Dims) -> None:
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.layers = nn.ModuleList(
             Layer(config, letter, dataclasses.replace(dims, layer=i)) for i, letter in enumerate(self.letters)
@@ -52,9 +60,6 @@ class LanguageModel(nn.Module):
         self.streams = scheme.cls.streams(getattr(config.residual, scheme.name), dims)
         self.norm = RMSNorm(config.d_model)
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, vocab_size, bias=False)
-        self.aux_weights = self._aux_weights()
-        if self.embedding.weight.device.type != "meta":
-            init_weights(self, seed)
 
     def forward(self, tokens: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
         """Logits [B, T, V] and auxiliary losses by name, each the mean over the layers that have it.

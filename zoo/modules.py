@@ -94,6 +94,11 @@ def head_width(d_model: int, n_heads: int, what: str) -> int:
     return d_model // n_heads
 
 
+def third(heads: int) -> int:
+    """The most KV heads that divide the heads and are at most a third of them; at least 1."""
+    return max(n for n in range(1, max(1, heads // 3) + 1) if heads % n == 0)
+
+
 def even_width(width: int, what: str) -> int:
     """The head width, refused where rotary positions, which turn pairs of channels, cannot use it."""
     if width % 2:

@@ -199,3 +199,11 @@ def test_a_mixer_needs_its_three_methods():
 
     with pytest.raises(TypeError, match="init_state"):
         Half()
+
+
+def test_building_a_model_leaves_the_global_generator_alone():
+    torch.manual_seed(3)
+    wanted = torch.rand(4)
+    torch.manual_seed(3)
+    LanguageModel(ModelConfig(pattern="KOF", depth=3), vocab_size=7, seq_len=8)
+    assert torch.equal(torch.rand(4), wanted)

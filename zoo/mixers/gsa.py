@@ -12,7 +12,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.indexer import Indexer, Warmup
 from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, Gate, OutputProjection, even_width, head_width, positive
+from zoo.modules import Dims, Gate, OutputProjection, even_width, head_width, positive, third
 from zoo.registry import register_mixer
 
 ADAPTIVE = ("seed", "inverse", "none")
@@ -171,11 +171,6 @@ class GSA(Mixer):
         if self.output_gate is not None:
             o = o * self.output_gate(x)
         return self.o_proj(o)
-
-
-def third(heads: int) -> int:
-    """The most KV heads that divide the heads and are at most a third of them; at least 1."""
-    return max(n for n in range(1, max(1, heads // 3) + 1) if heads % n == 0)
 
 
 def sizes(config: GSAConfig, seq_len: int) -> kernels.AdaptiveK:

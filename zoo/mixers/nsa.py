@@ -12,8 +12,7 @@ from zoo.cache import KVCache
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
-from zoo.mixers.gsa import third
-from zoo.modules import INIT_STD, Dims, OutputProjection, even_width, fp32_linear, head_width, positive
+from zoo.modules import INIT_STD, Dims, OutputProjection, even_width, fp32_linear, head_width, positive, third
 from zoo.registry import register_mixer
 
 
