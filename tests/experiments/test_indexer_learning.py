@@ -129,7 +129,7 @@ class Walks:
         generator, rows = torch.Generator().manual_seed(index), torch.arange(16)
         m = torch.stack([torch.randperm(SYMBOLS, generator=generator) for _ in rows])
         any_of_them = torch.randint(SYMBOLS, (TIME + 1, 16), generator=generator)
-        leaps = torch.rand(TIME + 1, 16, generator=generator) < 0.25
+        leaps = torch.rand(TIME + 1, 16, generator=generator) < 0.35
         a, tokens = any_of_them[0], []
         for leap, other in zip(leaps, any_of_them, strict=True):
             a = torch.where(leap, other, a)
@@ -140,7 +140,11 @@ class Walks:
 
 
 def train(folder: Path, steps: int) -> LanguageModel:
-    """A one-layer model after the project's own training: cross-entropy, the indexer's loss and all else."""
+    """A one-layer model after the project's own training: cross-entropy, the indexer's loss and all else.
+
+    It selects 32 to 64 keys. With the default 2 to 32 its dense attention keeps a tail that the selection cuts
+    off and that nothing in training punishes: then the best 16 keys there are hold little more than 80 %.
+    """
     from experiments.task import LanguageModelling
     from experiments.training import make_trainer, quiet
 
@@ -148,6 +152,7 @@ def train(folder: Path, steps: int) -> LanguageModel:
     config = Config()
     config.model.pattern, config.model.depth = "G", 1
     config.model.d_model, config.model.n_heads = 64, 4
+    config.model.mixers.gsa = GSAConfig(k_base=48, k_min=32, k_max=64)
     config.trainer.max_steps, config.optim.lr, config.optim.lr_min = steps, 6e-3, 6e-4
     model = LanguageModel(config.model, vocab_size=SYMBOLS**2, seq_len=TIME)
     make_trainer(config, torch.device("cpu"), [], folder).fit(LanguageModelling(model, config, Walks(), ""))
@@ -157,7 +162,7 @@ def train(folder: Path, steps: int) -> LanguageModel:
 @pytest.mark.slow
 def test_the_indexer_of_a_trained_model_finds_what_dense_attention_looks_at(tmp_path):
     """A minute. T/8 keys hold 80 % of the mass, chance 25 %; with a fresh indexer the same model has no such keys."""
-    model = train(tmp_path, 700)
+    model = train(tmp_path, 400)
     made, seen = model.layers[0].mixer, []
     assert not made.warmup.dense
     made.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
