@@ -9,6 +9,8 @@ STAMP := $(VENV)/.archzoo-installed
 PEERS := $(VENV)/.archzoo-peers
 # One thread a worker: two workers with two threads each on two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
+# A test process a core, at most four.
+SPREAD ?= -n auto --maxprocesses 4
 export PYTHONUNBUFFERED := 1
 
 .PHONY: run test test-fast test-matrix lint format gpu report clean help
@@ -18,10 +20,10 @@ run: $(STAMP)
 	$(PY) run.py job=report runs=results/quickstart
 
 test: $(PEERS)
-	$(PY) -m pytest tests
+	$(PY) -m pytest tests $(SPREAD)
 
 test-fast: $(PEERS)
-	$(PY) -m pytest tests -m "not slow and not gpu and not browser"
+	$(PY) -m pytest tests $(SPREAD) -m "not slow and not gpu and not browser"
 
 test-matrix:
 	$(PYTHON) tests/matrix.py

@@ -29,7 +29,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "gsa": {
         "selected": {"warmup": 0, "k_base": 3},
-        "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": True},
+        "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": False},
     },
     "mesanet": {"value_conv": {"value_conv": True}},
     "hypergraph": {

@@ -24,7 +24,8 @@ class GSAConfig:
 
     n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
     index_heads, index_width (None: D/12): H^I and d_I of the indexer; index_rope: rotary positions in the
-    indexer too: without them it cannot find the tokens just before t, however strongly attention wants them;
+    indexer, as DeepSeek-V3.2's has; False: none, as the OrthGSA document writes it, but then it cannot find the
+    tokens just before t, however strongly attention wants them;
     k_base, k_min, k_max: how many tokens a query attends to (None: min(2048, T/8), k_base/8, 2·k_base for the
     configured length T); adaptive: how k follows the variance of the scores, "inverse", "seed" or "none";
     beta: of "seed"; reference_variance: of "inverse"; output_gate (G1), value_gate (G2); warmup: steps of
@@ -36,7 +37,7 @@ class GSAConfig:
     rope_base: float = 1e4
     index_heads: int = 4
     index_width: int | None = None
-    index_rope: bool = False
+    index_rope: bool = True
     k_base: int | None = None
     k_min: int | None = None
     k_max: int | None = None
@@ -71,7 +72,7 @@ class GSA(Mixer):
     """Grouped-query attention to the k_t tokens that score highest, with gates on values and output.
 
         q, k, v = RoPE(x·W_q), RoPE(x·W_k), x·W_v ⊙ σ(x·W_G2 + b)    [B, T, H, K], [B, T, Hkv, K] twice
-        I_ts = Σ_j σ(x_t·W_Iw)_j · σ(q^I_tj·k^I_s/√d_I + b_j)        q^I [B, T, H^I, d_I], k^I [B, T, d_I]
+        I_ts = Σ_j σ(x_t·W_Iw)_j · σ(q^I_tj·k^I_s/√d_I + b_j)        q^I [B, T, H^I, d_I], k^I [B, T, d_I], rotated
         S_t = top-k_t of I_t over s ≤ t, t itself in it              k_t from the variance of I_t (AdaptiveK)
         o_t = Σ_{s ∈ S_t} softmax_s(q_t·k_s/√K) · v_s,               y = (o ⊙ σ(x·W_G1 + b))·W_o
 
