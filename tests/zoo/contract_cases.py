@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from zoo import LanguageModel, ModelConfig, registry
 
 VOCAB, SEQ_LEN, WIDTH, HEADS = 29, 16, 32, 4
+Module = TypeVar("Module", bound=nn.Module)
 
 # Options worth their own case. Nothing needs to be added here for a new block.
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -116,6 +117,15 @@ def build(config: ModelConfig, *, dtype: torch.dtype = torch.float64, seed: int 
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
     return model.to(dtype)
+
+
+def randomised(module: Module) -> Module:
+    """A module in fp64 whose parameters are all random, gains and biases too."""
+    module, generator = module.double(), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> Tensor:

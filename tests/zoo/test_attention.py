@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from contract_cases import tokens
+from contract_cases import randomised, tokens
 from torch import Tensor
 
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
@@ -37,12 +37,7 @@ OPTIONS = {
 
 def mixer(**options) -> Attention:
     """An attention with random weights, gains and biases."""
-    made = Attention(AttentionConfig(**options), Dims(D, H, seq_len=8, layer=0, depth=2)).double()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
+    return randomised(Attention(AttentionConfig(**options), Dims(D, H, seq_len=8, layer=0, depth=2)))
 
 
 def inputs(batch: int = 2) -> Tensor:

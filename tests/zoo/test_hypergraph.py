@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from contract_cases import keys, tokens
+from contract_cases import keys, randomised, tokens
 from test_attention import turned
 from torch import Tensor
 
@@ -18,12 +18,7 @@ D, H, K, T, LAYER = 16, 2, 8, 13, 3
 
 def mixer(**options) -> HyperGraph:
     """A HyperGraph layer with random weights."""
-    made = HyperGraph(HyperGraphConfig(**options), Dims(D, H, seq_len=8, layer=LAYER, depth=4)).double()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
+    return randomised(HyperGraph(HyperGraphConfig(**options), Dims(D, H, seq_len=8, layer=LAYER, depth=4)))
 
 
 def inputs(batch: int = 3) -> Tensor:

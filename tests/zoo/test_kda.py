@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from contract_cases import randomised
 from torch import Tensor
 
 import kernels
@@ -24,13 +25,7 @@ def preset(name: str) -> ModelConfig:
 
 
 def mixer(**options) -> KDA:
-    """A mixer with random weights, gains and biases."""
-    made = KDA(KDAConfig(**options), Dims(D, HEADS, seq_len=T, layer=0, depth=2)).double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
+    return randomised(KDA(KDAConfig(**options), Dims(D, HEADS, seq_len=T, layer=0, depth=2)))
 
 
 def inputs(batch: int = 2) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from contract_cases import randomised
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -28,12 +29,7 @@ OPTIONS = {
 
 
 def mixer(**options) -> MLA:
-    made = MLA(MLAConfig(**options), Dims(D, H, seq_len=T, layer=0, depth=2)).double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return made
+    return randomised(MLA(MLAConfig(**options), Dims(D, H, seq_len=T, layer=0, depth=2)))
 
 
 def inputs(time: int = T, batch: int = 2) -> Tensor:
