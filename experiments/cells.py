@@ -8,6 +8,7 @@ import multiprocessing as mp
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
@@ -20,6 +21,7 @@ from experiments.plan import Plan, plan
 from experiments.progress import MIN_SECONDS, Messages
 from experiments.runs import RunFailed
 from experiments.schema import Config
+from zoo.errors import UserError
 
 
 def run_cells(configs: list[Config]) -> None:
@@ -72,7 +74,13 @@ class _Pool:
     def _start(self, planned: Plan) -> None:
         here, there = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_work, args=(planned.config, there), daemon=True)
-        process.start()
+        try:
+            process.start()
+        except OSError as error:
+            if "AF_UNIX path too long" not in str(error):
+                raise
+            folder = tempfile.gettempdir()
+            raise UserError(f"the path of {folder} is too long for sockets; set TMPDIR=/tmp") from None
         there.close()
         self.running[here] = (process, planned)
         self.screen.show(planned, "starting")

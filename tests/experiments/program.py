@@ -7,9 +7,12 @@ import io
 import os
 import random
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -62,9 +65,10 @@ class Lab:
 
     def __init__(self, folder: Path, text: Path, cache: Path) -> None:
         self.folder, self.text, self.cache = folder, text, cache
-        self.results, self.cwd, self.temp = folder / "results", folder / "cwd", folder / "temp"
+        self.results, self.cwd = folder / "results", folder / "cwd"
         self.cwd.mkdir(parents=True)
-        self.temp.mkdir()
+        self.temp = Path(tempfile.mkdtemp(prefix="lab-"))  # short: sockets stand in it
+        weakref.finalize(self, shutil.rmtree, self.temp, ignore_errors=True)
         self.started = 0
 
     def arguments(self, *more: str) -> list[str]:

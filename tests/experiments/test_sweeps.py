@@ -144,3 +144,11 @@ def _session(pid: int) -> int | None:
         return os.getsid(pid)
     except ProcessLookupError:
         return None
+
+
+def test_a_folder_whose_sockets_have_too_long_names_is_named(lab: Lab):
+    lab.temp = lab.folder / ("deep" * 30)
+    lab.temp.mkdir()
+    outcome = lab.run("--multirun", "seed=0,1")
+    assert outcome.status == 2
+    assert outcome.err.strip().endswith("is too long for sockets; set TMPDIR=/tmp")

@@ -69,7 +69,7 @@ print(peak() - before)
 @pytest.mark.slow
 def test_peak_memory_at_16384_tokens_with_gradients():
     """A square of T would be 1 GiB in fp32."""
-    assert printed_by(PEAK.format(time=16_384)) < 160 * 1024
+    assert printed_by(PEAK.format(time=16_384)) < 256 * 1024
 
 
 def flops(call, *tensors: Tensor) -> tuple[int, int]:
