@@ -8,6 +8,7 @@ import os
 import random
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -138,6 +139,7 @@ class Process:
                 start_new_session=True,
             )
         self.pid = self.popen.pid
+        weakref.finalize(self, _kill_if_running, self.popen)  # a failed test leaves nothing behind
 
     @property
     def running(self) -> bool:
@@ -159,6 +161,11 @@ class Process:
             self.popen.kill()
             raise
         return Outcome(status, self.out.read_text(), self.err.read_text())
+
+
+def _kill_if_running(popen: subprocess.Popen) -> None:
+    if popen.poll() is None:
+        os.killpg(popen.pid, signal.SIGKILL)
 
 
 def write_text(path: Path, paragraphs: int = 150, seed: int = 0) -> Path:
