@@ -50,26 +50,34 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, s
 
 
 def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
+    """Blocks of queries, each over its own block of keys and as many earlier ones as the window reaches.
+
+    Keys are split once and blocks put together from the parts: of a slice a block autograd would make a gradient of
+    the whole key axis a block, which is quadratic in time.
+    """
     queries, offset = q.shape[2], k.shape[2] - q.shape[2]
     block = min(query_block(window), queries)
-    mask = _mask(block, window, q)
-    outputs = []
-    for first in range(0, queries, block):
-        rows = min(block, queries - first)
-        oldest = offset + first - window + 1
-        start, stop = max(0, oldest), offset + first + rows
-        part = q[:, :, first : first + rows], k[:, :, start:stop], v[:, :, start:stop]
-        outputs.append(_sdpa(*part, scale, attn_mask=mask[:rows, start - oldest : stop - oldest]))
+    earlier = -(-(window - 1) // block)
+    first = min(offset, window - 1)  # keys before the first query that it sees
+    sizes = [first, *(min(block, queries - start) for start in range(0, queries, block))]
+    keys, values = (x[:, :, offset - first :].split(sizes, 2) for x in (k, v))
+    most = max(earlier * block, (earlier - 1) * block + first)
+    mask, outputs = _mask(block, most, window, q), []
+    for i, part in enumerate(q.split(block, 2)):
+        seen = slice(max(0, i + 1 - earlier), i + 2)
+        near, rows = torch.cat(keys[seen], 2), part.shape[2]
+        hidden = mask[:rows, most + rows - near.shape[2] : most + rows]
+        outputs.append(_sdpa(part, near, torch.cat(values[seen], 2), scale, attn_mask=hidden))
     return torch.cat(outputs, dim=2)
 
 
-def _mask(rows: int, window: int, like: Tensor) -> Tensor:
-    """0 where row i sees column j, which is i + window − 1 − j tokens older, else −inf; SDPA's own dtype.
+def _mask(rows: int, before: int, window: int, like: Tensor) -> Tensor:
+    """0 where row i sees column j, which is i + before − j tokens older, else −inf; SDPA's own dtype.
 
     Every block takes a part of this one mask, so that autograd keeps one and not one a block.
     """
-    i = torch.arange(rows, device=like.device)[:, None]
-    age = i + window - 1 - torch.arange(rows + window - 1, device=like.device)
+    age = torch.arange(rows, device=like.device)[:, None] + before
+    age = age - torch.arange(before + rows, device=like.device)
     hidden = (age < 0) | (age >= window)
     return torch.zeros(age.shape, device=like.device, dtype=like.dtype).masked_fill(hidden, -torch.inf)
 
