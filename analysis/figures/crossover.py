@@ -27,7 +27,9 @@ COLUMNS = (
     "peak_memory_bytes",
 )
 OPTIONAL = ("color",)
-DENSE = ("transformer", "dense", "baseline", "F")
+MARKED = 2
+"""So many crossovers can be marked and read; of more the caption tells."""
+DENSE = ("transformer", "dense", "baseline", "F", "attention")
 
 
 def table(path: Path, colors: dict[str, str] | None = None) -> pd.DataFrame:
@@ -60,7 +62,7 @@ def _comparable(group: pd.DataFrame) -> bool:
 
 
 def dense_model(models: list[str]) -> str:
-    """The model the others are compared with: called transformer, dense, baseline or F, else the first."""
+    """The model the others are compared with: called one of DENSE, else the first."""
     return next((model for name in DENSE for model in models if name in str(model).split()), models[0])
 
 
@@ -97,11 +99,13 @@ def crossover(table: pd.DataFrame) -> Figure:
     ratios, styles = speedups(table), _looks(table)
     figure, (latency, ratio) = new_figure(5.0 + 0.21 * len(styles), rows=2, sharex=True, height_ratios=(3, 2))
     for (model, backend), rows in table.groupby(["model", "backend"], sort=False, dropna=False):
-        _draw_latency(latency, rows, styles[f"{model}, {backend}"], f"{model}, {backend}")
+        name = f"{model}, {backend}"
+        _draw_latency(latency, rows, styles[name], name if table["backend"].nunique() > 1 else model)
     for model in ratios:
         look = next(look for name, look in styles.items() if name.startswith(f"{model}, "))
         _draw_ratio(ratio, ratios[model].dropna(), look, model)
-        _mark(latency, ratio, crossover_tokens(ratios[model]), look)
+        if ratios.shape[1] <= MARKED:
+            _mark(latency, ratio, crossover_tokens(ratios[model]), look)
     ratio.axhline(1, color=INK, linewidth=1)
     latency.set(yscale="log", ylabel="latency (ms)")
     ratio.set_yscale("log", base=2)

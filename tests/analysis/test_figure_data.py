@@ -98,7 +98,7 @@ def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
     found = crossover.crossover_tokens(ratios)
     assert found == pytest.approx(math.sqrt(10 / 3e-6), rel=0.02)
     latency, ratio = crossover.crossover(table).axes
-    dense = line(latency, "transformer, torch")
+    dense = line(latency, "transformer")
     assert dense.get_color() == "#112233"
     np.testing.assert_allclose(dense.get_ydata(), [4 + 4e-6 * t**2 for t in dense.get_xdata()])
     np.testing.assert_allclose(line(ratio, "hypergraph interlaced_sf").get_ydata(), ratios)
@@ -106,6 +106,16 @@ def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
     assert any(f"{found:,.0f}" in text.get_text() for text in latency.texts)
     assert "NVIDIA H200" in crossover.caption(table)
     assert f"{found:,.0f} tokens" in crossover.caption(table)
+
+
+def test_many_crossovers_are_told_by_the_caption_alone(latency_csv):
+    table = crossover.table(latency_csv)
+    sparse = table[table["model"] != "transformer"]
+    copies = [sparse.assign(model=f"{name} sparse", color=None) for name in ("one", "two", "three")]
+    whole = pd.concat([table, *copies])
+    latency, _ = crossover.crossover(whole).axes
+    assert not latency.texts
+    assert crossover.caption(whole).count("crossover at about") == 4
 
 
 def test_crossover_needs_to_last():
