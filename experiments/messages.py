@@ -14,7 +14,7 @@ def explain(error: BaseException) -> str:
     """One readable line for a configuration error, with a suggestion where a name is close to a known one."""
     text = _flat(str(error))
     cause = _flat(str(error.__cause__)) if error.__cause__ else ""
-    for rule in (_unknown_choice, _unknown_key, _bad_value, _bad_syntax):
+    for rule in (_unknown_choice, _unknown_key, _bad_value, _no_list, _bad_syntax):
         line = rule(text, cause)
         if line:
             return line
@@ -62,6 +62,13 @@ def _bad_value(text: str, cause: str) -> str | None:
         if found and key:
             return f"{key.group(1)}: {found.group(1).strip()}"
     return None
+
+
+def _no_list(text: str, cause: str) -> str | None:
+    """`cost.lengths=5`: one value where a list belongs."""
+    found = re.search(r"(\w+) is not a ListConfig, list or tuple", f"{cause} {text}")
+    key = re.search(r"full_key: (\S+)", f"{cause} {text}")
+    return f"{key.group(1)} must be a list; write {key.group(1)}=[A,B]" if found and key else None
 
 
 def _bad_syntax(text: str, cause: str) -> str | None:

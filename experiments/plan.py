@@ -16,6 +16,7 @@ from experiments import data, machine
 from experiments.presets import departures
 from experiments.runs import RunFolder, digest
 from experiments.schema import Config
+from kernels.dispatch import registered_backends
 from zoo import cost, pattern, registry
 from zoo.errors import UserError, unknown
 from zoo.matching import match_parameters
@@ -62,7 +63,7 @@ def check(config: Config) -> None:
         registry.get(kind, choice)
     _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
     _check_numbers(config)
-    _check_choices(config)
+    check_choices(config)
     _check_place(config)
     # Building without storage runs every module's own checks (heads that divide the width, say).
     meta_model(config)
@@ -161,14 +162,12 @@ def _check_numbers(config: Config) -> None:
         )
 
 
-def _check_choices(config: Config) -> None:
+def check_choices(config: Config) -> None:
+    """Refuse a word that is none of those to choose from. Raises UserError."""
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
-        "model.backend": (
-            config.model.backend,
-            ("auto", "reference", "torch", "triton", "varlen", "flash_attn"),
-        ),
+        "model.backend": (config.model.backend, ("auto", *registered_backends())),
         **{
             f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
             for i, x in enumerate(config.trainer.loggers)

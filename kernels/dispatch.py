@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -47,7 +48,10 @@ class Backend:
 class Operation:
     """The backends of one operation and the choice between them."""
 
+    _all: ClassVar[list[Operation]] = []
+
     def __init__(self, name: str) -> None:
+        Operation._all.append(self)
         self.name = name
         self._backends: dict[str, Backend] = {}
 
@@ -108,3 +112,8 @@ class Operation:
         close = difflib.get_close_matches(str(backend), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         return f"{self.name}: unknown backend {backend!r}{hint} Known: {', '.join(known)}"
+
+
+def registered_backends() -> list[str]:
+    """The names of all backends that any operation has, in alphabetical order."""
+    return sorted({name for operation in Operation._all for name in operation.backends})

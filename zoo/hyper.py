@@ -181,5 +181,7 @@ def check(config: HyperConfig) -> None:
         if getattr(config, key) not in known:
             raise UserError(f"{key} of a residual scheme is one of {known}, not '{getattr(config, key)}'")
     for key in ("warmup_factor", "warmup_hold", "warmup_ramp"):
-        if getattr(config, key) < 0:
-            raise UserError(f"{key}={getattr(config, key)} of a residual scheme must not be negative")
+        if not 0 <= getattr(config, key) < math.inf:
+            raise UserError(
+                f"{key}={getattr(config, key)} of a residual scheme must be a number of at least 0"
+            )

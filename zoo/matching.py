@@ -36,10 +36,7 @@ def match_parameters(config: ModelConfig, seq_len: int) -> ModelConfig:
     each = (more - few) / 8
     width = _width(8 + (target - few) / each, lambda w: abs((few + each * (w - 8)) / target - 1))
     if width is None:
-        raise UserError(
-            f"match=params: with the narrowest {name} the model has {few:,} parameters beside its embedding, and "
-            f"the transformer that it is to match {target:,}; choose a wider model, fewer options, or match=null"
-        )
+        raise UserError(f"match=params: {_why_not(name, target, few - 7 * each, each)}; or set match=null")
     if options.hidden not in (None, width):
         raise UserError(
             f"match=params makes channel.{name}.hidden {width}, not {options.hidden}; leave one of the two out"
@@ -54,6 +51,19 @@ def _width(ideal: float, error: Callable[[int], float]) -> int | None:
         if error(width) <= (CLOSE if step > 1 else TOLERANCE):
             return width
     return None
+
+
+def _why_not(name: str, target: int, least: float, each: float) -> str:
+    """The reason why no width fits: the model is too large without it, or one unit of it too coarse."""
+    if least > target:
+        return (
+            f"with the narrowest {name} the model has {least:,.0f} parameters beside its embedding, and the "
+            f"transformer that it is to match {target:,}; choose a wider model or fewer options"
+        )
+    return (
+        f"one unit of {name}'s hidden width is {each / target:.1%} of the {target:,} parameters to match, too coarse "
+        "to come within 1 %; choose a wider model"
+    )
 
 
 def _with_hidden(config: ModelConfig, width: int) -> ModelConfig:

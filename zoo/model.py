@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from zoo import pattern, registry
 from zoo.config import ModelConfig, check_positive
 from zoo.context import Context
+from zoo.errors import UserError
 from zoo.layer import Layer
 from zoo.mixer import Aux
 from zoo.modules import INIT_STD, Dims, OutputProjection, RMSNorm, output_std
@@ -104,6 +106,9 @@ class LanguageModel(nn.Module):
         for layer in self.layers:
             weights.update(layer.mixer.aux_weights)
             weights.update(layer.channel.aux_weights)
+        for name, weight in weights.items():
+            if not 0 <= weight < math.inf:
+                raise UserError(f"the weight of the auxiliary loss {name} is {weight}; it must be at least 0")
         return weights
 
 

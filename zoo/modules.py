@@ -84,13 +84,18 @@ def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x.to(wide), weight.to(wide))
 
 
+def at_least_one(value: int | None, what: str) -> None:
+    """Refuse a size below one; None stands for a default. Raises UserError."""
+    if value is not None and value < 1:
+        raise UserError(f"{what}={value} must be at least 1")
+
+
 def head_width(d_model: int, n_heads: int, what: str) -> int:
     """d_model / n_heads. Raises UserError where heads do not divide the width."""
     if n_heads < 1 or d_model % n_heads:
         fits = [h for h in range(1, d_model + 1) if d_model % h == 0 and (d_model // h) % 2 == 0][-8:]
-        raise UserError(
-            f"{what}={n_heads} does not divide model.d_model={d_model}; choose a divisor, e.g. one of {fits}"
-        )
+        advice = f"choose a divisor, e.g. one of {fits}" if fits else "choose an even model.d_model"
+        raise UserError(f"{what}={n_heads} does not divide model.d_model={d_model}; {advice}")
     return d_model // n_heads
 
 

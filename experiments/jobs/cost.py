@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.plan import label, matched, meta_model, shorten
+from experiments.plan import check_choices, label, matched, meta_model, shorten
 from experiments.schema import Config
 from zoo import cost, pattern
 from zoo.errors import UserError
@@ -36,8 +36,7 @@ def run(config: Config) -> None:
     print("\n  tokens   forward FLOPs/token   training FLOPs/token   decode-state bytes")
     for length in config.cost.lengths:
         model = at_length(config, length)
-        forward = cost.flops_per_token(model, length)
-        training = cost.flops_per_token(model, length, backward=True)
+        forward, training = _flops(model, length), _flops(model, length, backward=True)
         print(f"{length:8d}   {forward:19.6g}   {training:20.6g}   {cost.state_bytes(model, length):18d}")
     print(f"\n{FOOTNOTE}")
 
@@ -59,15 +58,22 @@ def cells(config: Config) -> list[str]:
     letters = letters_of(config.model)
     models = [at_length(config, n) for n in config.cost.lengths]
     pairs = list(zip(models, config.cost.lengths, strict=True))
-    flops = [_millions(cost.flops_per_token(model, n)) for model, n in pairs]
+    flops = [_millions(_flops(model, n)) for model, n in pairs]
     states = [f"{cost.state_bytes(model, n) / 2**20:,.1f} MiB" for model, n in pairs]
     title = label(config, letters).split()[0]
-    return [f"`{title}`", shorten(letters), f"{cost.parameters(models[0]):,}", *flops, *states]
+    return [f"`{title}`", shorten(letters), f"{cost.parameters(meta_model(config)):,}", *flops, *states]
 
 
 def at_length(config: Config, length: int) -> LanguageModel:
     """The model without storage, configured for sequences of `length` tokens."""
     return meta_model(dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=length)))
+
+
+def _flops(model: LanguageModel, length: int, *, backward: bool = False) -> float:
+    try:
+        return cost.flops_per_token(model, length, backward=backward)
+    except ValueError as error:  # a kernel's: the backend that was asked for cannot serve
+        raise UserError(f"model.backend={model.config.backend}: {error}; use model.backend=auto") from error
 
 
 def _millions(x: float) -> str:
@@ -82,4 +88,7 @@ def short(length: int) -> str:
 def _checked(config: Config) -> Config:
     if not config.cost.lengths or min(config.cost.lengths) < 1:
         raise UserError(f"cost.lengths={config.cost.lengths} must name sequence lengths of at least 1")
+    if config.data.seq_len < 1:
+        raise UserError(f"data.seq_len={config.data.seq_len} must be at least 1")
+    check_choices(config)
     return matched(config)

@@ -66,6 +66,34 @@ def test_costs_of_a_sweep_are_one_table(lab: Lab):
     assert all(len(row.split("|")) == 7 for row in rows)
 
 
+def test_a_table_of_matched_models_shows_the_parameters_that_are_trained(lab: Lab):
+    words = ["match=params", "model.d_model=64", "model.n_heads=4", "model.depth=2", "data.tokenizer=bytes"]
+    shown = lab.here("--multirun", "job=cost", *words, "model=transformer,nsa", "cost.lengths=[1024]")
+    found = [int(line.split("|")[3].replace(",", "")) for line in shown.out.splitlines() if "| `" in line]
+    assert found[1] == pytest.approx(found[0], rel=0.01)
+    alone = lab.here("job=cost", *words, "model=nsa").out
+    assert f"parameters: {found[1]}\n" in alone
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.backend=foo"], "unknown model.backend 'foo'"),
+        (["model=kda", "model.backend=varlen", "model.depth=1"], "use model.backend=auto"),
+        (["cost.lengths=5"], "cost.lengths must be a list; write cost.lengths=[A,B]"),
+        (["data.seq_len=0"], "data.seq_len=0 must be at least 1"),
+        (["model=mom", "model.mixers.mom.head_width=0"], "mom.head_width=0 must be at least 1"),
+        (["model=orthgsa", "model.mixers.gsa.aux_weight=-1"], "indexer_kl is -1.0; it must be at least 0"),
+        (["model.d_model=63"], "choose an even model.d_model"),
+    ],
+    ids=str,
+)
+def test_costs_of_what_cannot_be_are_refused(lab: Lab, words: list[str], message: str):
+    outcome = lab.here("job=cost", *words)
+    assert outcome.status == 2
+    assert message in outcome.err
+
+
 def test_unigram_entropy_is_that_of_the_counts():
     tokens = np.array([3, 3, 1, 0], dtype=np.uint16)
     assert unigram_entropy(tokens, 9) == pytest.approx(1.5 * math.log(2))

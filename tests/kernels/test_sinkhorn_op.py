@@ -104,3 +104,9 @@ def test_errors_name_what_is_wrong():
         sinkhorn(torch.zeros(4, 4), iters=0)
     with pytest.raises(ValueError, match="unknown backend 'log'"):
         sinkhorn(torch.zeros(4, 4), backend="log")
+
+
+def test_twenty_iterations_unless_asked():
+    raw = 2 * normal(5, 4, 4)
+    assert torch.equal(sinkhorn(raw), sinkhorn(raw, iters=20))
+    assert not torch.equal(sinkhorn(raw), sinkhorn(raw, iters=19))

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from contract_cases import SEQ_LEN, VOCAB, gradients, tokens
 
 from zoo import LanguageModel, ModelConfig
+from zoo.config import from_dict
 
 SCHEMES = ("hc", "mhc", "ohc", "shc")
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
@@ -148,3 +149,14 @@ def test_d_unconstrained_mixing_does_learn_from_equal_streams():
     """Row sums of `hc` are free, so that the trap is one of the constrained schemes."""
     grads = coefficient_gradients(made("hc", init="seed"))
     assert all(grad.norm() > 1e-8 for name, grad in grads.items() if name.endswith("b_res"))
+
+
+def test_a_the_starting_values_are_those_of_the_table():
+    starts = {"hc": torch.eye(4), "mhc": 4 * torch.eye(4), "ohc": torch.zeros(4, 4)}
+    for scheme in ("hc", "mhc", "ohc", "shc"):
+        config = from_dict(ModelConfig, {"residual": {"name": scheme}})
+        residual = LanguageModel(config, vocab_size=7, seq_len=8).layers[0].mixer_residual
+        torch.testing.assert_close(residual.alpha, torch.full((3,), 0.01))
+        assert not any(residual.get_parameter(f"phi_{part}").any() for part in ("pre", "post", "res"))
+        if scheme in starts:
+            assert torch.equal(residual.b_res, starts[scheme])

@@ -56,6 +56,12 @@ def test_a_mixer_larger_than_the_whole_target_is_refused():
         match_parameters(config, 64)
 
 
+def test_a_unit_of_width_that_is_too_coarse_is_named():
+    config = from_dict(ModelConfig, {"pattern": "O", "channel": {"name": "moe"}})
+    with pytest.raises(UserError, match="too coarse to come within 1 %"):
+        match_parameters(config, 64)
+
+
 def test_a_width_of_ones_own_contradicts_matching():
     config = from_dict(ModelConfig, {"pattern": "K", "channel": {"swiglu": {"hidden": 99}}})
     with pytest.raises(UserError, match="not 99"):

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 import kernels
 from zoo.context import Context
 from zoo.convolution import ShortConvolution
-from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, fp32_linear, head_width, l2norm
+from zoo.modules import Dims, OutputProjection, RMSNorm, at_least_one, fp32_linear, head_width, l2norm
 from zoo.registry import register_mixer
 
 LAMBDA_FLOOR = 0.25
@@ -69,10 +68,8 @@ class MesaNet(Mixer):
 
     def __init__(self, config: MesaNetConfig, dims: Dims) -> None:
         super().__init__()
-        if config.cg_steps < 1 or config.kernel_size < 1:
-            raise UserError(
-                f"mesanet.cg_steps={config.cg_steps} and kernel_size={config.kernel_size} must be at least 1"
-            )
+        for key in ("cg_steps", "kernel_size"):
+            at_least_one(getattr(config, key), f"mesanet.{key}")
         halved = dims.n_heads // 2 if dims.n_heads % 2 == 0 else dims.n_heads
         self.heads = halved if config.n_heads is None else config.n_heads
         self.width = head_width(dims.d_model, self.heads, "mesanet.n_heads")

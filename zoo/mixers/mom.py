@@ -11,7 +11,7 @@ from zoo.context import Context
 from zoo.decay import LogDecay
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, fp32_linear, l2norm
+from zoo.modules import Dims, OutputProjection, RMSNorm, at_least_one, fp32_linear, l2norm
 from zoo.registry import register_mixer
 
 
@@ -78,14 +78,12 @@ class MoM(Mixer):
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
 
     def _sizes(self, config: MoMConfig, dims: Dims) -> None:
+        for key in ("n_heads", "head_width"):
+            at_least_one(getattr(config, key), f"mom.{key}")
         self.heads = max(1, round(dims.n_heads / 6)) if config.n_heads is None else config.n_heads
-        third = max(1, round(dims.d_model / (3 * self.heads) / 8)) * 8 if self.heads > 0 else 0
+        third = max(1, round(dims.d_model / (3 * self.heads) / 8)) * 8
         self.width = third if config.head_width is None else config.head_width
         self.memories, self.top_k, self.shared = config.n_memories, config.top_k, int(config.shared)
-        if self.heads < 1 or self.width < 1:
-            raise UserError(
-                f"mom.n_heads={config.n_heads} and head_width={config.head_width} must be at least 1"
-            )
         if not 1 <= self.top_k <= self.memories:
             raise UserError(f"mom.top_k={self.top_k} must be from 1 to n_memories={self.memories}")
 
