@@ -30,6 +30,11 @@ def not_unasked(*_args, **_options) -> bool:
     return False
 
 
+def one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
+    """A `suits` for a recurrence: a decoding step, where chunks and sorting gain nothing."""
+    return q.shape[1] == 1 and cu_seqlens is None
+
+
 @dataclass(frozen=True)
 class Backend:
     """One form of an operation.

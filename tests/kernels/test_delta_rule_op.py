@@ -267,16 +267,3 @@ def test_errors_name_what_is_wrong(change, message):
     arguments = dict(zip(("q", "k", "v", "g", "beta"), inputs(2, 5)[:5], strict=True))
     with pytest.raises(ValueError, match=message):
         delta_rule(**change(arguments))
-
-
-@pytest.mark.parametrize("per_channel", [False, True], ids=["head", "channel"])
-def test_against_flash_linear_attention(per_channel):
-    """The naive references of fla-core, where it is installed."""
-    naive = pytest.importorskip("fla.ops.kda.naive" if per_channel else "fla.ops.gated_delta_rule.naive")
-    theirs = naive.naive_recurrent_kda if per_channel else naive.naive_recurrent_gated_delta_rule
-    q, k, v, g, beta, state = (x.float() for x in inputs(2, 37, per_channel=per_channel))
-    order = (q, k, v, g, beta) if per_channel else (q, k, v, beta, g)
-    wanted = theirs(*order, initial_state=state, output_final_state=True)
-    got = delta_rule(q, k, v, g, beta, initial_state=state, output_final_state=True)
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b.to(a), rtol=1e-4, atol=1e-5)

@@ -5,20 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_packed
-from kernels.dispatch import Operation
+from kernels.dispatch import Operation, one_token
 from kernels.ops.delta_rule.reference import delta_rule_reference
 from kernels.ops.delta_rule.torch_ops import delta_rule_torch
 
 __all__ = ["delta_rule"]
 
 
-def _one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
-    """A decoding step, for which there is nothing to gain from chunks."""
-    return q.shape[1] == 1 and cu_seqlens is None
-
-
 OPERATION = Operation("delta_rule")
-OPERATION.register("reference", delta_rule_reference, suits=_one_token)
+OPERATION.register("reference", delta_rule_reference, suits=one_token)
 OPERATION.register("torch", delta_rule_torch)
 
 

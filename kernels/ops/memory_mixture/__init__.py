@@ -6,20 +6,15 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_packed
-from kernels.dispatch import Operation
+from kernels.dispatch import Operation, one_token
 from kernels.ops.memory_mixture.reference import memory_mixture_reference
 from kernels.ops.memory_mixture.torch_ops import memory_mixture_torch
 
 __all__ = ["memory_mixture"]
 
 
-def _one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
-    """A decoding step, for which there is nothing to sort."""
-    return q.shape[1] == 1 and cu_seqlens is None
-
-
 OPERATION = Operation("memory_mixture")
-OPERATION.register("reference", memory_mixture_reference, suits=_one_token)
+OPERATION.register("reference", memory_mixture_reference, suits=one_token)
 OPERATION.register("torch", memory_mixture_torch)
 
 
