@@ -6,34 +6,21 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from matplotlib.figure import Figure
 
 from analysis import units
 from analysis.comparison import compare, interval_text, ranking_metric
-from analysis.errors import NoData, ResultsError
-from analysis.figures import comparison, crossover, loss_curves
+from analysis.errors import ResultsError
 from analysis.files import write_atomically, write_text
+from analysis.gallery import Exhibit, exhibits
 from analysis.notices import notices
 from analysis.results import PathLike, Results, load_results
-from analysis.style import looks, save, seeds_text
+from analysis.style import looks, seeds_text
 
 TEMPLATES = Path(__file__).parent / "templates"
-
-
-@dataclass(frozen=True)
-class Exhibit:
-    """A figure in the page, or the reason why it is not there."""
-
-    name: str
-    title: str
-    caption: str = ""
-    source: str = ""
-    missing: str = ""
 
 
 def write_report(runs: PathLike | Iterable[PathLike] | Results, out: PathLike | None = None) -> Path:
@@ -46,11 +33,11 @@ def write_report(runs: PathLike | Iterable[PathLike] | Results, out: PathLike | 
     folder = _target(runs, out)
     results = runs if isinstance(runs, Results) else load_results(runs)
     folder.mkdir(parents=True, exist_ok=True)
-    exhibits = _exhibits(results, _latency_file(runs), folder / "figures")
+    shown = exhibits(results, folder / "figures")
     table = compare(results.runs)
     results.to_parquet(folder)
     write_atomically(folder / "comparison.csv", lambda path: table.to_csv(path, index=False))
-    return write_text(folder / "index.html", render(results, table, exhibits))
+    return write_text(folder / "index.html", render(results, table, shown))
 
 
 def _target(runs: object, out: PathLike | None) -> Path:
@@ -61,52 +48,7 @@ def _target(runs: object, out: PathLike | None) -> Path:
     raise ResultsError("a report over several folders needs a place: give out=FOLDER")
 
 
-def _latency_file(runs: object) -> Path | None:
-    """bench.csv of the reported folder, or published/latency.csv beside or above it."""
-    if not isinstance(runs, str | os.PathLike):
-        return None
-    folder = Path(runs).resolve()
-    candidates = [
-        folder / "bench.csv",
-        *(place / "published/latency.csv" for place in (folder, *folder.parents[:2])),
-    ]
-    return next((path for path in candidates if path.is_file()), None)
-
-
-def _exhibits(results: Results, latency: Path | None, folder: Path) -> list[Exhibit]:
-    def latency_table() -> pd.DataFrame:
-        if latency is None:
-            raise NoData("unmeasured: neither bench.csv in these runs nor published/latency.csv beside them")
-        return crossover.table(latency, _colors(results.runs))
-
-    return [
-        _exhibit(
-            "loss_curves", loss_curves, lambda: loss_curves.table(results), loss_curves.loss_curves, folder
-        ),
-        _exhibit("comparison", comparison, lambda: comparison.table(results), comparison.comparison, folder),
-        _exhibit("crossover", crossover, latency_table, crossover.crossover, folder),
-    ]
-
-
-def _colors(runs: pd.DataFrame) -> dict[str, str]:
-    """The colour of a model under every name that a bench may give it; the most specific name wins."""
-    rows = runs.dropna(subset=["color"]).to_dict("records")
-    return {row[name]: row["color"] for name in ("pattern", "preset", "name", "label") for row in rows}
-
-
-def _exhibit(
-    name: str, module, table: Callable, draw: Callable[[pd.DataFrame], Figure], folder: Path
-) -> Exhibit:
-    try:
-        rows = table()
-    except NoData as reason:
-        return Exhibit(name, module.TITLE, missing=str(reason))
-    svg, _ = save(draw(rows), folder / name)
-    encoded = base64.b64encode(svg.read_bytes()).decode()
-    return Exhibit(name, module.TITLE, module.caption(rows), f"data:image/svg+xml;base64,{encoded}")
-
-
-def render(results: Results, table: pd.DataFrame, exhibits: list[Exhibit]) -> str:
+def render(results: Results, table: pd.DataFrame, shown: list[Exhibit]) -> str:
     """The page's HTML; every text from a result file is escaped by the template."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
@@ -134,11 +76,11 @@ def render(results: Results, table: pd.DataFrame, exhibits: list[Exhibit]) -> st
         models=list(table.itertuples(index=False)),
         styles=looks(zip(table["label"], table["color"], strict=True)),
         interval=interval_text,
-        exhibits=exhibits,
+        exhibits=shown,
         runs=[_run_details(row) for row in results.runs.itertuples(index=False)],
         machines=_machines(results.runs),
         versions=_versions(results.runs),
-        missing=_missing(results.runs, exhibits),
+        missing=_missing(results.runs, shown),
         comparison_csv=f"data:text/csv;base64,{encoded}",
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +13,7 @@ from analysis.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS, RUN_COLUMN
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
 from analysis.folders import Unfinished, find_folders, read_run, run_title
+from analysis.probes import read_table
 
 PathLike = str | os.PathLike
 
@@ -25,13 +26,34 @@ class Results:
     documented in ``analysis.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
     problems: one sentence for everything that was left out or looks wrong.
     unfinished: one row per folder without a complete run (experiment, run, status, step, reason, folder);
-    status is failed, incomplete, broken or foreign.
+    status is failed, incomplete, broken or foreign. places: the folders that were loaded.
     """
 
     runs: pd.DataFrame
     metrics: pd.DataFrame
     problems: list[str]
     unfinished: pd.DataFrame
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
+    places: tuple[Path, ...] = ()
+
+    def bench(self, name: str) -> Path | None:
+        """A table of job=bench: in one of the loaded folders, or in published/ there or up to two folders above."""
+        for place in (path.resolve() for path in self.places):
+            around = (folder / "published" for folder in (place, *place.parents[:2]))
+            for folder in (place, *around):
+                if (folder / name).is_file():
+                    return folder / name
+        return None
+
+    def table(self, name: str) -> pd.DataFrame:
+        """What probes wrote, over all runs that have it: one of `analysis.probes.TABLES`; read at the first call.
+
+        Files that cannot be read are named in `problems` from then on.
+        """
+        if name not in self.tables:
+            self.tables[name], unread = read_table(self.runs, name)
+            self.problems.extend(unread)
+        return self.tables[name]
 
     def to_parquet(self, folder: PathLike) -> list[Path]:
         """Write runs.parquet and metrics.parquet into ``folder``, each atomically; returns their paths."""
@@ -59,7 +81,7 @@ def load_results(path: PathLike | Iterable[PathLike]) -> Results:
         raise ResultsError(_nothing_complete(paths, problems))
     runs = _runs_frame(rows)
     metrics, unread = _metrics_frame(runs)
-    return Results(runs, metrics, problems + unread, _unfinished_frame(unfinished))
+    return Results(runs, metrics, problems + unread, _unfinished_frame(unfinished), places=tuple(paths))
 
 
 def _folders(paths: list[Path]) -> list[tuple[Path, bool]]:

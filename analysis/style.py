@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import is_color_like, to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from analysis.files import write_atomically
 
@@ -120,6 +122,19 @@ def new_figure(height: float, rows: int = 1, **options) -> tuple[Figure, list]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
+
+
+def panels(rows: int, columns: int, height: float, **options) -> tuple[Figure, list[list]]:
+    """A figure of the common width with rows × columns axes of equal size; ``height``: inches a row."""
+    figure = Figure(figsize=(WIDTH, rows * height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
+
+
+def heat(axes: Axes, values: object, *, low: float = 0.0, high: float | None = None) -> AxesImage:
+    """A heat map without grid, first row on top; light to dark, in a map that prints and that all can read."""
+    axes.grid(False)
+    return axes.imshow(values, cmap="cividis_r", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
 
 
 def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from zoo.probe import Probe, Values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Context:
     sequences:  int64 [B, T], index of a token's sequence among all sequences of the batch
     n_sequences: how many sequences there are (B, or N when packed)
     noise_keys: int64 [B, T], the noise key of a token's sequence, or None for no noise
+    probe:      who looks inside (zoo.probe), or None
     """
 
     positions: Tensor
@@ -29,9 +33,15 @@ class Context:
     n_sequences: int
     cu_seqlens: Tensor | None = None
     noise_keys: Tensor | None = None
+    probe: Probe | None = None
 
     @staticmethod
-    def of(tokens: Tensor, cu_seqlens: Tensor | None = None, noise_keys: Tensor | None = None) -> Context:
+    def of(
+        tokens: Tensor,
+        cu_seqlens: Tensor | None = None,
+        noise_keys: Tensor | None = None,
+        probe: Probe | None = None,
+    ) -> Context:
         """The context of a batch of tokens [B, T].
 
         cu_seqlens: int32 [N+1] rising from 0 to T when B = 1 holds N packed sequences, none of them empty.
@@ -59,7 +69,16 @@ class Context:
                     f"noise_keys must be [{n_sequences}], one a sequence, not {tuple(noise_keys.shape)}"
                 )
             noise_keys = noise_keys[sequences]
-        return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys)
+        return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys, probe)
+
+    def at(self, **place: int | str) -> Context:
+        """This context further inside the model (layer, part, block); the same one where nobody looks."""
+        return self if self.probe is None else dataclasses.replace(self, probe=self.probe.at(**place))
+
+    def show(self, kind: str, make: Callable[[], Values]) -> None:
+        """Show what `make` returns to the probe, if there is one that looks for this kind."""
+        if self.probe is not None:
+            self.probe.show(kind, make)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over the tokens of each sequence: x [B, T, ...] -> [n_sequences, ...]."""

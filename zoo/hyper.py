@@ -21,6 +21,7 @@ import kernels
 from zoo.errors import UserError
 from zoo.groups import ParameterGroup
 from zoo.modules import NORM_EPS, Dims
+from zoo.probe import Values
 from zoo.residual import Residual, Streams
 from zoo.schedule import StepBuffer
 
@@ -118,6 +119,9 @@ class HyperResidual(Residual):
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
+
+    def shown(self, coefficients: Coefficients) -> Values:
+        return coefficients._asdict()
 
     def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
         """x̂φ_pre, x̂φ_post, x̂φ_res: one product, normalised after it, so that x̂ is never written."""

@@ -27,16 +27,19 @@ class Layer(nn.Module):
         scheme_options = getattr(config.residual, scheme.name)
         self.mixer = mixer.cls(getattr(config.mixers, mixer.name), dims)
         self.channel = channel.cls(getattr(config.channel, channel.name), dims)
+        self.mixer_name, self.channel_name = mixer.name, channel.name
         self.mixer_norm, self.channel_norm = RMSNorm(dims.d_model), RMSNorm(dims.d_model)
         self.mixer_residual = scheme.cls(scheme_options, dims)
         self.channel_residual = scheme.cls(scheme_options, dims)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Streams in, streams out, and the auxiliary losses of both sub-blocks."""
+        inside = ctx.at(part="mixer", block=self.mixer_name)
         y, c = self.mixer_residual.pre(x)
-        z, aux = self.mixer(self.mixer_norm(y), ctx)
+        inside.show("streams", lambda: {"streams": x, **self.mixer_residual.shown(c)})
+        z, aux = self.mixer(self.mixer_norm(y), inside)
         x = self.mixer_residual.post(x, z, c)
-        x, channel_aux = self._feed(x, ctx)
+        x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}
 
     def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
@@ -48,5 +51,7 @@ class Layer(nn.Module):
 
     def _feed(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
         y, c = self.channel_residual.pre(x)
+        if ctx is not None:
+            ctx.show("streams", lambda: {"streams": x, **self.channel_residual.shown(c)})
         z, aux = self.channel(self.channel_norm(y), ctx)
         return self.channel_residual.post(x, z, c), aux

@@ -72,9 +72,10 @@ class LanguageModel(nn.Module):
         x = self.streams.expand(self.embedding(tokens))
         losses: dict[str, list[Tensor]] = {}
         for i, layer in enumerate(self.layers):
-            x, aux = layer(self.streams.between(x) if i else x, ctx)
+            x, aux = layer(self.streams.between(x) if i else x, ctx.at(layer=i))
             for name, value in aux.items():
                 losses.setdefault(name, []).append(value)
+        ctx.at(layer=len(self.layers), part="head").show("streams", lambda: {"streams": x})
         return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> DecodeState:

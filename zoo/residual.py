@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zoo.modules import Dims
+from zoo.probe import Values
 
 
 class Streams(nn.Module):
@@ -56,3 +57,7 @@ class Residual(nn.Module, ABC):
     @abstractmethod
     def post(self, x: Tensor, z: Tensor, coefficients: Any) -> Tensor:
         """The streams after the sub-block's output z [B, T, D]."""
+
+    def shown(self, coefficients: Any) -> Values:
+        """What a probe may see of the coefficients that `pre` returned."""
+        return {}

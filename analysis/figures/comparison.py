@@ -14,7 +14,6 @@ from analysis.statistics import estimate
 from analysis.style import INK, looks, new_figure, seeds_text, styled
 from analysis.units import listing
 
-TITLE = "Final quality"
 COLUMNS = ("label", "color", "seed", "metric", "value", "training_set", "test_set")
 AXIS = {"test_loss": "test loss (nats/token)", "test_bits_per_byte": "test bits per byte"}
 
@@ -31,7 +30,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 @styled
-def comparison(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """A dot per model with its 95 % interval over seeds, a tick for each seed; best at the top.
 
     table: COLUMNS, one row per run, in the order of drawing. The axis does not start at zero, hence dots

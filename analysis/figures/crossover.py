@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.errors import NoData
+from analysis.results import Results
 from analysis.style import INK, Look, legend_below, looks, new_figure, styled
 
-TITLE = "Latency and crossover"
+FILE = "latency.csv"
 COLUMNS = (
     "suite",
     "model",
@@ -32,7 +33,21 @@ MARKED = 2
 DENSE = ("transformer", "dense", "baseline", "F", "attention")
 
 
-def table(path: Path, colors: dict[str, str] | None = None) -> pd.DataFrame:
+def table(results: Results) -> pd.DataFrame:
+    """The latency table beside the results, its models in the colours that they have there."""
+    path = results.bench(FILE)
+    if path is None:
+        raise NoData(f"unmeasured: no {FILE} beside these runs")
+    return read(path, _colors(results.runs))
+
+
+def _colors(runs: pd.DataFrame) -> dict[str, str]:
+    """The colour of a model under every name that a bench may give it; the most specific name wins."""
+    rows = runs.dropna(subset=["color"]).to_dict("records")
+    return {row[name]: row["color"] for name in ("pattern", "preset", "name", "label") for row in rows}
+
+
+def read(path: Path, colors: dict[str, str] | None = None) -> pd.DataFrame:
     """Read a bench CSV and keep the suite, device and batch with the most points of two or more models.
 
     colors: by model, added as the column ``color``, so that a model looks as in the other figures.
@@ -90,7 +105,7 @@ def crossover_tokens(speedup: pd.Series) -> float | None:
 
 
 @styled
-def crossover(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Latency against T (log-log) above, speed-up over the dense model below, the crossover marked in both.
 
     table: COLUMNS and, optionally, OPTIONAL; a row per model, backend and length of one suite, device and

@@ -14,7 +14,6 @@ from analysis.results import Results
 from analysis.style import INK, Look, legend_below, looks, new_figure, seeds_text, styled
 from analysis.units import listing
 
-TITLE = "Loss while training"
 COLUMNS = ("label", "color", "seed", "training_set", "validation_set", "tokens", "split", "loss")
 ZOOM_FROM = 2 / 3
 
@@ -36,7 +35,7 @@ def over_seeds(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 @styled
-def loss_curves(table: pd.DataFrame) -> Figure:
+def draw(table: pd.DataFrame) -> Figure:
     """Validation loss (strong) and training loss (faint); below, the validation loss of the last third.
 
     table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed.

@@ -21,7 +21,7 @@ def line(axes, label):
 
 def test_loss_curves_show_the_mean_over_seeds_of_both_splits(quickstart):
     results = load_results(quickstart)
-    figure = loss_curves.loss_curves(loss_curves.table(results))
+    figure = loss_curves.draw(loss_curves.table(results))
     whole, zoom = figure.axes
     rows = results.metrics[results.metrics["label"] == "hypergraph late_full"]
     expected = rows[rows["split"] == "validation"].groupby("tokens")["loss"].mean()
@@ -57,7 +57,7 @@ def test_loss_curves_without_validation_say_why(tmp_path, write_run):
 
 
 def test_comparison_draws_means_intervals_and_perplexity(quickstart):
-    figure = comparison.comparison(comparison.table(load_results(quickstart)))
+    figure = comparison.draw(comparison.table(load_results(quickstart)))
     axes = figure.axes[0]
     labels = [text.get_text() for text in axes.get_yticklabels()]
     assert labels[0] == "transformer"
@@ -77,7 +77,7 @@ def test_comparison_draws_means_intervals_and_perplexity(quickstart):
 
 def test_one_seed_gives_a_dot_without_an_interval(tmp_path, write_run):
     table = comparison.table(load_results(write_run(tmp_path / "exp")))
-    axes = comparison.comparison(table).axes[0]
+    axes = comparison.draw(table).axes[0]
     assert not axes.containers
     assert "one seed: no interval" in comparison.caption(table)
 
@@ -91,13 +91,13 @@ def test_captions_name_seeds_and_texts(quickstart):
 
 
 def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
-    table = crossover.table(latency_csv, {"transformer": "#112233"})
+    table = crossover.read(latency_csv, {"transformer": "#112233"})
     assert set(table["suite"]) == {"latency"}
     ratios = crossover.speedups(table)["hypergraph interlaced_sf"]
     assert ratios[512] == pytest.approx((4 + 4e-6 * 512**2) / (14 + 1e-6 * 512**2))
     found = crossover.crossover_tokens(ratios)
     assert found == pytest.approx(math.sqrt(10 / 3e-6), rel=0.02)
-    latency, ratio = crossover.crossover(table).axes
+    latency, ratio = crossover.draw(table).axes
     dense = line(latency, "transformer")
     assert dense.get_color() == "#112233"
     np.testing.assert_allclose(dense.get_ydata(), [4 + 4e-6 * t**2 for t in dense.get_xdata()])
@@ -109,11 +109,11 @@ def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
 
 
 def test_many_crossovers_are_told_by_the_caption_alone(latency_csv):
-    table = crossover.table(latency_csv)
+    table = crossover.read(latency_csv)
     sparse = table[table["model"] != "transformer"]
     copies = [sparse.assign(model=f"{name} sparse", color=None) for name in ("one", "two", "three")]
     whole = pd.concat([table, *copies])
-    latency, _ = crossover.crossover(whole).axes
+    latency, _ = crossover.draw(whole).axes
     assert not latency.texts
     assert crossover.caption(whole).count("crossover at about") == 4
 
@@ -130,11 +130,11 @@ def test_crossover_needs_to_last():
 def test_a_bench_file_that_cannot_serve_says_why(tmp_path, latency_csv):
     (tmp_path / "short.csv").write_text("suite,model\na,b\n")
     with pytest.raises(NoData, match="no column backend"):
-        crossover.table(tmp_path / "short.csv")
+        crossover.read(tmp_path / "short.csv")
     lines = latency_csv.read_text().splitlines()
     (tmp_path / "dense.csv").write_text("\n".join(line for line in lines if "hypergraph" not in line))
     with pytest.raises(NoData, match="no two models"):
-        crossover.table(tmp_path / "dense.csv")
+        crossover.read(tmp_path / "dense.csv")
 
 
 def test_variants_of_one_colour_differ_in_every_way_and_order_does_not_matter():
@@ -162,7 +162,7 @@ def test_variants_of_one_colour_differ_in_every_way_and_order_does_not_matter():
 def test_saved_figures_are_the_same_bytes(quickstart, tmp_path):
     for folder in ("one", "two"):
         table = comparison.table(load_results(quickstart))
-        paths = save(comparison.comparison(table), tmp_path / folder / "comparison")
+        paths = save(comparison.draw(table), tmp_path / folder / "comparison")
         assert [path.name for path in paths] == ["comparison.svg", "comparison.png"]
     for suffix in ("svg", "png"):
         one, two = ((tmp_path / folder / f"comparison.{suffix}").read_bytes() for folder in ("one", "two"))

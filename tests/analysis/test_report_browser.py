@@ -43,7 +43,7 @@ def console(log: str) -> list[str]:
 
 @pytest.fixture
 def page(quickstart: Path, latency_csv: Path) -> Path:
-    latency_csv.rename(quickstart / "bench.csv")
+    latency_csv.rename(quickstart / "latency.csv")
     return write_report(quickstart)
 
 

@@ -57,10 +57,11 @@ def test_the_page_stands_alone_and_its_files_lie_beside_it(quickstart):
     beside = sorted(str(item.relative_to(path.parent)) for item in path.parent.rglob("*") if item.is_file())
     assert beside == [
         "comparison.csv",
-        "figures/comparison.png",
-        "figures/comparison.svg",
-        "figures/loss_curves.png",
-        "figures/loss_curves.svg",
+        *(
+            f"figures/{figure}.{kind}"
+            for figure in ("comparison", "loss_against_tokens")
+            for kind in ("csv", "png", "svg")
+        ),
         "index.html",
         "metrics.parquet",
         "runs.parquet",
@@ -116,7 +117,7 @@ def test_a_run_with_hardly_anything_in_its_summary_makes_a_report(tmp_path, writ
     (folder / "summary.json").write_text(json.dumps(bare))
     (folder / "metrics.csv").unlink()
     page = Page(write_report(tmp_path / "exp"))
-    assert "No figure: no run has a validation row" in page.words
+    assert "No figure: no run has tokens in its metrics.csv" in page.words
     assert "lacks" in page.words
     assert "recipe.lr" in page.words
 
@@ -201,4 +202,4 @@ def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path
     assert len(results.runs) == 1
     assert results.problems == []
     words = Page(write_report(tmp_path / "exp")).words
-    assert "no run was scored on its test split" in words
+    assert "no run recorded test_loss" in words

@@ -1,0 +1,112 @@
+"""What probes wrote: the tables in a run's folder probes/, as frames.
+
+`results.table("measures")` gives one frame over all runs, each row with the run it is of.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.columns import METRIC_KEYS, RUN_COLUMNS, Column
+
+FOLDER = "probes"
+_KEYS = tuple(column for column in RUN_COLUMNS if column.name in METRIC_KEYS)
+
+
+def _column(name: str, dtype: str, meaning: str, unit: str = "") -> Column:
+    return Column(name, dtype, name, unit, meaning)
+
+
+_LAYER = _column("layer", "Int64", "from 0; as many as there are layers: after the last; empty: whole model")
+_PART = _column("part", "str", "mixer, channel, head, or empty for the whole model")
+_BLOCK = _column("block", "str", "name of the mixer or channel mixer")
+_HEAD = _column("head", "Int64", "from 0; empty where there are no heads")
+_POSITION = _column("position", "Int64", "position in the sentence, from 0")
+_TOKEN = _column("token", "Int64", "token id")
+_TEXT = _column("text", "str", "the token as text")
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "measures": (
+        _column("step", "Int64", "optimiser steps done", "steps"),
+        _LAYER,
+        _PART,
+        _BLOCK,
+        _HEAD,
+        _column("axis", "str", "what start and end count: position, distance, expert, rank, step, quantile"),
+        _column("start", "float64", "first value of the bucket"),
+        _column("end", "float64", "one past the last; of a quantile: the quantile"),
+        _column("measure", "str", "what the number is"),
+        _column("value", "float64", "the number"),
+        _column("count", "Int64", "observations it is the mean of"),
+    ),
+    "maps": (
+        _LAYER,
+        _BLOCK,
+        _HEAD,
+        _column("kind", "str", "attention, or selection (1: may be read)"),
+        _column("query", "Int64", "position in the sentence"),
+        _column("key", "Int64", "position in the sentence"),
+        _column("weight", "float64", "what of the key goes into the query; pairs below 1e-3 are left out"),
+    ),
+    "sentence": (_POSITION, _TOKEN, _TEXT),
+    "routes": (
+        _LAYER,
+        _PART,
+        _BLOCK,
+        _HEAD,
+        _POSITION,
+        _column("rank", "Int64", "0: the first choice"),
+        _column("choice", "Int64", "timeline, memory or expert"),
+        _column("probability", "float64", "of this choice"),
+    ),
+    "assignments": (
+        _LAYER,
+        _PART,
+        _BLOCK,
+        _HEAD,
+        _column("choice", "Int64", "first choice: timeline, memory or expert"),
+        _TOKEN,
+        _TEXT,
+        _column("count", "Int64", "how often a token of this kind went there"),
+    ),
+    "samples": (
+        _column("prompt", "str", "what the model was given"),
+        _column("text", "str", "what it wrote after that"),
+        _column("temperature", "float64", "0: the most likely token"),
+        _column("sample_seed", "Int64", "seed of the sampling"),
+        _column("tokens_per_second", "float64", "decoding speed, prompt included", "tokens/s"),
+    ),
+}
+"""Columns of the tables by name; `training` is `measures` taken while a run trained."""
+TABLES["training"] = TABLES["measures"]
+
+
+def read_table(runs: pd.DataFrame, name: str) -> tuple[pd.DataFrame, list[str]]:
+    """A table of all runs that have it, and a sentence for every file that cannot be read.
+
+    runs: `Results.runs`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
+    """
+    frames, problems = [], []
+    for run in runs.itertuples(index=False):
+        path = Path(run.folder) / FOLDER / f"{name}.parquet"
+        if not path.is_file():
+            continue
+        try:
+            frame = _typed(pd.read_parquet(path), TABLES[name])
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+            problems.append(f"{run.experiment}/{run.run}: {FOLDER}/{path.name} cannot be read ({error})")
+            continue
+        for place, key in enumerate(_KEYS):
+            frame.insert(place, key.name, getattr(run, key.name))
+        frames.append(frame)
+    columns = (*_KEYS, *TABLES[name])
+    whole = (
+        pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[c.name for c in columns])
+    )
+    return whole.astype({c.name: c.dtype for c in columns}), problems
+
+
+def _typed(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
+    return frame[[c.name for c in columns]].astype({c.name: c.dtype for c in columns})

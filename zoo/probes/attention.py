@@ -1,0 +1,1 @@
+"""Where attention goes: sinks, spread, distance, gates and selected keys."""

@@ -1,0 +1,1 @@
+"""What happens to the residual stream: mixing matrices, their products over depth, gradients, dimensions in use."""

@@ -1,0 +1,1 @@
+"""Where tokens are sent: loads, imbalance and certainty of routers."""
