@@ -95,7 +95,7 @@ def show_branches(
         only[..., BRANCHES.index("selected")] = 1
         return branch_weights(q, torch.zeros_like(q_rotated), keys, only, options) > 0
 
-    ctx.show("gates", lambda: dict(zip(BRANCHES, gates.unbind(-1), strict=True)))
+    ctx.show("gates", lambda: dict(zip(BRANCHES, gates.detach().unbind(-1), strict=True)))
     ctx.show("attention", lambda: {"weights": weights()})
     ctx.show("selection", lambda: {"selected": selected()})
 
