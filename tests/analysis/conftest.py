@@ -191,7 +191,7 @@ def write_quickstart_folder(experiment: Path) -> Path:
     return experiment
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_run() -> Callable[..., Path]:
     return write_run_folder
 
