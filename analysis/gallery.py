@@ -16,7 +16,7 @@ import pandas as pd
 from analysis.columns import RUN_COLUMNS
 from analysis.errors import NoData
 from analysis.files import write_atomically
-from analysis.probes import TABLES
+from analysis.probes import TABLES, advice
 from analysis.results import Results
 from analysis.style import save
 
@@ -97,24 +97,19 @@ def _metrics(name: str, results: Results) -> None:
 
 def _measures(name: str, results: Results) -> None:
     if not (results.table("measures")["measure"] == name).any():
-        raise NoData(f"no run has the measure {name}; {_probe_advice(results)}")
+        raise NoData(f"no run has the measure {name}; {advice(results.runs)}")
 
 
 def _table(name: str, results: Results) -> None:
     if name not in TABLES:
         raise KeyError(f"probes write {', '.join(TABLES)}, not '{name}'")
     if results.table(name).empty:
-        raise NoData(f"no run has probes/{name}.parquet; {_probe_advice(results)}")
+        raise NoData(f"no run has probes/{name}.parquet; {advice(results.runs)}")
 
 
 def _bench(name: str, results: Results) -> None:
     if results.bench(name) is None:
         raise NoData(f"unmeasured: no {name} in these results or in a folder published/ beside them")
-
-
-def _probe_advice(results: Results) -> str:
-    experiments = results.runs["experiment"].unique()
-    return f"python run.py job=probe runs=results/{experiments[0]} makes it where the blocks have it"
 
 
 _CHECKS: dict[str, Callable[[str, Results], None]] = {

@@ -108,5 +108,12 @@ def read_table(runs: pd.DataFrame, name: str) -> tuple[pd.DataFrame, list[str]]:
     return whole.astype({c.name: c.dtype for c in columns}), problems
 
 
+def advice(runs: pd.DataFrame) -> str:
+    """What to run for tables that are not there. runs: `Results.runs`."""
+    return (
+        f"python run.py job=probe runs=results/{runs['experiment'].iloc[0]} makes it where the blocks have it"
+    )
+
+
 def _typed(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
     return frame[[c.name for c in columns]].astype({c.name: c.dtype for c in columns})

@@ -1,0 +1,86 @@
+"""Gates of attention: how open they are, layer by layer."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.errors import NoData
+from analysis.measured import (
+    all_looks,
+    band_text,
+    draw_line,
+    legend_lines,
+    measured,
+    over_seeds,
+    present,
+    provenance,
+)
+from analysis.probes import advice
+from analysis.results import Results
+from analysis.style import Look, legend_below, panels, styled
+from analysis.units import listing
+
+GATES = ("output", "value", "compressed", "selected", "window")
+PARTS = ("mean", "low")
+COLUMNS = ("run", "label", "color", "seed", "training_set", "layer", "head", "gate", "part", "value")
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, layer, head, gate and part: its mean, and the share of its values below 0.1 (low)."""
+    names = {f"{gate}_gate_{part}": (gate, part) for gate in GATES for part in PARTS}
+    if not results.table("measures")["measure"].isin(names).any():
+        raise NoData(f"no model of these runs has gates, or none was probed; {advice(results.runs)}")
+    rows = measured(results, tuple(names))
+    split = rows["measure"].map(lambda name: names.get(name, (None, None)))
+    return rows.assign(gate=split.str[0], part=split.str[1])[list(COLUMNS)]
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """A row a gate; left the mean, right the share that is closed; lines: mean over heads, dots: heads."""
+    shown = [gate for gate in GATES if (table["gate"] == gate).any()]
+    labels, styles = present(table), all_looks(table)
+    figure, grid = panels(len(shown), len(PARTS), 1.75, sharex=True, sharey=True)
+    for gate, line in zip(shown, grid, strict=True):
+        for part, axes in zip(PARTS, line, strict=True):
+            for label in labels:
+                rows = table[(table["gate"] == gate) & (table["part"] == part) & (table["label"] == label)]
+                _draw(axes, rows, styles[label], label)
+            axes.set_title(f"{gate} gate" if part == "mean" else f"{gate} gate, closed")
+            axes.set_ylabel("mean (0 to 1)" if part == "mean" else "share below 0.1")
+            axes.set_ylim(-0.04, 1.04)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    for axes in grid[-1]:
+        axes.set_xlabel("layer (from 0)")
+    legend_below(figure, legend_lines(styles, labels), 1)
+    return figure
+
+
+def _draw(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
+    if rows.empty:
+        return
+    heads = rows.groupby(["layer", "head"])["value"].mean().reset_index()
+    x = heads["layer"].astype("float64")
+    axes.plot(
+        x, heads["value"], "o", color=look.color, markersize=3, alpha=0.45, markeredgewidth=0, label="_heads"
+    )
+    draw_line(axes, over_seeds(rows, "layer"), look, label)
+
+
+def caption(table: pd.DataFrame) -> str:
+    """Whose gates, and how open and closed each is on average."""
+    means = table.dropna(subset=["gate"]).groupby(["label", "gate", "part"])["value"].mean()
+    parts = means.unstack().reindex(columns=PARTS)
+    told = [
+        f"{label}, {gate}: {row['mean']:.2f} ({100 * row['low']:.0f} %)"
+        for (label, gate), row in parts.iterrows()
+    ]
+    without = [label for label in table["label"].unique() if label not in present(table)]
+    none = f"No such gates: {listing(without, 20)}. " if without else ""
+    return (
+        f"Lines: mean over heads ({band_text(table)}); dots: single heads. Mean over layers, in brackets the share of "
+        f"values below 0.1: {'; '.join(told)}. {none}{provenance(table)}"
+    )

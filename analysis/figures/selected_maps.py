@@ -1,0 +1,42 @@
+"""Which keys sparse attention lets a query read, on one sentence."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from analysis.measured import provenance
+from analysis.results import Results
+from analysis.sentence_maps import COLUMNS, draw_maps, sentence_maps
+from analysis.style import styled
+
+
+def table(results: Results) -> pd.DataFrame:
+    """The share of heads (weight) that may read a key, in three layers a model."""
+    maps = sentence_maps(results, "selection")
+    count = maps.groupby(["label", "layer"])["head"].transform("nunique")
+    shares = maps.assign(weight=maps["weight"] / count, heads=_heads(count))
+    by = [column for column in COLUMNS if column != "weight"]
+    return shares.groupby(by, sort=False, dropna=False)["weight"].sum().reset_index()[list(COLUMNS)]
+
+
+def _heads(count: pd.Series) -> pd.Series:
+    return count.map(lambda n: f"{n} head{'s' * (n > 1)}")
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """A row a model, a column a layer."""
+    return draw_maps(table, Normalize(0.0, 1.0), "share of heads that may read the key")
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What the colours are, and how many keys a query has."""
+    pairs = table.groupby(["label", "layer"])["weight"].sum() / (table["query"].max() + 1)
+    keys = "; ".join(f"{label} {mean:.1f}" for label, mean in pairs.groupby("label").mean().items())
+    return (
+        f"First, middle and last layer that selects. The first {table['query'].max() + 1} tokens of one held-out "
+        f"sentence; white is the future. Keys a query and head on average: {keys}. One run a model, the lowest seed. "
+        f"{provenance(table)}"
+    )

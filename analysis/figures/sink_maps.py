@@ -1,0 +1,60 @@
+"""Attention maps of one sentence."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from analysis.measured import provenance
+from analysis.results import Results
+from analysis.sentence_maps import COLUMNS, draw_maps, sentence_maps
+from analysis.style import styled
+
+FAINTEST = 1e-3
+"""What the probes leave out is below this."""
+
+HEADS = ("sink", "mean")
+
+
+def table(results: Results, heads: str = "sink") -> pd.DataFrame:
+    """Attention of three layers a model. heads: "sink", the head that gives the first token the most; "mean"."""
+    if heads not in HEADS:
+        raise ValueError(f"heads is {' or '.join(HEADS)}, not {heads!r}")
+    maps = sentence_maps(results, "attention")
+    shown = _strongest(maps) if heads == "sink" else _mean(maps)
+    return shown[list(COLUMNS)].reset_index(drop=True)
+
+
+def _strongest(maps: pd.DataFrame) -> pd.DataFrame:
+    """Of each layer the head with the most weight on key 0, summed over queries t >= 1."""
+    first = maps.assign(mass=maps["weight"].where((maps["key"] == 0) & (maps["query"] > 0), 0.0))
+    mass = first.groupby(["label", "layer", "head"])["mass"].sum()
+    winners = mass.groupby(["label", "layer"]).idxmax()
+    kept = maps.set_index(["label", "layer", "head"]).loc[list(winners)].reset_index()
+    return kept.assign(heads="head " + kept["head"].astype("str"))
+
+
+def _mean(maps: pd.DataFrame) -> pd.DataFrame:
+    """Weights averaged over the heads; what is left out counts as 0."""
+    heads = maps.groupby(["label", "layer"])["head"].transform("nunique")
+    shares = maps.assign(weight=maps["weight"] / heads, heads="mean of " + heads.astype("str"))
+    by = [column for column in COLUMNS if column != "weight"]
+    return shares.groupby(by, sort=False, dropna=False)["weight"].sum().reset_index()
+
+
+@styled
+def draw(table: pd.DataFrame, heads: str = "sink") -> Figure:
+    """A row a model, a column a layer, on a logarithmic scale on which faint mass is seen."""
+    return draw_maps(table, LogNorm(FAINTEST, 1.0), "weight: share of the query's attention (log scale)")
+
+
+def caption(table: pd.DataFrame, heads: str = "sink") -> str:
+    """Which heads of which runs, and what the colours leave out."""
+    which = "the head with the most mass on the first token" if heads == "sink" else "the mean over heads"
+    length = table["query"].max() + 1
+    return (
+        f"First, middle and last layer with attention; of each {which}. The first {length} tokens of one held-out "
+        f"sentence, all models on the same colours; weights below {FAINTEST:g} look like {FAINTEST:g}, white is the "
+        f"future. One run a model, the lowest seed. {provenance(table)}"
+    )

@@ -1,0 +1,159 @@
+"""Attention sinks: how much attention goes to the first token, by layer."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from analysis.errors import NoData
+from analysis.measured import (
+    absent_text,
+    all_looks,
+    band_text,
+    draw_line,
+    measured,
+    over_seeds,
+    present,
+    provenance,
+)
+from analysis.probes import advice
+from analysis.results import Results
+from analysis.style import INK, WIDTH, Look, styled
+from analysis.units import listing
+
+SINK = 3.0
+"""A layer whose heads give the first token, on average, this many times what uniform attention would has a sink."""
+
+GATES = ("output", "value")
+COLUMNS = ("run", "label", "color", "seed", "training_set", "gates", "layer", "head", "value", "uniform")
+ACROSS = 3
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, layer and head: the mass (value), what uniform attention would give, the model's gates."""
+    rows = measured(results, ("first_token_mass", "first_token_uniform"))
+    rows = rows[rows["axis"].fillna("") == ""]
+    place = ["run", "layer"]
+    uniform = rows[rows["measure"] == "first_token_uniform"].groupby(place)["value"].mean().rename("uniform")
+    masses = rows[rows["measure"].isna() | (rows["measure"] == "first_token_mass")]
+    if masses["value"].isna().all():
+        raise NoData(f"no run has first_token_mass over all positions; {advice(results.runs)}")
+    masses = masses.merge(uniform.reset_index(), on=place, how="left")
+    return masses.assign(gates=masses["label"].map(_gates(results)))[list(COLUMNS)]
+
+
+def _gates(results: Results) -> dict[str, str]:
+    """ "output", "value" or "output and value" by label, of those that have such gates."""
+    rows = results.table("measures")
+    found = {gate: set(rows.loc[rows["measure"] == f"{gate}_gate_mean", "label"]) for gate in GATES}
+    return {
+        label: " and ".join(gate for gate in GATES if label in found[gate])
+        for label in set().union(*found.values())
+    }
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """Above, the mean over heads of all models; below, model by model, also the single heads as dots."""
+    labels, styles = present(table), all_looks(table)
+    rows = -(-len(labels) // ACROSS)
+    figure = Figure(figsize=(WIDTH, 2.7 + 1.35 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.add_gridspec(1 + rows, ACROSS, height_ratios=[2.3] + [1] * rows)
+    whole = figure.add_subplot(grid[0, :])
+    whole.set(xlabel="layer (from 0)", ylabel="share of attention\non the first token")
+    whole.set_title("all models, mean over heads")
+    single = [
+        figure.add_subplot(grid[1 + n // ACROSS, n % ACROSS], sharex=whole, sharey=whole)
+        for n in range(len(labels))
+    ]
+    for place, (axes, label) in enumerate(zip(single, labels, strict=True)):
+        mine = table[table["label"] == label]
+        _draw_heads(axes, mine, styles[label])
+        for each in (whole, axes):
+            draw_line(each, over_seeds(mine, "layer"), styles[label], label)
+            _draw_uniform(each, mine)
+        axes.set_title(_title(label, mine["gates"].iloc[0]), fontsize=8)
+        axes.tick_params(
+            labelsize=8, labelleft=place % ACROSS == 0, labelbottom=place + ACROSS >= len(labels)
+        )
+        if place + ACROSS >= len(labels):
+            axes.set_xlabel("layer", fontsize=8)
+        if place % ACROSS == 0:
+            axes.set_ylabel("share", fontsize=8)
+    _scale(whole)
+    return figure
+
+
+def _title(label: str, gates: str) -> str:
+    return textwrap.fill(f"{label} ({gates} gate)" if pd.notna(gates) else label, 20)
+
+
+def _draw_heads(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
+    heads = rows.groupby(["layer", "head"])["value"].mean().reset_index()
+    axes.plot(
+        heads["layer"].astype("float64"),
+        heads["value"],
+        "o",
+        color=look.color,
+        markersize=3,
+        alpha=0.5,
+        markeredgewidth=0,
+        label="_heads",
+    )
+
+
+def _draw_uniform(axes: Axes, rows: pd.DataFrame) -> None:
+    for value in sorted(set(rows["uniform"].dropna().round(6))):
+        axes.axhline(value, color=INK, linestyle="--", linewidth=1, label="_uniform")
+
+
+def _scale(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+
+
+def strongest(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Of each label the place (`by`) whose mass is the most times the uniform one: value, times, and the place."""
+    rows = table.dropna(subset=["value", "uniform"])
+    means = rows.groupby(["label", *by])[["value", "uniform"]].mean().reset_index()
+    means["times"] = means["value"] / means["uniform"]
+    return means.loc[means.groupby("label")["times"].idxmax()].set_index("label")
+
+
+def _verdict(table: pd.DataFrame) -> str:
+    layers, heads = strongest(table, ["layer"]), strongest(table, ["layer", "head"])
+    sinks = layers[layers["times"] >= SINK].sort_values("times", ascending=False)
+    alone = heads[(heads["times"] >= SINK) & ~heads.index.isin(sinks.index)]
+    said = [
+        f"{label} ({row.value:.2g} in layer {row.layer}, {row.times:.1f}×)" for label, row in sinks.iterrows()
+    ]
+    single = [
+        f"{label} (layer {row.layer}, head {row['head']}: {row.times:.1f}×)"
+        for label, row in alone.iterrows()
+    ]
+    text = (
+        f"Sinks (a layer's mean over heads at {SINK:g}× uniform or more): {listing(said, 20)}"
+        if said
+        else f"No model has a sink: no layer's mean over heads reaches {SINK:g}× uniform"
+    )
+    return text + (f"; single heads reach that in {listing(single, 20)}" if single else "")
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What is drawn; who has a sink, by how much; whose attention is gated."""
+    uniform = sorted(set(table["uniform"].dropna().round(4)))
+    gated = table.dropna(subset=["gates", "run"])["label"].unique()
+    return (
+        f"Lines: mean over heads ({band_text(table)}); dots: single heads. Dashed: uniform attention "
+        f"({listing(f'{value:.3g}' for value in uniform)}). {_verdict(table)}. "
+        f"Gates on output or value: {listing(gated, 20)}. {absent_text(table, 'No attention shown')}{provenance(table)}"
+    )
