@@ -95,7 +95,7 @@ def caption(table: pd.DataFrame) -> str:
         told.append(f"{label}: {', '.join(parts)}")
     return (
         "Frobenius norm and effective rank (exponential of the entropy of the normalised singular values) of the "
-        f"state, mean over layers, heads and, where there are several, memories ({band_text(table)}); half-life: tokens "
-        "after which a decay has halved what is stored, quantiles over tokens and channels, median over heads and seeds. "
-        f"{'; '.join(told)}. {provenance(table)}"
+        f"state, mean over layers, heads and, where there are several, memories ({band_text(table)}); half-life: "
+        "tokens after which a decay has halved what is stored, quantiles over tokens and channels, median over heads "
+        f"and seeds. {'; '.join(told)}. {provenance(table)}"
     )

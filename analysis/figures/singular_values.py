@@ -86,7 +86,7 @@ def caption(table: pd.DataFrame) -> str:
         )
     return (
         "Singular values of the mixing matrix of each sub-block (2·layer, + 1 for the channel mixer) and of the "
-        "product from the first up to it, mean over tokens and seeds; strong lines: the largest and the smallest; dotted: 1. "
-        f"Below {ROUNDING:g} is rounding. "
+        "product from the first up to it, mean over tokens and seeds; strong lines: the largest and the smallest; "
+        f"dotted: 1. Below {ROUNDING:g} is rounding. "
         f"{'; '.join(told)}. {provenance(table)}"
     )

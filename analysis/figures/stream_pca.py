@@ -71,6 +71,6 @@ def caption(table: pd.DataFrame) -> str:
     ]
     return (
         "Streams x in R^n of all tokens and channels, rebuilt from their r leading principal directions (uncentred): "
-        f"share of Σ‖x‖² kept, and √(1 − share), which is 0 with all n; {band_text(table)}. Each scheme at its greatest "
-        f"depth. In one direction before the head: {', '.join(told)}. {provenance(table)}"
+        f"share of Σ‖x‖² kept, and √(1 − share), which is 0 with all n; {band_text(table)}. Each scheme at its "
+        f"greatest depth. In one direction before the head: {', '.join(told)}. {provenance(table)}"
     )

@@ -97,7 +97,7 @@ def caption(table: pd.DataFrame) -> str:
     first, what = table.iloc[0], noun(table["block"].iloc[0])
     return (
         f"{first.label}, {first.block}, layer {first.layer}, head {first['head']}: of all heads the one whose {what} "
-        f"says most about the token ({first.information:.3f} nats). For each {what} the tokens with the highest lift, the "
-        f"probability there over that anywhere, of those that went there {LEAST} times or more; numbers: how many of "
-        f"the token's occurrences on held-out text. {provenance(table)}"
+        f"says most about the token ({first.information:.3f} nats). For each {what} the tokens with the highest lift, "
+        f"the probability there over that anywhere, of those that went there {LEAST} times or more; numbers: how many "
+        f"of the token's occurrences on held-out text. {provenance(table)}"
     )

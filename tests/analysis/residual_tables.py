@@ -14,8 +14,9 @@ STREAMS = 4
 SENTENCE = (
     "The river , which rises in the hills , flows south for 40 km \n before it meets the sea = at $ 5 a mile"
 )
-WORDS = tuple(
-    "the,of,.,and,in,to,was,@-@,The,=,for,on,with,river,born,hills,1995,played,game,song".split(",")
+WORDS = (
+    *("the", "of", ".", "and", "in", "to", "was", "@-@", "The", "=", "for", "on", "with"),
+    *("river", "born", "hills", "1995", "played", "game", "song"),
 )
 
 
