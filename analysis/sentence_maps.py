@@ -39,7 +39,6 @@ COLUMNS = (
     "text",
 )
 PLACES = ("first", "middle", "last")
-ACROSS = len(PLACES)
 
 
 def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
@@ -83,11 +82,12 @@ def draw_maps(table: pd.DataFrame, norm: Normalize, unit: str) -> Figure:
     table: COLUMNS. norm: a LogNorm shows what is below its vmin, or absent, as vmin.
     """
     labels, length = list(table["label"].unique()), int(table["query"].max()) + 1
-    figure, grid = panels(len(labels), ACROSS, 1.5)
+    places = [place for place in PLACES if (table["place"] == place).any()]
+    figure, grid = panels(len(labels), len(places), 1.5)
     floor = norm.vmin if isinstance(norm, LogNorm) else 0.0
     for label, line in zip(labels, grid, strict=True):
         mine = table[table["label"] == label]
-        for axes, place in zip(line, PLACES, strict=True):
+        for axes, place in zip(line, places, strict=True):
             rows = mine[mine["place"] == place]
             axes.set(xticks=[], yticks=[])
             if rows.empty:

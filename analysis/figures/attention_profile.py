@@ -118,7 +118,7 @@ def _draw_top(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[s
             )
     axes.set_yticks(range(len(labels)), [textwrap.fill(label, 14) for label in labels], fontsize=8)
     axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set(xlabel="share of mass", xlim=(0, 1))
+    axes.set(xlabel="share of mass", xlim=(0, 1.03))
     axes.set_title("mass on the largest weight (full), the 8 largest (hollow)")
 
 

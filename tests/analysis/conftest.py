@@ -10,6 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from probe_tables import MODELS, write_probes
+
+from analysis import load_results
+from analysis.results import Results
 
 BLUE, VERMILION = "#0072b2", "#d55e00"
 
@@ -191,7 +195,7 @@ def write_quickstart_folder(experiment: Path) -> Path:
     return experiment
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_run() -> Callable[..., Path]:
     return write_run_folder
 
@@ -223,3 +227,15 @@ def latency_csv(tmp_path: Path) -> Path:
     lines.append("harness,transformer,torch,NVIDIA H200,128,8,200,190,210,1000000")
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.fixture(scope="session")
+def probed(tmp_path_factory, write_run) -> Results:
+    """Three of the eleven models with two seeds: attention; attention with gates and selection; neither."""
+    folder = tmp_path_factory.mktemp("attention") / "small"
+    for seed in (0, 1):
+        for name in ("transformer", "orthgsa", "mesanet"):
+            pattern, color = MODELS[name]
+            run = write_run(folder, name, seed, model={"preset": name, "pattern": pattern, "color": color})
+            write_probes(run, name, pattern, seed)
+    return load_results(folder)

@@ -1,0 +1,159 @@
+"""Figures of sinks and of how attention spreads show the means of their tables; all name what is missing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from figure_reading import assert_drawn, line, mean_of_means, rows_of
+from probe_tables import ATTENDING, MODELS, doubling, measure, write_eleven, write_table
+
+from analysis import load_results
+from analysis.errors import NoData
+from analysis.figures import (
+    attention_profile,
+    extrapolation,
+    gates,
+    selected_maps,
+    selection,
+    sink_maps,
+    sinks,
+)
+from analysis.gallery import exhibit, listed
+from analysis.measured import measured
+from analysis.style import looks
+from zoo.registry import blocks
+
+FAMILIES = {"sinks", "sink_maps", "attention_profile", "gates", "selection", "selected_maps", "extrapolation"}
+UNIFORM = 0.04
+
+
+@pytest.fixture
+def first_tokens(tmp_path, write_run):
+    """Results in which a run gives the first token masses[layer][head]."""
+
+    def make(masses, name="transformer", seed=0, extra=(), experiment="made", **changes):
+        run = write_run(tmp_path / experiment, name, seed, **changes)
+        places = [(layer, head) for layer, heads in enumerate(masses) for head in range(len(heads))]
+        rows = [
+            measure("first_token_mass", masses[layer][head], layer=layer, head=head) for layer, head in places
+        ]
+        rows += [measure("first_token_uniform", UNIFORM, layer=layer, head=head) for layer, head in places]
+        rows.append(measure("first_token_mass", 0.99, layer=0, head=0, axis="position", start=0, end=16))
+        write_table(run, "measures", [*rows, *extra])
+        return lambda: load_results(tmp_path)
+
+    return make
+
+
+def test_sinks_draw_means_heads_seeds_and_the_base_rate(first_tokens):
+    first_tokens([[0.1, 0.2], [0.4, 0.5]], seed=0)
+    results = first_tokens([[0.1, 0.4], [0.6, 0.7]], seed=1)()
+    table = sinks.table(results)
+    whole, single = sinks.draw(table).axes
+    for axes in (whole, single):
+        assert_drawn(line(axes, "transformer"), {0: 0.2, 1: 0.55})
+        assert line(axes, "_uniform").get_ydata()[0] == pytest.approx(UNIFORM)
+    low_high = whole.collections[0].get_paths()[0].vertices[:, 1]
+    assert {round(value, 6) for value in low_high} == {0.15, 0.25, 0.45, 0.65}
+    dots = line(single, "_heads")
+    np.testing.assert_allclose(dots.get_ydata(), [0.1, 0.3, 0.5, 0.6])
+    assert (whole.get_xlabel(), whole.get_yscale()) == ("layer (from 0)", "log")
+    text = sinks.caption(table)
+    assert "transformer (0.55 in layer 1, 13.8×)" in text
+    assert "Seeds 0, 1. Trained on pydocs." in text
+
+
+def test_no_sink_is_said_plainly_and_a_single_head_beside_it(first_tokens):
+    results = first_tokens([[0.05, 0.06]])()
+    assert "No model has a sink: no layer's mean over heads reaches 3× uniform. " in sinks.caption(
+        sinks.table(results)
+    )
+    results = first_tokens([[0.02, 0.13]], name="other", option=1)()
+    text = sinks.caption(sinks.table(results))
+    assert "No model has a sink" in text
+    assert "single heads reach that in other (layer 0, head 1: 3.2×)" in text
+
+
+def test_gated_models_are_named_and_missing_ones_keep_their_look(first_tokens):
+    gate = measure("output_gate_mean", 0.5, layer=0, head=0)
+    first_tokens([[0.1]], name="plain", model={"color": "#d55e00"})
+    results = first_tokens([[0.1]], name="with gate", extra=[gate], option=1, model={"color": "#d55e00"})()
+    table = sinks.table(results)
+    assert "Gates on output or value: with gate." in sinks.caption(table)
+    titles = [axes.get_title(loc="left") for axes in sinks.draw(table).axes]
+    assert "with gate (output\ngate)" in titles
+    (only,) = {one.get_color() for axes in gates.draw(gates.table(results)).axes for one in axes.get_lines()}
+    assert only == line(sinks.draw(table).axes[0], "with gate").get_color() != "#d55e00"
+    assert "No such gates: plain." in gates.caption(gates.table(results))
+
+
+def test_a_run_counts_once_with_its_last_step(first_tokens):
+    early = measure("first_token_mass", 0.9, layer=0, head=0, step=100)
+    first_tokens([[0.1]], extra=[early])
+    results = first_tokens([[0.1]], extra=[early], experiment="again")()
+    assert len(results.runs) == 2
+    kept = measured(results, ("first_token_mass",))
+    assert kept.loc[kept["axis"] == "", "value"].tolist() == [0.1]
+
+
+def test_profile_draws_entropy_top_mass_and_distance(probed):
+    table = attention_profile.table(probed)
+    top, entropy, distance = attention_profile.draw(table).axes
+    for label in ("transformer", "orthgsa"):
+        by_start = mean_of_means(rows_of(probed, label, "attention_entropy", "position"), "start")
+        middles = {(start + end) / 2: by_start[start] for start, end in doubling(128)}
+        assert_drawn(line(entropy, label), middles)
+        by_start = mean_of_means(rows_of(probed, label, "distance_mass", "distance"), "start")
+        assert_drawn(line(distance, label), dict(enumerate(by_start.values())))
+        assert sum(line(distance, label).get_ydata()) == pytest.approx(1)
+        for rank, value in mean_of_means(rows_of(probed, label, "top_mass", "rank"), "end").items():
+            assert line(top, f"{label}, {rank:g}").get_xdata()[0] == pytest.approx(value)
+    uniform = [
+        sum(math.log(t + 1) for t in range(start, end)) / (end - start) for start, end in doubling(128)
+    ]
+    np.testing.assert_allclose(line(entropy, "_uniform").get_ydata(), uniform)
+    assert [text.get_text() for text in distance.get_xticklabels()][:4] == ["0", "1", "2–3", "4–7"]
+    assert "No attention shown: mesanet. Seeds 0, 1. Trained on pydocs." in attention_profile.caption(table)
+
+
+def test_without_probes_every_figure_names_the_job_that_makes_them(quickstart, tmp_path):
+    results = load_results(quickstart)
+    entries = [entry for entry in listed() if entry.family in FAMILIES]
+    assert {entry.family for entry in entries} == FAMILIES
+    for entry in entries:
+        shown = exhibit(entry, results, tmp_path / "figures")
+        assert "python run.py job=probe runs=results/quickstart" in shown.missing, entry.name
+    for module in (sinks, sink_maps, attention_profile, gates, selection, selected_maps, extrapolation):
+        with pytest.raises(NoData, match="job=probe"):
+            module.table(results)
+
+
+def test_the_eleven_differ_in_colour_and_in_line_and_marker():
+    colors = {name: block.color for name, block in blocks("mixer").items()}
+    found = looks([*colors.items(), ("shc", blocks("residual")["shc"].color)])
+    assert len(found) == 11
+    assert len({look.color for look in found.values()}) == 11
+    assert len({(str(look.linestyle), look.marker) for look in found.values()}) == 11
+    assert looks([("kda", colors["kda"])])["kda"] == found["kda"]
+
+
+@pytest.mark.slow
+def test_all_eleven_are_drawn_with_captions(tmp_path, write_run):
+    results = load_results(write_eleven(tmp_path / "eleven", write_run))
+    attending = sum(bool(set(pattern) & set(ATTENDING)) for pattern, _ in MODELS.values())
+    runs = {"sinks": 2 * attending, "sink_maps": attending, "sink_maps_mean": attending}
+    runs |= {
+        "attention_profile": 2 * attending,
+        "gates": 4,
+        "selection": 4,
+        "selected_maps": 2,
+        "extrapolation": 22,
+    }
+    for entry in listed():
+        if entry.family in FAMILIES:
+            shown = exhibit(entry, results, tmp_path / "figures")
+            assert not shown.missing
+            assert "Trained on pydocs." in shown.caption
+            assert len(shown.runs) == runs[entry.name]
