@@ -90,8 +90,8 @@ def caption(table: pd.DataFrame) -> str:
     heads = table.groupby(["layer", "head"])["choice"]
     commonest = heads.agg(lambda choices: (choices == choices.mode()[0]).mean())
     return (
-        f"{first.label}, {first.block}: the {what} that each head's router chose first for each token; opacity: "
-        f"its probability (mean {table['probability'].mean():.2f}). A {what}'s number means something within its "
-        f"head only. A head's commonest {what} gets {100 * commonest.mean():.0f} % of this sentence on average. "
+        f"{first.label}, router of {first.block}: the {what} that each head's router chose first for each token; "
+        f"opacity: its probability (mean {table['probability'].mean():.2f}). A {what}'s number means something within "
+        f"its head only. A head's commonest {what} gets {100 * commonest.mean():.0f} % of this sentence on average. "
         f"{provenance(table)}"
     )

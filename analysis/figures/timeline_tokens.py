@@ -96,8 +96,8 @@ def caption(table: pd.DataFrame) -> str:
     """Which head, and what the numbers are."""
     first, what = table.iloc[0], noun(table["block"].iloc[0])
     return (
-        f"{first.label}, {first.block}, layer {first.layer}, head {first['head']}: of all heads the one whose {what} "
-        f"says most about the token ({first.information:.3f} nats). For each {what} the tokens with the highest lift, "
-        f"the probability there over that anywhere, of those that went there {LEAST} times or more; numbers: how many "
-        f"of the token's occurrences on held-out text. {provenance(table)}"
+        f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: of all heads the one "
+        f"whose {what} says most about the token ({first.information:.3f} nats). For each {what} the tokens with "
+        "the highest lift, the probability there over that anywhere, of those that went there "
+        f"{LEAST} times or more; numbers: how many of the token's occurrences on held-out text. {provenance(table)}"
     )
