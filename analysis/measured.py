@@ -16,10 +16,10 @@ from analysis.results import Results
 from analysis.style import Look, looks, seeds_text
 from analysis.units import listing
 
-OF_RUN = ("experiment", "run", "color", "training_set", "seq_len")
+OF_RUN = ("experiment", "run", "color", "residual", "depth", "training_set", "seq_len")
 COLUMNS = (
-    *("run", "label", "color", "seed", "training_set", "seq_len"),
-    *("layer", "head", "block", "axis", "start", "end", "measure", "value"),
+    *("run", "name", "label", "color", "residual", "depth", "seed", "training_set", "seq_len"),
+    *("layer", "part", "head", "block", "axis", "start", "end", "measure", "value"),
 )
 
 

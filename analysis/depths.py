@@ -1,0 +1,70 @@
+"""Models of several depths in one figure: a column a depth, and models that differ in nothing else under one name."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.style import panels
+
+MOST = 3
+"""So many columns have room for their numbers."""
+
+ROUNDING = 1e-16
+"""Singular values below this are what fp64 rounds to, not what a model does."""
+
+
+def with_series(rows: pd.DataFrame) -> pd.DataFrame:
+    """Adds `series`: the run's name where that and the depth say which setting it is, else its label.
+
+    rows: with name, depth and label (`analysis.measured`).
+    """
+    ambiguous = rows.groupby(["name", "depth"])["label"].transform("nunique") > 1
+    return rows.assign(series=rows["name"].where(~ambiguous, rows["label"]))
+
+
+def sub_block(rows: pd.DataFrame) -> pd.Series:
+    """2·layer, + 1 for the channel mixer: how many sub-blocks come before."""
+    return (2 * rows["layer"] + (rows["part"] == "channel")).astype("int64")
+
+
+def deepest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each series the rows of its deepest model."""
+    return rows[rows["depth"] == rows.groupby("series")["depth"].transform("max")]
+
+
+def depths_shown(table: pd.DataFrame) -> list[int]:
+    """All depths of the table, ascending; of more than MOST the shallowest, the middle and the deepest."""
+    depths = sorted(int(depth) for depth in table["depth"].unique())
+    return depths if len(depths) <= MOST else [depths[0], depths[len(depths) // 2], depths[-1]]
+
+
+def depth_panels(table: pd.DataFrame, rows: int, height: float) -> tuple[Figure, list[list[Axes]]]:
+    """rows × depths_shown axes, each row of one scale, each column headed by its depth."""
+    depths = depths_shown(table)
+    figure, grid = panels(rows, len(depths), height, sharex="col", sharey="row")
+    for axes, depth in zip(grid[0], depths, strict=True):
+        axes.set_title(f"{depth} layer{'s' * (depth != 1)}")
+    for axes in (axes for line in grid for axes in line):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6 if len(depths) < MOST else 4))
+    return figure, grid
+
+
+def left_out_text(table: pd.DataFrame) -> str:
+    """ "Not drawn: 8 layers. ", or nothing."""
+    shown = depths_shown(table)
+    hidden = [str(int(depth)) for depth in sorted(table["depth"].unique()) if int(depth) not in shown]
+    return f"Not drawn: {', '.join(hidden)} layers. " if hidden else ""
+
+
+def log_gains(axes: Axes) -> None:
+    """A logarithmic axis from no lower than ROUNDING, over a factor of four at least (a last digit is no change)."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if low < ROUNDING < high:
+        low = axes.set_ylim(bottom=ROUNDING)[0]
+    if high < 4 * low:
+        middle = (low * high) ** 0.5
+        axes.set_ylim(middle / 2, middle * 2)

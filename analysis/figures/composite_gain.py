@@ -1,0 +1,93 @@
+"""What the residual streams' mixing amounts to over depth: gains of the product of all H_res so far."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.depths import (
+    ROUNDING,
+    depth_panels,
+    depths_shown,
+    left_out_text,
+    log_gains,
+    sub_block,
+    with_series,
+)
+from analysis.measured import band_text, draw_line, legend_lines, measured, over_seeds, provenance
+from analysis.results import Results
+from analysis.style import legend_below, looks, styled
+from analysis.units import listing
+
+PANELS = {
+    "composite_amax": "Amax gain (×)",
+    "composite_sigma_max": "largest σ (×)",
+    "composite_sigma_min": "smallest σ (×)",
+}
+COLUMNS = (
+    *("run", "label", "series", "color", "residual", "depth", "seed", "training_set"),
+    *("sub_block", "measure", "value"),
+)
+PLAIN, PLAIN_COLOR = "plain residual", "#4D4D4D"
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, sub-block and gain; models with a plain residual are one series if there are several."""
+    rows = measured(results, tuple(PANELS)).dropna(subset=["run"])
+    rows = with_series(rows[rows["part"].isin(("mixer", "channel"))])
+    plain = rows["residual"] == "add"
+    if rows.loc[plain, "series"].nunique() > 1:
+        rows.loc[plain, ["series", "color"]] = PLAIN, PLAIN_COLOR
+    rows = rows.assign(sub_block=sub_block(rows))
+    return rows.sort_values(["depth", "series", "seed", "sub_block"])[list(COLUMNS)].reset_index(drop=True)
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """A row a gain, a column a depth, a line a series; log scale. Where a gain leaves fp64 its line ends.
+
+    table: COLUMNS. Bands go from the lowest to the highest seed.
+    """
+    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    figure, grid = depth_panels(table, len(PANELS), 1.75)
+    finite = table[np.isfinite(table["value"])]
+    for (measure, unit), line in zip(PANELS.items(), grid, strict=True):
+        for depth, axes in zip(depths_shown(table), line, strict=True):
+            here = finite[(finite["measure"] == measure) & (finite["depth"] == depth)]
+            for series, rows in here.groupby("series"):
+                every = max(1, depth // 4)
+                draw_line(axes, over_seeds(rows, "sub_block"), styles[series], series, markevery=every)
+        line[0].set_ylabel(unit)
+        log_gains(line[0])
+    for axes in grid[-1]:
+        axes.set_xlabel("sub-block")
+    legend_below(figure, legend_lines(styles, styles))
+    return figure
+
+
+def final_gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean over seeds of each gain after the last sub-block: a row a (series, depth), a column a measure."""
+    last = table["sub_block"] == table.groupby("run")["sub_block"].transform("max")
+    return table[last].pivot_table(
+        index=["series", "depth"], columns="measure", values="value", aggfunc="mean"
+    )
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What the gains are, and where they end."""
+    told = []
+    for series, by_depth in final_gains(table).groupby("series"):
+        numbers = [
+            f"{' / '.join(f'{gains[name]:.3g}' for name in PANELS)} ({depth} layers)"
+            for (_, depth), gains in by_depth.iterrows()
+        ]
+        told.append(f"{series} {', '.join(numbers)}")
+    plain = table.loc[table["series"] == PLAIN, "label"].unique()
+    joined = f"{PLAIN.capitalize()}: {listing(plain, 20)}, 1 by definition. " if len(plain) else ""
+    return (
+        "Gains of the product of the mixing matrices from the first sub-block up to and with this one (sub-block = "
+        "2·layer, + 1 for the channel mixer), mean over tokens; Amax: largest absolute row or column sum; "
+        f"{band_text(table)}. Below {ROUNDING:g} is rounding. After the last sub-block, Amax / largest / "
+        f"smallest singular value: {'; '.join(told)}. {joined}{left_out_text(table)}{provenance(table)}"
+    )

@@ -1,0 +1,78 @@
+"""How strongly the loss pulls at each layer: gradients with respect to the streams and to the parameters."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis.depths import depth_panels, depths_shown, left_out_text, log_gains, with_series
+from analysis.measured import band_text, draw_line, legend_lines, measured, over_seeds, provenance
+from analysis.results import Results
+from analysis.style import legend_below, looks, styled
+
+MEASURES = ("stream_gradient", "parameter_gradient")
+PANELS = {
+    ("stream_gradient", "streams"): "∂loss/∂streams",
+    ("parameter_gradient", "mixer"): "∂loss/∂mixer",
+    ("parameter_gradient", "channel"): "∂loss/∂channel mixer",
+}
+COLUMNS = (
+    *("run", "label", "series", "color", "depth", "seed", "training_set"),
+    *("measure", "of", "place", "value"),
+)
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, measure and place (layer, + ½ for its channel mixer; of: streams, or whose parameters)."""
+    rows = with_series(measured(results, MEASURES).dropna(subset=["run"]))
+    streams = rows["measure"] == "stream_gradient"
+    half = 0.5 * (rows["part"] == "channel")
+    rows = rows.assign(place=rows["layer"] + half.where(streams, 0), of=rows["part"].mask(streams, "streams"))
+    return rows.sort_values(["depth", "series", "seed", "place"])[list(COLUMNS)].reset_index(drop=True)
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """A row a gradient, a column a depth, a line a series; log scale. table: COLUMNS."""
+    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    shown = [key for key in PANELS if ((table["measure"] == key[0]) & (table["of"] == key[1])).any()]
+    figure, grid = depth_panels(table, len(shown), 1.9)
+    for (measure, of), line in zip(shown, grid, strict=True):
+        for depth, axes in zip(depths_shown(table), line, strict=True):
+            here = table[(table["measure"] == measure) & (table["of"] == of) & (table["depth"] == depth)]
+            every = max(1, here["place"].nunique() // 8)
+            for series, rows in here.groupby("series"):
+                draw_line(axes, over_seeds(rows, "place"), styles[series], series, markevery=every)
+        line[0].set_ylabel(f"‖{PANELS[measure, of]}‖\n(nats/token per unit)", fontsize=8.5)
+        log_gains(line[0])
+    for axes in grid[-1]:
+        axes.set_xlabel("layer (from 0)")
+    legend_below(figure, legend_lines(styles, styles))
+    return figure
+
+
+def first_to_last(table: pd.DataFrame) -> pd.Series:
+    """By (series, depth): the stream gradient before the first sub-block over that after the last, mean over seeds."""
+    streams = table[table["of"] == "streams"].sort_values("place")
+    ends = streams.groupby(["series", "depth", "run"])["value"].agg(["first", "last"])
+    return (ends["first"] / ends["last"]).groupby(["series", "depth"]).mean()
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What is differentiated, and how much gradients grow from the last layer to the first."""
+    told = []
+    for series, ratios in first_to_last(table).groupby("series"):
+        told.append(
+            f"{series} {', '.join(f'{ratio:.3g} ({depth} layers)' for (_, depth), ratio in ratios.items())}"
+        )
+    growth = (
+        f"Stream gradient before the first sub-block over that at the end: {'; '.join(told)}. "
+        if told
+        else ""
+    )
+    return (
+        "Norms of the gradient of the mean loss on held-out text, with respect to all streams of the batch before a "
+        "sub-block (mixer at the layer, channel mixer half a layer later, last point: before the head) and to the "
+        "parameters of each mixer and channel mixer, its norm and residual coefficients included; "
+        f"{band_text(table)}. {growth}{left_out_text(table)}{provenance(table)}"
+    )

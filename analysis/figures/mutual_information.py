@@ -1,0 +1,113 @@
+"""How much a router's choice says about the token: mutual information, against chance and against frequency."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from analysis.measured import band_text, draw_line, over_seeds, provenance
+from analysis.results import Results
+from analysis.routed import mutual_information, routed
+from analysis.style import INK, Look, legend_below, looks, panels, styled
+
+COLUMNS = (
+    *("run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"),
+    *("measure", "value"),
+)
+MEASURES = {"token": "-", "frequency": (0, (5, 1.6)), "shuffled": (0, (1.2, 1.2))}
+SHUFFLES = 4
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, layer, head and measure: `information` of that head's assignments, and their entropy."""
+    rows = routed(results, "assignments")
+    place = ["run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"]
+    found = [
+        {**dict(zip(place, key, strict=True)), "measure": measure, "value": value}
+        for key, group in rows.groupby(place, sort=False, dropna=False)
+        for measure, value in information(group["choice"], group["token"], group["count"]).items()
+    ]
+    return pd.DataFrame(found, columns=list(COLUMNS))
+
+
+def information(choices: pd.Series, tokens: pd.Series, counts: pd.Series) -> dict[str, float]:
+    """Of n_ct times that token t got choice c, N in all, in nats.
+
+        token      I(C; T) = Σ_ct n_ct/N · ln(n_ct·N / (n_c·n_t))
+        frequency  the same with floor(log2 n_t) in place of t: what a token's frequency alone tells of its choice;
+                   never above `token`
+        shuffled   the same as `token`, choices dealt out anew among the N occurrences (n_c and n_t stay), mean of
+                   SHUFFLES: what would show if the choice had nothing to do with the token, as N is finite
+        entropy    H(C) = −Σ_c n_c/N · ln(n_c/N): the most there can be
+
+    choices, tokens, counts: a row a pair, int64. The shuffles are the same at every call.
+    """
+    _, choice = np.unique(choices.to_numpy("int64"), return_inverse=True)
+    _, token = np.unique(tokens.to_numpy("int64"), return_inverse=True)
+    count = counts.to_numpy("int64")
+    frequency = np.floor(np.log2(np.bincount(token, count))).astype("int64")[token]
+    occurrences, random = np.repeat(token, count), np.random.default_rng(0)
+    dealt = np.repeat(choice, count)
+    shuffled = [mutual_information(random.permutation(dealt), occurrences) for _ in range(SHUFFLES)]
+    return {
+        "token": mutual_information(choice, token, count),
+        "frequency": mutual_information(choice, frequency, count),
+        "shuffled": float(np.mean(shuffled)),
+        "entropy": mutual_information(choice, choice, count),
+    }
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """A panel a router: by layer, the mean over heads of token (dots: heads), frequency and shuffled.
+
+    table: COLUMNS.
+    """
+    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    figure, grid = panels(len(styles), 1, 1.95, sharex=True)
+    for series, (axes,) in zip(styles, grid, strict=True):
+        rows = table[table["series"] == series]
+        _draw(axes, rows, styles[series])
+        axes.set_title(series)
+        axes.set_ylabel("information\n(nats)")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid[-1][0].set_xlabel("layer (from 0)")
+    names = ("of choice and token", "of choice and token frequency", "choices shuffled")
+    handles = [
+        Line2D([], [], color=INK, linestyle=line, label=name)
+        for line, name in zip(MEASURES.values(), names, strict=True)
+    ]
+    legend_below(figure, handles)
+    return figure
+
+
+def _draw(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
+    heads = rows[rows["measure"] == "token"].groupby(["layer", "head"])["value"].mean().reset_index()
+    dots = {"color": look.color, "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
+    axes.plot(heads["layer"].astype("float64"), heads["value"], "o", label="_heads", **dots)
+    for measure, linestyle in MEASURES.items():
+        spread = over_seeds(rows[rows["measure"] == measure], "layer")
+        marker = look.marker if measure == "token" else ""
+        draw_line(axes, spread, look, measure, linestyle=linestyle, marker=marker)
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What is compared with what, and the means."""
+    told = []
+    for series, rows in table.groupby("series", sort=False):
+        mean = rows.groupby("measure")["value"].mean()
+        told.append(
+            f"{series}: {mean['token']:.3f} of at most {mean['entropy']:.3f} nats (the entropy of the choices), "
+            f"by frequency alone {mean['frequency']:.3f}, shuffled {mean['shuffled']:.3f}"
+        )
+    return (
+        "Mutual information of a token's kind and its first choice on held-out text, in nats: mean over heads "
+        f"({band_text(table)}); dots: single heads. Dashed: with the token replaced by its frequency, rounded down "
+        "to a power of two; dotted: choices dealt out anew among the tokens, what so few tokens show by chance. "
+        f"Mean over layers and heads: {'; '.join(told)}. {provenance(table)}"
+    )

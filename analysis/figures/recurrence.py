@@ -1,0 +1,101 @@
+"""What a recurrent state holds: its norm and rank while it reads, and how long it remembers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.measured import (
+    all_looks,
+    band_text,
+    doubling_axis,
+    draw_line,
+    legend_lines,
+    measured,
+    over_seeds,
+    present,
+    provenance,
+)
+from analysis.results import Results
+from analysis.style import Look, legend_below, new_figure, styled
+
+MEASURES = ("state_norm", "state_rank", "decay_half_life")
+UNITS = {"state_norm": "norm of the state", "state_rank": "effective rank"}
+LOW, MEDIAN, HIGH = 0.1, 0.5, 0.9
+COLUMNS = (
+    *("run", "label", "color", "seed", "training_set", "layer", "head"),
+    *("measure", "end", "value"),
+)
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, layer, head and end: tokens seen, or the quantile of a half-life (in tokens)."""
+    rows = measured(results, MEASURES)
+    return rows[rows["run"].isna() | rows["axis"].isin(("position", "quantile"))][list(COLUMNS)]
+
+
+def half_lives(rows: pd.DataFrame) -> pd.DataFrame:
+    """Median over heads and seeds of each quantile: layer by quantile; what never decays is infinite."""
+    return rows.pivot_table(index="layer", columns="end", values="value", aggfunc="median").round(12)
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """Norm and rank against tokens seen, half-life by layer. table: COLUMNS."""
+    labels, styles = present(table), all_looks(table)
+    shown = [name for name in MEASURES if (table["measure"] == name).any()]
+    figure, grid = new_figure(2.1 * len(shown) + 0.4, rows=len(shown))
+    for measure, axes in zip(shown, grid, strict=True):
+        for label in labels:
+            rows = table[(table["measure"] == measure) & (table["label"] == label)]
+            if measure == "decay_half_life":
+                _draw_half_lives(axes, half_lives(rows), styles[label], label)
+            else:
+                draw_line(axes, over_seeds(rows, "end"), styles[label], label)
+        if measure == "decay_half_life":
+            axes.set(xlabel="layer (from 0)", ylabel="half-life (tokens)", yscale="log")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_title("memory: median, band from the 10 % to the 90 % quantile")
+        else:
+            seen = table.loc[table["measure"] == measure, "end"]
+            doubling_axis(axes, seen.min(), seen.max())
+            axes.set(xlabel="tokens seen", ylabel=UNITS[measure])
+            axes.set_ylim(bottom=0)
+    legend_below(figure, legend_lines(styles, labels))
+    return figure
+
+
+def _draw_half_lives(axes: Axes, quantiles: pd.DataFrame, look: Look, label: str) -> None:
+    if quantiles.empty:
+        return
+    x = quantiles.index.to_numpy("float64")
+    finite = quantiles.where(np.isfinite(quantiles))
+    axes.fill_between(x, finite[LOW], finite[HIGH], color=look.color, alpha=0.15, linewidth=0)
+    style = {"linestyle": look.linestyle, "marker": look.marker, "markersize": 4}
+    axes.plot(x, finite[MEDIAN], color=look.color, label=label, **style)
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What norm, rank and half-life are, and their values at the end."""
+    told = []
+    for label in present(table):
+        rows = table[table["label"] == label]
+        ranks, lives = (rows[rows["measure"] == name] for name in ("state_rank", "decay_half_life"))
+        parts = []
+        if not ranks.empty:
+            last = ranks["end"].max()
+            parts.append(
+                f"rank {ranks.loc[ranks['end'] == last, 'value'].mean():.3g} after {last:,.0f} tokens"
+            )
+        if not lives.empty:
+            parts.append(f"median half-life {half_lives(lives)[MEDIAN].median():.3g} tokens")
+        told.append(f"{label}: {', '.join(parts)}")
+    return (
+        "Frobenius norm and effective rank (exponential of the entropy of the normalised singular values) of the "
+        f"state, mean over layers, heads and, where there are several, memories ({band_text(table)}); half-life: "
+        "tokens after which a decay has halved what is stored, quantiles over tokens and channels, median over heads "
+        f"and seeds. {'; '.join(told)}. {provenance(table)}"
+    )

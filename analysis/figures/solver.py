@@ -1,0 +1,67 @@
+"""How exactly conjugate gradients solve for what a memory answers, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.measured import measured, provenance
+from analysis.results import Results
+from analysis.style import panels, styled
+
+COLUMNS = ("run", "label", "color", "seed", "training_set", "layer", "head", "solver_step", "value")
+SHADES = "cividis_r"
+NAMED = 8
+"""So many layers have room in the legend."""
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, layer, head and number of steps done: the relative residual, mean over tokens."""
+    rows = measured(results, ("cg_residual",)).dropna(subset=["run"])
+    return rows.assign(solver_step=rows["start"].astype("int64"))[list(COLUMNS)]
+
+
+def residuals(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean over heads and seeds: steps by layer."""
+    return rows.pivot_table(index="solver_step", columns="layer", values="value", aggfunc="mean")
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """A panel a model, a line a layer, light (first) to dark (last); log scale. table: COLUMNS."""
+    labels = list(table["label"].unique())
+    figure, grid = panels(len(labels), 1, 2.6, sharex=True, sharey=True)
+    layers = sorted(int(layer) for layer in table["layer"].unique())
+    shades = colormaps[SHADES](np.linspace(0.15, 1, len(layers)))
+    shade = dict(zip(layers, shades, strict=True))
+    for label, (axes,) in zip(labels, grid, strict=True):
+        found = residuals(table[table["label"] == label])
+        for layer in found:
+            axes.plot(
+                found.index, found[layer], color=shade[int(layer)], linewidth=1.5, label=f"layer {layer}"
+            )
+        axes.set(yscale="log", ylabel="relative residual")
+        axes.set_title(label)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    grid[-1][0].set_xlabel("steps of conjugate gradients")
+    lines = grid[0][0].get_lines()
+    figure.legend(handles=lines[:: -(-len(lines) // NAMED)], loc="outside right upper", handlelength=1.4)
+    return figure
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What the residual is, and how small it gets."""
+    told = []
+    for label, rows in table.groupby("label", sort=False):
+        found = residuals(rows)
+        worst = found.iloc[-1].max()
+        told.append(
+            f"{label}: at most {worst:.2g} after {found.index[-1]} steps (layer {found.iloc[-1].idxmax()})"
+        )
+    return (
+        "‖q − (H + Λ)x‖ / ‖q‖ after so many steps, mean over tokens, heads and seeds; 0 steps: the start value. "
+        f"{'; '.join(told)}. {provenance(table)}"
+    )

@@ -1,0 +1,76 @@
+"""How many of the n dimensions the residual streams use: energy and error of r principal directions."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.depths import deepest, with_series
+from analysis.errors import NoData
+from analysis.measured import band_text, draw_line, legend_lines, measured, over_seeds, provenance
+from analysis.results import Results
+from analysis.style import legend_below, looks, panels, styled
+
+PANELS = {"stream_energy": "share of energy", "stream_error": "relative error"}
+PLACES = ("after layer 0", "half way", "before the head")
+COLUMNS = (
+    *("run", "label", "series", "color", "depth", "seed", "training_set"),
+    *("place", "layer", "rank", "measure", "value"),
+)
+
+
+def table(results: Results) -> pd.DataFrame:
+    """A row per run, place and rank r; of each series its deepest model with several streams."""
+    rows = measured(results, tuple(PANELS)).dropna(subset=["run"])
+    rows = rows[rows["part"].isin(("mixer", "head")) & (rows.groupby("run")["end"].transform("max") > 1)]
+    if rows.empty:
+        raise NoData("every probed model has one residual stream: it has one direction")
+    rows = deepest(with_series(rows))
+    rows = pd.concat([rows[rows["layer"] == layer].assign(place=place) for place, layer in _layers(rows)])
+    rows = rows.assign(rank=rows["end"].astype("int64"))
+    return rows.sort_values(["series", "seed", "place", "rank"])[list(COLUMNS)].reset_index(drop=True)
+
+
+def _layers(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
+    """Each place with the layer whose input it is, by row; what comes after the last layer counts as one more."""
+    depth = rows["depth"].astype("Int64")
+    return list(zip(PLACES, (depth.clip(upper=1), (depth // 2).clip(lower=1), depth), strict=True))
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """Above energy, below error (log scale; 0 with all directions), against r; a column a place. table: COLUMNS."""
+    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    figure, grid = panels(len(PANELS), len(PLACES), 1.95, sharex=True, sharey="row")
+    for (measure, unit), line in zip(PANELS.items(), grid, strict=True):
+        for place, axes in zip(PLACES, line, strict=True):
+            here = table[(table["measure"] == measure) & (table["place"] == place)]
+            if measure == "stream_error":
+                here = here[here["rank"] < here.groupby("run")["rank"].transform("max")]
+            for series, rows in here.groupby("series"):
+                draw_line(axes, over_seeds(rows, "rank"), styles[series], series)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        line[0].set_ylabel(f"{unit}\n(0 to 1)")
+    for place, axes in zip(PLACES, grid[0], strict=True):
+        axes.set_title(place)
+    grid[1][0].set_yscale("log")
+    for axes in grid[-1]:
+        axes.set_xlabel("directions r")
+    legend_below(figure, legend_lines(styles, styles))
+    return figure
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What the directions are, and how much the first one holds at the end."""
+    last = table[
+        (table["place"] == PLACES[-1]) & (table["rank"] == 1) & (table["measure"] == "stream_energy")
+    ]
+    told = [
+        f"{series} {100 * share:.1f} %" for series, share in last.groupby("series")["value"].mean().items()
+    ]
+    return (
+        "Streams x in R^n of all tokens and channels, rebuilt from their r leading principal directions (uncentred): "
+        f"share of Σ‖x‖² kept, and √(1 − share), which is 0 with all n; {band_text(table)}. Each scheme at its "
+        f"greatest depth. In one direction before the head: {', '.join(told)}. {provenance(table)}"
+    )

@@ -1,0 +1,73 @@
+"""What routers did, beside what a figure needs to know of their runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.comparison import unique_seeds
+from analysis.errors import NoData
+from analysis.measured import OF_RUN
+from analysis.probes import advice
+from analysis.results import Results
+from analysis.style import PALETTE
+
+PREFERRED = ("hypergraph", "mom", "moe")
+NOUNS = {"hypergraph": "timeline", "mom": "memory"}
+"""What a router of a mixer chooses between; of others: expert."""
+
+
+def noun(block: str) -> str:
+    """ "timeline", "memory" or "expert"."""
+    return NOUNS.get(block, "expert")
+
+
+def routed(results: Results, name: str) -> pd.DataFrame:
+    """Rows of "routes" or "assignments" with OF_RUN, of each setting and seed one run, and `series` (`with_blocks`).
+
+    Raises NoData if no run has such rows.
+    """
+    rows = results.table(name)
+    if rows.empty:
+        raise NoData(f"no run has probes/{name}.parquet; {advice(results.runs)}")
+    runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
+    return with_blocks(rows.merge(runs[list(OF_RUN)], on=["experiment", "run"]))
+
+
+def with_blocks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Adds `series`: the label, and the block too where a model has several that route."""
+    several = rows.groupby("label")["block"].transform("nunique") > 1
+    return rows.assign(series=rows["label"].where(~several, rows["label"] + ", " + rows["block"]))
+
+
+def one_model(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one router of one run: the first label with the first of PREFERRED that there is, its lowest seed."""
+    known = [block for block in PREFERRED if (rows["block"] == block).any()]
+    rows = rows[rows["block"] == (known[0] if known else rows["block"].iloc[0])]
+    rows = rows[rows["label"] == sorted(rows["label"].unique())[0]]
+    first = rows.sort_values("seed", kind="stable")["run"].iloc[0]
+    return rows[rows["run"] == first]
+
+
+def choice_colors(choices: pd.Series) -> dict[int, str]:
+    """A colour a choice; of more than there are colours, the commonest have their own and the rest the last one."""
+    found = sorted(int(choice) for choice in choices.unique())
+    if len(found) > len(PALETTE):
+        common = [int(choice) for choice in choices.value_counts().index]
+        found = [*sorted(common[: len(PALETTE) - 1]), *sorted(common[len(PALETTE) - 1 :])]
+    return {choice: PALETTE[min(place, len(PALETTE) - 1)] for place, choice in enumerate(found)}
+
+
+def mutual_information(choices: np.ndarray, kinds: np.ndarray, counts: np.ndarray | None = None) -> float:
+    """I(C; K) = Σ_ck n_ck/N · ln(n_ck·N / (n_c·n_k)) in nats, of the counted pairs themselves (plug-in).
+
+    choices, kinds: [P] integers ≥ 0; counts: [P] how often the pair occurs (None: once), repeated pairs add up.
+    The plug-in estimate is never below 0, and above the truth by about (|C| − 1)(|K| − 1)/2N.
+    """
+    counts = np.ones(len(choices)) if counts is None else counts
+    n_kinds = int(kinds.max()) + 1
+    joint = np.bincount(choices * n_kinds + kinds, counts, minlength=(int(choices.max()) + 1) * n_kinds)
+    joint = joint.reshape(-1, n_kinds) / counts.sum()
+    free = joint.sum(1, keepdims=True) * joint.sum(0)
+    there = joint > 0
+    return max(0.0, float((joint[there] * np.log(joint[there] / free[there])).sum()))
