@@ -6,8 +6,18 @@ A measure is a class in one of this package's files, registered by `@register`; 
 and returns rows. Adding one is adding a class; the columns of `Row` are the table's.
 """
 
-from zoo.probes import attention, recurrence, residual, routing
+from zoo.probes import attention, recurrence, residual, routing, solver
 from zoo.probes.measure import Measure, measure, registered
 from zoo.probes.rows import Row
 
-__all__ = ["Measure", "Row", "attention", "measure", "recurrence", "registered", "residual", "routing"]
+__all__ = [
+    "Measure",
+    "Row",
+    "attention",
+    "measure",
+    "recurrence",
+    "registered",
+    "residual",
+    "routing",
+    "solver",
+]
