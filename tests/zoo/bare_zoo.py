@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-NAME = "bare_zoo"
+NAME = "zoo_without_probes"
 
 
 def load(folder: Path) -> ModuleType:
