@@ -10,7 +10,7 @@ from kernels.ops.hyper_pre import hyper_pre
 from kernels.ops.indexer_kl import indexer_kl
 from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
 from kernels.ops.memory_mixture import memory_mixture
-from kernels.ops.mesa import mesa
+from kernels.ops.mesa import mesa, mesa_residuals
 from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
 from kernels.ops.path_attention import path_attention
 from kernels.ops.rms_linear import rms_linear
@@ -33,6 +33,7 @@ __all__ = [
     "lightning_topk",
     "memory_mixture",
     "mesa",
+    "mesa_residuals",
     "nsa_attention",
     "nsa_blocks",
     "path_attention",

@@ -17,7 +17,8 @@ gradient. The kinds, and the tensors in each (B sequences of T tokens, H heads):
     selection   selected bool [B, H, T, T]: which tokens a query may read, and, where the block learns to find what
                 full attention would look at, that attention: dense [B, H, T, T]
     routing     probabilities [B, T, H, E] and choices int64 [B, T, H, k], best first; one head where heads share
-    recurrence  states [B, P, M, H, K, V] after `ends` int64 [P] tokens, in M memories; log_decay [B, T, M, H, K or 1]
+    recurrence  states [B, P, M, H, K, V] after `ends` int64 [P] tokens, in M memories; log_decay [B, T, M, H, K or 1],
+                NaN where a token leaves a memory alone
     solver      residuals [steps + 1, B, T, H]: ‖q − (H + Λ)x‖ / ‖q‖ after so many steps
 """
 

@@ -97,9 +97,8 @@ def test_only_negative_eigenvalues_can_count_modulo_two():
         stored = torch.zeros(1, 1, D, D, dtype=torch.float64)
         stored[..., 0, 0], state = 1.0, []
         for token in x.unbind(1):
-            _, stored = m._delta(
-                token[:, None], qkv.expand(1, 1, -1), initial_state=stored, output_final_state=True
-            )
+            inputs = m._inputs(token[:, None], qkv.expand(1, 1, -1))
+            _, stored = kernels.delta_rule(*inputs, initial_state=stored, output_final_state=True)
             state.append(stored[0, 0, 0, 0])
         signs = torch.tensor([-1.0, 1.0], dtype=torch.float64).repeat(32)
         torch.testing.assert_close(torch.stack(state), wanted * signs, rtol=0, atol=1e-3)

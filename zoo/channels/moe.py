@@ -14,6 +14,7 @@ from zoo.errors import UserError
 from zoo.experts import LoadBalance, order_by_expert
 from zoo.mixer import Aux
 from zoo.modules import INIT_STD, Dims, fp32_linear, output_std
+from zoo.probe import Values
 from zoo.registry import register_channel
 
 
@@ -82,6 +83,8 @@ class MoE(Channel):
         weights = affinity.gather(-1, chosen)
         if self.config.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
+        if ctx is not None:
+            ctx.show("routing", lambda: _shown(affinity, chosen))
         y = self._routed(x, chosen, self.config.scale * weights)
         if self.shared is not None:
             y = y + self.shared(x)[0]
@@ -115,6 +118,12 @@ def expert_hidden(config: MoEConfig, d_model: int) -> int:
     if config.hidden is not None:
         return config.hidden
     return -(-default_hidden(d_model) // (8 * (config.top_k + config.n_shared))) * 8
+
+
+def _shown(affinity: Tensor, chosen: Tensor) -> Values:
+    """What a probe sees of the routing, one head: the affinities' shares, and the chosen experts, best first."""
+    shares = affinity / affinity.sum(-1, keepdim=True)
+    return {"probabilities": shares.unsqueeze(2), "choices": chosen.unsqueeze(2)}
 
 
 def _check(config: MoEConfig) -> None:

@@ -12,6 +12,7 @@ from zoo.decay import LogDecay
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, OutputProjection, RMSNorm, fp32_linear, head_width, l2norm
+from zoo.recurrence import recurrence
 from zoo.registry import register_mixer
 
 
@@ -82,8 +83,10 @@ class KDA(Mixer):
         self.o_proj = OutputProjection(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
-        y, _ = self._delta(x, self.convolution(self.qkv_proj(x), ctx), cu_seqlens=ctx.cu_seqlens)
-        return y, {}
+        inputs = self._inputs(x, self.convolution(self.qkv_proj(x), ctx))
+        o, _ = kernels.delta_rule(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        self._show(ctx, inputs)
+        return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         wide = torch.promote_types(dtype, torch.float32)
@@ -93,16 +96,27 @@ class KDA(Mixer):
 
     def step(self, x: Tensor, state: KDAState) -> tuple[Tensor, KDAState]:
         qkv, convolution = self.convolution.step(self.qkv_proj(x), state.convolution)
-        y, memory = self._delta(x[:, None], qkv[:, None], initial_state=state.memory, output_final_state=True)
-        return y[:, 0], KDAState(memory, convolution)
+        x = x[:, None]
+        inputs = self._inputs(x, qkv[:, None])
+        o, memory = kernels.delta_rule(
+            *inputs, initial_state=state.memory, output_final_state=True, backend=self.backend
+        )
+        return self._out(o, x)[:, 0], KDAState(memory, convolution)
 
-    def _delta(self, x: Tensor, qkv: Tensor, **options) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, D] and the convolved q, k, v [B, T, 3D] -> y [B, T, D] and S after the last token."""
+    def _inputs(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, ...]:
+        """x [B, T, D] and the convolved q, k, v [B, T, 3D] -> q, k, v, g, β of the delta rule."""
         q, k, v = qkv.unflatten(-1, (3, self.heads, self.width)).unbind(-3)
-        g, beta = self._gates(x)
-        o, memory = kernels.delta_rule(l2norm(q), l2norm(k), v, g, beta, backend=self.backend, **options)
+        return l2norm(q), l2norm(k), v, *self._gates(x)
+
+    def _out(self, o: Tensor, x: Tensor) -> Tensor:
         gate = torch.sigmoid(self.gate_up(self.gate_down(x)))
-        return self.o_proj(self.o_norm(o).flatten(-2) * gate), memory
+        return self.o_proj(self.o_norm(o).flatten(-2) * gate)
+
+    def _show(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
+        def states(*part: Tensor) -> Tensor:
+            return kernels.delta_rule(*part, output_final_state=True, backend=self.backend)[1].unsqueeze(1)
+
+        ctx.show("recurrence", lambda: recurrence(ctx, states, inputs, log_decay=inputs[3].unsqueeze(2)))
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """g [B, T, H, K] and β [B, T, H], in at least fp32."""

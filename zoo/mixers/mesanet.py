@@ -12,6 +12,7 @@ from zoo.context import Context
 from zoo.convolution import ShortConvolution
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, OutputProjection, RMSNorm, at_least_one, fp32_linear, head_width, l2norm
+from zoo.recurrence import recurrence
 from zoo.registry import register_mixer
 
 LAMBDA_FLOOR = 0.25
@@ -93,8 +94,10 @@ class MesaNet(Mixer):
         qkv = self._projections(x)
         for name, convolution in self.convolutions.items():
             qkv[name] = convolution(qkv[name], ctx)
-        y, _ = self._mesa(x, qkv, cu_seqlens=ctx.cu_seqlens)
-        return y, {}
+        inputs = self._inputs(x, qkv)
+        o, _ = self._mesa(inputs, cu_seqlens=ctx.cu_seqlens)
+        self._show(ctx, inputs)
+        return self._out(o), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         h_kk = torch.zeros(
@@ -115,26 +118,44 @@ class MesaNet(Mixer):
         qkv, after = self._projections(x), {}
         for name, convolution in self.convolutions.items():
             qkv[name], after[name] = convolution.step(qkv[name], state.convolutions[name])
-        y, (h_kk, h_kv) = self._mesa(
-            x[:, None],
-            {name: part[:, None] for name, part in qkv.items()},
-            initial_state=(state.h_kk, state.h_kv),
-            output_final_state=True,
+        qkv = {name: part[:, None] for name, part in qkv.items()}
+        o, memories = self._mesa(
+            self._inputs(x[:, None], qkv), initial_state=(state.h_kk, state.h_kv), output_final_state=True
         )
-        return y[:, 0], MesaState(h_kk, h_kv, after)
+        return self._out(o)[:, 0], MesaState(*memories, after)
 
     def _projections(self, x: Tensor) -> dict[str, Tensor]:
         return {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
 
-    def _mesa(self, x: Tensor, qkv: dict[str, Tensor], **options):
-        """x and q, k, v [B, T, D] -> y [B, T, D] and the states."""
+    def _inputs(self, x: Tensor, qkv: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """x and q, k, v [B, T, D] -> what the mesa layer takes of every token: q, k, v, g, β."""
         q, k, v = (qkv[name].unflatten(-1, (self.heads, self.width)) for name in "qkv")
-        g, beta = self._gates(x)
-        lamb = LAMBDA_FLOOR + F.softplus(self.lamb)
-        o, state = kernels.mesa(
-            l2norm(q), l2norm(k), v, g, beta, lamb, cg_steps=self.cg_steps, backend=self.backend, **options
-        )
-        return self.o_proj(self.o_norm(o).flatten(-2)), state
+        return l2norm(q), l2norm(k), v, *self._gates(x)
+
+    def _mesa(self, inputs: tuple[Tensor, ...], **options):
+        """o [B, T, H, K], and H, G where asked for."""
+        options = {"cg_steps": self.cg_steps, "backend": self.backend, **options}
+        return kernels.mesa(*inputs, self._lamb(), **options)
+
+    def _lamb(self) -> Tensor:
+        return LAMBDA_FLOOR + F.softplus(self.lamb)
+
+    def _out(self, o: Tensor) -> Tensor:
+        return self.o_proj(self.o_norm(o).flatten(-2))
+
+    def _show(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
+        q, k, _, g, beta = inputs
+
+        def states(*part: Tensor) -> Tensor:
+            _, (_, h_kv) = self._mesa(part, output_final_state=True, cg_steps=1)  # G needs no solution
+            return h_kv.unsqueeze(1)
+
+        def residuals() -> Tensor:
+            options = {"cg_steps": self.cg_steps, "cu_seqlens": ctx.cu_seqlens}
+            return kernels.mesa_residuals(q, k, g, beta, self._lamb(), **options)
+
+        ctx.show("recurrence", lambda: recurrence(ctx, states, inputs, log_decay=g[:, :, None, :, None]))
+        ctx.show("solver", lambda: {"residuals": residuals()})
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log γ and β, [B, T, H], in at least fp32."""

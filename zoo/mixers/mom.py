@@ -12,6 +12,7 @@ from zoo.decay import LogDecay
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, OutputProjection, RMSNorm, at_least_one, fp32_linear, l2norm
+from zoo.recurrence import recurrence
 from zoo.registry import register_mixer
 
 
@@ -89,8 +90,10 @@ class MoM(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         p, routes, weights = self._routes(x)
-        y, _ = self._memories(x, routes, weights, cu_seqlens=ctx.cu_seqlens)
-        return y, {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}
+        inputs = *self._inputs(x), routes, weights
+        o, _ = kernels.memory_mixture(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        self._show(ctx, p, inputs)
+        return self._out(o), {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         shape = (batch_size, self.memories + self.shared, self.heads, self.width, self.width)
@@ -99,8 +102,15 @@ class MoM(Mixer):
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         x = x[:, None]
         _, routes, weights = self._routes(x)
-        y, state = self._memories(x, routes, weights, initial_state=state, output_final_state=True)
-        return y[:, 0], state
+        o, state = kernels.memory_mixture(
+            *self._inputs(x),
+            routes,
+            weights,
+            initial_state=state,
+            output_final_state=True,
+            backend=self.backend,
+        )
+        return self._out(o)[:, 0], state
 
     def _routes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities [B, T, M]; the memories a token uses, the shared one last, and their weights [B, T, k (+1)]."""
@@ -115,28 +125,36 @@ class MoM(Mixer):
             routes, weights = F.pad(routes, (0, 1), value=self.memories), F.pad(weights, (0, 1), value=1.0)
         return p, routes, weights
 
-    def _memories(
-        self, x: Tensor, routes: Tensor, weights: Tensor, **options
-    ) -> tuple[Tensor, Tensor | None]:
-        """x [B, T, D] -> y [B, T, D] and the memories after the last token."""
+    def _inputs(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x [B, T, D] -> q [B, T, H, K], and for every memory k, v, g, β."""
         q = l2norm(F.silu(self.q_proj(x)).unflatten(-1, (self.heads, self.width)))
         k, v = (F.silu(p(x)).unflatten(-1, (-1, self.heads, self.width)) for p in (self.k_proj, self.v_proj))
         beta, raw = (
             fp32_linear(x, p.weight).unflatten(-1, (-1, self.heads))
             for p in (self.beta_proj, self.decay_proj)
         )
-        o, state = kernels.memory_mixture(
-            q,
-            l2norm(k),
-            v,
-            self.decay(raw),
-            self.top_beta * torch.sigmoid(beta),
-            routes,
-            weights,
-            backend=self.backend,
-            **options,
-        )
-        return self.o_proj(self.o_norm(o).flatten(-2)), state
+        return q, l2norm(k), v, self.decay(raw), self.top_beta * torch.sigmoid(beta)
+
+    def _out(self, o: Tensor) -> Tensor:
+        return self.o_proj(self.o_norm(o).flatten(-2))
+
+    def _show(self, ctx: Context, p: Tensor, inputs: tuple[Tensor, ...]) -> None:
+        """The shared memory is among the states, not among the routes. p [B, T, M]."""
+        g, routes = inputs[3], inputs[5]
+
+        def states(*part: Tensor) -> Tensor:
+            return kernels.memory_mixture(*part, output_final_state=True, backend=self.backend)[1]
+
+        def log_decay() -> Tensor:
+            used = F.one_hot(routes, g.shape[2]).sum(2).unsqueeze(-1)
+            return torch.where(used > 0, g, torch.nan).unsqueeze(-1)
+
+        def choices() -> Tensor:
+            return routes[..., : self.top_k].unsqueeze(2)
+
+        ctx.show("recurrence", lambda: recurrence(ctx, states, inputs, log_decay()))
+        if self.router is not None:
+            ctx.show("routing", lambda: {"probabilities": p.unsqueeze(2), "choices": choices()})
 
     def _balance(self, p: Tensor, routes: Tensor, ctx: Context) -> Tensor:
         named = F.one_hot(routes[..., : self.top_k], self.memories).to(p.dtype).sum(-2) / self.top_k

@@ -1,1 +1,40 @@
 """Where tokens are sent: loads, imbalance and certainty of routers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+
+from zoo.probe import Sight
+from zoo.probes.measure import Measure, register
+from zoo.probes.rows import Row, by_head
+
+
+@register
+class Routing(Measure):
+    """How evenly and how surely a router sends tokens to experts, memories or timelines. A head, nats throughout:
+
+    load              l_e, the share of the k·B·T assignments that e got, axis expert; Σ_e l_e = 1
+    imbalance         max_e l_e / mean_e l_e: 1 when balanced, E when one gets all
+    load_entropy      H(l), at most ln E
+    routing_entropy   the mean over tokens of H(p_t)
+    top_probability   the mean over tokens of p_t of the first choice
+    """
+
+    name = "routing"
+    kinds = ("routing",)
+
+    def see(self, sight: Sight) -> Iterator[Row]:
+        p, choices = sight.values["probabilities"].detach().double(), sight.values["choices"]
+        experts, tokens, assignments = p.shape[-1], p[:, :, 0, 0].numel(), choices[:, :, 0].numel()
+        load = F.one_hot(choices, experts).sum((0, 1, 3)).double() / assignments  # [H, E]
+        for e, share in enumerate(load.unbind(-1)):
+            yield from by_head(sight, "load", share, assignments, axis="expert", start=e, end=e + 1)
+        yield from by_head(sight, "imbalance", load.amax(-1) * experts, assignments)
+        yield from by_head(sight, "load_entropy", torch.special.entr(load).sum(-1), assignments)
+        entropy = torch.special.entr(p).sum(-1).mean((0, 1))
+        yield from by_head(sight, "routing_entropy", entropy, tokens)
+        first = p.gather(-1, choices[..., :1]).mean((0, 1, 3))
+        yield from by_head(sight, "top_probability", first, tokens)

@@ -7,9 +7,10 @@ from torch import Tensor
 from kernels.checks import check_packed
 from kernels.dispatch import Operation, always, not_unasked
 from kernels.ops.mesa.reference import mesa_reference
+from kernels.ops.mesa.residuals import mesa_residuals
 from kernels.ops.mesa.torch_ops import mesa_torch
 
-__all__ = ["mesa"]
+__all__ = ["mesa", "mesa_residuals"]
 
 OPERATION = Operation("mesa")
 OPERATION.register("torch", mesa_torch, suits=always)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -59,15 +61,25 @@ def mesa_step(
 
     q, k [B, H, K]; v [B, H, V]; gamma, beta [B, H]; lamb [H, K]; h_kk [B, H, K, K]; h_kv [B, H, K, V].
     """
-    gamma, beta = gamma[..., None, None], beta[..., None, None]
-    h_kk = gamma * h_kk + beta * k[..., :, None] * k[..., None, :]
-    h_kv = gamma * h_kv + beta * k[..., :, None] * v[..., None, :]
+    h_kk, h_kv = write(h_kk, k, k, gamma, beta), write(h_kv, k, v, gamma, beta)
     x = conjugate_gradient(h_kk + torch.diag_embed(lamb), q, cg_steps)
     return (x[..., None, :] @ h_kv)[..., 0, :], (h_kk, h_kv)
 
 
+def write(state: Tensor, k: Tensor, y: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    """γ·S + β·k·yᵀ: state [B, H, K, Y]; k [B, H, K]; y [B, H, Y]; gamma, beta [B, H]."""
+    return gamma[..., None, None] * state + beta[..., None, None] * k[..., :, None] * y[..., None, :]
+
+
 def conjugate_gradient(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """a⁻¹·b for positive definite a [..., K, K], b [..., K]: at most `steps` steps from 0.
+    """a⁻¹·b for positive definite a [..., K, K], b [..., K], after `steps` steps."""
+    for x in iterates(a, b, steps):
+        solution = x
+    return solution
+
+
+def iterates(a: Tensor, b: Tensor, steps: int) -> Iterator[Tensor]:
+    """What conjugate gradients have for a⁻¹·b before the first step, 0, and after each.
 
     Preconditioned by the diagonal. A residual far below rounding counts as 0: its ratios are noise.
     """
@@ -76,6 +88,7 @@ def conjugate_gradient(a: Tensor, b: Tensor, steps: int) -> Tensor:
     p = z = r / diagonal
     rz = _dot(r, z)
     enough = rz.detach() * (0.01 * torch.finfo(b.dtype).eps) ** 2
+    yield x
     for _ in range(steps):
         done = rz <= enough
         ap = (a @ p[..., None])[..., 0]
@@ -84,7 +97,7 @@ def conjugate_gradient(a: Tensor, b: Tensor, steps: int) -> Tensor:
         z = r / diagonal
         rz, old = _dot(r, z), rz
         p = z + _ratio(rz, old, done) * p
-    return x
+        yield x
 
 
 def _dot(x: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,51 @@
+"""How far the conjugate gradient of every token has come after every step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import without_autocast
+from kernels.ops.mesa.reference import iterates, write
+
+BLOCK = 64
+"""Tokens whose matrices are held, and solved, at a time."""
+
+
+def mesa_residuals(
+    q: Tensor,
+    k: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    cg_steps: int = 30,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """‖q_t − (H_t + Λ)·x‖ / ‖q_t‖ for what `mesa` has for (H_t + Λ)⁻¹·q_t after 0, 1 … cg_steps steps.
+
+    Arguments as in `kernels.mesa` -> [cg_steps + 1, B, T, H] in at least fp32; the first is 1, and all are 0 for
+    q = 0. For looking at the solver: every matrix H_t is written down.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    q, k, beta, lamb = (x.to(wide) for x in (q, k, beta, lamb))
+    gamma = g.to(wide).exp()
+    if cu_seqlens is not None:  # a sequence starts with nothing left
+        starts = cu_seqlens[:-1].long()
+        gamma = gamma.index_fill(1, starts[starts < q.shape[1]], 0)
+    h_kk = q.new_zeros(q.shape[0], *q.shape[2:], q.shape[3])
+    residuals = []
+    with without_autocast(q):
+        for part in zip(*(x.split(BLOCK, 1) for x in (q, k, gamma, beta)), strict=True):
+            matrices = []
+            for key, forget, strength in zip(*(x.unbind(1) for x in part[1:]), strict=True):
+                h_kk = write(h_kk, key, key, forget, strength)
+                matrices.append(h_kk + torch.diag_embed(lamb))
+            residuals.append(_relative(torch.stack(matrices, 1), part[0], cg_steps))
+    return torch.cat(residuals, 2)
+
+
+def _relative(a: Tensor, b: Tensor, steps: int) -> Tensor:
+    """‖b − a·x‖ / ‖b‖ of all iterates x: a [..., K, K], b [..., K] -> [steps + 1, ...]."""
+    left = [(b - (a @ x[..., None])[..., 0]).norm(dim=-1) for x in iterates(a, b, steps)]
+    return torch.stack(left) / b.norm(dim=-1).clamp_min(torch.finfo(b.dtype).tiny)

@@ -1,0 +1,102 @@
+"""Loads, imbalance and certainty of routers against counting; what the blocks show against their definitions."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from contract_cases import build, tokens
+from torch import Tensor
+
+from zoo import Context, ModelConfig
+from zoo.probe import Probe, Sight
+from zoo.probes import Row, measure
+from zoo.probes.routing import Routing
+
+
+def rows_by_key(rows: list[Row]) -> dict[tuple, Row]:
+    """Rows by measure, head and first value of the bucket; no two of them may be about the same."""
+    found = {(row.measure, row.head, row.start): row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def entropy(numbers: list[float]) -> float:
+    return -sum(x * math.log(x) for x in numbers if x > 0)
+
+
+def counted(p: Tensor, choices: Tensor) -> dict[tuple, tuple[float, int]]:
+    """Value and count of every row, from loops over batch, tokens and heads."""
+    (batch, time, heads, experts), k = p.shape, choices.shape[-1]
+    places = [(b, t) for b in range(batch) for t in range(time)]
+    out = {}
+    for h in range(heads):
+        named = Counter(e for b, t in places for e in choices[b, t, h].tolist())
+        load = [named[e] / (len(places) * k) for e in range(experts)]
+        mean = sum(named.values()) / experts
+        out |= {("load", h, e): (load[e], len(places) * k) for e in range(experts)}
+        out["imbalance", h, None] = max(named.values()) / mean, len(places) * k
+        out["load_entropy", h, None] = entropy(load), len(places) * k
+        surprise = [entropy(p[b, t, h].tolist()) for b, t in places]
+        out["routing_entropy", h, None] = sum(surprise) / len(places), len(places)
+        best = [p[b, t, h, choices[b, t, h, 0]].item() for b, t in places]
+        out["top_probability", h, None] = sum(best) / len(places), len(places)
+    return out
+
+
+@pytest.mark.parametrize(("heads", "experts", "k"), [(1, 5, 2), (3, 4, 1)])
+def test_rows_are_what_counting_gives(heads, experts, k):
+    generator = torch.Generator().manual_seed(heads)
+    p = torch.softmax(3 * torch.randn(2, 7, heads, experts, generator=generator), -1).double()
+    p[0, 0, 0] = torch.eye(experts)[1]  # zeros among the probabilities
+    choices = p.topk(k, -1).indices % (experts - 1)  # one expert has no load
+    sight = Sight("routing", {"probabilities": p, "choices": choices}, 0, "mixer", "hypergraph")
+    rows = rows_by_key(list(Routing().see(sight)))
+    wanted = counted(p, choices)
+    assert rows.keys() == wanted.keys()
+    for key, (value, count) in wanted.items():
+        assert rows[key].value == pytest.approx(value, abs=1e-12), key
+        assert rows[key].count == count, key
+    assert all(row.axis == ("expert" if row.measure == "load" else "") for row in rows.values())
+
+
+def routing_of(config: ModelConfig) -> tuple[dict[tuple[str, str], Sight], dict[str, Tensor], list[Row]]:
+    """What the model shows, the normalised input of every sub-block of its one layer, and its rows."""
+    model, batch = build(config).eval(), tokens(2, 9)
+    layer, sights, inputs = model.layers[0], {}, {}
+    for part in ("mixer", "channel"):
+        getattr(layer, part).register_forward_pre_hook(
+            lambda _, args, part=part: inputs.update({part: args[0].detach()})
+        )
+    look = Probe(lambda sight: sights.update({(sight.part, sight.block): sight}), {"routing"})
+    model(batch, Context.of(batch, probe=look))
+    weights = {part: getattr(layer, part).router.weight.detach() for part in ("mixer", "channel")}
+    scores = {part: inputs[part] @ weights[part].T for part in weights}
+    return sights, scores, measure(model, batch, names={"routing"})
+
+
+def test_memories_and_experts_show_what_their_routers_decide():
+    config = ModelConfig(pattern="O", depth=1, d_model=12, n_heads=2)
+    config.channel.name = "moe"
+    config.channel.moe.n_experts = 5
+    sights, scores, rows = routing_of(config)
+    shares = {
+        "mixer": torch.softmax(scores["mixer"], -1),
+        "channel": torch.sigmoid(scores["channel"]) / torch.sigmoid(scores["channel"]).sum(-1, keepdim=True),
+    }
+    assert set(sights) == {("mixer", "mom"), ("channel", "moe")}
+    for (part, _), sight in sights.items():
+        p, choices = sight.values["probabilities"], sight.values["choices"]
+        torch.testing.assert_close(p, shares[part].unsqueeze(2), rtol=0, atol=1e-12)
+        for place, ranked in zip(p.flatten(0, 2).tolist(), choices.flatten(0, 2).tolist(), strict=True):
+            assert ranked == sorted(range(len(place)), key=lambda e, place=place: -place[e])[:2]
+        found = rows_by_key([row for row in rows if row.part == part])
+        assert found["imbalance", 0, None].value == pytest.approx(
+            counted(p, choices)["imbalance", 0, None][0]
+        )
+
+
+def test_one_memory_has_no_routing():
+    config = ModelConfig(pattern="O", depth=1, d_model=12, n_heads=2)
+    config.mixers.mom.n_memories = config.mixers.mom.top_k = 1
+    assert measure(build(config), tokens(1, 4), names={"routing"}) == []
