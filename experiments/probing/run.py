@@ -76,15 +76,14 @@ def _make(
     model, tokenizer = trained.model, trained.tokenizer
     text = functools.cache(lambda token: tokenizer.decode([token]))
     shown = sentence(split, tokenizer.bos_id, probe.map_tokens)
-    routed = -(-probe.routing_tokens // model.seq_len)
+    routes = looks.routes(model, shown)
+    windows, _ = spread(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
     return {
         "measures": [(trained.step, *row) for row in _measures(trained, split, probe, precision)],
         "maps": looks.maps(model, shown),
         "sentence": [(i, token, text(token)) for i, token in enumerate(shown[0].tolist())],
-        "routes": looks.routes(model, shown),
-        "assignments": looks.assignments(
-            model, spread(split, routed, model.seq_len)[0], probe.batch_size, text
-        ),
+        "routes": routes,
+        "assignments": looks.assignments(model, windows, probe.batch_size, text) if routes else [],
         "samples": list(samples(trained, probe)),
     }
 
