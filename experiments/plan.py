@@ -200,10 +200,11 @@ def _check_place(config: Config) -> None:
 def label(config: Config, letters: str) -> str:
     """What a legend calls this model: its preset, or its dominant mixer; and whatever departs from that.
 
-    Said are a layout or pattern of one's own, and a residual scheme or channel mixer that the preset does not have.
+    Said are a layout or pattern of one's own, and a residual scheme, a channel mixer or mixers' options that the
+    preset does not have.
     """
     preset, layout = config.model.preset, pattern.layout_name(letters)
-    extra = departures(config.model)
+    extra = departures(config.model, letters)
     if set(letters) == {"F"} and preset in (None, "transformer"):
         return " ".join(["transformer", *extra])
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset

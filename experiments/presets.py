@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from zoo import registry
 from zoo.config import ModelConfig, from_dict
 
 FOLDER = Path(__file__).resolve().parent.parent / "conf" / "model"
@@ -30,12 +31,23 @@ def overlay(name: str) -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}  # type: ignore[return-value]
 
 
-def departures(config: ModelConfig) -> list[str]:
-    """The residual scheme and channel mixer, where they are not those of the configuration's preset."""
-    defaults, preset = ModelConfig(), overlay(config.preset or "")
+def departures(config: ModelConfig, letters: str) -> list[str]:
+    """Where a model is not its preset: residual scheme, channel mixer, options of the mixers in its pattern."""
+    defaults, preset = dataclasses.asdict(ModelConfig()), overlay(config.preset or "")
     found = []
     for part in ("residual", "channel"):
-        usual = preset.get(part, dataclasses.asdict(getattr(defaults, part)))["name"]
         chosen = getattr(config, part).name
-        found += [chosen] if chosen != usual else []
+        found += [chosen] if chosen != preset.get(part, defaults[part])["name"] else []
+    mixers = registry.mixer_by_letter()
+    for name in sorted({mixers[letter].name for letter in letters}):
+        usual = {**defaults["mixers"][name], **preset.get("mixers", {}).get(name, {})}
+        chosen = dataclasses.asdict(getattr(config.mixers, name))
+        found += [_said(key, value) for key, value in chosen.items() if value != usual[key]]
     return found
+
+
+def _said(option: str, value: Any) -> str:
+    """An option as a legend says it: "output_gate", "no output_gate", "aux_weight=0"."""
+    if isinstance(value, bool):
+        return option if value else f"no {option}"
+    return f"{option}={value:g}" if isinstance(value, float) else f"{option}={value}"

@@ -33,11 +33,19 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         return
     plans = [plan(config) for config in configs]
     assert len({p.run for p in plans}) == len(plans)
-    expected = {"quickstart": (11, 2), "architectures": (11, 9), "layouts": (len(LAYOUTS), 3)}
+    expected = {
+        "quickstart": (11, 2),
+        "architectures": (11, 9),
+        "layouts": (len(LAYOUTS), 3),
+        "residuals": (5, 3),
+        "sinks": (3, 2),
+        "routing": (2, 1),
+        "extrapolation": (11, 1),
+    }
     models, repeats = expected[experiment]
     assert len({p.title.partition(" seed")[0] for p in plans}) == models
     assert len(plans) == models * repeats
-    if experiment != "layouts":
+    if configs[0].match == "params":
         sizes = [cost.parameters_non_embedding(meta_model(p.config)) for p in plans]
         assert max(sizes) <= 1.01 * min(sizes)
     assert lab.left_behind() == []
