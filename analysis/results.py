@@ -12,20 +12,10 @@ import pandas as pd
 from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.folders import (
-    EXPORT,
-    EXPORTED_RUNS,
-    FOREIGN,
-    RUN,
-    Broken,
-    Unfinished,
-    find_folders,
-    read_run,
-    run_title,
-)
+from analysis.folders import EXPORT, EXPORTED_RUNS, Unfinished, find_folders, run_title
 from analysis.metrics import read_metrics
 from analysis.probes import TABLES, read_table
-from analysis.sources import EXPORTED_METRICS, Key, read_exported
+from analysis.sources import EXPORTED_METRICS, Key, read_folder
 
 PathLike = str | os.PathLike
 
@@ -92,7 +82,7 @@ def load_results(path: PathLike | Iterable[PathLike]) -> Results:
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(item) for item in path]
     rows, unfinished, problems, exported = [], [], [], {}
     for folder, kind in sorted(_folders(paths), key=lambda found: found[1] == EXPORT):
-        outcome = _READ[kind](folder)
+        outcome = read_folder(folder, kind)
         if isinstance(outcome, Unfinished):
             unfinished.append(outcome)
             problems.append(str(outcome))
@@ -100,9 +90,10 @@ def load_results(path: PathLike | Iterable[PathLike]) -> Results:
         found, odd = outcome
         problems.extend(odd)
         if kind == EXPORT:
-            found = _not_among(rows, found)
-            exported |= dict.fromkeys(found, folder)
-        rows.extend(found.values() if kind == EXPORT else found)
+            new = _not_among(rows, found)
+            exported |= dict.fromkeys(new, folder)
+            found = list(new.values())
+        rows.extend(found)
     if not rows:
         raise ResultsError(_nothing_complete(paths, problems))
     runs = _runs_frame(rows)
@@ -116,25 +107,6 @@ def _not_among(rows: list[dict], found: list[dict]) -> dict[Key, dict]:
     known = {(row["experiment"], row["run"]) for row in rows}
     keyed = {(row["experiment"], row["run"]): row for row in found}
     return {key: row for key, row in keyed.items() if key not in known}
-
-
-def _run(folder: Path) -> tuple[list[dict], list[str]] | Unfinished:
-    outcome = read_run(folder)
-    return outcome if isinstance(outcome, Unfinished) else ([outcome[0]], outcome[1])
-
-
-def _export(folder: Path) -> tuple[list[dict], list[str]] | Unfinished:
-    try:
-        return read_exported(folder)
-    except Broken as error:
-        return Unfinished(folder, "broken", str(error))
-
-
-def _foreign(folder: Path) -> Unfinished:
-    return Unfinished(folder, "foreign", "holds no file of a run")
-
-
-_READ = {RUN: _run, EXPORT: _export, FOREIGN: _foreign}
 
 
 def _folders(paths: list[Path]) -> list[tuple[Path, str]]:

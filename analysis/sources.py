@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.columns import METRIC_KEYS, RUN_COLUMNS
-from analysis.folders import EXPORTED_RUNS, Broken
+from analysis.folders import EXPORT, EXPORTED_RUNS, FOREIGN, Broken, Unfinished, read_run
 
 EXPORTED_METRICS = "metrics.parquet"
 # What reading a damaged or foreign file raises; pyarrow's errors are among these.
@@ -82,7 +82,20 @@ def keyed(runs: pd.DataFrame, owners: np.ndarray, frame: pd.DataFrame) -> pd.Dat
     return pd.concat([keys, frame.drop(columns=METRIC_KEYS, errors="ignore")], axis=1)
 
 
-def read_exported(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str]] | Unfinished:
+    """The runs in a folder that `find_folders` found, as rows, and the problems met; or why there are none."""
+    if kind == FOREIGN:
+        return Unfinished(folder, "foreign", "holds no file of a run")
+    if kind == EXPORT:
+        try:
+            return _read_exported(folder)
+        except Broken as error:
+            return Unfinished(folder, "broken", str(error))
+    outcome = read_run(folder)
+    return outcome if isinstance(outcome, Unfinished) else ([outcome[0]], outcome[1])
+
+
+def _read_exported(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The runs that were exported to a folder, as rows, and the problems met. Raises Broken."""
     try:
         frame = pd.read_parquet(folder / EXPORTED_RUNS)
