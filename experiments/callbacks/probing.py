@@ -40,7 +40,7 @@ class Probing(StepCallback):
             self.rows = [
                 row for row in tables.read(self.run, tables.TRAINING) if row[0] <= trainer.global_step
             ]
-        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
             print(f"warning: cannot read {path} ({error}); it begins anew", flush=True)
         tables.write(self.run, tables.TRAINING, self.rows)
 

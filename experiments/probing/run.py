@@ -55,7 +55,7 @@ def probe_run(run: Path, config: Config) -> list[str]:
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
     trained = open_trained(str(run), device)
-    split = open_text(trained, config.data).splits["validation"]
+    split = open_text(trained, config.data, config.trainer.progress).splits["validation"]
     made = _make(trained, split, config.probe, machine.precision(config.trainer.precision, device))
     (run / tables.FOLDER).mkdir(exist_ok=True)
     (run / tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes

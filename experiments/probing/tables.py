@@ -70,6 +70,6 @@ def write(run: Path, name: str, rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 def read(run: Path, name: str) -> list[tuple[Any, ...]]:
-    """The rows of a table. Raises OSError or ValueError where it cannot be read."""
+    """The rows of a table. Raises OSError, ValueError or KeyError where it cannot be read."""
     table = pq.ParquetFile(file(run, name)).read()
     return list(zip(*(table[column].to_pylist() for column in SCHEMAS[name].names), strict=True))

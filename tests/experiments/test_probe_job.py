@@ -126,7 +126,8 @@ def test_samples_are_what_generate_writes(lab: Lab, runs: Path):
     options = ["generate.tokens=12", "generate.temperature=0.7", "generate.top_k=20", "seed=5"]
     for prompt, text in zip(rows["prompt"], rows["text"], strict=True):
         told = lab.here("job=generate", f"run={folder}", f"generate.prompt={prompt}", *options)
-        assert told.out.rpartition("\n\n")[0] == prompt + text
+        # That job waits with a character until it is whole.
+        assert told.out.rpartition("\n\n")[0] == prompt + text.rstrip("\ufffd")
     assert (rows["tokens_per_second"] > 0).all()
 
 
