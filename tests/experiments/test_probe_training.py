@@ -24,12 +24,17 @@ class Greedy(Measure):
 
     def see(self, sight):
         torch.rand(3)
-        yield row(sight, "size", sight.values["streams"].abs().mean(), count=sight.values["streams"].shape[0])
+        yield row(
+            sight,
+            "size",
+            sight.values["streams"].detach().abs().mean(),
+            count=sight.values["streams"].shape[0],
+        )
 
     def finish(self, model, loss):
         gradient = torch.autograd.grad(loss, model.embedding.weight, retain_graph=True)[0]
-        yield row_of_model("gradient", gradient.norm())
-        yield row_of_model("loss", loss)
+        yield row_of_model("gradient", gradient.detach().norm())
+        yield row_of_model("loss", loss.detach())
 
 
 def row_of_model(name, value):
