@@ -147,12 +147,17 @@ def _labels(runs: pd.DataFrame) -> pd.Series:
         if group["setting"].nunique() == 1:
             continue
         differing = [column for column in SETTING_COLUMNS if group[column].nunique(dropna=False) > 1]
-        shown = group[differing].drop(columns="data_fingerprint", errors="ignore")
+        shown = group[differing].drop(columns=["data_fingerprint", *_told_by_depth(group)], errors="ignore")
         described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
         ambiguous = group["setting"].groupby(described).transform("nunique") > 1
         suffix = described.where(~ambiguous, (described + " #" + group["setting"].str[:6]).str.strip())
         labels[group.index] = name + " (" + suffix + ")"
     return labels
+
+
+def _told_by_depth(group: pd.DataFrame) -> list[str]:
+    """The pattern, where it is the same but for the number of layers: thirty-two letters say no more than a depth."""
+    return ["pattern"] if group.groupby("depth")["pattern"].nunique().le(1).all() else []
 
 
 def _describe(values: pd.Series) -> str:

@@ -11,26 +11,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from zoo.hyper import Coefficients, HyperResidual
-from zoo.model import LanguageModel
-
-
-def mixing_matrices(model: LanguageModel, tokens: Tensor) -> list[Tensor]:
-    """H_res [B, T, n, n] of every sub-block on a batch of tokens [B, T], in the order of the signal."""
-    found: list[Tensor] = []
-
-    def keep(module: HyperResidual, inputs: tuple[Tensor], output: Coefficients) -> None:
-        found.append(output.res.detach().expand(*tokens.shape, *output.res.shape[-2:]))
-
-    handles = [m.register_forward_hook(keep) for m in model.modules() if isinstance(m, HyperResidual)]
-    try:
-        with torch.no_grad():
-            model(tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
 
 def composite(matrices: Iterable[Tensor]) -> Tensor:
     """M = H_L·…·H_2·H_1 [..., n, n], in fp64: what L sub-blocks do to the streams between them."""
@@ -43,17 +23,26 @@ def composite(matrices: Iterable[Tensor]) -> Tensor:
 
 
 def gains(matrix: Tensor) -> dict[str, Tensor]:
-    """The gains of M [..., n, n], each [...].
+    """The gains of M [..., n, n], each [...] but for the first.
 
-    sigma_max, sigma_min  largest and smallest singular value
+    sigma                 all singular values [..., n], largest first
+    sigma_max, sigma_min  the largest and the smallest; what is below σ_max·eps of the dtype is rounding
     amax                  max(max_i |Σ_j M_ij|, max_j |Σ_i M_ij|): signed sums, as mHC's figures have it
     row_sum               max_i Σ_j |M_ij|: the largest growth of a stream's largest entry
     """
-    singular = torch.linalg.svdvals(matrix)
+    sigma = singular_values(matrix)
     rows, columns = matrix.sum(-1).abs().amax(-1), matrix.sum(-2).abs().amax(-1)
     return {
-        "sigma_max": singular[..., 0],
-        "sigma_min": singular[..., -1],
+        "sigma": sigma,
+        "sigma_max": sigma[..., 0],
+        "sigma_min": sigma[..., -1],
         "amax": torch.maximum(rows, columns),
         "row_sum": matrix.abs().sum(-1).amax(-1),
     }
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Of M [..., n, n], largest first [..., n]; NaN of a matrix that is not finite, for which LAPACK would raise."""
+    finite = matrix.isfinite().all(-1).all(-1)
+    values = torch.linalg.svdvals(torch.where(finite[..., None, None], matrix, 0.0))
+    return torch.where(finite[..., None], values, torch.nan)

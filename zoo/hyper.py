@@ -80,7 +80,7 @@ class HyperStreams(Streams):
 
 
 class HyperResidual(Residual):
-    """One sub-block's coefficients. Calling it computes them, so that a forward hook sees them."""
+    """One sub-block's coefficients. Calling it computes them."""
 
     streams = HyperStreams
     parameter_group = COEFFICIENTS

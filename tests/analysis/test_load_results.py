@@ -176,6 +176,15 @@ def test_labels_tell_settings_of_one_name_apart_but_not_seeds(tmp_path, write_ru
     assert labels.str.match(r"transformer \(#[0-9a-f]{6}\)").all()
 
 
+def test_a_label_says_the_depth_and_not_all_letters_of_a_repeated_pattern(tmp_path, write_run):
+    for depth in (2, 32):
+        write_run(tmp_path / "deep", model={"depth": depth, "pattern": "F" * depth})
+    labels = load_results(tmp_path / "deep").runs["label"]
+    assert sorted(labels) == ["transformer (depth=2)", "transformer (depth=32)"]
+    write_run(tmp_path / "deep", model={"depth": 2, "pattern": "FS"})
+    assert "transformer (pattern=FS, depth=2)" in set(load_results(tmp_path / "deep").runs["label"])
+
+
 def test_without_identity_the_setting_comes_from_the_columns(tmp_path, write_run):
     for seed, lr in ((0, 0.003), (1, 0.003), (0, 0.001)):
         (write_run(tmp_path / "exp", seed=seed, recipe={"lr": lr}) / "identity.json").unlink()

@@ -52,6 +52,10 @@ def test_matching_is_part_of_what_a_run_is(lab: Lab):
         (["model=transformer", "model.residual.name=mhc"], "transformer mhc"),
         (["model=shc", "model.residual.name=add", "model.channel.name=moe"], "shc add moe"),
         (["model=transformer", "model.pattern=KKKF", "model.residual.name=hc"], "kda KKKF hc"),
+        (["model=transformer", "model.mixers.attention.value_gate=true"], "transformer value_gate"),
+        (["model=transformer", "model.mixers.kda.neg_eigval=true"], "transformer"),  # no mixer of this model
+        (["model=lfm2", "model.mixers.attention.qk_norm=false"], "lfm2 no qk_norm"),  # which the preset sets
+        (["model=hypergraph", "model.mixers.hypergraph.aux_weight=0"], "hypergraph aux_weight=0"),
     ],
 )
 def test_a_label_says_what_departs_from_the_preset(lab: Lab, words: list[str], label: str):

@@ -12,6 +12,7 @@ from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, Gate, OutputProjection, RMSNorm, even_width, head_width, positive
 from zoo.registry import register_mixer
+from zoo.showing import show_attention, show_gates
 
 
 @dataclass
@@ -85,7 +86,10 @@ class Attention(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x, ctx.positions)
-        o = kernels.attention(q, k, v, window=self.window, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        options = {"window": self.window, "cu_seqlens": ctx.cu_seqlens}
+        o = kernels.attention(q, k, v, backend=self.backend, **options)
+        show_attention(ctx, kernels.attention, q, k, **options)
+        show_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

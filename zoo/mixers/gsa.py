@@ -14,6 +14,7 @@ from zoo.indexer import Indexer, Warmup
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, Gate, OutputProjection, even_width, head_width, positive, third
 from zoo.registry import register_mixer
+from zoo.showing import show_gates, show_sparse
 
 ADAPTIVE = ("seed", "inverse", "none")
 
@@ -129,6 +130,8 @@ class GSA(Mixer):
         else:
             indices = kernels.lightning_topk(*indexer, k=self.k, **options)
             o = kernels.sparse_attention(q, k, v, indices, **options)
+        show_sparse(ctx, q, k, indices)
+        show_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         aux = {}
         if self.training:
             tau = self.indexer.log_tau.exp()

@@ -13,6 +13,7 @@ from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width, positive
 from zoo.registry import register_mixer
+from zoo.showing import show_attention
 
 ENTROPY_WEIGHT = 0.01
 Z_WEIGHT = 0.01
@@ -97,15 +98,16 @@ class HyperGraph(Mixer):
         q, k, v = self._qkv(x)
         if not self.local:
             q, k = (kernels.rope(y, ctx.positions, self.rope_base) for y in (q, k))
-        o = kernels.timeline_attention(
-            q,
-            k,
-            v,
-            timeline,
-            n_timelines=self.timelines,
-            rope_base=self.rope_base if self.local else None,
-            cu_seqlens=ctx.cu_seqlens,
-            backend=self.backend,
+        options = {
+            "n_timelines": self.timelines,
+            "rope_base": self.rope_base if self.local else None,
+            "cu_seqlens": ctx.cu_seqlens,
+        }
+        o = kernels.timeline_attention(q, k, v, timeline, backend=self.backend, **options)
+        show_attention(ctx, kernels.timeline_attention, q, k, timeline, **options)
+        ctx.show(
+            "routing",
+            lambda: {"probabilities": probabilities.detach(), "choices": timeline[..., None]},
         )
         y = self.o_proj((o * weight[..., None].to(o.dtype)).flatten(-2))
         return y, {"timeline_balance": self._balance(logits, probabilities, timeline, ctx)}

@@ -12,6 +12,7 @@ from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, OutputProjection, RMSNorm, head_width, positive
 from zoo.registry import register_mixer
+from zoo.showing import show_attention
 
 
 @dataclass
@@ -93,6 +94,7 @@ class MLA(Mixer):
         k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
         v = self._by_head(self.v_up(latent))
         o = kernels.attention(q, k, v, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        show_attention(ctx, kernels.attention, q, k, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

@@ -4,16 +4,17 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
 from zoo.cache import KVCache
+from zoo.compression import Compress
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
-from zoo.modules import INIT_STD, Dims, OutputProjection, even_width, fp32_linear, head_width, positive, third
+from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width, positive, third
 from zoo.registry import register_mixer
+from zoo.showing import show_branches
 
 
 @dataclass
@@ -99,7 +100,10 @@ class NSA(Mixer):
         compressed = tuple(
             phi(self._blocks(y, ctx.cu_seqlens)) for phi, y in zip(self._compress, raw, strict=True)
         )
-        return self._attend(x, q, compressed, selected, sliding, ctx.cu_seqlens), {}
+        gates = self._gates(x)
+        y = self._attend(gates, q, compressed, selected, sliding, ctx.cu_seqlens)
+        show_branches(ctx, *q, (compressed[0], selected[0], sliding[0]), gates, self.sizes)
+        return y, {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         length, stride, window = (self.sizes[key] for key in ("block_size", "stride", "window"))
@@ -123,10 +127,10 @@ class NSA(Mixer):
             state.compressed.append(*(phi(y) for phi, y in zip(self._compress, recent, strict=True)))
         read = (state.compressed, state.selected, state.sliding)
         branches = (tuple(y.transpose(1, 2).to(q[0].dtype) for y in cache.read()) for cache in read)
-        return self._attend(x, q, *branches)[:, 0], state
+        return self._attend(self._gates(x), q, *branches)[:, 0], state
 
     @property
-    def _compress(self) -> tuple["Compress", "Compress"]:
+    def _compress(self) -> tuple[Compress, Compress]:
         return self.compress_k, self.compress_v
 
     def _blocks(self, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
@@ -143,38 +147,24 @@ class NSA(Mixer):
         values = v.split(self.kv_heads, 2)
         return (q, q_turned), *zip((k[:, :, : self.kv_heads], near, far), values, strict=True)
 
-    def _attend(self, x: Tensor, q, compressed, selected, sliding, cu_seqlens=None) -> Tensor:
+    def _gates(self, x: Tensor) -> Tensor:
+        """g [B, T, H, 3] in at least fp32."""
         gates = fp32_linear(x, self.gate_proj.weight) + self.gate_proj.bias
+        return torch.sigmoid(gates).unflatten(-1, (self.heads, 3))
+
+    def _attend(self, gates: Tensor, q, compressed, selected, sliding, cu_seqlens=None) -> Tensor:
         o = kernels.nsa_attention(
             q[0],
             compressed,
             selected,
             sliding,
-            torch.sigmoid(gates).unflatten(-1, (self.heads, 3)),
+            gates,
             q_rotated=q[1],
             cu_seqlens=cu_seqlens,
             backend=self.backend,
             **self.sizes,
         )
         return self.o_proj(o.flatten(-2))
-
-
-class Compress(nn.Module):
-    """φ: x [..., l, K] -> W_2·SiLU(W_1·vec(x + E)) [..., K], hidden K, shared by the heads."""
-
-    decays = ("positions",)
-
-    def __init__(self, block_size: int, width: int) -> None:
-        super().__init__()
-        self.positions = nn.Parameter(torch.zeros(block_size, width))
-        self.up = nn.Linear(block_size * width, width, bias=False)
-        self.down = nn.Linear(width, width, bias=False)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        nn.init.normal_(self.positions, std=INIT_STD, generator=generator)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.up((x + self.positions).flatten(-2))))
 
 
 def sizes(config: NSAConfig, seq_len: int) -> dict[str, int]:

@@ -14,6 +14,7 @@ from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, OutputProjection, fp32_linear, head_width, l2norm
 from zoo.registry import register_mixer
+from zoo.showing import show_attention
 
 RANK = 32
 TAPS = 3
@@ -97,12 +98,12 @@ class PathFox(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x)
-        options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
-        if self.turn is None and self.forget is None:
-            o = kernels.attention(q, k, v, **options)
-        else:
+        attend, path = kernels.attention, ()
+        if self.turn is not None or self.forget is not None:
             w, beta = (None, None) if self.turn is None else self.turn(x, ctx)
-            o = kernels.path_attention(q, k, v, w, beta, self._log_gate(x), **options)
+            attend, path = kernels.path_attention, (w, beta, self._log_gate(x))
+        o = attend(q, k, v, *path, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        show_attention(ctx, attend, q, k, *path, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

@@ -3,11 +3,13 @@
     rows = measure(model, tokens)          # list[Row]; one pass, in evaluation mode
 
 A measure is a class in one of this package's files, registered by `@register`; every one sees the sights of its kinds
-and returns rows. Adding one is adding a class; the columns of `Row` are the table's.
+and returns rows. Adding one is adding a file; the columns of `Row` are the table's.
 """
 
-from zoo.probes import attention, recurrence, residual, routing
-from zoo.probes.measure import Measure, measure, registered
+from zoo.probes.measure import Measure, measure, register, registered
 from zoo.probes.rows import Row
+from zoo.registry import discover
 
-__all__ = ["Measure", "Row", "attention", "measure", "recurrence", "registered", "residual", "routing"]
+discover(__name__)
+
+__all__ = ["Measure", "Row", "measure", "register", "registered"]

@@ -68,7 +68,7 @@ def measure(
 
     probe = Probe(look, {kind for one in chosen for kind in one.kinds})
     needs_gradient = any(one.needs_gradient for one in chosen)
-    with evaluating(model), torch.set_grad_enabled(needs_gradient):
+    with evaluating(model), differentiable(model, needs_gradient), torch.set_grad_enabled(needs_gradient):
         loss = _loss(model, tokens, targets, probe)
         for one in chosen:
             rows.extend(one.finish(model, loss))
@@ -92,3 +92,18 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for module, training in before.items():
             module.training = training
+
+
+@contextlib.contextmanager
+def differentiable(model: torch.nn.Module, wanted: bool = True) -> Iterator[None]:
+    """Inside, frozen parameters have gradients too, if that is wanted; afterwards they are frozen again."""
+    frozen = (
+        [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()] if wanted else []
+    )
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)

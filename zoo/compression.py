@@ -1,0 +1,27 @@
+"""What native sparse attention summarises a block of tokens with."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zoo.modules import INIT_STD
+
+
+class Compress(nn.Module):
+    """φ: x [..., l, K] -> W_2·SiLU(W_1·vec(x + E)) [..., K], hidden K, shared by the heads."""
+
+    decays = ("positions",)
+
+    def __init__(self, block_size: int, width: int) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(block_size, width))
+        self.up = nn.Linear(block_size * width, width, bias=False)
+        self.down = nn.Linear(width, width, bias=False)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        nn.init.normal_(self.positions, std=INIT_STD, generator=generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.up((x + self.positions).flatten(-2))))

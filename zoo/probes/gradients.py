@@ -1,0 +1,67 @@
+"""How strongly the loss pulls at each sub-block's parameters, and at the streams before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from zoo.errors import UserError
+from zoo.model import LanguageModel
+from zoo.probe import Sight
+from zoo.probes.measure import Measure, register
+from zoo.probes.rows import Row, row
+
+
+@register
+class Gradients(Measure):
+    """Norms of the gradient of the mean cross-entropy (auxiliary losses are not in it), from one backward pass.
+
+        parameter_gradient   ‖∂loss/∂θ‖, θ: parameters of a mixer or channel mixer, its norm and its residual scheme
+        stream_gradient      ‖∂loss/∂x‖, x: the streams of all tokens before a sub-block, or before the head
+
+    No parameter's `.grad` is touched. Raises UserError under `torch.inference_mode`, which keeps no graph.
+    """
+
+    name = "gradients"
+    kinds = ("streams",)
+    needs_gradient = True
+
+    def __init__(self) -> None:
+        self.sights: list[Sight] = []
+
+    def see(self, sight: Sight) -> Iterator[Row]:
+        self.sights.append(sight)
+        return iter(())
+
+    def finish(self, model: LanguageModel, loss: Tensor) -> Iterator[Row]:
+        if not loss.requires_grad:
+            raise UserError("the measure 'gradients' needs a graph: measure outside of inference mode")
+        parameters = [sub_block_parameters(model, sight) for sight in self.sights]
+        wanted = [sight.values["streams"] for sight in self.sights] + [
+            p for group in parameters for p in group
+        ]
+        # Other measures may want the graph after this one.
+        found = iter(
+            torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
+        )
+        for sight in self.sights:
+            yield self._row(sight, "stream_gradient", [next(found)])
+        for sight, group in zip(self.sights, parameters, strict=True):
+            if group:
+                yield self._row(sight, "parameter_gradient", [next(found) for _ in group])
+
+    def _row(self, sight: Sight, measure: str, gradients: list[Tensor]) -> Row:
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in gradients]
+        tokens = sight.values["streams"].shape[:2].numel()
+        return row(sight, measure, torch.stack(norms).norm(), count=tokens)
+
+
+def sub_block_parameters(model: LanguageModel, sight: Sight) -> list[nn.Parameter]:
+    """Those of the (channel) mixer, its norm and its residual scheme; none of the head."""
+    if sight.part == "head":
+        return []
+    layer = model.layers[sight.layer]
+    modules = (getattr(layer, sight.part + suffix) for suffix in ("", "_norm", "_residual"))
+    return [parameter for module in modules for parameter in module.parameters()]

@@ -1,0 +1,24 @@
+"""Numbers a query, [B, H, T], as rows: their mean over the queries, and by the query's position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from zoo.probe import Sight
+from zoo.probes.rows import Row, buckets, by_head
+
+
+def overall(sight: Sight, measure: str, values: Tensor, since: int = 0, **bucket) -> Iterator[Row]:
+    """A row a head: the mean of values [B, H, T] over the queries t ≥ since; none where there is no such query."""
+    kept = values[..., since:]
+    if kept.shape[-1]:
+        yield from by_head(sight, measure, kept.mean((0, 2)), kept.shape[0] * kept.shape[2], **bucket)
+
+
+def by_position(sight: Sight, measure: str, values: Tensor, since: int = 0) -> Iterator[Row]:
+    """Likewise in every bucket of positions."""
+    for start, end in buckets(values.shape[-1]):
+        place = {"axis": "position", "start": start, "end": end}
+        yield from overall(sight, measure, values[..., :end], max(start, since), **place)
