@@ -1,4 +1,4 @@
-# make run    set up, run the quickstart comparison, write its report
+# make run    set up, run the quickstart comparison, look inside its models, write its report
 # make test   set up, run every test that this machine can run
 # make help   the other targets
 
@@ -17,6 +17,7 @@ export PYTHONUNBUFFERED := 1
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
+	$(PY) run.py job=probe runs=results/quickstart
 	$(PY) run.py job=report runs=results/quickstart
 
 test: $(PEERS)

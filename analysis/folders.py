@@ -17,6 +17,8 @@ RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "fai
 NOT_RUNS = ("report", "published")
 NEEDED = ("name",)
 DEPTH = 2  # results / experiment / run
+RUN, EXPORT, FOREIGN = "run", "export", "foreign"
+EXPORTED_RUNS = "runs.parquet"
 
 
 @dataclass(frozen=True)
@@ -41,23 +43,27 @@ class Broken(Exception):
     """A file of a run folder cannot be read as what it should be."""
 
 
-def find_folders(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield (folder, is a run folder) below a run, an experiment or the whole results folder.
+def find_folders(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield (folder, what it is) below a run, an experiment or the whole results folder.
 
-    Folders that hold no file of a run anywhere are yielded with False, so that they can be named.
+    What it is: a run; an export, the folder of a runs.parquet; or foreign, with no file of a run anywhere, so that
+    it can be named. Beside exported tables other folders (figures, say) are nobody's concern.
     """
     yield from _find(path, DEPTH)
 
 
-def _find(path: Path, depth: int) -> Iterator[tuple[Path, bool]]:
+def _find(path: Path, depth: int) -> Iterator[tuple[Path, str]]:
     if _is_run(path):
-        yield path, True
+        yield path, RUN
         return
+    export = (path / EXPORTED_RUNS).is_file()
+    if export:
+        yield path, EXPORT
     children = _children(path) if depth else []
-    if not children:
-        yield path, False
+    if not children and not export:
+        yield path, FOREIGN
     for child in children:
-        yield from _find(child, depth - 1)
+        yield from ((x, kind) for x, kind in _find(child, depth - 1) if not (export and kind == FOREIGN))
 
 
 def _children(path: Path) -> list[Path]:

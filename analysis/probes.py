@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.columns import METRIC_KEYS, RUN_COLUMNS, Column
+from analysis.sources import Key, Source, gather, keyed, sources
 
 FOLDER = "probes"
 _KEYS = tuple(column for column in RUN_COLUMNS if column.name in METRIC_KEYS)
@@ -83,28 +84,18 @@ TABLES: dict[str, tuple[Column, ...]] = {
 TABLES["training"] = TABLES["measures"]
 
 
-def read_table(runs: pd.DataFrame, name: str) -> tuple[pd.DataFrame, list[str]]:
+def read_table(
+    runs: pd.DataFrame, name: str, exported: dict[Key, Path] | None = None
+) -> tuple[pd.DataFrame, list[str]]:
     """A table of all runs that have it, and a sentence for every file that cannot be read.
 
-    runs: `Results.runs`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
+    runs, exported: as in `Results`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
     """
-    frames, problems = [], []
-    for run in runs.itertuples(index=False):
-        path = Path(run.folder) / FOLDER / f"{name}.parquet"
-        if not path.is_file():
-            continue
-        try:
-            frame = _typed(pd.read_parquet(path), TABLES[name])
-        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
-            problems.append(f"{run.experiment}/{run.run}: {FOLDER}/{path.name} cannot be read ({error})")
-            continue
-        for place, key in enumerate(_KEYS):
-            frame.insert(place, key.name, getattr(run, key.name))
-        frames.append(frame)
+    file = f"{name}.parquet"
+    found = (s for s in sources(runs, exported or {}, f"{FOLDER}/{file}", file) if s.path.is_file())
+    frame, owners, problems = gather(runs, found, lambda source: _read(source, TABLES[name]))
     columns = (*_KEYS, *TABLES[name])
-    whole = (
-        pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[c.name for c in columns])
-    )
+    whole = keyed(runs, owners, frame.reindex(columns=[c.name for c in TABLES[name]]))
     return whole.astype({c.name: c.dtype for c in columns}), problems
 
 
@@ -113,6 +104,12 @@ def advice(runs: pd.DataFrame) -> str:
     return (
         f"python run.py job=probe runs=results/{runs['experiment'].iloc[0]} makes it where the blocks have it"
     )
+
+
+def _read(source: Source, columns: tuple[Column, ...]) -> pd.DataFrame:
+    frame = pd.read_parquet(source.path)
+    keys = [frame[name] for name in ("experiment", "run")] if source.shared else []
+    return pd.concat([*keys, _typed(frame, columns)], axis=1)
 
 
 def _typed(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS, RUN_COLUMNS, SETTING_COLUMNS
+from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.folders import Unfinished, find_folders, read_run, run_title
-from analysis.probes import read_table
+from analysis.folders import EXPORT, EXPORTED_RUNS, Unfinished, find_folders, run_title
+from analysis.metrics import read_metrics
+from analysis.probes import TABLES, read_table
+from analysis.sources import EXPORTED_METRICS, Key, read_folder
 
 PathLike = str | os.PathLike
 
@@ -26,7 +28,8 @@ class Results:
     documented in ``analysis.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
     problems: one sentence for everything that was left out or looks wrong.
     unfinished: one row per folder without a complete run (experiment, run, status, step, reason, folder);
-    status is failed, incomplete, broken or foreign. places: the folders that were loaded.
+    status is failed, incomplete, broken or foreign. places: the folders that were loaded. exported: of runs that
+    were read from an exported folder (experiment, run), that folder; their own may be gone or elsewhere.
     """
 
     runs: pd.DataFrame
@@ -35,6 +38,7 @@ class Results:
     unfinished: pd.DataFrame
     tables: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
     places: tuple[Path, ...] = ()
+    exported: dict[Key, Path] = field(default_factory=dict, repr=False)
 
     def bench(self, name: str) -> Path | None:
         """A table of job=bench: in one of the loaded folders, or in published/ there or up to two folders above."""
@@ -51,49 +55,70 @@ class Results:
         Files that cannot be read are named in `problems` from then on.
         """
         if name not in self.tables:
-            self.tables[name], unread = read_table(self.runs, name)
+            self.tables[name], unread = read_table(self.runs, name, self.exported)
             self.problems.extend(unread)
         return self.tables[name]
 
     def to_parquet(self, folder: PathLike) -> list[Path]:
-        """Write runs.parquet and metrics.parquet into ``folder``, each atomically; returns their paths."""
-        frames = {"runs.parquet": self.runs, "metrics.parquet": self.metrics}
+        """Write runs.parquet, metrics.parquet and the tables of probes that there are, each atomically.
+
+        Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export go.
+        """
+        tables = {f"{name}.parquet": self.table(name) for name in TABLES}
+        frames = {name: frame for name, frame in tables.items() if not frame.empty}
+        for name in tables.keys() - frames.keys():
+            (Path(folder) / name).unlink(missing_ok=True)
+        frames = {EXPORTED_RUNS: self.runs, EXPORTED_METRICS: self.metrics, **frames}
         return [write_atomically(Path(folder) / name, frame.to_parquet) for name, frame in frames.items()]
 
 
 def load_results(path: PathLike | Iterable[PathLike]) -> Results:
     """Load one run folder, one experiment folder, the whole results folder, or a list of such paths.
 
-    Failed, incomplete, broken and foreign folders are left out and reported in ``problems`` and
+    A folder that ``Results.to_parquet`` wrote counts as the runs in it; a run that is also there as a folder is
+    taken from that. Failed, incomplete, broken and foreign folders are left out and reported in ``problems`` and
     ``unfinished``. Raises ResultsError if a path does not exist or if no run is complete.
     """
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(item) for item in path]
-    rows, unfinished, problems = [], [], []
-    for folder, is_run in _folders(paths):
-        outcome = read_run(folder) if is_run else Unfinished(folder, "foreign", "holds no file of a run")
+    rows, unfinished, problems, exported = [], [], [], {}
+    for folder, kind in sorted(_folders(paths), key=lambda found: found[1] == EXPORT):
+        outcome = read_folder(folder, kind)
         if isinstance(outcome, Unfinished):
             unfinished.append(outcome)
             problems.append(str(outcome))
-        else:
-            rows.append(outcome[0])
-            problems.extend(outcome[1])
+            continue
+        found, odd = outcome
+        problems.extend(odd)
+        if kind == EXPORT:
+            new = _not_among(rows, found)
+            exported |= dict.fromkeys(new, folder)
+            found = list(new.values())
+        rows.extend(found)
     if not rows:
         raise ResultsError(_nothing_complete(paths, problems))
     runs = _runs_frame(rows)
-    metrics, unread = _metrics_frame(runs)
-    return Results(runs, metrics, problems + unread, _unfinished_frame(unfinished), places=tuple(paths))
+    metrics, unread = read_metrics(runs, exported)
+    left_out = _unfinished_frame(unfinished)
+    return Results(runs, metrics, problems + unread, left_out, places=tuple(paths), exported=exported)
 
 
-def _folders(paths: list[Path]) -> list[tuple[Path, bool]]:
-    found: dict[Path, tuple[Path, bool]] = {}
+def _not_among(rows: list[dict], found: list[dict]) -> dict[Key, dict]:
+    """Exported runs that are not there already, by experiment and run."""
+    known = {(row["experiment"], row["run"]) for row in rows}
+    keyed = {(row["experiment"], row["run"]): row for row in found}
+    return {key: row for key, row in keyed.items() if key not in known}
+
+
+def _folders(paths: list[Path]) -> list[tuple[Path, str]]:
+    found: dict[Path, tuple[Path, str]] = {}
     for path in paths:
         if not path.is_dir():
             what = "is a file" if path.exists() else "does not exist"
             raise ResultsError(
                 f"{path} {what}; give the folder of a run, of an experiment, or of all results"
             )
-        for folder, is_run in find_folders(path):
-            found.setdefault(folder.resolve(), (folder, is_run))
+        for folder, kind in find_folders(path):
+            found.setdefault(folder.resolve(), (folder, kind))
     return list(found.values())
 
 
@@ -139,48 +164,6 @@ def _describe(values: pd.Series) -> str:
     return ", ".join(
         f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
     )
-
-
-def _metrics_frame(runs: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    frames, problems = [], []
-    for row in runs.itertuples(index=False):
-        where = f"{row.experiment}/{row.run}"
-        try:
-            raw = pd.read_csv(Path(row.folder) / "metrics.csv", low_memory=False)
-        except (OSError, ValueError) as error:
-            problems.append(f"{where}: no metric rows: metrics.csv cannot be read ({error})")
-            continue
-        frame, odd = _clean_metrics(raw)
-        problems.extend(f"{where}: metrics.csv: {text}" for text in odd)
-        for position, key in enumerate(METRIC_KEYS):
-            frame.insert(position, key, getattr(row, key))
-        frames.append(frame)
-    names = [column.name for column in METRIC_COLUMNS]
-    joined = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=names)
-    aux = sorted(name for name in joined.columns if name.startswith(AUX_PREFIX))
-    types = {column.name: column.dtype for column in METRIC_COLUMNS} | dict.fromkeys(aux, "float64")
-    return joined[names + aux].astype(types), problems
-
-
-def _clean_metrics(raw: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Documented and auxiliary columns only, numbers as numbers; what had to be dropped is said."""
-    recorded = [column for column in METRIC_COLUMNS if column.name not in METRIC_KEYS]
-    missing = [column.name for column in recorded if column.name not in raw and not column.optional]
-    problems = [f"no column {', '.join(missing)}"] if missing else []
-    whole = {column.name: column.dtype == "Int64" for column in recorded}
-    data, unreadable = {}, 0
-    for name in [column.name for column in recorded] + [n for n in raw.columns if n.startswith(AUX_PREFIX)]:
-        values = raw[name] if name in raw else pd.Series(None, index=raw.index, dtype="object")
-        if name == "split":
-            data[name] = values.astype("str")
-            continue
-        data[name] = pd.to_numeric(values, errors="coerce")
-        if whole.get(name):
-            data[name] = data[name].where(data[name] % 1 == 0)
-        unreadable += int((data[name].isna() & values.notna()).sum())
-    if unreadable:
-        problems.append(f"{unreadable} cells are not numbers and were left empty")
-    return pd.DataFrame(data), problems
 
 
 def _unfinished_frame(unfinished: list[Unfinished]) -> pd.DataFrame:

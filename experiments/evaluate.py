@@ -91,7 +91,7 @@ def score_windows(
         for tokens, targets, keep in _batched(windows, batch_size):
             bounds = None if document_bos is None else document_boundaries(tokens.numpy(), document_bos)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                losses = _token_losses(model, tokens.to(device), targets.to(device), bounds)
+                losses = token_losses(model, tokens.to(device), targets.to(device), bounds)
             nats += (losses * keep.to(device)).sum(dtype=torch.float64)
             count = int(keep.sum())
             scored += count
@@ -102,7 +102,9 @@ def score_windows(
     return float(nats), scored
 
 
-def _token_losses(model: LanguageModel, tokens: Tensor, targets: Tensor, bounds: np.ndarray | None) -> Tensor:
+def token_losses(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, bounds: np.ndarray | None = None
+) -> Tensor:
     """−ln p of every target, [B, T]; bounds: rows are laid end to end and cut into sequences there."""
     cu_seqlens = None
     if bounds is not None:

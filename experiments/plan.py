@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 import zoo.config
 from experiments import data, machine
 from experiments.presets import departures
+from experiments.probing.settings import check as check_probe
 from experiments.runs import RunFolder, digest
 from experiments.schema import Config
 from kernels.dispatch import registered_backends
@@ -63,6 +64,7 @@ def check(config: Config) -> None:
         registry.get(kind, choice)
     _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
     _check_numbers(config)
+    check_probe(config.probe)
     check_choices(config)
     _check_place(config)
     # Building without storage runs every module's own checks (heads that divide the width, say).
@@ -129,6 +131,7 @@ def _check_numbers(config: Config) -> None:
         "trainer.val_every": 1,
         "trainer.val_tokens": 1,
         "trainer.checkpoint_every": 1,
+        "trainer.probe_every": 1,
         "trainer.patience": 1,
         "trainer.threads": 1,
         "optim.warmup_steps": 0,

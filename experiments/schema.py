@@ -38,7 +38,8 @@ class TrainerConfig:
     each validation during training uses (null: all; the final evaluation always uses the whole split); patience:
     stop after that many validations without improvement (null: never); compile: torch.compile; threads: CPU threads;
     max_minutes: pause after so long, to be resumed by the same command; progress: show a progress bar;
-    keep_checkpoints: keep optimiser states after a run has completed; loggers: of "tensorboard", "wandb".
+    keep_checkpoints: keep optimiser states after a run has completed; loggers: of "tensorboard", "wandb";
+    probe_every: measure what probes see (`probe.*`) every so many steps and at the last (null: never).
     """
 
     max_steps: int = 300
@@ -47,6 +48,7 @@ class TrainerConfig:
     log_every: int = 10
     val_every: int = 50
     val_tokens: int | None = 32768
+    probe_every: int | None = None
     checkpoint_every: int = 50
     patience: int | None = None
     compile: bool = False
@@ -76,6 +78,29 @@ class GenerateConfig:
     temperature: float = 0.8
     top_k: int | None = 50
     top_p: float | None = None
+
+
+@dataclass
+class ProbeConfig:
+    """What job=probe takes from every run; none of it is part of a run's identity.
+
+    windows: held-out windows of the trained length that are measured, batch_size of them at once; extrapolate: the
+    loss by position goes out to so many times the trained length, over long_windows windows; map_tokens: length of
+    the sentence whose attention and routes are kept; routing_tokens: tokens whose first choices are counted; prompts
+    are gone on from by `tokens` tokens, drawn at temperature (0: the most likely) among the top_k, from sample_seed.
+    """
+
+    windows: int = 4
+    batch_size: int = 4
+    extrapolate: int = 8
+    long_windows: int = 4
+    map_tokens: int = 48
+    routing_tokens: int = 4096
+    prompts: list[str] = field(default_factory=lambda: ["The ", "This function returns "])
+    tokens: int = 40
+    temperature: float = 0.8
+    top_k: int | None = 50
+    sample_seed: int = 0
 
 
 @dataclass
@@ -123,9 +148,9 @@ class Config:
     """Everything.
 
     job: what to do (job=list names them); name: the experiment, results/NAME; run: a run folder or checkpoint
-    (evaluate, generate); runs: an experiment folder (report); suite: of job=bench; match: "params" solves the
-    channel mixer's hidden width for as many parameters as the plain transformer has (null: widths as they are);
-    device: auto, cpu or cuda; results: folder of all results.
+    (evaluate, generate; probe: a run folder); runs: an experiment folder (report, probe); suite: of job=bench; match:
+    "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null: widths
+    as they are); device: auto, cpu or cuda; results: folder of all results.
     """
 
     job: str = "train"
@@ -143,6 +168,7 @@ class Config:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
     cost: CostConfig = field(default_factory=CostConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)

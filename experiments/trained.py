@@ -9,7 +9,8 @@ import torch
 import yaml
 
 import zoo
-from experiments.data import DataConfig
+from experiments import data
+from experiments.data import Corpus, DataConfig
 from experiments.data.tokenization import Tokenizer, from_json
 from experiments.runs import CONFIG
 from zoo.config import from_dict
@@ -22,6 +23,8 @@ from zoo.model import LanguageModel
 class Trained:
     """A model in evaluation mode with its tokenizer, the run folder it came from and that run's text.
 
+    step: optimiser steps behind the weights, if that was recorded.
+
     Of the run's configuration only the text is read: runs made before some other key existed stay readable.
     """
 
@@ -29,6 +32,7 @@ class Trained:
     tokenizer: Tokenizer
     folder: Path
     data: DataConfig
+    step: int | None = None
 
 
 def open_trained(path: str | None, device: torch.device) -> Trained:
@@ -45,4 +49,20 @@ def open_trained(path: str | None, device: torch.device) -> Trained:
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
     text = from_dict(DataConfig, yaml.safe_load((folder / CONFIG).read_text())["data"], "data")
-    return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, text)
+    return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, text, card.get("step"))
+
+
+def open_text(trained: Trained, paths: DataConfig, progress: bool = True) -> Corpus:
+    """The run's own text; where it lies may have changed since, so paths given now win.
+
+    Raises UserError as `data.prepare` does, and where the text at hand gives another tokenizer.
+    """
+    given = {k: v for k in ("path", "train_path", "gpt2_path", "cache_dir") if (v := getattr(paths, k))}
+    cfg = dataclasses.replace(trained.data, **given)
+    data.check(cfg)
+    corpus = data.prepare(cfg, progress)
+    if corpus.tokenizer.identity() != trained.tokenizer.identity():
+        raise UserError(
+            f"the text at hand gives another tokenizer than {trained.folder} was trained with; restore its text"
+        )
+    return corpus

@@ -87,6 +87,10 @@ class _Attempt:
             callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
             callbacks.Progress(self.sink),
         ]
+        if t.probe_every is not None:
+            actions.insert(
+                2, callbacks.Probing(config, self.corpus.splits["validation"], self.metrics, folder)
+            )
         if t.max_minutes is not None:
             actions.append(callbacks.TimeLimit(t.max_minutes, folder / "checkpoints"))
         return make_trainer(config, self.device, actions, folder, loggers=_loggers(config, folder))

@@ -1,4 +1,4 @@
-"""What happens at the end of a training step, in this order: row, validation, checkpoint, progress, time limit.
+"""What happens at the end of a training step, in this order: row, validation, probes, checkpoint, progress, time limit.
 
 Validation and checkpoints are callbacks of ours, not Lightning's loops, so that a checkpoint is always taken after
 everything else of its step: a resumed run then repeats nothing and skips nothing.
@@ -7,6 +7,7 @@ everything else of its step: a resumed run then repeats nothing and skips nothin
 from experiments.callbacks.checkpoints import AtomicFiles, Checkpoints, restore_point
 from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.pacing import Paused, Progress, TimeLimit
+from experiments.callbacks.probing import Probing
 from experiments.callbacks.validation import Validation
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Checkpoints",
     "MetricRows",
     "Paused",
+    "Probing",
     "Progress",
     "TimeLimit",
     "Validation",

@@ -12,6 +12,7 @@ DESCRIPTIONS = {
     "train": "train one model (with --multirun: a sweep) and score it on held-out text",
     "evaluate": "score a finished run or checkpoint: run=results/NAME/RUN",
     "generate": "go on from a prompt: run=results/NAME/RUN generate.prompt='...'",
+    "probe": "look inside finished runs, tables into RUN/probes: runs=results/NAME or run=results/NAME/RUN",
     "cost": "parameters, FLOPs a token and decode-state bytes of a model",
     "bench": "measure: suite=harness | attention | latency | cpu",
     "gpu": "everything that needs a GPU, in resumable stages (make gpu)",

@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and started again ends as one that was not, bit for bit."""
+"""A run that is killed at any moment and started again ends as one that was not, bit for bit, probed or not."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from program import Lab, Process, assert_same_run
 
+from experiments.probing import tables
 from experiments.rows import read
 
 KILLS, STEPS = 10, 160
@@ -21,6 +22,7 @@ RECIPE = [
     "trainer.patience=50",
     "trainer.checkpoint_every=3",
 ]
+PROBED = [*RECIPE, "trainer.probe_every=7", "probe.windows=1"]
 
 
 @pytest.mark.slow
@@ -32,7 +34,7 @@ def test_ten_random_kills_change_nothing(tmp_path: Path, small_text: Path, share
     reference = whole.start(*RECIPE)
     reached = []
     for at in sorted(draw.sample(range(2, STEPS - 12), KILLS)):
-        process = torn.start(*RECIPE)
+        process = torn.start(*PROBED)
         _wait_for_step(process, torn, at)
         if draw.random() < 0.4:
             _wait_for_a_half_written_checkpoint(process, torn)
@@ -44,10 +46,13 @@ def test_ten_random_kills_change_nothing(tmp_path: Path, small_text: Path, share
         story = f"seed {seed}, killed at {reached}"
         assert outcome.status == -signal.SIGKILL, f"{story}: {outcome}"
         assert not list(torn.results.glob("*/*/summary.json")), story
-    last = torn.run(*RECIPE)
+    last = torn.run(*PROBED)
     assert last.status == 0, f"{story}: {last.err}"
     assert reference.wait().status == 0
     assert_same_run(whole.run_folder(), torn.run_folder(), story)
+    rows = tables.read(torn.run_folder(), "training")
+    assert {row[0] for row in rows} == {*range(7, STEPS, 7), STEPS}, story
+    assert len({row[:-2] for row in rows}) == len(rows), f"{story}: rows of a step that was done twice"
     assert reached[-1] > STEPS // 3, f"{story}: restarts did not go on from checkpoints"
     assert not list(torn.run_folder().rglob("*.partial")), story
     assert not list(torn.temp.glob("tmp*")), f"{story}: checkpoints went through the temporary folder"

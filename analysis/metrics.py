@@ -1,0 +1,57 @@
+"""The metric rows of all runs as one frame: documented and auxiliary columns, numbers as numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS
+from analysis.sources import EXPORTED_METRICS, Key, Source, gather, keyed, sources
+
+_RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KEYS]
+
+
+def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.DataFrame, list[str]]:
+    """The frame, and a sentence for everything that is missing or had to be dropped."""
+    lacking: list[str] = []
+
+    def read(source: Source) -> pd.DataFrame:
+        path = source.path
+        raw = pd.read_parquet(path) if source.shared else pd.read_csv(path, low_memory=False)
+        missing = [c.name for c in _RECORDED if c.name not in raw and not c.optional]
+        if missing:
+            lacking.append(f"{source.title}: {path.name}: no column {', '.join(missing)}")
+        return raw
+
+    found = sources(runs, exported, "metrics.csv", EXPORTED_METRICS)
+    raw, owners, unread = gather(runs, found, read)
+    frame, unreadable = _clean(raw)
+    problems = [
+        f"{run.experiment}/{run.run}: metrics.csv: {count} cells are not numbers and were left empty"
+        for row, run in enumerate(runs.itertuples(index=False))
+        if (count := int(unreadable[owners == row].sum()))
+    ]
+    return _typed(keyed(runs, owners, frame)), unread + lacking + problems
+
+
+def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
+    """Recorded and auxiliary columns only, and for each row how many cells were no numbers."""
+    whole = {column.name for column in _RECORDED if column.dtype == "Int64"}
+    data, unreadable = {}, np.zeros(len(raw), dtype=int)
+    for name in [c.name for c in _RECORDED] + sorted(n for n in raw.columns if n.startswith(AUX_PREFIX)):
+        values = raw[name] if name in raw else pd.Series(None, index=raw.index, dtype="object")
+        if name == "split":
+            data[name] = values.astype("str")
+            continue
+        numbers = pd.to_numeric(values, errors="coerce")
+        data[name] = numbers.where(numbers % 1 == 0) if name in whole else numbers
+        unreadable += (data[name].isna() & values.notna()).to_numpy(dtype=int, na_value=0)
+    return pd.DataFrame(data), unreadable
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    types = {column.name: column.dtype for column in METRIC_COLUMNS}
+    types |= {name: "float64" for name in frame.columns if name.startswith(AUX_PREFIX)}
+    return frame.astype(types)

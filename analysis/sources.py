@@ -1,0 +1,110 @@
+"""Where the rows of runs come from: a file in every run's own folder, or the files of an exported folder.
+
+`Results.to_parquet` exports: runs.parquet, metrics.parquet and the tables of probes, over all runs, in one folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.columns import METRIC_KEYS, RUN_COLUMNS
+from analysis.folders import EXPORT, EXPORTED_RUNS, FOREIGN, Broken, Unfinished, read_run
+
+EXPORTED_METRICS = "metrics.parquet"
+# What reading a damaged or foreign file raises; pyarrow's errors are among these.
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, NotImplementedError)
+
+Key = tuple[str, str]  # experiment, run
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, the rows of `Results.runs` it is about, by experiment and run, and what to call it in a message."""
+
+    path: Path
+    rows: dict[Key, int]
+    title: str
+    shared: bool
+
+    def share(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
+        """The rows of this source's runs, and for each the row of `Results.runs`. Raises KeyError."""
+        if not self.shared:
+            (row,) = self.rows.values()
+            return frame, np.full(len(frame), row)
+        keys = zip(frame["experiment"], frame["run"], strict=True)
+        rows = np.array([self.rows.get(key, -1) for key in keys], dtype=int)
+        return frame[rows >= 0], rows[rows >= 0]
+
+
+def sources(runs: pd.DataFrame, exported: dict[Key, Path], own: str, shared: str) -> Iterator[Source]:
+    """The files to read: ``own`` in the folders of runs, ``shared`` in the folders that runs were exported to."""
+    exports: dict[Path, dict[Key, int]] = {}
+    for row, run in enumerate(runs.itertuples(index=False)):
+        key = (run.experiment, run.run)
+        if key in exported:
+            exports.setdefault(exported[key], {})[key] = row
+        else:
+            yield Source(Path(run.folder) / own, {key: row}, "/".join(key), shared=False)
+    for folder, rows in exports.items():
+        yield Source(folder / shared, rows, str(folder), shared=True)
+
+
+def gather(
+    runs: pd.DataFrame, found: Iterator[Source], read: Callable[[Source], pd.DataFrame]
+) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
+    """All rows that can be read, in the order of the runs; the row of ``runs`` each is of; and what cannot be read."""
+    frames, rows, problems = [], [], []
+    for source in found:
+        try:
+            frame, owners = source.share(read(source))
+        except UNREADABLE as error:
+            reason = f"no column {error}" if isinstance(error, KeyError) else error
+            problems.append(f"{source.title}: {source.path.name} cannot be read ({reason})")
+            continue
+        frames.append(frame)
+        rows.append(owners)
+    if not frames:
+        return pd.DataFrame(), np.array([], dtype=int), problems
+    owners = np.concatenate(rows)
+    order = np.argsort(owners, kind="stable")
+    return pd.concat(frames, ignore_index=True).iloc[order].reset_index(drop=True), owners[order], problems
+
+
+def keyed(runs: pd.DataFrame, owners: np.ndarray, frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with the columns that say which run a row is of before it."""
+    keys = runs[list(METRIC_KEYS)].iloc[owners].reset_index(drop=True)
+    return pd.concat([keys, frame.drop(columns=METRIC_KEYS, errors="ignore")], axis=1)
+
+
+def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str]] | Unfinished:
+    """The runs in a folder that `find_folders` found, as rows, and the problems met; or why there are none."""
+    if kind == FOREIGN:
+        return Unfinished(folder, "foreign", "holds no file of a run")
+    if kind == EXPORT:
+        try:
+            return _read_exported(folder)
+        except Broken as error:
+            return Unfinished(folder, "broken", str(error))
+    outcome = read_run(folder)
+    return outcome if isinstance(outcome, Unfinished) else ([outcome[0]], outcome[1])
+
+
+def _read_exported(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The runs that were exported to a folder, as rows, and the problems met. Raises Broken."""
+    try:
+        frame = pd.read_parquet(folder / EXPORTED_RUNS)
+        typed = frame.astype({c.name: c.dtype for c in RUN_COLUMNS if c.name in frame})
+    except UNREADABLE as error:
+        raise Broken(f"{EXPORTED_RUNS} cannot be read ({error})") from error
+    missing = [c.name for c in RUN_COLUMNS if c.name not in typed and not c.optional]
+    if {"experiment", "run", "folder", "name", "setting"} & set(missing):
+        raise Broken(f"{EXPORTED_RUNS} has no column {', '.join(missing)}")
+    problems = [f"{folder}: {EXPORTED_RUNS} lacks {', '.join(missing)}"] if missing else []
+    rows = typed.astype("object").where(typed.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in row.items()} for row in rows], problems

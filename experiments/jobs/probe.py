@@ -1,0 +1,96 @@
+"""job=probe: look inside finished runs; tables for the figures go into RUN/probes/."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from tqdm import tqdm
+
+from experiments import machine
+from experiments.probing import settings, tables
+from experiments.probing.folders import title, to_probe
+from experiments.probing.run import probe_run, probed
+from experiments.progress import Bar
+from experiments.runs import FAILURE, RunFailed, RunFolder
+from experiments.schema import Config
+from zoo.errors import UserError
+
+
+def run(config: Config) -> None:
+    """Probe every complete run that was not probed in this way before. Raises RunFailed at the end if one could not be.
+
+    Folders without a complete run are named and left alone.
+    """
+    settings.check(config.probe)
+    machine.pick(config.device)
+    runs, skipped = to_probe(config)
+    for why in skipped:
+        print(f"skipped {why}")
+    todo = [run for run in runs if not probed(run, config.probe)]
+    print(
+        f"{len(runs)} complete runs: {len(runs) - len(todo)} probed before, {len(todo)} to probe", flush=True
+    )
+    bar, failed = Bar("probe", config.trainer.progress), 0
+    bar("runs", 0, len(todo))
+    try:
+        for done, (run, problem, made) in enumerate(_attempts(todo, config), start=1):
+            failed += bool(problem)
+            line = f"FAILED: {problem}" if problem else ", ".join(made)
+            tqdm.write(f"[{done}/{len(todo)}] {title(run)}: {line}", file=sys.stdout)
+            bar("runs", done, len(todo))
+    finally:
+        bar.close()
+    if failed:
+        raise RunFailed(
+            f"{failed} of {len(runs)} runs could not be probed; the same command tries them again"
+        )
+
+
+Attempt = tuple[Path, str, list[str]]
+
+
+def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
+    """Every run's problem (or "") and tables, as they end; sweep.workers at a time."""
+    workers = min(config.sweep.workers, len(runs))
+    if workers < 2:
+        yield from (_attempt(run, config) for run in runs)
+        return
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(config.trainer.threads)  # before the workers import torch
+    pool = ProcessPoolExecutor(workers, mp.get_context("spawn"), initializer=_ignore_interrupts)
+    try:
+        waiting = {pool.submit(_attempt, run, config): run for run in runs}
+        for future in as_completed(waiting):
+            try:
+                yield future.result()
+            except BrokenProcessPool:
+                yield waiting[future], "a worker was killed", []
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches every process of a terminal: a worker then ends its run, and gets no other."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _attempt(run: Path, config: Config) -> Attempt:
+    """Probe a run; a failure is recorded in its folder probes/ and told in one line."""
+    inside = RunFolder(run / tables.FOLDER)
+    try:
+        made = probe_run(run, config)
+    except UserError as error:
+        return run, str(error), []
+    except Exception as error:
+        inside.path.mkdir(exist_ok=True)
+        inside.fail(error)
+        return run, f"{type(error).__name__}: {error} (see {inside.path}/failure.json)", []
+    (inside.path / FAILURE).unlink(missing_ok=True)
+    return run, "", made

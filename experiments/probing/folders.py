@@ -1,0 +1,63 @@
+"""Which runs to probe: those asked for that are complete; the others are named with what keeps them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder
+from experiments.schema import Config
+from zoo.errors import UserError
+
+_DEPTH = 2  # results / experiment / run
+_NOT_RUNS = ("report", "published")
+
+
+def to_probe(config: Config) -> tuple[list[Path], list[str]]:
+    """The complete runs of run=RUN or of runs=FOLDER, and a line about every other folder.
+
+    Raises UserError where there is no complete one.
+    """
+    place = Path(config.run or config.runs or f"{config.results}/{config.name}")
+    if not place.is_dir():
+        raise UserError(f"{place} is no folder; give run=results/NAME/RUN or runs=results/NAME")
+    found = [(folder, _problem(folder)) for folder in _folders(place, 0 if config.run else _DEPTH)]
+    runs = [folder for folder, problem in found if not problem]
+    others = [f"{folder}: {problem}" for folder, problem in found if problem]
+    if not runs:
+        raise UserError(f"no complete run in {place}: {'; '.join(others[:5])}")
+    return runs, others
+
+
+def title(run: Path) -> str:
+    """What a run is called in messages."""
+    summary = RunFolder(run).summary()
+    return f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}"
+
+
+def _folders(place: Path, depth: int) -> Iterator[Path]:
+    """Run folders below a run, an experiment or all results, and folders without any."""
+    inside = [] if _is_run(place) or not depth else [x for x in sorted(place.iterdir()) if _may_hold_runs(x)]
+    if not inside:
+        yield place
+    for folder in inside:
+        yield from _folders(folder, depth - 1)
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (SUMMARY, FAILURE, CONFIG))
+
+
+def _may_hold_runs(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith((".", "_")) and path.name not in _NOT_RUNS
+
+
+def _problem(folder: Path) -> str:
+    """Why there is no complete run in a folder; "" if there is."""
+    run = RunFolder(folder)
+    if not run.complete:
+        return "failed" if run.failed else "not complete" if _is_run(folder) else "holds no run"
+    try:
+        return "" if isinstance(run.summary(), dict) else f"its {SUMMARY} is none"
+    except (OSError, ValueError) as error:
+        return f"its {SUMMARY} cannot be read ({error})"

@@ -1,0 +1,111 @@
+"""Probing one finished run: its best weights, its own text, tables into its folder probes/."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments import machine
+from experiments.data import Split
+from experiments.probing import looks, tables
+from experiments.probing.measures import loss_by_position, measured
+from experiments.probing.samples import samples
+from experiments.probing.windows import sentence, spread
+from experiments.runs import digest
+from experiments.schema import Config, ProbeConfig
+from experiments.trained import Trained, open_text, open_trained
+from zoo.files import write_json
+from zoo.io import read_card
+from zoo.probes import registered
+
+RECORD = "probes.json"
+_FORMAT = 1
+
+
+def probed(run: Path, probe: ProbeConfig) -> bool:
+    """Whether the tables of these very weights and settings are there."""
+    try:
+        record = json.loads((run / tables.FOLDER / RECORD).read_text())
+        return (
+            record["digest"] == digest(settings(probe))
+            and record["step"] == read_card(run).get("step")
+            and all(tables.file(run, name).is_file() for name in record["tables"])
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def settings(probe: ProbeConfig) -> dict[str, Any]:
+    """What decides the tables of a run, besides its weights and its text."""
+    return {"format": _FORMAT, "measures": sorted(registered()), **dataclasses.asdict(probe)}
+
+
+def probe_run(run: Path, config: Config) -> list[str]:
+    """Write all tables that a complete run has something for, and last what made them; returns the tables' names.
+
+    Tables of an earlier pass go. Raises UserError where weights or text are not as they were in training.
+    """
+    began = time.perf_counter()
+    torch.set_num_threads(config.trainer.threads)
+    device = machine.pick(config.device)
+    trained = open_trained(str(run), device)
+    split = open_text(trained, config.data, config.trainer.progress).splits["validation"]
+    made = _make(trained, split, config.probe, machine.precision(config.trainer.precision, device))
+    (run / tables.FOLDER).mkdir(exist_ok=True)
+    (run / tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
+    for name, rows in made.items():
+        if rows:
+            tables.write(run, name, rows)
+        else:
+            tables.file(run, name).unlink(missing_ok=True)
+    names = [name for name, rows in made.items() if rows]
+    write_json(run / tables.FOLDER / RECORD, _record(trained, config, names, time.perf_counter() - began))
+    return names
+
+
+def _make(
+    trained: Trained, split: Split, probe: ProbeConfig, precision: str
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Table -> rows."""
+    model, tokenizer = trained.model, trained.tokenizer
+    text = functools.cache(lambda token: tokenizer.decode([token]))
+    shown = sentence(split, tokenizer.bos_id, probe.map_tokens)
+    routes = looks.routes(model, shown)
+    windows, _ = spread(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
+    return {
+        "measures": [(trained.step, *row) for row in _measures(trained, split, probe, precision)],
+        "maps": looks.maps(model, shown),
+        "sentence": [(i, token, text(token)) for i, token in enumerate(shown[0].tolist())],
+        "routes": routes,
+        "assignments": looks.assignments(model, windows, probe.batch_size, text) if routes else [],
+        "samples": list(samples(trained, probe)),
+    }
+
+
+def _measures(trained: Trained, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
+    model = trained.model
+    rows = measured(model, *spread(split, probe.windows, model.seq_len), probe.batch_size)
+    long = spread(split, probe.long_windows, probe.extrapolate * model.seq_len)
+    return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
+
+
+def _record(trained: Trained, config: Config, names: list[str], seconds: float) -> dict[str, Any]:
+    commit, dirty = machine.commit()
+    return {
+        "settings": settings(config.probe),
+        "digest": digest(settings(config.probe)),
+        "step": trained.step,
+        "tables": names,
+        "commit": commit,
+        "dirty": dirty,
+        "versions": machine.versions(),
+        "machine": machine.describe(trained.model.embedding.weight.device),
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

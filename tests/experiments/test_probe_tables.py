@@ -1,0 +1,178 @@
+"""Tables of probes, number by number: against loops over a model that shows what a test knows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from analysis.probes import TABLES
+from experiments.data import Split
+from experiments.probing import looks, tables
+from experiments.probing.measures import averaged, loss_by_position, position_buckets
+from experiments.probing.windows import sentence, spread
+from zoo.probes import Row
+
+VOCAB, EXPERTS = 11, 3
+
+
+class Showing(nn.Module):
+    """Shows weights and selections that it is given, and routes by token id, head and rank."""
+
+    def __init__(self, weights: torch.Tensor | None = None, selected: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, 1)
+        self.vocab_size, self.weights, self.selected = VOCAB, weights, selected
+
+    def forward(self, tokens, ctx):
+        assert not self.training
+        assert not torch.is_grad_enabled()
+        mixer = ctx.at(layer=2, part="mixer", block="one")
+        mixer.show("attention", lambda: {"weights": self.weights})
+        mixer.show("selection", lambda: {"selected": self.selected})
+        ctx.at(layer=2, part="channel", block="two").show("routing", lambda: self.routing(tokens))
+        return torch.zeros(*tokens.shape, VOCAB), {}
+
+    def routing(self, tokens):
+        return {
+            "choices": torch.stack(
+                [torch.stack([chosen(tokens, h, r) for r in (0, 1)], -1) for h in (0, 1)], 2
+            ),
+            "probabilities": torch.stack(
+                [torch.stack([odds(tokens, h, e) for e in range(3)], -1) for h in (0, 1)], 2
+            ),
+        }
+
+
+def chosen(token, head, rank):
+    return (token * (head + 1) + rank) % EXPERTS
+
+
+def odds(token, head, expert):
+    return (token + 10 * head + 100 * expert) / 1000
+
+
+def test_maps_hold_every_weight_that_is_not_tiny():
+    time = 6
+    weights = torch.softmax(4 * torch.randn(1, 2, time, time, generator=torch.Generator().manual_seed(0)), -1)
+    weights[0, 1, 3] = torch.tensor([0.9985, 0.0005, 0.001, 0, 0, 0])
+    selected = torch.zeros(1, 1, time, time, dtype=torch.bool)
+    selected[0, 0, 4, 2] = True
+    model = Showing(weights, selected).train()
+    rows = looks.maps(model, torch.zeros(1, time, dtype=torch.long))
+    assert model.training
+    expected = [
+        (2, "one", head, "attention", query, key, pytest.approx(float(weights[0, head, query, key])))
+        for head in range(2)
+        for query in range(time)
+        for key in range(time)
+        if float(weights[0, head, query, key]) >= 0.001
+    ]
+    assert [row for row in rows if row[3] == "attention"] == expected
+    assert (2, "one", 1, "attention", 3, 2, pytest.approx(0.001)) in rows
+    assert [row for row in rows if row[3] == "selection"] == [(2, "one", 0, "selection", 4, 2, 1.0)]
+
+
+def test_routes_hold_every_choice_with_its_probability():
+    tokens = [3, 1, 4, 10]
+    rows = looks.routes(Showing(), torch.tensor([tokens]))
+    assert sorted(rows) == sorted(
+        (
+            2,
+            "channel",
+            "two",
+            head,
+            position,
+            rank,
+            c := chosen(token, head, rank),
+            pytest.approx(odds(token, head, c)),
+        )
+        for position, token in enumerate(tokens)
+        for head in (0, 1)
+        for rank in (0, 1)
+    )
+
+
+def test_assignments_count_first_choices_over_all_batches():
+    windows = torch.randint(VOCAB, (5, 7), generator=torch.Generator().manual_seed(1))
+    rows = looks.assignments(Showing(), windows, 2, "t{}".format)
+    counted: Counter = Counter()
+    for token in windows.flatten().tolist():
+        for head in (0, 1):
+            counted[head, chosen(token, head, 0), token] += 1
+    assert rows == [
+        (2, "channel", "two", head, choice, token, f"t{token}", count)
+        for (head, choice, token), count in sorted(counted.items())
+    ]
+
+
+def test_rows_of_batches_are_averaged_by_count():
+    def row(value, count, head=0, start=0.0):
+        return Row(1, "mixer", "one", head, "position", start, 16.0, "top_mass", value, count)
+
+    rows = averaged(
+        [row(0.5, 30), row(0.1, 7, head=1), row(0.2, 10), row(3.0, 5, start=1.0), row(math.nan, 0)]
+    )
+    assert rows == [
+        row(pytest.approx((0.5 * 30 + 0.2 * 10) / 40), 40),
+        row(pytest.approx(0.1), 7, head=1),
+        row(3.0, 5, start=1.0),
+    ]
+
+
+def test_loss_by_position_goes_beyond_the_trained_length():
+    config = zoo.ModelConfig(pattern="F", depth=1, d_model=8, n_heads=2)
+    model = zoo.LanguageModel(config, vocab_size=VOCAB, seq_len=20, seed=3)
+    whole = torch.randint(VOCAB, (3, 91), generator=torch.Generator().manual_seed(2))
+    rows = loss_by_position(model, whole[:, :-1], whole[:, 1:], 2, "fp32")
+    assert model.training
+    nats = []
+    for text in whole:
+        logits = model.eval()(text[None, :-1])[0].detach()
+        nats.append([-math.log(float(logits[0, t].softmax(-1)[text[t + 1]])) for t in range(90)])
+    edges = [(0, 16), (16, 20), (20, 40), (40, 80), (80, 90)]
+    assert [(row.start, row.end) for row in rows] == edges
+    for row, (start, end) in zip(rows, edges, strict=True):
+        inside = [window[t] for window in nats for t in range(start, end)]
+        assert row.value == pytest.approx(sum(inside) / len(inside), rel=1e-5)
+        assert row.count == len(inside)
+        assert (row.layer, row.part, row.head, row.axis, row.measure) == (None, "", None, "position", "loss")
+
+
+def test_position_buckets_of_a_short_text_end_with_it():
+    assert position_buckets(128, 40) == [(0, 16), (16, 32), (32, 40)]
+
+
+def test_windows_are_spread_over_the_split():
+    split = Split(np.arange(103, dtype=np.uint16), 0, 0, 0)
+    tokens, targets = spread(split, 3, 10)
+    assert tokens[:, 0].tolist() == [0, 46, 92]
+    assert targets[-1, -1] == 102
+    assert (targets == tokens + 1).all()
+    assert len(spread(split, 500, 10)[0]) == 10, "no overlap"
+    assert spread(split, 4, 1000)[0].shape == (1, 102)
+
+
+def test_the_sentence_starts_a_document():
+    tokens = np.array([0, 5, 6, 0, 7, 8, 9, 0, 1, 2, 3, 4], dtype=np.uint16)
+    split = Split(tokens, 0, 0, 3)
+    assert sentence(split, 0, 4).tolist() == [[0, 7, 8, 9]]
+    assert sentence(split, 0, 5).tolist() == [[0, 1, 2, 3, 4]]
+    assert sentence(split, 0, 6).tolist() == [[0, 5, 6, 0, 7, 8]]
+
+
+def test_tables_have_the_columns_that_analysis_reads(tmp_path):
+    types = {pa.int64(): "Int64", pa.float64(): "float64", pa.string(): "str"}
+    assert {name: [(f.name, types[f.type]) for f in schema] for name, schema in tables.SCHEMAS.items()} == {
+        name: [(column.name, column.dtype) for column in columns] for name, columns in TABLES.items()
+    }
+    rows = [(5, None, "", "", None, "position", 0.0, 16.0, "loss", 3.25, 7)]
+    for content in (rows, []):
+        tables.write(tmp_path, "measures", content)
+        assert tables.read(tmp_path, "measures") == content
