@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +25,15 @@ class Section(NamedTuple):
     slug: str
     drawn: list[Exhibit]
     absent: list[Exhibit]
+
+
+class Behind(NamedTuple):
+    """A run that a figure was drawn from, and where on the page its config is."""
+
+    label: str
+    seed: Any
+    run: str
+    anchor: str
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,18 @@ class Content:
             for title, group in found.items()
         ]
 
-    def behind(self, exhibit: Exhibit) -> dict[str, list[Any]]:
-        """The runs that a figure was drawn from, as rows of `runs` by label."""
-        drawn = self.runs[self.runs["run"].isin(exhibit.runs)] if exhibit.runs else self.runs
-        return {label: list(group.itertuples(index=False)) for label, group in drawn.groupby("label")}
+    @cached_property
+    def _behind_all(self) -> list[Behind]:
+        columns = (self.runs[name] for name in Behind._fields)
+        return [Behind(*values) for values in zip(*columns, strict=True)]
+
+    def behind(self, exhibit: Exhibit) -> dict[str, list[Behind]]:
+        """The runs that a figure was drawn from, by label."""
+        found: dict[str, list[Behind]] = {}
+        for one in self._behind_all:
+            if not exhibit.runs or one.run in exhibit.runs:
+                found.setdefault(one.label, []).append(one)
+        return found
 
 
 def gather(results: Results, figures: Path) -> Content:

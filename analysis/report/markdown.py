@@ -22,7 +22,8 @@ def fenced(text: str, language: str = "") -> str:
     """Text as it is, between fences longer than any it holds."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
-    return f"{fence}{language}\n{text.rstrip(chr(10))}\n{fence}"
+    end = "" if text.endswith("\n") else "\n"
+    return f"{fence}{language}\n{text}{end}{fence}"
 
 
 def table(fields: Sequence[Field], rows: Sequence[Any]) -> str:
