@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from analysis.columns import RUN_COLUMNS
 from analysis.errors import NoData
@@ -93,16 +94,23 @@ def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
 
 
 def _drawn(entry: Entry, results: Results, folder: Path) -> Exhibit:
-    module = import_module(f"analysis.figures.{entry.family}")
-    for need in entry.needs:
-        require(need, results)
-    table: pd.DataFrame = module.table(results, **entry.options)
-    caption = module.caption(table, **entry.options)
-    svg, png = save(module.draw(table, **entry.options), folder / entry.name)
+    figure, caption, table = draw(entry, results)
+    svg, png = save(figure, folder / entry.name)
     write_atomically(folder / f"{entry.name}.csv", partial(table.to_csv, index=False))
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
     source = _data_url(svg if svg.stat().st_size <= HEAVY else png)
     return Exhibit(entry.name, entry.title, caption, source, runs=runs, section=entry.section)
+
+
+def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
+    """A listed figure, its caption and the table it draws. Raises NoData where the results do not support it."""
+    if isinstance(entry, str):
+        entry = {one.name: one for one in listed()}[entry]
+    module = import_module(f"analysis.figures.{entry.family}")
+    for need in entry.needs:
+        require(need, results)
+    table: pd.DataFrame = module.table(results, **entry.options)
+    return module.draw(table, **entry.options), module.caption(table, **entry.options), table
 
 
 def _data_url(path: Path) -> str:
