@@ -135,4 +135,6 @@ def _other_problems(results: Results) -> list[str]:
     prefixes = tuple(f"{row.experiment}/{row.run}:" for row in results.unfinished.itertuples())
     inside = [text + "." for text in results.problems if not prefixes or not text.startswith(prefixes)]
     more = len(inside) - SHOWN
-    return inside[:SHOWN] + ([f"{more} more problems of this kind: see load_results(...).problems."] * (more > 0))
+    return inside[:SHOWN] + (
+        [f"{more} more problems of this kind: see load_results(...).problems."] * (more > 0)
+    )

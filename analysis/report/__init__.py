@@ -1,8 +1,8 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
-    content.py   what a report holds, gathered once; summary.py: its sentences; samples.py: what the models wrote
-    tables.py    the columns of its tables
-    page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
+content.py   what a report holds, gathered once; summary.py: its sentences; samples.py: what the models wrote
+tables.py    the columns of its tables
+page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
 """
 
 from __future__ import annotations

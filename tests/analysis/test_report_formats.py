@@ -190,7 +190,9 @@ def test_samples_stand_side_by_side_as_they_were_written(tmp_path, write_run, mo
     write_samples(write_run(experiment, name="best", loss=3.0, option=1), ("Two", "b2"), ("One", text))
     write_run(experiment, name="silent", loss=3.1, option=2)
     content = gathered(experiment, monkeypatch)
-    by_prompt = {one.prompt: [(c.label, c.text) for c in one.continuations] for one in content.samples.prompts}
+    by_prompt = {
+        one.prompt: [(c.label, c.text) for c in one.continuations] for one in content.samples.prompts
+    }
     assert by_prompt == {"One": [("best", text), ("worse", "w1")], "Two": [("best", "b2"), ("worse", "w2")]}
     assert content.samples.without == ("silent",)
     html = page.render(content)
