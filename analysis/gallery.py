@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from analysis.columns import RUN_COLUMNS
 from analysis.errors import NoData
@@ -21,6 +23,14 @@ from analysis.results import Results
 from analysis.style import save
 
 LIST = Path(__file__).with_name("figures.toml")
+SECTIONS = ("Quality", "Cost", "Attention", "Residual streams", "Routing", "Recurrences", "Length")
+"""In the order of a report; figures of other sections, and those without one, come after these."""
+
+HEAVY = 400_000
+"""Bytes of an SVG above which the page carries the PNG in its place."""
+
+_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,11 +42,15 @@ class Entry:
     title: str
     needs: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    section: str = ""
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A figure of these results, or the reason why there is none. source: the SVG as a data URL; runs: those drawn."""
+    """A figure of these results, or the reason why there is none.
+
+    source: the SVG, or the PNG where that is HEAVY, as a data URL; runs: those drawn, empty where it is all of them.
+    """
 
     name: str
     title: str
@@ -44,12 +58,16 @@ class Exhibit:
     source: str = ""
     missing: str = ""
     runs: tuple[str, ...] = ()
+    section: str = ""
 
 
 def listed(path: Path = LIST) -> list[Entry]:
-    """All figures there are, in the order of a report."""
+    """All figures there are, in the order of a report: by section, and inside one as the file has them."""
     entries = tomllib.loads(path.read_text(encoding="utf-8"))["figure"]
-    return [Entry(**{**entry, "needs": tuple(entry["needs"])}) for entry in entries]
+    found = [Entry(**{**entry, "needs": tuple(entry["needs"])}) for entry in entries]
+    known = dict.fromkeys((*SECTIONS, *(entry.section for entry in found if entry.section)))
+    order = {section: place for place, section in enumerate(known)}
+    return sorted(found, key=lambda entry: order.get(entry.section, len(order)))
 
 
 def exhibits(results: Results, folder: Path) -> list[Exhibit]:
@@ -58,24 +76,45 @@ def exhibits(results: Results, folder: Path) -> list[Exhibit]:
 
 
 def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
-    """One figure, or why it is missing."""
-    module = import_module(f"analysis.figures.{entry.family}")
+    """One figure, or why it is missing.
+
+    A figure that fails on odd data must not take the others with it: its place names the error, and the traceback
+    is logged.
+    """
     try:
-        for need in entry.needs:
-            require(need, results)
-        table: pd.DataFrame = module.table(results, **entry.options)
+        return _drawn(entry, results, folder)
     except NoData as reason:
-        return Exhibit(entry.name, entry.title, missing=str(reason))
-    svg, _ = save(module.draw(table, **entry.options), folder / entry.name)
+        missing = str(reason)
+    except Exception as error:
+        _log.exception("figure %s", entry.name)
+        missing = f"drawing it failed ({type(error).__name__}: {error})"
+    for suffix in (".svg", ".png", ".csv"):  # of an earlier report
+        (folder / f"{entry.name}{suffix}").unlink(missing_ok=True)
+    return Exhibit(entry.name, entry.title, missing=missing, section=entry.section)
+
+
+def _drawn(entry: Entry, results: Results, folder: Path) -> Exhibit:
+    figure, caption, table = draw(entry, results)
+    svg, png = save(figure, folder / entry.name)
     write_atomically(folder / f"{entry.name}.csv", partial(table.to_csv, index=False))
-    encoded = base64.b64encode(svg.read_bytes()).decode()
-    return Exhibit(
-        entry.name,
-        entry.title,
-        module.caption(table, **entry.options),
-        f"data:image/svg+xml;base64,{encoded}",
-        runs=tuple(table["run"].dropna().unique()) if "run" in table else (),
-    )
+    runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
+    source = _data_url(svg if svg.stat().st_size <= HEAVY else png)
+    return Exhibit(entry.name, entry.title, caption, source, runs=runs, section=entry.section)
+
+
+def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
+    """A listed figure, its caption and the table it draws. Raises NoData where the results do not support it."""
+    if isinstance(entry, str):
+        entry = {one.name: one for one in listed()}[entry]
+    module = import_module(f"analysis.figures.{entry.family}")
+    for need in entry.needs:
+        require(need, results)
+    table: pd.DataFrame = module.table(results, **entry.options)
+    return module.draw(table, **entry.options), module.caption(table, **entry.options), table
+
+
+def _data_url(path: Path) -> str:
+    return f"data:{_TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def require(need: str, results: Results) -> None:

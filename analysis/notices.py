@@ -9,6 +9,8 @@ from analysis.results import Results
 from analysis.units import engineering, listing, whole
 
 PARAMETER_SPREAD = 0.05
+SHOWN = 12
+"""Problems inside runs that are told one by one; `Results.problems` has them all."""
 
 
 def notices(results: Results) -> list[str]:
@@ -131,4 +133,8 @@ def _duplicates(runs: pd.DataFrame) -> list[str]:
 def _other_problems(results: Results) -> list[str]:
     """Problems inside complete runs; those of unfinished folders have their own notice."""
     prefixes = tuple(f"{row.experiment}/{row.run}:" for row in results.unfinished.itertuples())
-    return [problem + "." for problem in results.problems if not prefixes or not problem.startswith(prefixes)]
+    inside = [text + "." for text in results.problems if not prefixes or not text.startswith(prefixes)]
+    more = len(inside) - SHOWN
+    return inside[:SHOWN] + (
+        [f"{more} more problems of this kind: see load_results(...).problems."] * (more > 0)
+    )

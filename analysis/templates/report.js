@@ -39,7 +39,7 @@ for (const button of document.querySelectorAll(".enlarge")) {
     const image = button.querySelector("img");
     largeImage.src = saveLink.href = image.src;
     largeImage.alt = image.alt;
-    saveLink.download = image.dataset.name + ".svg";
+    saveLink.download = image.dataset.name + (image.src.startsWith("data:image/png") ? ".png" : ".svg");
     large.showModal();
   });
 }

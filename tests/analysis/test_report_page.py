@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -56,7 +57,6 @@ def test_the_page_stands_alone_and_its_files_lie_beside_it(quickstart):
     assert "://" not in page.source
     beside = sorted(str(item.relative_to(path.parent)) for item in path.parent.rglob("*") if item.is_file())
     assert beside == [
-        "comparison.csv",
         *(
             f"figures/{figure}.{kind}"
             for figure in ("comparison", "loss_against_tokens")
@@ -64,9 +64,11 @@ def test_the_page_stands_alone_and_its_files_lie_beside_it(quickstart):
         ),
         "index.html",
         "metrics.parquet",
+        "report.md",
         "runs.parquet",
+        *(f"tables/{table}.{kind}" for table in ("comparison", "runs") for kind in ("csv", "tex")),
     ]
-    table = pd.read_csv(path.parent / "comparison.csv")
+    table = pd.read_csv(path.parent / "tables" / "comparison.csv")
     assert table["label"].iloc[0] == "transformer"
     assert table["test_loss"].iloc[0] == pytest.approx(3.002)
     assert len(pd.read_parquet(path.parent / "runs.parquet")) == 8
@@ -80,7 +82,7 @@ def test_every_config_command_and_run_is_in_the_page(quickstart):
         assert Path(row.folder, "config.yaml").read_text().strip() in shown
         assert row.run in page.words
     assert shown.count("python run.py model=transformer") == 8
-    assert page.tags.count("details") == 8
+    assert len(re.findall(r'<details id="run-\d+"', page.source)) == 8
     assert "3.002 ± 0.025" in page.words
     assert "SFSF" in page.words
     assert "0123456789abcdef" in page.words
@@ -102,7 +104,7 @@ def test_one_run_makes_a_report(tmp_path, write_run):
     path = write_report(write_run(tmp_path / "results" / "single"))
     page = Page(path)
     assert "one seed: no interval" in page.words
-    assert page.tags.count("details") == 1
+    assert len(re.findall(r'<details id="run-\d+"', page.source)) == 1
 
 
 def test_a_run_with_hardly_anything_in_its_summary_makes_a_report(tmp_path, write_run):

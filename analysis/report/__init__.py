@@ -1,0 +1,66 @@
+"""A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
+
+content.py   what a report holds, gathered once; summary.py: its sentences; samples.py: what the models wrote
+tables.py    the columns of its tables
+page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.errors import ResultsError
+from analysis.files import write_atomically, write_text
+from analysis.report import latex, markdown, page
+from analysis.report.content import Content, gather
+from analysis.report.tables import COMPARISON, RUNS, rows
+from analysis.results import PathLike, Results, load_results
+
+
+def write_report(runs: PathLike | Iterable[PathLike] | Results, out: PathLike | None = None) -> Path:
+    """Write a report and return the path of its page.
+
+    index.html needs no other file and no network. Beside it: report.md with figures/NAME.svg, .png and .csv (what
+    it draws); tables/ with comparison and runs as .tex (booktabs) and .csv (full precision), and samples.csv where
+    there are samples; runs.parquet and metrics.parquet.
+
+    runs: a run, experiment or results folder, a list of them, or loaded Results.
+    out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
+    Raises ResultsError if there is nothing complete to report.
+    """
+    folder = _target(runs, out)
+    results = runs if isinstance(runs, Results) else load_results(runs)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = gather(results, folder / "figures")
+    results.to_parquet(folder)
+    _write_tables(results, content, folder / "tables")
+    write_text(folder / "report.md", markdown.render(content))
+    return write_text(folder / "index.html", page.render(content))
+
+
+def _target(runs: object, out: PathLike | None) -> Path:
+    if out is not None:
+        return Path(out)
+    if isinstance(runs, str | os.PathLike):
+        return Path(runs) / "report"
+    raise ResultsError("a report over several folders needs a place: give out=FOLDER")
+
+
+def _write_tables(results: Results, content: Content, folder: Path) -> None:
+    for name, frame, fields in (
+        ("comparison", content.comparison.drop(columns="dot"), COMPARISON),
+        ("runs", results.runs, RUNS),
+    ):
+        _write_csv(frame, folder / f"{name}.csv")
+        write_text(folder / f"{name}.tex", latex.table(fields, rows(frame), content.summary))
+    if content.samples.prompts:
+        _write_csv(results.table("samples"), folder / "samples.csv")
+
+
+def _write_csv(frame: pd.DataFrame, path: Path) -> None:
+    write_atomically(path, partial(frame.to_csv, index=False))

@@ -1,0 +1,123 @@
+"""What a report holds, whatever its format: gathered once from the results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from analysis.comparison import compare, ranking_metric
+from analysis.gallery import Exhibit, exhibits
+from analysis.notices import notices
+from analysis.report import summary
+from analysis.report.samples import Samples, samples
+from analysis.results import Results
+from analysis.style import looks
+
+
+class Section(NamedTuple):
+    """The figures of one kind: those drawn, and those that these results do not support."""
+
+    title: str
+    slug: str
+    drawn: list[Exhibit]
+    absent: list[Exhibit]
+
+
+class Behind(NamedTuple):
+    """A run that a figure was drawn from, and where on the page its config is."""
+
+    label: str
+    seed: Any
+    run: str
+    anchor: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything a report says.
+
+    comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
+    place on the page), `config` (the text of config.yaml, or None) and `described` (its blocks). exhibits: all
+    figures; sections: the same by kind. metric: what ranks the models.
+    """
+
+    title: str
+    summary: str
+    notices: list[str]
+    metric: str
+    comparison: pd.DataFrame
+    exhibits: list[Exhibit]
+    samples: Samples
+    runs: pd.DataFrame
+    machines: pd.DataFrame
+    versions: pd.DataFrame
+    missing: list[str]
+
+    @property
+    def sections(self) -> list[Section]:
+        """The figures by section, in the order of the list."""
+        found: dict[str, list[Exhibit]] = {}
+        for exhibit in self.exhibits:
+            found.setdefault(exhibit.section or "More", []).append(exhibit)
+        return [
+            Section(
+                title,
+                title.lower().replace(" ", "-"),
+                [one for one in group if not one.missing],
+                [one for one in group if one.missing],
+            )
+            for title, group in found.items()
+        ]
+
+    @cached_property
+    def _behind_all(self) -> list[Behind]:
+        columns = (self.runs[name] for name in Behind._fields)
+        return [Behind(*values) for values in zip(*columns, strict=True)]
+
+    def behind(self, exhibit: Exhibit) -> dict[str, list[Behind]]:
+        """The runs that a figure was drawn from, by label."""
+        found: dict[str, list[Behind]] = {}
+        for one in self._behind_all:
+            if not exhibit.runs or one.run in exhibit.runs:
+                found.setdefault(one.label, []).append(one)
+        return found
+
+
+def gather(results: Results, figures: Path) -> Content:
+    """Draw the figures into a folder and collect all the rest."""
+    table = compare(results.runs)
+    styles = looks(zip(table["label"], table["color"], strict=True))
+    shown = exhibits(results, figures)
+    written = samples(results, list(table["label"]))
+    return Content(
+        title=summary.title(results.runs),
+        summary=summary.paragraph(results.runs, table["label"]),
+        notices=notices(results),  # after the tables of the probes were read: their problems are known now
+        metric="bits per byte" if ranking_metric(results.runs) == "test_bits_per_byte" else "test loss",
+        comparison=table.assign(dot=[styles[label].color for label in table["label"]]),
+        exhibits=shown,
+        samples=written,
+        runs=_detailed(results.runs),
+        machines=summary.machines(results.runs),
+        versions=summary.versions(results.runs),
+        missing=summary.missing(results.runs, shown),
+    )
+
+
+def _detailed(runs: pd.DataFrame) -> pd.DataFrame:
+    return runs.assign(
+        anchor=[f"run-{place}" for place in range(1, len(runs) + 1)],
+        config=pd.Series([_config(folder) for folder in runs["folder"]], index=runs.index, dtype="object"),
+        described=runs["blocks"].map(summary.blocks),
+    )
+
+
+def _config(folder: str) -> str | None:
+    try:
+        return (Path(folder) / "config.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None

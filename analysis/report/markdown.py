@@ -1,0 +1,41 @@
+"""The report as Markdown (CommonMark with tables), figures linked as files beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from analysis.report.content import Content
+from analysis.report.rendering import environment
+from analysis.report.tables import Field
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$&!])")
+
+
+def escape(text: object) -> str:
+    """Text that stays text, on one line, in a paragraph, a heading or a cell of a table."""
+    return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def fenced(text: str, language: str = "") -> str:
+    """Text as it is, between fences longer than any it holds."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    end = "" if text.endswith("\n") else "\n"
+    return f"{fence}{language}\n{text}{end}{fence}"
+
+
+def table(fields: Sequence[Field], rows: Sequence[Any]) -> str:
+    """A table with numbers at the right."""
+    heads = [escape(f"{field.heading} ({field.unit})" if field.unit else field.heading) for field in fields]
+    marks = ["---:" if field.kind == "number" else "---" for field in fields]
+    cells = [[escape(field.show(row)) for field in fields] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (heads, marks, *cells))
+
+
+def render(content: Content) -> str:
+    """The whole report."""
+    jinja = environment(autoescape=False)
+    jinja.filters |= {"md": escape, "fenced": fenced}
+    return jinja.get_template("report.md.j2").render(content=content, table=table)

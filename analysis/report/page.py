@@ -1,0 +1,20 @@
+"""The report as one HTML page that needs no other file and no network."""
+
+from __future__ import annotations
+
+import base64
+
+from analysis.report.content import Content
+from analysis.report.rendering import environment
+from analysis.report.tables import sort_key
+
+
+def render(content: Content) -> str:
+    """The page's HTML; every text from a result file is escaped by the templates."""
+    jinja = environment(autoescape=True)
+    jinja.globals["sort_key"] = sort_key
+    csv = content.comparison.drop(columns="dot").to_csv(index=False)
+    encoded = base64.b64encode(csv.encode()).decode()
+    return jinja.get_template("report.html.j2").render(
+        content=content, comparison_csv=f"data:text/csv;base64,{encoded}"
+    )

@@ -1,0 +1,39 @@
+"""What the templates of all formats know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from analysis import units
+from analysis.report import summary, tables
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+
+
+def environment(*, autoescape: bool) -> Environment:
+    """Jinja over analysis/templates; a name that is missing there is an error."""
+    jinja = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    jinja.filters |= {
+        "whole": units.whole,
+        "engineering": units.engineering,
+        "memory": units.memory,
+        "percent": units.percent,
+        "text": tables.text,
+        "rows": tables.rows,
+    }
+    jinja.globals |= {
+        "COMPARISON": tables.COMPARISON,
+        "RUNS": tables.RUNS,
+        "MACHINES": tables.MACHINES,
+        "VERSIONS": tables.VERSIONS,
+        "count": summary.count,
+    }
+    return jinja

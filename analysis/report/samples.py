@@ -1,0 +1,80 @@
+"""What the compared models wrote after the same prompts, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis import units
+from analysis.errors import NoData
+from analysis.gallery import require
+from analysis.results import Results
+
+KEYS = ["prompt", "temperature", "sample_seed"]
+
+
+class Continuation(NamedTuple):
+    """What one run wrote: the model's label, the run's seed, the text, and the decoding speed."""
+
+    label: str
+    seed: str
+    text: str
+    speed: str
+
+
+class Prompt(NamedTuple):
+    """One prompt, how it was sampled, and a continuation a run."""
+
+    prompt: str
+    sampling: str
+    continuations: list[Continuation]
+
+
+class Samples(NamedTuple):
+    """Every prompt in the order it was asked; missing: why there is none; without: labels that have no sample."""
+
+    prompts: list[Prompt]
+    missing: str = ""
+    without: tuple[str, ...] = ()
+
+
+def samples(results: Results, order: Sequence[str]) -> Samples:
+    """The table `samples` of the probes, by prompt. order: labels as the comparison has them, best first."""
+    try:
+        require("table.samples", results)
+    except NoData as reason:
+        return Samples([], missing=str(reason))
+    table = results.table("samples").drop_duplicates([*KEYS, "label", "seed"])
+    place = {label: position for position, label in enumerate(order)}
+    table = table.assign(place=table["label"].map(place)).sort_values(["place", "seed"], kind="stable")
+    asked = table[KEYS].drop_duplicates().sort_index()  # the order of the files, not of the models
+    prompts = [_prompt(key, table) for key in asked.itertuples(index=False)]
+    return Samples(prompts, without=tuple(label for label in order if label not in set(table["label"])))
+
+
+def _prompt(key: tuple, table: pd.DataFrame) -> Prompt:
+    same = pd.Series(True, index=table.index)
+    for name in KEYS:
+        value = getattr(key, name)
+        same &= table[name].isna() if pd.isna(value) else (table[name] == value).fillna(False)
+    rows = table[same].itertuples(index=False)
+    return Prompt(_shown(key.prompt), _sampling(key), [_continuation(row) for row in rows])
+
+
+def _sampling(key: tuple) -> str:
+    if pd.isna(key.temperature):
+        return "how it was sampled is not recorded"
+    if key.temperature == 0:
+        return "temperature 0: the most likely token each time"
+    return f"temperature {key.temperature:g}, sampling seed {units.whole(key.sample_seed)}"
+
+
+def _continuation(row: tuple) -> Continuation:
+    speed = units.engineering(row.tokens_per_second)
+    return Continuation(row.label, units.whole(row.seed), _shown(row.text), speed)
+
+
+def _shown(text: object) -> str:
+    return units.MISSING if pd.isna(text) else str(text)

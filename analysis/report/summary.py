@@ -1,0 +1,108 @@
+"""What a report says in words about its runs: title, paragraph, machines, versions, what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pandas as pd
+
+from analysis import units
+from analysis.gallery import Exhibit
+from analysis.style import seeds_text
+
+
+def title(runs: pd.DataFrame) -> str:
+    """The experiments' names."""
+    return units.listing(runs["experiment"].unique(), limit=4)
+
+
+def count(n: int, what: str) -> str:
+    """ "1 run", "2 runs"."""
+    return f"{n} {what}{'s' * (n != 1)}"
+
+
+def paragraph(runs: pd.DataFrame, labels: pd.Series) -> str:
+    """One paragraph: what was compared on what text, trained how, tested how."""
+
+    def values(column: str, show: Callable = str) -> str:
+        return units.listing(show(value) for value in runs[column].dropna().unique())
+
+    models = units.listing(labels)
+    verb = "compared over" if runs["label"].nunique() > 1 else "in"
+    return (
+        f"{models}, {verb} {count(len(runs), 'run')} ({seeds_text(runs['seed'].dropna())}), "
+        f"trained on {values('training_set')} ({values('train_split_tokens', units.engineering)} tokens; "
+        f"tokenizer {values('tokenizer')} with {values('vocab_size', units.whole)} entries) "
+        f"for at most {values('planned_steps', units.whole)} steps of "
+        f"{values('tokens_per_step', units.whole)} tokens, context {values('seq_len', units.whole)}. "
+        f"Tested on the test split of {values('test_set')} with the weights of the lowest validation loss: "
+        f"every token of it scored once, stride {values('test_stride', units.whole)}.{_yardsticks(runs)}"
+    )
+
+
+def _yardsticks(runs: pd.DataFrame) -> str:
+    """How equal the models are, and what loss takes no model: each where it is known."""
+    found, sizes = "", runs["parameters_non_embedding"].dropna()
+    if sizes.nunique() > 1:
+        spread = f"{sizes.max() / sizes.min() - 1:.1%}"
+        found += f" Parameters beside the embedding: {sizes.min():,} to {sizes.max():,}, {spread} apart."
+    entropy = runs["unigram_entropy"].dropna()
+    if len(entropy):
+        values = units.listing(f"{value:.3f}" for value in sorted(entropy.unique()))
+        found += (
+            f" Knowing only how frequent each token of the training text is would cost {values} nats/token."
+        )
+    return found
+
+
+def blocks(described: object) -> str:
+    """The blocks of a run as "F attention, S timelines"; described: the column `blocks` of runs."""
+    try:
+        found = json.loads(described)
+        return ", ".join(f"{block['letter']} {block['title']}" for block in found)
+    except (TypeError, ValueError, KeyError):
+        return units.MISSING
+
+
+def machines(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row a machine, with n_runs, the busiest first."""
+    return _counted(runs, ["gpu", "cpu", "cores", "threads", "memory_bytes", "platform"])
+
+
+def versions(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row a state of the code: commit, tree, versions, n_runs, the busiest first."""
+    trees = {"True": "uncommitted changes", "False": "clean"}
+    tree = runs["dirty"].astype("str").map(lambda dirty: trees.get(dirty, "not recorded"))
+    described = runs.assign(tree=tree, versions=runs["versions"].map(_versions))
+    return _counted(described, ["commit", "tree", "versions"])
+
+
+def _counted(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    counts = runs.groupby(keys, dropna=False).size().reset_index(name="n_runs")
+    return counts.sort_values("n_runs", ascending=False)
+
+
+def _versions(described: object) -> str:
+    try:
+        return ", ".join(f"{name} {version}" for name, version in json.loads(described).items())
+    except (TypeError, ValueError, AttributeError):
+        return units.MISSING
+
+
+def missing(runs: pd.DataFrame, exhibits: list[Exhibit]) -> list[str]:
+    """A sentence for everything that a report could show and these runs do not have."""
+    absent = [exhibit.title for exhibit in exhibits if exhibit.missing]
+    found = []
+    if absent:
+        found.append(
+            f"{len(absent)} of {count(len(exhibits), 'figure')}, each with its reason at the end of its section: "
+            f"{units.listing(absent, limit=60)}."
+        )
+    for column, what in (("mfu", "MFU"), ("peak_memory_bytes", "Peak memory")):
+        unknown = int(runs[column].isna().sum())
+        if unknown:
+            found.append(f"{what} of {unknown} of {count(len(runs), 'run')}: not recorded.")
+    if runs["gpu"].isna().all():
+        found.append("Speed on a GPU: none of these runs used one.")
+    return found

@@ -1,0 +1,125 @@
+"""The columns of a report's two tables, said once for the page, the Markdown and the LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from analysis import units
+from analysis.comparison import interval_text
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a table.
+
+    show(row): the cell's text; row: a named tuple of the table. sort: the frame's column that the page sorts by;
+    empty: by the text. kind: "name" (a row's heading), "number" (to the right), "code", "run" (links to the run's
+    config), or "text". note: what hovering over the heading says.
+    """
+
+    heading: str
+    show: Callable[[Any], str]
+    unit: str = ""
+    sort: str = ""
+    kind: str = "text"
+    note: str = ""
+
+
+def text(value: Any, missing: str = units.MISSING) -> str:
+    """A value as it is, or the sign of a missing one."""
+    return missing if pd.isna(value) else str(value)
+
+
+def _text(heading: str, column: str, kind: str = "text", show: Callable[[Any], str] = text) -> Field:
+    return Field(heading, lambda row: show(getattr(row, column)), kind=kind)
+
+
+def _number(heading: str, column: str, show: Callable[[Any], str], unit: str = "", note: str = "") -> Field:
+    return Field(heading, lambda row: show(getattr(row, column)), unit, column, "number", note)
+
+
+def _interval(heading: str, column: str, unit: str = "") -> Field:
+    def show(row: Any) -> str:
+        return interval_text(getattr(row, column), getattr(row, f"{column}_ci"))
+
+    return Field(heading, show, unit, column, "number")
+
+
+def _minute(value: Any) -> str:
+    return text(value)[:16].replace("T", " ")
+
+
+def _commit(value: Any) -> str:
+    return text(value)[:10]
+
+
+COMPARISON = (
+    _text("name", "label", "name"),
+    _text("pattern", "pattern", "code"),
+    _number("params", "parameters", units.engineering, note="parameters, tied ones once"),
+    _number("FLOPs/token", "flops_forward", units.engineering, note="forward pass at the trained context"),
+    _interval("test loss", "test_loss", "nats/token"),
+    _number("ppl", "test_perplexity", units.number, "per token"),
+    _number("word ppl", "test_word_perplexity", units.number),
+    _interval("bits per byte", "test_bits_per_byte"),
+    _number("best step", "best_step", units.whole),
+    _number("tokens/s", "tokens_per_second", units.engineering),
+    _number("MFU", "mfu", units.percent),
+    _number("peak memory", "peak_memory_bytes", units.memory),
+    _text("seeds", "seeds"),
+)
+"""One row a model: analysis.comparison.compare."""
+
+RUNS = (
+    _text("name", "label", "name"),
+    _number("seed", "seed", units.whole),
+    _text("run", "run", "run"),
+    _number("validation loss", "validation_loss", units.number),
+    _number("test loss", "test_loss", units.number),
+    _number("test ppl", "test_perplexity", units.number),
+    _number("best step", "best_step", units.whole),
+    _number("steps", "steps", units.whole),
+    _text("stopped", "stopped"),
+    _number("tokens", "tokens", units.engineering),
+    _number("time", "seconds", units.duration),
+    _number("tokens/s", "tokens_per_second", units.engineering),
+    _number("peak memory", "peak_memory_bytes", units.memory),
+    _text("commit", "commit", "code", _commit),
+    _text("finished", "finished", show=_minute),
+)
+"""One row a run: Results.runs."""
+
+MACHINES = (
+    _text("GPU", "gpu", show=partial(text, missing="none")),
+    _text("processor", "cpu"),
+    _number("cores", "cores", units.whole),
+    _number("threads a run", "threads", units.whole),
+    _number("memory", "memory_bytes", units.memory),
+    _text("system", "platform", "wrap"),
+    _number("runs", "n_runs", units.whole),
+)
+"""One row a machine: analysis.report.summary.machines."""
+
+VERSIONS = (
+    _text("commit", "commit", "code", partial(text, missing="not recorded")),
+    _text("working tree", "tree"),
+    _text("versions", "versions", "wrap"),
+    _number("runs", "n_runs", units.whole),
+)
+"""One row a state of the code: analysis.report.summary.versions."""
+
+
+def rows(frame: pd.DataFrame) -> list:
+    """The rows of a table as named tuples, for Field.show."""
+    return list(frame.itertuples(index=False))
+
+
+def sort_key(field: Field, row: Any) -> str:
+    """What the page sorts a cell by: the number at full precision, empty where it is missing."""
+    value = getattr(row, field.sort)
+    return "" if pd.isna(value) else repr(float(value))
