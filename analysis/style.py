@@ -155,6 +155,8 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         ".svg": {"metadata": {"Date": None, "Creator": "archzoo"}},
         ".png": {"metadata": {"Software": "archzoo"}, "dpi": 200},
     }
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # solved once; for a grid of maps it costs more than drawing
     return [
         write_atomically(stem.with_name(stem.name + suffix), partial(figure.savefig, **options))
         for suffix, options in formats.items()
