@@ -129,12 +129,8 @@ def effective_rank(x: np.ndarray) -> float:
 
 def value_of(rows: list[Row], measure: str, head: int, **bucket) -> Row:
     """The one row of that measure, head and bucket."""
-    (found,) = [
-        row
-        for row in rows
-        if (row.measure, row.head) == (measure, head)
-        and all(getattr(row, key) == value for key, value in bucket.items())
-    ]
+    where = {"measure": measure, "head": head, **bucket}
+    (found,) = [row for row in rows if all(getattr(row, key) == value for key, value in where.items())]
     return found
 
 
