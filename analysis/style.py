@@ -67,6 +67,10 @@ BRIGHT = 0.35
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
+SPREAD = 33
+"""A colour's number modulo this says where it begins among line styles and markers: the architectures, whose colours
+differ, then differ in these too, and look the same in every figure, whichever others are in it."""
+
 styled = mpl.rc_context(STYLE)
 """Decorator of every function that builds a figure."""
 
@@ -82,8 +86,9 @@ class Look(NamedTuple):
 def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
     """A Look for each (label, colour).
 
-    The colour belongs to the architecture. Several series of one colour keep its hue and get different
-    shades, line styles and markers, so that they can be told apart also in print and without colour vision.
+    The colour belongs to the architecture, and line style and marker to the colour. Several series of one colour
+    keep its hue and get different shades, line styles and markers. So all can be told apart also in print and
+    without colour vision.
     The order of the series does not matter: figures of the same set agree.
     """
     families: dict[str, list[str]] = {}
@@ -92,9 +97,10 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
         families.setdefault(to_hex(color if valid else PALETTE[position % len(PALETTE)]), []).append(label)
     found = {}
     for color, labels in families.items():
+        first = int(color[1:], 16) % SPREAD
         for place, label in enumerate(labels):
-            shade = _shade(color, place, len(labels))
-            found[label] = Look(shade, LINESTYLES[place % len(LINESTYLES)], MARKERS[place % len(MARKERS)])
+            shade, turn = _shade(color, place, len(labels)), first + place
+            found[label] = Look(shade, LINESTYLES[turn % len(LINESTYLES)], MARKERS[turn % len(MARKERS)])
     return found
 
 

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from analysis.comparison import compare, ranking_metric, unique_seeds
 from analysis.errors import NoData
+from analysis.marks import dot, rows
 from analysis.results import Results
-from analysis.statistics import estimate
 from analysis.style import INK, looks, new_figure, seeds_text, styled
 from analysis.units import listing
 
@@ -25,8 +25,8 @@ def table(results: Results) -> pd.DataFrame:
     if runs.empty:
         raise NoData("no run was scored on its test split; add test to evaluate.splits")
     order = {label: place for place, label in enumerate(compare(runs)["label"])}
-    rows = runs.assign(metric=metric, value=runs[metric], place=runs["label"].map(order))
-    return rows.sort_values(["place", "seed"])[list(COLUMNS)].reset_index(drop=True)
+    placed = runs.assign(metric=metric, value=runs[metric], place=runs["label"].map(order))
+    return placed.sort_values(["place", "seed"])[list(COLUMNS)].reset_index(drop=True)
 
 
 @styled
@@ -40,19 +40,9 @@ def draw(table: pd.DataFrame) -> Figure:
     styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
     figure, (axes,) = new_figure(1.25 + 0.34 * len(labels))
     for height, label in enumerate(labels):
-        values = table.loc[table["label"] == label, "value"]
-        mean, half_width, n = estimate(values)
-        look = styles[label]
-        if n > 1:
-            axes.errorbar(mean, height, xerr=half_width, color=look.color, capsize=4, linewidth=1.8)
-            axes.plot(values, [height] * n, "|", color=look.color, markersize=13, label="_seeds")
-        axes.plot(mean, height, look.marker, color=look.color, markersize=8, zorder=4, label=label)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.grid(axis="y", linestyle=":")
+        dot(axes, height, table.loc[table["label"] == label, "value"], styles[label], label)
+    rows(axes, len(labels), labels)
     axes.set_xlabel(AXIS[metric])
-    axes.locator_params(axis="x", nbins=6)
-    axes.margins(x=0.08)
     if metric == "test_loss":
         _perplexity_axis(axes)
     return figure
