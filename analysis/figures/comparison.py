@@ -10,11 +10,12 @@ from matplotlib.figure import Figure
 from analysis.comparison import compare, ranking_metric, unique_seeds
 from analysis.errors import NoData
 from analysis.marks import dot, rows
+from analysis.models import origin_text
 from analysis.results import Results
-from analysis.style import INK, looks, new_figure, seeds_text, styled
+from analysis.style import INK, looks, new_figure, styled
 from analysis.units import listing
 
-COLUMNS = ("label", "color", "seed", "metric", "value", "training_set", "test_set")
+COLUMNS = ("run", "label", "color", "seed", "metric", "value", "training_set", "test_set")
 AXIS = {"test_loss": "test loss (nats/token)", "test_bits_per_byte": "test bits per byte"}
 
 
@@ -66,7 +67,6 @@ def caption(table: pd.DataFrame) -> str:
         if (counts == 1).any():
             what += "; a dot without a line has one seed: no interval"
     return (
-        f"{what}. Best at the top. {seeds_text(table['seed'].dropna()).capitalize()}. "
-        f"Trained on {listing(table['training_set'].dropna().unique())}, "
-        f"tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
+        f"{what}. Best at the top. {origin_text(table)} "
+        f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
     )
