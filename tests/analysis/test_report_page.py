@@ -12,7 +12,6 @@ import pytest
 from analysis import ResultsError, load_results, write_report
 from analysis.notices import notices
 
-
 SHOWN = (
     "comparison",
     "efficiency",
