@@ -50,6 +50,7 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("name", "str", "name", "", "what a legend shows: preset and layout"),
     Column("label", "str", "", "", "name, plus what differs where one name has several settings"),
     Column("setting", "str", "", "", "hash of everything but the seed: equal for the seeds of one setting"),
+    Column("sweep", "str", "", "", "hash of everything but seed, lr and lr_min: equal for a sweep of rates"),
     Column("seed", "Int64", "seed", "", "seed of the run"),
     _setting("preset", "str", "model.preset", "", "architecture preset"),
     _setting("pattern", "str", "model.pattern", "", "mixer letter of each layer"),
@@ -176,6 +177,9 @@ AUX_PREFIX = "aux:"
 """Metric columns ``aux:<name>`` (float64) hold single auxiliary losses; which exist depends on the runs."""
 
 SETTING_COLUMNS = tuple(column.name for column in RUN_COLUMNS if column.setting)
+
+RATES = ("lr", "lr_min")
+"""What a sweep of learning rates changes."""
 
 
 def markdown(columns: tuple[Column, ...]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
+from analysis.columns import RATES, RUN_COLUMNS, SETTING_COLUMNS
 
 SCHEMA = 1
 RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")
@@ -149,7 +149,8 @@ def _row(folder: Path, summary: dict[str, Any]) -> tuple[dict[str, Any], list[st
                     raise Broken(f"summary.json has no {column.source}")
     if missing:
         problems.append(f"{where}: summary.json lacks {', '.join(missing)}")
-    row["setting"] = _setting(folder, row)
+    row["setting"] = _setting(folder, row, leave_out=("seed",))
+    row["sweep"] = _setting(folder, row, leave_out=("seed", *RATES))
     return row, problems
 
 
@@ -175,21 +176,21 @@ def _convert(value: Any, dtype: str, source: str) -> Any:
     raise Broken(f"summary.json: {source} is {value!r}, not {kinds[dtype]}")
 
 
-def _setting(folder: Path, row: dict[str, Any]) -> str:
-    """Hash of what the run's identity covers without its seeds, or of the setting columns where it is absent.
+def _setting(folder: Path, row: dict[str, Any], leave_out: tuple[str, ...]) -> str:
+    """Hash of what the run's identity covers but for some keys, or of the setting columns where it is absent.
 
     The identity also covers options that have no column of their own, which must not be averaged over.
     """
     try:
-        covered: Any = _without_seeds(_read_object(folder / "identity.json"))
+        covered: Any = _without(leave_out, _read_object(folder / "identity.json"))
     except Broken:
-        covered = {name: row[name] for name in SETTING_COLUMNS}
+        covered = {name: row[name] for name in SETTING_COLUMNS if name not in leave_out}
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _without_seeds(value: Any) -> Any:
+def _without(keys: tuple[str, ...], value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_seeds(item) for key, item in value.items() if key != "seed"}
+        return {key: _without(keys, item) for key, item in value.items() if key not in keys}
     if isinstance(value, list):
-        return [_without_seeds(item) for item in value]
+        return [_without(keys, item) for item in value]
     return value

@@ -136,21 +136,25 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     names = [column.name for column in RUN_COLUMNS if column.name != "label"]
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
-    frame.insert(names.index("name") + 1, "label", _labels(frame))
+    frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
 
 
-def _labels(runs: pd.DataFrame) -> pd.Series:
-    """The name; where one name has several settings, also what differs, or part of the setting's hash."""
+def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
+    """A text for each value of ``key``, a column of hashes: the name; where it has several, also what differs.
+
+    leave_out: columns that ``key`` does not cover. What no column tells apart shows part of its hash.
+    """
     labels = runs["name"].astype("str")
+    columns = [column for column in SETTING_COLUMNS if column not in leave_out]
     for name, group in runs.groupby("name"):
-        if group["setting"].nunique() == 1:
+        if group[key].nunique() == 1:
             continue
-        differing = [column for column in SETTING_COLUMNS if group[column].nunique(dropna=False) > 1]
+        differing = [column for column in columns if group[column].nunique(dropna=False) > 1]
         shown = group[differing].drop(columns=["data_fingerprint", *_told_by_depth(group)], errors="ignore")
         described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
-        ambiguous = group["setting"].groupby(described).transform("nunique") > 1
-        suffix = described.where(~ambiguous, (described + " #" + group["setting"].str[:6]).str.strip())
+        ambiguous = group[key].groupby(described).transform("nunique") > 1
+        suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
         labels[group.index] = name + " (" + suffix + ")"
     return labels
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+
 
 class Estimate(NamedTuple):
     """A mean over seeds; ``half_width`` is NaN where there is no interval (fewer than two seeds)."""
@@ -62,3 +64,13 @@ def estimate(values: Iterable[float], confidence: float = 0.95) -> Estimate:
         return Estimate(mean, math.nan, 1)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in known) / (n - 1))
     return Estimate(mean, student_t(n - 1, confidence) * deviation / math.sqrt(n), n)
+
+
+def pareto_front(costs: object) -> np.ndarray:
+    """Which rows of ``costs`` [points, costs] (lower is better) no other row beats: bool [points].
+
+    A row beats another if it is nowhere higher and somewhere lower; equal rows stay together.
+    """
+    values = np.asarray(costs, dtype="float64")
+    one, other = values[:, None], values[None]
+    return ~((other <= one).all(axis=-1) & (other < one).any(axis=-1)).any(axis=1)

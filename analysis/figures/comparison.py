@@ -9,12 +9,13 @@ from matplotlib.figure import Figure
 
 from analysis.comparison import compare, ranking_metric, unique_seeds
 from analysis.errors import NoData
+from analysis.marks import dot, rows
+from analysis.models import origin_text
 from analysis.results import Results
-from analysis.statistics import estimate
-from analysis.style import INK, looks, new_figure, seeds_text, styled
+from analysis.style import INK, looks, new_figure, styled
 from analysis.units import listing
 
-COLUMNS = ("label", "color", "seed", "metric", "value", "training_set", "test_set")
+COLUMNS = ("run", "label", "color", "seed", "metric", "value", "training_set", "test_set")
 AXIS = {"test_loss": "test loss (nats/token)", "test_bits_per_byte": "test bits per byte"}
 
 
@@ -25,8 +26,8 @@ def table(results: Results) -> pd.DataFrame:
     if runs.empty:
         raise NoData("no run was scored on its test split; add test to evaluate.splits")
     order = {label: place for place, label in enumerate(compare(runs)["label"])}
-    rows = runs.assign(metric=metric, value=runs[metric], place=runs["label"].map(order))
-    return rows.sort_values(["place", "seed"])[list(COLUMNS)].reset_index(drop=True)
+    placed = runs.assign(metric=metric, value=runs[metric], place=runs["label"].map(order))
+    return placed.sort_values(["place", "seed"])[list(COLUMNS)].reset_index(drop=True)
 
 
 @styled
@@ -40,19 +41,9 @@ def draw(table: pd.DataFrame) -> Figure:
     styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
     figure, (axes,) = new_figure(1.25 + 0.34 * len(labels))
     for height, label in enumerate(labels):
-        values = table.loc[table["label"] == label, "value"]
-        mean, half_width, n = estimate(values)
-        look = styles[label]
-        if n > 1:
-            axes.errorbar(mean, height, xerr=half_width, color=look.color, capsize=4, linewidth=1.8)
-            axes.plot(values, [height] * n, "|", color=look.color, markersize=13, label="_seeds")
-        axes.plot(mean, height, look.marker, color=look.color, markersize=8, zorder=4, label=label)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.grid(axis="y", linestyle=":")
+        dot(axes, height, table.loc[table["label"] == label, "value"], styles[label], label)
+    rows(axes, len(labels), labels)
     axes.set_xlabel(AXIS[metric])
-    axes.locator_params(axis="x", nbins=6)
-    axes.margins(x=0.08)
     if metric == "test_loss":
         _perplexity_axis(axes)
     return figure
@@ -76,7 +67,6 @@ def caption(table: pd.DataFrame) -> str:
         if (counts == 1).any():
             what += "; a dot without a line has one seed: no interval"
     return (
-        f"{what}. Best at the top. {seeds_text(table['seed'].dropna()).capitalize()}. "
-        f"Trained on {listing(table['training_set'].dropna().unique())}, "
-        f"tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
+        f"{what}. Best at the top. {origin_text(table)} "
+        f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
     )

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from analysis.errors import NoData
+from analysis.marks import length_axis
 from analysis.results import Results
 from analysis.style import INK, Look, legend_below, looks, new_figure, styled
 
@@ -81,6 +82,11 @@ def dense_model(models: list[str]) -> str:
     return next((model for name in DENSE for model in models if name in str(model).split()), models[0])
 
 
+def is_dense(model: str) -> bool:
+    """Whether a model is called one of DENSE."""
+    return not set(str(model).split()).isdisjoint(DENSE)
+
+
 def speedups(table: pd.DataFrame) -> pd.DataFrame:
     """Dense latency over each other model's by tokens (the index), each at its fastest backend."""
     fastest = table.groupby(["tokens", "model"])["milliseconds_median"].min().unstack()
@@ -127,7 +133,7 @@ def draw(table: pd.DataFrame) -> Figure:
     ratio.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ratio.yaxis.set_minor_locator(NullLocator())
     ratio.set(ylabel="speed-up\nover dense (×)", xlabel="sequence length T (tokens)")
-    _length_axis(ratio, sorted(table["tokens"].unique()))
+    length_axis(ratio, sorted(table["tokens"].unique()))
     legend_below(figure, [line for line in latency.get_lines() if not line.get_label().startswith("_")])
     return figure
 
@@ -165,18 +171,6 @@ def _mark(latency: Axes, ratio: Axes, tokens: float | None, look: Look) -> None:
         "fontsize": 9,
     }
     latency.annotate(f"crossover ≈ {tokens:,.0f}", (tokens, 0.03), (5, 0), **place)
-
-
-def _length_axis(axes: Axes, lengths: list[float]) -> None:
-    axes.set_xscale("log", base=2)
-    step = -(-len(lengths) // 8)
-    axes.xaxis.set_major_locator(FixedLocator(lengths[::-step][::-1]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(
-            lambda value, _: f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
-        )
-    )
 
 
 def caption(table: pd.DataFrame) -> str:

@@ -1,68 +1,113 @@
-"""Loss against training tokens."""
+"""Loss against training tokens, training FLOPs or training time."""
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from analysis.comparison import unique_seeds
 from analysis.errors import NoData
+from analysis.marks import handle
+from analysis.models import best_rates, origin_text, rates_text
 from analysis.results import Results
-from analysis.style import INK, Look, legend_below, looks, new_figure, seeds_text, styled
+from analysis.style import INK, Look, legend_below, looks, new_figure, styled
 from analysis.units import listing
 
-COLUMNS = ("label", "color", "seed", "training_set", "validation_set", "tokens", "split", "loss")
+COLUMNS = (
+    "run",
+    "label",
+    "color",
+    "seed",
+    "rates",
+    "training_set",
+    "validation_set",
+    "machine",
+    "tokens",
+    "flops",
+    "seconds",
+    "split",
+    "loss",
+)
+AXIS = {"tokens": "training tokens", "flops": "training compute (FLOPs)", "seconds": "training time (s)"}
 ZOOM_FROM = 2 / 3
 
 
-def table(results: Results) -> pd.DataFrame:
-    """Every loss of every run, once a seed, with the run's label and colour."""
-    runs = unique_seeds(results.runs)[["experiment", "run", "color", "training_set", "validation_set"]]
-    joined = results.metrics.merge(runs, on=["experiment", "run"])
-    joined = joined.dropna(subset=["tokens", "loss"])[list(COLUMNS)].reset_index(drop=True)
+def table(results: Results, against: str = "tokens") -> pd.DataFrame:
+    """Every loss of every run, once a seed: flops = tokens · FLOPs a token, seconds as `_times` says."""
+    runs = best_rates(results).rename(columns={"steps": "last_step", "seconds": "last_second"})
+    runs["machine"] = runs["gpu"].fillna(runs["cpu"]) + ", " + runs["threads"].astype("string") + " thread(s)"
+    wanted = ["rates", "color", "training_set", "validation_set", "machine"]
+    wanted += ["flops_training", "last_step", "last_second"]
+    joined = results.metrics.merge(runs[["experiment", "run", *wanted]], on=["experiment", "run"])
+    joined["flops"] = joined["tokens"].astype("float64") * joined["flops_training"]
+    joined["seconds"] = pd.concat([_times(rows) for _, rows in joined.groupby(["experiment", "run"])])
+    joined = joined.dropna(subset=[against, "loss"])[list(COLUMNS)].reset_index(drop=True)
     if not (joined["split"] == "validation").any():
         raise NoData("no run has a validation row in its metrics.csv")
     return joined.astype({"tokens": "float64"})
 
 
-def over_seeds(losses: pd.DataFrame) -> pd.DataFrame:
-    """mean, min and max of the loss by tokens (the index), at the token counts that every seed has."""
-    grouped = losses.groupby("tokens")["loss"].agg(["mean", "min", "max", "count"])
-    return grouped[grouped["count"] == losses["seed"].nunique(dropna=False)].drop(columns="count")
+def _times(rows: pd.DataFrame) -> pd.Series:
+    """Training seconds at the rows of a run: interpolated by step where a row has none, as validation rows have."""
+    known = rows.dropna(subset=["step", "seconds"]).sort_values("step")
+    steps, seconds = known["step"].astype("float64"), known["seconds"]
+    end = rows[["last_step", "last_second"]].iloc[0].astype("float64")
+    if known.empty or end.isna().any():
+        return rows["seconds"]
+    x, y = [0.0, *steps], [0.0, *seconds]
+    if end.iloc[0] > x[-1]:
+        x, y = [*x, end.iloc[0]], [*y, end.iloc[1]]
+    found = np.interp(rows["step"].astype("float64"), x, y)
+    return rows["seconds"].fillna(pd.Series(found, index=rows.index))
+
+
+def over_seeds(losses: pd.DataFrame, against: str = "tokens") -> pd.DataFrame:
+    """mean, min and max of the loss over seeds by ``against`` (the index), where every seed has been.
+
+    Seeds are interpolated linearly at each other's points; of the same points nothing needs to be.
+    """
+    curves = [rows.groupby(against)["loss"].mean() for _, rows in losses.groupby("seed", dropna=False)]
+    if not curves:
+        return pd.DataFrame(columns=["mean", "min", "max"], dtype="float64")
+    low, high = max(curve.index.min() for curve in curves), min(curve.index.max() for curve in curves)
+    points = np.unique(np.concatenate([curve.index for curve in curves]).astype("float64"))
+    points = points[(points >= low) & (points <= high)]
+    values = np.stack([np.interp(points, curve.index.astype("float64"), curve) for curve in curves])
+    return pd.DataFrame(
+        {"mean": values.mean(axis=0), "min": values.min(axis=0), "max": values.max(axis=0)}, index=points
+    )
 
 
 @styled
-def draw(table: pd.DataFrame) -> Figure:
-    """Validation loss (strong) and training loss (faint); below, the validation loss of the last third.
+def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
+    """Validation loss (strong) and training loss (faint); below, the validation loss of late training.
 
-    table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed.
+    table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed. Late is
+    from two thirds of the shortest model's training on.
     """
     styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
-    height = 4.9 + 0.21 * ((len(styles) + 3) // 2)
-    figure, (whole, zoom) = new_figure(height, rows=2, height_ratios=(3, 2))
+    figure, (whole, zoom) = new_figure(4.9 + 0.21 * ((len(styles) + 3) // 2), rows=2, height_ratios=(1, 1))
     order = _by_final_loss(table)
+    validation = {}
     for label in order:
         rows = table[table["label"] == label]
-        _draw_training(whole, rows[rows["split"] == "train"], styles[label], label)
+        training = over_seeds(rows[rows["split"] == "train"], against)
+        _draw_training(whole, training, styles[label], label)
+        validation[label] = over_seeds(rows[rows["split"] == "validation"], against)
         for axes in (whole, zoom):
-            _draw_validation(axes, rows[rows["split"] == "validation"], styles[label], label)
+            _draw_validation(axes, validation[label], styles[label], label)
     whole.set_title("whole training")
-    zoom.set_title("last third, validation only")
-    _zoom(zoom, table)
+    zoom.set_title("late training, validation only")
+    _zoom(zoom, [losses for losses in validation.values() if len(losses)])
     for axes in (whole, zoom):
         axes.set_ylabel("loss (nats/token)")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    zoom.set_xlabel("training tokens")
-    legend_below(
-        figure,
-        [
-            *_legend({label: styles[label] for label in order}),
-            Line2D([], [], color=INK, alpha=0.35, linewidth=1, label="training loss"),
-        ],
-    )
+    zoom.set_xlabel(AXIS[against])
+    faint = Line2D([], [], color=INK, alpha=0.35, linewidth=1, label="training loss")
+    legend_below(figure, [*(handle(label, styles[label], markersize=4) for label in order), faint])
     return figure
 
 
@@ -75,62 +120,46 @@ def _by_final_loss(table: pd.DataFrame) -> list[str]:
     return [*ranked, *(label for label in table["label"].unique() if label not in ranked)]
 
 
-def _draw_training(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
-    training = over_seeds(rows)
-    axes.plot(
-        training.index,
-        training["mean"],
-        color=look.color,
-        alpha=0.3,
-        linewidth=0.9,
-        label=f"{label}, training",
+def _draw_training(axes: Axes, losses: pd.DataFrame, look: Look, label: str) -> None:
+    faint = {"color": look.color, "alpha": 0.3, "linewidth": 0.9}
+    axes.plot(losses.index, losses["mean"], label=f"{label}, training", **faint)
+
+
+def _draw_validation(axes: Axes, losses: pd.DataFrame, look: Look, label: str) -> None:
+    axes.fill_between(losses.index, losses["min"], losses["max"], color=look.color, alpha=0.12, linewidth=0)
+    style = {"color": look.color, "linestyle": look.linestyle, "marker": look.marker, "markersize": 4}
+    axes.plot(losses.index, losses["mean"], markevery=max(1, len(losses) // 10), label=label, **style)
+
+
+def _zoom(axes: Axes, curves: list[pd.DataFrame]) -> None:
+    start, end = (
+        ZOOM_FROM * min(curve.index.max() for curve in curves),
+        max(curve.index.max() for curve in curves),
     )
-
-
-def _draw_validation(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
-    losses = over_seeds(rows)
-    axes.fill_between(losses.index, losses["min"], losses["max"], color=look.color, alpha=0.15, linewidth=0)
-    axes.plot(
-        losses.index,
-        losses["mean"],
-        color=look.color,
-        linestyle=look.linestyle,
-        marker=look.marker,
-        markersize=4,
-        markevery=max(1, len(losses) // 10),
-        label=label,
-    )
-
-
-def _zoom(axes: Axes, table: pd.DataFrame) -> None:
-    validation = table[table["split"] == "validation"]
-    start, end = ZOOM_FROM * validation["tokens"].max(), validation["tokens"].max()
-    late = validation.loc[validation["tokens"] >= start, "loss"]
-    margin = 0.12 * (late.max() - late.min()) or 0.05
+    late = pd.concat([curve[curve.index >= start] for curve in curves])
+    margin = 0.12 * (late["max"].max() - late["min"].min()) or 0.05
     axes.set_xlim(start - 0.02 * (end - start), end + 0.02 * (end - start))
-    axes.set_ylim(late.min() - margin, late.max() + margin)
+    axes.set_ylim(late["min"].min() - margin, late["max"].max() + margin)
 
 
-def _legend(styles: dict[str, Look]) -> list[Line2D]:
-    return [
-        Line2D(
-            [], [], color=look.color, linestyle=look.linestyle, marker=look.marker, markersize=4, label=label
-        )
-        for label, look in styles.items()
-    ]
-
-
-def caption(table: pd.DataFrame) -> str:
-    """What is drawn, over which seeds, trained on what."""
+def caption(table: pd.DataFrame, against: str = "tokens") -> str:
+    """What is drawn, over which seeds, trained on what; of times also on which machine."""
     several = table.groupby("label")["seed"].nunique().max() > 1
     lines = (
         "Strong lines: mean validation loss, as far as all seeds go; bands: lowest to highest seed"
         if several
         else "Strong lines: validation loss (one seed: no band)"
     )
+    machines = listing(table["machine"].dropna().unique())
     return (
-        f"{lines}. Faint lines: training loss, the mean since the last point. "
-        f"{seeds_text(table['seed'].dropna()).capitalize()}. "
-        f"Trained on {listing(table['training_set'].dropna().unique())}, "
-        f"validated on the validation split of {listing(table['validation_set'].dropna().unique())}."
+        f"{lines}. Faint lines: training loss, the mean since the last point.{rates_text(table)} "
+        f"{_EXPLAINED[against].format(machines=machines)}{origin_text(table)} "
+        f"Validated on the validation split of {listing(table['validation_set'].dropna().unique())}."
     )
+
+
+_EXPLAINED = {
+    "tokens": "",
+    "flops": "Compute: tokens times the FLOPs of a token's forward and backward pass at the trained length. ",
+    "seconds": "Time: of the training steps alone, on {machines}. ",
+}

@@ -87,7 +87,7 @@ def test_captions_name_seeds_and_texts(quickstart):
     for module in (loss_curves, comparison):
         text = module.caption(module.table(results))
         assert "Seeds 0, 1." in text
-        assert "Trained on pydocs, " in text
+        assert "Trained on pydocs. " in text
 
 
 def test_crossover_is_where_the_two_costs_are_equal(latency_csv):

@@ -1,0 +1,96 @@
+"""Gradient norm while training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from analysis.errors import NoData
+from analysis.marks import handle
+from analysis.models import best_rates, origin_text, rates_text
+from analysis.results import Results
+from analysis.style import INK, legend_below, looks, new_figure, styled
+
+COLUMNS = ("run", "label", "color", "seed", "rates", "training_set", "clip", "step", "grad_norm")
+PARTS = 20
+"""A smooth line is a running mean over a twentieth of the points."""
+
+
+def table(results: Results) -> pd.DataFrame:
+    """One row per training row of every run that has a positive gradient norm."""
+    runs = best_rates(results)[["experiment", "run", "color", "rates", "training_set", "clip"]]
+    joined = results.metrics.merge(runs, on=["experiment", "run"])
+    joined = joined[(joined["split"] == "train") & (joined["grad_norm"] > 0)].dropna(subset=["step"])
+    if joined.empty:
+        raise NoData("no run has a positive grad_norm in its metrics.csv")
+    return joined[list(COLUMNS)].astype({"step": "float64"}).reset_index(drop=True)
+
+
+def over_seeds(norms: pd.DataFrame) -> pd.Series:
+    """The geometric mean over seeds by step (the index), at the steps that every seed has."""
+    grouped = np.log(norms["grad_norm"]).groupby(norms["step"]).agg(["mean", "count"])
+    complete = grouped["count"] == norms["seed"].nunique(dropna=False)
+    return np.exp(grouped.loc[complete, "mean"])
+
+
+def smooth(norms: pd.Series) -> pd.Series:
+    """Running geometric mean over ``window`` points, centred; fewer at the ends."""
+    return np.exp(np.log(norms).rolling(window(len(norms)), center=True, min_periods=1).mean())
+
+
+def window(count: int) -> int:
+    """An odd number of points, about a twentieth of ``count``."""
+    return count // PARTS // 2 * 2 + 1
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """Every model's norm before clipping: as recorded (faint) and smoothed (strong), on a logarithmic axis."""
+    styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    figure, (axes,) = new_figure(3.9 + 0.21 * ((len(styles) + 2) // 2))
+    for label, look in styles.items():
+        norms = over_seeds(table[table["label"] == label])
+        axes.plot(norms.index, norms, color=look.color, alpha=0.25, linewidth=0.8, label=f"{label}, recorded")
+        axes.plot(
+            norms.index,
+            smooth(norms),
+            color=look.color,
+            linestyle=look.linestyle,
+            marker=look.marker,
+            markersize=4,
+            linewidth=1.5,
+            markevery=max(1, len(norms) // 10),
+            label=label,
+        )
+    clips = table["clip"].dropna().unique()
+    for clip in clips:
+        axes.axhline(clip, color=INK, linestyle=":", linewidth=1.2)
+    axes.set(yscale="log", xlabel="optimiser step", ylabel="gradient norm before clipping")
+    axes.grid(axis="y", which="both", linewidth=0.5)
+    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        set_formatter(FuncFormatter(_short))
+    limit = (
+        [Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="clipped above")] if len(clips) else []
+    )
+    legend_below(figure, [*(handle(label, look, markersize=4) for label, look in styles.items()), *limit])
+    return figure
+
+
+def _short(value: float, _: object) -> str:
+    """Ticks at 1, 2 and 5 times a power of ten."""
+    first = f"{value:e}"[0] if value > 0 else ""
+    return f"{value:g}" if first in ("1", "2", "5") else ""
+
+
+def caption(table: pd.DataFrame) -> str:
+    """What is smoothed how, over which seeds."""
+    counts = table.groupby("label")["step"].nunique()
+    points = window(int(counts.max()))
+    strong = f"strong lines: running mean of {points} points" if points > 1 else "few points: not smoothed"
+    return (
+        f"Norm of the gradient of all parameters before clipping, the mean since the last point. Faint lines: "
+        f"geometric mean over seeds, at the steps that all have; {strong}.{rates_text(table)} {origin_text(table)}"
+    )

@@ -1,0 +1,102 @@
+"""How much the choice of the learning rate matters: final quality against it."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from analysis.comparison import interval_text, ranking_metric
+from analysis.errors import NoData
+from analysis.figures.comparison import AXIS
+from analysis.marks import handle
+from analysis.models import origin_text, swept
+from analysis.results import Results
+from analysis.statistics import estimate
+from analysis.style import legend_below, looks, new_figure, styled
+from analysis.units import listing
+
+COLUMNS = ("run", "model", "color", "seed", "setting", "lr", "metric", "value", "training_set", "test_set")
+
+
+def table(results: Results) -> pd.DataFrame:
+    """One row per run of a model that was trained with two learning rates or more."""
+    runs, metric = swept(results.runs), ranking_metric(results.runs)
+    runs = runs[runs[metric].notna() & (runs["lr"] > 0)]
+    runs = runs[runs.groupby("model")["lr"].transform("nunique") > 1]
+    if runs.empty:
+        raise NoData("no model was scored on its test split at two learning rates; sweep optim.lr=3e-4,3e-3")
+    found = runs.assign(metric=metric, value=runs[metric])
+    return found.sort_values(["model", "lr", "seed"])[list(COLUMNS)].reset_index(drop=True)
+
+
+def points(table: pd.DataFrame) -> pd.DataFrame:
+    """A row per setting: model, lr, mean, half_width (of the 95 % interval), low, high over seeds, seeds; by lr."""
+    found = []
+    for (model, lr, _), group in table.groupby(["model", "lr", "setting"], sort=False):
+        mean, half_width, n = estimate(group["value"])
+        low, high = group["value"].min(), group["value"].max()
+        found.append((model, lr, mean, half_width, low, high, n))
+    names = ["model", "lr", "mean", "half_width", "low", "high", "seeds"]
+    return pd.DataFrame(found, columns=names).sort_values(["model", "lr"], ignore_index=True)
+
+
+def best(found: pd.DataFrame) -> pd.DataFrame:
+    """Of ``points`` the row with the lowest mean of each model, best model first; ``edge``: where the sweep ends.
+
+    edge is "lowest" or "highest" if no rate beyond the best was tried on that side, else empty.
+    """
+    rows = found.loc[found.groupby("model")["mean"].idxmin()].sort_values("mean", ignore_index=True)
+    rates = found.groupby("model")["lr"]
+    lowest, highest = (rows["model"].map(limit) == rows["lr"] for limit in (rates.min(), rates.max()))
+    edge = lowest.map({True: "lowest", False: ""}).where(~highest, "highest")
+    return rows.assign(edge=edge)
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """A line a model through the means over seeds, the range of its seeds as a band, its best rate in a ring."""
+    found = points(table)
+    winners = best(found)
+    styles = looks(table[["model", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    figure, (axes,) = new_figure(3.7 + 0.21 * ((len(styles) + 1) // 2))
+    for winner in winners.itertuples():
+        rows, look = found[found["model"] == winner.model], styles[winner.model]
+        axes.fill_between(rows["lr"], rows["low"], rows["high"], color=look.color, alpha=0.12, linewidth=0)
+        axes.plot(
+            rows["lr"],
+            rows["mean"],
+            color=look.color,
+            linestyle=look.linestyle,
+            marker=look.marker,
+            label=winner.model,
+        )
+        ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.5, "color": look.color}
+        axes.plot(winner.lr, winner.mean, "o", label="_best", **ring)
+    axes.set(xscale="log", xlabel="peak learning rate", ylabel=AXIS[table["metric"].iloc[0]])
+    axes.xaxis.set_major_locator(FixedLocator(sorted(table["lr"].unique())))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    legend_below(figure, [handle(model, styles[model]) for model in winners["model"]])
+    return figure
+
+
+def caption(table: pd.DataFrame) -> str:
+    """The best rate of every model, and which lie at the end of the sweep, where a better one may be missing."""
+    winners = best(points(table))
+    told = [
+        f"{row.model} {row.lr:g} ({interval_text(row.mean, row.half_width)})" for row in winners.itertuples()
+    ]
+    text = (
+        f"Lines: mean over seeds; bands: lowest to highest seed; rings: best rate. Best: {listing(told, 40)}"
+    )
+    if (winners["half_width"].notna()).any():
+        text += " (±: 95 % interval over seeds, Student t)"
+    for end, way in (("highest", "higher"), ("lowest", "lower")):
+        models = winners.loc[winners["edge"] == end, "model"]
+        if len(models):
+            text += f". The {end} rate tried is best for {listing(models, 40)}: a {way} one may be better"
+    return (
+        f"{text}. {origin_text(table)} "
+        f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
+    )

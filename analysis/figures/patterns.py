@@ -1,0 +1,126 @@
+"""What may attend to what: a schematic pattern and the module's path for every mixer of these results."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.colors import is_color_like, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from analysis.errors import NoData
+from analysis.masks import BLOCK, DECAY, KERNEL, KEYS, TOKENS, WINDOW, cells
+from analysis.models import origin_text
+from analysis.results import Results
+from analysis.sketches import sketch
+from analysis.style import FAINT, INK, looks, panels, styled
+from analysis.units import listing
+
+COLUMNS = (
+    "letter",
+    "name",
+    "title",
+    "color",
+    "mask",
+    "query",
+    "key",
+    "strength",
+    "group",
+    "seeds",
+    "training_set",
+)
+SIDE_BY_SIDE = 2
+GROUPS = 3
+
+
+def table(results: Results) -> pd.DataFrame:
+    """For every mixer used, a row per query and key up to it: may it be read, how strongly, as part of what.
+
+    seeds, training_set: of the runs that the mixers are taken from.
+    """
+    blocks = [block for text in results.runs["blocks"].dropna() for block in json.loads(text)]
+    mixers = {block["letter"]: block for block in blocks if block.get("letter")}
+    if not mixers:
+        raise NoData("no run names its mixers (blocks in summary.json)")
+    rows = [
+        (letter, *(block.get(key, "") for key in ("name", "title", "color", "mask")), *cell)
+        for letter, block in sorted(mixers.items())
+        for cell in cells(block.get("name", ""), block.get("mask", ""))
+    ]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS[:-2]))
+    seeds = " ".join(str(seed) for seed in sorted(results.runs["seed"].dropna().unique()))
+    return frame.assign(seeds=seeds, training_set=listing(results.runs["training_set"].dropna().unique()))
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """For each mixer its module at the left and its pattern at the right, in the mixer's colour."""
+    mixers = [mixer for _, mixer in table.groupby("letter", sort=False)]
+    count = -(-len(mixers) // SIDE_BY_SIDE)
+    figure, grid = panels(count, 2 * SIDE_BY_SIDE, 1.75, width_ratios=(1.25, 1) * SIDE_BY_SIDE)
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.04, wspace=0.01, hspace=0.03)
+    places = [(row[2 * side], row[2 * side + 1]) for row in grid for side in range(SIDE_BY_SIDE)]
+    for (left, right), mixer in zip(places, mixers, strict=False):
+        first = mixer.iloc[0]
+        own = first["color"] if is_color_like(first["color"]) else INK
+        groups = [look.color for look in looks((str(group), own) for group in range(GROUPS)).values()]
+        sketch(left, first["name"], first["mask"], own, groups)
+        left.set_title(
+            f"{first['letter']}  {first['title']}", fontsize=8.5, color=INK, fontweight="bold"
+        ).set_in_layout(False)
+        _draw_pattern(right, mixer, groups)
+    for left, right in places[len(mixers) :]:
+        left.remove()
+        right.remove()
+    return figure
+
+
+def _draw_pattern(axes: Axes, mixer: pd.DataFrame, groups: list[str]) -> None:
+    """A cell for each row: its group's colour, the paler the weaker; grey where it is out of reach."""
+    squares = [Rectangle((row.key, row.query), 1, 1) for row in mixer.itertuples()]
+    faces = [_shade(groups[row.group], row.strength) for row in mixer.itertuples()]
+    axes.add_collection(PatchCollection(squares, facecolors=faces, edgecolors="white", linewidths=0.5))
+    axes.set(xlim=(0, TOKENS), ylim=(TOKENS, 0), aspect="equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([0.5, TOKENS - 0.5], ["1", str(TOKENS)])
+    axes.tick_params(labelsize=7, length=0, pad=1)
+    axes.set_xlabel("key (token)", fontsize=7, labelpad=-5)
+    axes.set_ylabel("query (token)", fontsize=7, labelpad=-7)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+
+
+def _shade(color: str, strength: float) -> np.ndarray:
+    if strength == 0:
+        return np.array(to_rgb(FAINT))
+    return strength * np.array(to_rgb(color)) + (1 - strength) * np.array(to_rgb("white"))
+
+
+def caption(table: pd.DataFrame) -> str:
+    """How to read the drawing, and that it is one: nothing in it was measured."""
+    masks = set(table["mask"]) | set(table["name"])
+    told = [text for mask, text in _READ.items() if mask in masks]
+    seeds = [int(seed) for seed in table["seeds"].iloc[0].split()]
+    first = pd.DataFrame({"seed": seeds, "training_set": table["training_set"].iloc[0]})
+    return (
+        f"Schematic, drawn for {TOKENS} tokens, not measured. Left: a token's way through the mixer; output "
+        "projections, norms and output gates are left out; ↻ is carried from token to token. "
+        "Right: which keys a query may read: coloured, "
+        f"and paler where their weight fades; grey: earlier, but out of reach. {' '.join(told)} "
+        f"The mixers are those of these runs: {origin_text(first)}"
+    )
+
+
+_READ = {
+    "window": f"Window: the last {WINDOW} tokens.",
+    "timeline": "Timelines: tokens read those that the router sent to the same one (three shades).",
+    "topk": f"Top-k: an indexer picks {KEYS} keys for each query.",
+    "blocks": f"Blocks of {BLOCK} tokens: summaries of all, some in full, and the last {WINDOW} tokens (three shades).",
+    "recurrent": f"Recurrences: a state that holds the past and loses it (here by {1 - DECAY:.0%} a token).",
+    "mom": "Memories: a token writes into and reads the state it is routed to (three shades; one each for simplicity).",
+    "convolution": f"Convolution: the last {KERNEL} tokens.",
+}

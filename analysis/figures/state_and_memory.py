@@ -1,0 +1,139 @@
+"""What a model must remember of the text while it writes, and how much memory it was trained in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.errors import NoData
+from analysis.figures.crossover import is_dense
+from analysis.marks import byte_axis, bytes_text, handle, length_axis, rows
+from analysis.models import origin_text, swept
+from analysis.results import Results
+from analysis.style import Look, legend_below, looks, new_figure, styled
+from analysis.units import listing
+
+LENGTHS = (1024, 8192, 131072)
+STATES = tuple(f"state_bytes_{length}" for length in LENGTHS)
+COLUMNS = ("run", "model", "color", "seed", *STATES, "peak_memory_bytes", "machine", "training_set")
+MEBIBYTE = 2**20
+
+
+def table(results: Results) -> pd.DataFrame:
+    """One row per run whose decode state is known at all three lengths."""
+    runs = swept(results.runs).dropna(subset=list(STATES))
+    if runs.empty:
+        raise NoData("no run recorded its decode state at 1,024, 8,192 and 131,072 tokens")
+    frame = runs.assign(machine=runs["gpu"].fillna(runs["cpu"]))[list(COLUMNS)]
+    numbers = dict.fromkeys((*STATES, "peak_memory_bytes"), "float64")
+    return frame.astype(numbers).reset_index(drop=True)
+
+
+def states(table: pd.DataFrame) -> pd.DataFrame:
+    """Bytes by model (the index, the smallest at the longest text first) and length (the columns)."""
+    found = table.groupby("model")[list(STATES)].mean().sort_values([*STATES[::-1]])
+    return found.set_axis(LENGTHS, axis=1)
+
+
+def crossing(state: pd.Series, dense: pd.Series) -> float | None:
+    """The first length from which on ``state`` stays below ``dense``, linear in T between lengths; None if never.
+
+    A state that is smaller at every length crosses at the shortest.
+    """
+    gap = (state - dense).to_numpy(dtype="float64")
+    if gap[-1] >= 0:
+        return None
+    above = np.flatnonzero(gap >= 0)
+    if not len(above):
+        return float(LENGTHS[0])
+    last = above[-1]
+    share = gap[last] / (gap[last] - gap[last + 1])
+    return float(LENGTHS[last] + share * (LENGTHS[last + 1] - LENGTHS[last]))
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """Decode state of one sequence against T (log-log) above, peak memory of training below."""
+    found = states(table)
+    styles = looks(table[["model", "color"]].drop_duplicates("model").itertuples(index=False, name=None))
+    measured = [
+        model for model in found.index if table.loc[table["model"] == model, "peak_memory_bytes"].any()
+    ]
+    height = 0.5 + 0.24 * len(measured)
+    figure, (above, *below) = new_figure(
+        3.9 + height, rows=2 if measured else 1, height_ratios=(3, height)[: 1 + bool(measured)]
+    )
+    _draw_states(above, found, styles)
+    for axes in below:
+        _draw_memory(axes, table, measured, styles)
+    if set(measured) != set(found.index):
+        legend_below(figure, [handle(model, styles[model]) for model in found.index])
+    return figure
+
+
+def _draw_states(axes: Axes, found: pd.DataFrame, styles: dict[str, Look]) -> None:
+    between = np.geomspace(LENGTHS[0], LENGTHS[-1], 65)
+    dense = next((model for model in found.index if is_dense(model)), None)
+    for model, state in found.iterrows():
+        look = styles[model]
+        line = {"color": look.color, "linestyle": look.linestyle, "label": "_between"}
+        axes.plot(between, np.interp(between, LENGTHS, state), **line)
+        axes.plot(LENGTHS, state, look.marker, color=look.color, label=model)
+        tokens = crossing(state, found.loc[dense]) if dense not in (None, model) else None
+        if tokens and tokens > LENGTHS[0]:
+            axes.plot(tokens, np.interp(tokens, LENGTHS, state), "o", label="_crossing", **_ring(look))
+    axes.set(yscale="log", ylabel="decode state\nof one sequence", xlabel="text so far T (tokens)")
+    axes.set_title("decode state")
+    length_axis(axes, list(LENGTHS))
+    byte_axis(axes.yaxis)
+
+
+def _ring(look: Look) -> dict:
+    return {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.5, "color": look.color}
+
+
+def _draw_memory(axes: Axes, table: pd.DataFrame, models: list[str], styles: dict[str, Look]) -> None:
+    for height, model in enumerate(models):
+        values = table.loc[table["model"] == model, "peak_memory_bytes"].dropna() / MEBIBYTE
+        look = styles[model]
+        axes.plot(values, [height] * len(values), "|", color=look.color, markersize=13, label="_runs")
+        axes.plot(values.max(), height, look.marker, color=look.color, markersize=8, label=model)
+    rows(axes, len(models), models)
+    axes.set_title("training; symbols as above")
+    axes.set_xlabel("peak memory of a training run (MiB)")
+
+
+def caption(table: pd.DataFrame) -> str:
+    """Where the states cross the dense model's, and what the memory is."""
+    found = states(table)
+    dense = next((model for model in found.index if is_dense(model)), None)
+    told = f"{_crossings(found, dense)} " if dense else ""
+    machines = listing(table["machine"].dropna().unique())
+    memory = (
+        f"Peak memory: of the whole training process on {machines} (of the GPU where there is one); symbols: the "
+        "highest run, ticks: the single ones. "
+        if table["peak_memory_bytes"].notna().any()
+        else "Peak memory was not recorded. "
+    )
+    return (
+        "Decode state of one sequence in the weights' type, computed from the built model at the lengths marked, "
+        f"linear in T between them. {told}{memory}{origin_text(table)}"
+    )
+
+
+def _crossings(found: pd.DataFrame, dense: str) -> str:
+    tokens = {model: crossing(state, found.loc[dense]) for model, state in found.iterrows() if model != dense}
+    smaller = [model for model, start in tokens.items() if start == LENGTHS[0]]
+    later = [
+        f"{model} from about {start:,.0f} tokens on"
+        for model, start in tokens.items()
+        if start and model not in smaller
+    ]
+    never = [model for model, start in tokens.items() if start is None]
+    parts = [f"{dense} needs {bytes_text(found.loc[dense, LENGTHS[-1]])} at 131,072"]
+    parts += [f"less than that at all three lengths: {listing(smaller, 40)}"] if smaller else []
+    parts += [f"less later (ringed): {listing(later, 40)}"] if later else []
+    parts += [f"never less: {listing(never, 40)}"] if never else []
+    return "; ".join(parts) + "."

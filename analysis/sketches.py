@@ -1,0 +1,137 @@
+"""The path of a token through every kind of mixer, drawn as boxes from the input down to the output.
+
+↻ marks what carries over from token to token.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from analysis.masks import CHOSEN, RECENT, SUMMARY
+from analysis.style import INK
+
+Place = tuple[float, float]
+
+
+class Box(NamedTuple):
+    """``group``: drawn in the colour of that group of cells (`analysis.masks`), else in the mixer's."""
+
+    text: str
+    group: int | None = None
+
+
+def _row(*texts: str) -> tuple[Box, ...]:
+    return tuple(Box(text) for text in texts)
+
+
+X, Y = _row("x"), _row("y")
+QKV = _row("q", "k", "v")
+
+PATHS: dict[str, tuple[tuple[Box, ...], ...]] = {
+    "causal": (X, QKV, _row("softmax over s ≤ t"), Y),
+    "window": (X, QKV, _row("softmax, last w tokens"), Y),
+    "timeline": (
+        X,
+        _row("router", "q", "k", "v"),
+        (Box("line 1", 0), Box("line 2", 1), Box("line 3", 2)),
+        _row("softmax in each"),
+        _row("× routing weight"),
+        Y,
+    ),
+    "topk": (X, _row("indexer", "q", "k", "v"), _row("top k of the scores"), _row("softmax over these"), Y),
+    "blocks": (
+        X,
+        _row("q", "k, v: three"),
+        (Box("all", SUMMARY), Box("chosen", CHOSEN), Box("last w", RECENT)),
+        _row("gates"),
+        Y,
+    ),
+    "recurrent": (X, _row("q", "k", "v", "β, g"), _row("S: decay, write ↻"), _row("read Sᵀq"), Y),
+    "convolution": (X, _row("B", "h", "C"), _row("B ⊙ h"), _row("convolution"), _row("⊙ C"), Y),
+    "none": (X, Y),
+    "mla": (X, _row("q latent", "kv latent"), QKV, _row("softmax over s ≤ t"), Y),
+    "path_fox": (
+        X,
+        _row("q", "k", "v", "w, β", "f"),
+        _row("path H, forgetting"),
+        _row("softmax over s ≤ t"),
+        Y,
+    ),
+    "mesanet": (
+        X,
+        _row("q", "k", "v", "β, γ"),
+        _row("H, G: decay, write ↻"),
+        _row("solve (H + Λ)u = q"),
+        _row("read Gᵀu"),
+        Y,
+    ),
+    "mom": (
+        X,
+        _row("router", "q", "k, v, β, g"),
+        (Box("S₁ ↻", 0), Box("S₂ ↻", 1), Box("S₃ ↻", 2)),
+        _row("weighted sum of reads"),
+        Y,
+    ),
+}
+"""By the mask of a block; a block's own name comes first, where its path differs from others of its mask."""
+
+GAP, TALL, LETTER = 0.03, 0.1, 0.048
+"""Between boxes of a row, a box's height, a letter's width; as shares of the axes."""
+
+ARROW = {
+    "arrowstyle": "-|>",
+    "mutation_scale": 5,
+    "linewidth": 0.7,
+    "color": "#8a8f98",
+    "shrinkA": 0,
+    "shrinkB": 0,
+}
+
+
+def sketch(axes: Axes, name: str, mask: str, color: str, groups: list[str]) -> None:
+    """Fill ``axes`` (0 to 1 both ways) with the path; ``groups``: colour by group."""
+    path = PATHS.get(name) or PATHS.get(mask, PATHS["none"])
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    axes.axis("off")
+    above: list[Place] = []
+    for place, boxes in enumerate(path):
+        y = 0.94 - 0.88 * place / (len(path) - 1)
+        centres = _centres(boxes)
+        for box, (x, width) in zip(boxes, centres, strict=True):
+            edge = color if box.group is None else groups[box.group]
+            _draw_box(axes, box, (x, y), width, edge)
+        here = [(x, y) for x, _ in centres]
+        _connect(axes, above, here)
+        above = here
+
+
+def _centres(boxes: tuple[Box, ...]) -> list[tuple[float, float]]:
+    """Centre and width of each box, widths by the length of their texts."""
+    widths = [max(0.13, LETTER * len(box.text) + 0.03) for box in boxes]
+    scale = min(1.0, (1 - GAP * (len(boxes) + 1)) / sum(widths))
+    widths = [width * scale for width in widths]
+    left, found = (1 - sum(widths) - GAP * (len(boxes) - 1)) / 2, []
+    for width in widths:
+        found.append((left + width / 2, width))
+        left += width + GAP
+    return found
+
+
+def _draw_box(axes: Axes, box: Box, centre: Place, width: float, color: str) -> None:
+    x, y = centre
+    style = "round,pad=0,rounding_size=0.03"
+    corner = (x - width / 2, y - TALL / 2)
+    axes.add_patch(
+        FancyBboxPatch(corner, width, TALL, boxstyle=style, facecolor="white", edgecolor=color, linewidth=1.2)
+    )
+    axes.text(x, y - 0.004, box.text, fontsize=7, ha="center", va="center", color=INK)
+
+
+def _connect(axes: Axes, above: list[Place], below: list[Place]) -> None:
+    """Arrows from row to row: one to all, all to one, or each to each where both rows have several."""
+    for x0, y0 in above:
+        for x1, y1 in below:
+            axes.add_patch(FancyArrowPatch((x0, y0 - TALL / 2), (x1, y1 + TALL / 2), **ARROW))
