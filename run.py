@@ -11,7 +11,7 @@ def report(config) -> None:
     runs = config.runs or f"{config.results}/{config.name}"
     try:
         print(comparison_text(load_results(runs)))
-        print(f"report: {write_report(runs)}")
+        print(f"report: {write_report(runs, workers=config.sweep.workers)}")
     except ResultsError as error:
         raise UserError(str(error)) from error
 

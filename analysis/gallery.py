@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import base64
 import logging
+import sys
 import tomllib
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from tqdm import tqdm
 
 from analysis.columns import RUN_COLUMNS
 from analysis.errors import NoData
@@ -70,9 +75,31 @@ def listed(path: Path = LIST) -> list[Entry]:
     return sorted(found, key=lambda entry: order.get(entry.section, len(order)))
 
 
-def exhibits(results: Results, folder: Path) -> list[Exhibit]:
-    """Draw every figure that the results support into ``folder``, as NAME.svg, .png and .csv (what it draws)."""
-    return [exhibit(entry, results, folder) for entry in listed()]
+def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
+    """Draw every figure that the results support into ``folder``, as NAME.svg, .png and .csv (what it draws).
+
+    workers: processes that draw. Above 1 they are spawned, so the program that asks for them must keep its own work
+    under ``if __name__ == "__main__"``.
+    """
+    entries = listed()
+    bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
+    if workers == 1:
+        return list(bar(exhibit(entry, results, folder) for entry in entries))
+    for table in {need.partition(".")[2] for entry in entries for need in entry.needs} & set(TABLES):
+        results.table(table)  # read here: what cannot be read belongs into this process's list of problems
+    results.table("measures")
+    options = {"mp_context": get_context("spawn"), "initializer": _inherit, "initargs": (results,)}
+    with ProcessPoolExecutor(workers, **options) as pool:
+        return list(bar(pool.map(_exhibit_inherited, entries, repeat(folder))))
+
+
+def _inherit(results: Results) -> None:
+    global _inherited
+    _inherited = results
+
+
+def _exhibit_inherited(entry: Entry, folder: Path) -> Exhibit:
+    return exhibit(entry, _inherited, folder)
 
 
 def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:

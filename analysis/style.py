@@ -138,9 +138,9 @@ def panels(rows: int, columns: int, height: float, **options) -> tuple[Figure, l
 
 
 def heat(axes: Axes, values: object, *, low: float = 0.0, high: float | None = None) -> AxesImage:
-    """A heat map without grid, first row on top; light to dark, in a map that prints and that all can read."""
+    """A heat map without grid, first row on top; white to black, so that what is nothing looks like nothing."""
     axes.grid(False)
-    return axes.imshow(values, cmap="cividis_r", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    return axes.imshow(values, cmap="bone_r", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
 
 
 def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:

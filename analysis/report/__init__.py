@@ -22,7 +22,9 @@ from analysis.report.tables import COMPARISON, RUNS, rows
 from analysis.results import PathLike, Results, load_results
 
 
-def write_report(runs: PathLike | Iterable[PathLike] | Results, out: PathLike | None = None) -> Path:
+def write_report(
+    runs: PathLike | Iterable[PathLike] | Results, out: PathLike | None = None, *, workers: int = 1
+) -> Path:
     """Write a report and return the path of its page.
 
     index.html needs no other file and no network. Beside it: report.md with figures/NAME.svg, .png and .csv (what
@@ -31,12 +33,13 @@ def write_report(runs: PathLike | Iterable[PathLike] | Results, out: PathLike | 
 
     runs: a run, experiment or results folder, a list of them, or loaded Results.
     out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
+    workers: processes that draw figures; above 1 only from under ``if __name__ == "__main__"``.
     Raises ResultsError if there is nothing complete to report.
     """
     folder = _target(runs, out)
     results = runs if isinstance(runs, Results) else load_results(runs)
     folder.mkdir(parents=True, exist_ok=True)
-    content = gather(results, folder / "figures")
+    content = gather(results, folder / "figures", workers)
     results.to_parquet(folder)
     _write_tables(results, content, folder / "tables")
     write_text(folder / "report.md", markdown.render(content))

@@ -87,11 +87,11 @@ class Content:
         return found
 
 
-def gather(results: Results, figures: Path) -> Content:
-    """Draw the figures into a folder and collect all the rest."""
+def gather(results: Results, figures: Path, workers: int = 1) -> Content:
+    """Draw the figures into a folder, in so many processes, and collect all the rest."""
     table = compare(results.runs)
     styles = looks(zip(table["label"], table["color"], strict=True))
-    shown = exhibits(results, figures)
+    shown = exhibits(results, figures, workers)
     written = samples(results, list(table["label"]))
     return Content(
         title=summary.title(results.runs),
