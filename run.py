@@ -16,7 +16,22 @@ def report(config) -> None:
         raise UserError(str(error)) from error
 
 
+def publish(config) -> None:
+    """job=publish runs=results/EXPERIMENT: its tables and some figures into RESULTS/published/EXPERIMENT, to commit."""
+    from analysis import ResultsError, load_results
+    from analysis.publish import publish
+    from zoo import UserError
+
+    runs = config.runs or f"{config.results}/{config.name}"
+    try:
+        results = load_results(runs)
+        folder = f"{config.results}/published/{results.runs['experiment'].iloc[0]}"
+        print(f"published: {publish(results, folder, config.figures)}")
+    except ResultsError as error:
+        raise UserError(str(error)) from error
+
+
 if __name__ == "__main__":
     from experiments.cli import main
 
-    sys.exit(main(report=report))
+    sys.exit(main(report=report, publish=publish))

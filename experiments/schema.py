@@ -148,7 +148,8 @@ class Config:
     """Everything.
 
     job: what to do (job=list names them); name: the experiment, results/NAME; run: a run folder or checkpoint
-    (evaluate, generate; probe: a run folder); runs: an experiment folder (report, probe); suite: of job=bench; match:
+    (evaluate, generate; probe: a run folder); runs: an experiment folder (report, probe,
+    publish); figures: names of figures to publish; suite: of job=bench; match:
     "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null: widths
     as they are); device: auto, cpu or cuda; results: folder of all results.
     """
@@ -160,6 +161,7 @@ class Config:
     results: str = "results"
     run: str | None = None
     runs: str | None = None
+    figures: list[str] = field(default_factory=list)
     suite: str = "harness"
     match: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -10,6 +10,11 @@ from experiments.jobs import DESCRIPTIONS
 from experiments.schema import Config
 from zoo import pattern, registry
 
+ANALYSIS = {
+    "report": "compare the runs of an experiment: runs=results/NAME",
+    "publish": "its tables and figures=[...] into results/published/NAME, small and without machine paths",
+}
+
 
 def run(config: Config) -> None:
     """Print blocks, presets, sizes, layouts, experiments, data sources, tokenizers and jobs."""
@@ -25,7 +30,7 @@ def run(config: Config) -> None:
     _table("Layouts (model.pattern=)", list(pattern.LAYOUTS.items()))
     _table("Data (data=)", [(name,) for name in sorted(SOURCES)])
     _table("Tokenizers (data.tokenizer=)", [(name,) for name in sorted(TOKENIZERS)])
-    jobs = {**DESCRIPTIONS, "report": "compare the runs of an experiment: runs=results/NAME"}
+    jobs = {**DESCRIPTIONS, **ANALYSIS}
     _table("Jobs (job=)", sorted(jobs.items()))
 
 

@@ -41,7 +41,7 @@ FIGURES = [
 
 def gathered(folder: Path, monkeypatch, figures=()) -> contents.Content:
     """What a report of a folder holds, without drawing: the figures are given."""
-    monkeypatch.setattr(contents, "exhibits", lambda results, place: list(figures))
+    monkeypatch.setattr(contents, "exhibits", lambda results, place, workers: list(figures))
     return contents.gather(load_results(folder), folder / "figures")
 
 
@@ -217,7 +217,7 @@ def test_broken_tables_of_probes_are_reported(tmp_path, write_run, monkeypatch):
     content = gathered(experiment, monkeypatch)
     for run in (junk, foreign, kinds):
         (said,) = [text for text in content.notices if run.name in text]
-        assert "probes/samples.parquet cannot be read" in said
+        assert "samples.parquet cannot be read" in said
     (prompt,) = content.samples.prompts
     assert [one.text for one in prompt.continuations] == [f"{good.name} wrote"]
     assert good.name not in " ".join(content.notices)
@@ -231,7 +231,7 @@ def test_a_hundred_runs_stay_a_page_one_can_open(tmp_path, write_run, monkeypatc
         [one.runs.assign(run=f"{i:012x}", seed=i % 3, label=f"model {i // 3}") for i in range(100)],
         ignore_index=True,
     )
-    monkeypatch.setattr(contents, "exhibits", lambda results, place: FIGURES * 10)
+    monkeypatch.setattr(contents, "exhibits", lambda results, place, workers: FIGURES * 10)
     content = contents.gather(type(one)(runs, one.metrics, [], one.unfinished), tmp_path)
     source = page.render(content)
     assert len(set(re.findall(r'<details id="(run-\d+)"', source))) == 100

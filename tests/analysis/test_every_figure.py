@@ -1,0 +1,40 @@
+"""Every listed figure is drawn from real results: the stored quickstart, and runs made up for what it does not vary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from analysis import load_results
+from analysis.gallery import exhibits, listed
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
+NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover"}
+ARCHITECTURES = {
+    "transformer", "lfm2", "mla", "kda", "path_fox", "mesanet", "mom", "nsa", "hypergraph", "shc", "orthgsa",
+}  # fmt: skip
+
+
+def drawn(results, folder: Path) -> set[str]:
+    """The names of the figures drawn; a figure that failed, rather than lacking data, is told apart."""
+    shown = exhibits(results, folder)
+    assert [one.missing for one in shown if "failed" in one.missing] == []
+    return {one.name for one in shown if not one.missing}
+
+
+@pytest.mark.slow
+def test_the_quickstart_of_all_eleven_supports_every_figure_but_those_of_sweeps_and_gpus(tmp_path):
+    results = load_results(PUBLISHED / "quickstart")
+    assert set(results.runs["preset"]) == ARCHITECTURES
+    names = {entry.name for entry in listed()}
+    assert drawn(results, tmp_path) == names - NOT_IN_A_QUICKSTART
+
+
+@pytest.mark.slow
+def test_stored_runs_support_the_rest(tmp_path, write_run, layout_changes, latency_csv):
+    for layout in ("interlaced_sf", "late_full"):
+        for rate in (1e-3, 3e-3):
+            write_run(tmp_path / "exp", loss=3 + 100 * rate, recipe={"lr": rate}, **layout_changes(layout))
+    latency_csv.rename(tmp_path / "exp" / "latency.csv")
+    assert drawn(load_results(tmp_path / "exp"), tmp_path / "figures") >= NOT_IN_A_QUICKSTART
