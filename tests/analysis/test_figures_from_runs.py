@@ -26,6 +26,8 @@ from analysis.gallery import listed, require
 from analysis.masks import cells
 from analysis.statistics import pareto_front
 
+pytestmark = pytest.mark.slow
+
 BLOCKS = [
     {"letter": "F", "name": "attention", "title": "Full", "family": "", "color": "#0072b2", "mask": "causal"},
     {

@@ -13,6 +13,8 @@ import pytest
 from analysis import ResultsError, gallery, load_results, write_report
 from analysis.notices import notices
 
+pytestmark = pytest.mark.slow
+
 SHOWN = ("comparison", "loss_against_tokens")
 """The figures that the small stored results support, of those drawn here (test_every_figure.py draws them all)."""
 

@@ -17,6 +17,8 @@ from analysis import load_results
 from zoo.probes import Measure, measure
 from zoo.probes.rows import row
 
+pytestmark = pytest.mark.slow
+
 # The measures there are belong to others; this one stands for them.
 QUICK = [
     "probe.windows=3",

@@ -14,6 +14,8 @@ from experiments.probing import tables
 from zoo.probes import Measure, measure
 from zoo.probes.rows import row
 
+pytestmark = pytest.mark.slow
+
 EVERY = ["trainer.probe_every=8", "probe.windows=3", "probe.batch_size=2"]
 
 
