@@ -1,4 +1,4 @@
-"""What every test shares: one thread, because the machine's cores are shared by workers."""
+"""What every test shares: one thread, because workers share the cores; Triton's interpreter where no GPU is."""
 
 import os
 import sys
@@ -9,6 +9,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported; child processes inherit it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

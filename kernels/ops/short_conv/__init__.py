@@ -6,12 +6,24 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.short_conv.reference import short_conv_reference
 from kernels.ops.short_conv.torch_ops import short_conv_torch
 
 __all__ = ["short_conv"]
 
+
+def _refuses(x: Tensor, weight: Tensor, *, state: Tensor | None = None, **_options) -> str | None:
+    return refusal(x, weight, state)
+
+
 OPERATION = Operation("short_conv")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.short_conv.triton_ops", "short_conv_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", short_conv_torch, suits=always)
 OPERATION.register("reference", short_conv_reference, suits=not_unasked)
 
@@ -35,7 +47,7 @@ def short_conv(
     state       [N, D, k−1], the inputs before the first token of every sequence, older first (None: zeros)
     cu_seqlens  int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
                 (N = B without it)
-    backend     auto, torch, reference (a loop over tokens)
+    backend     auto, triton (what auto takes on a GPU), torch, reference (a loop over tokens)
     returns     y [B, T, D] and the states after the last tokens [N, D, k−1], always, both in x's dtype
 
     Products and sums in at least fp32; a state is inputs and nothing else, so that no dtype can round it.

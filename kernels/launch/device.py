@@ -1,0 +1,48 @@
+"""Device functions and small kernels that several operations use."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def chunk_bounds(table, cu, row, SIZE: tl.constexpr):
+    """Of one row of a chunk table: its sequence (−1: idle), the sequence's first token and end, the chunk's first."""
+    sequence = tl.load(table + row * 2)
+    busy = tl.maximum(sequence, 0)
+    begin = tl.load(cu + busy).to(tl.int64)
+    end = tl.load(cu + busy + 1).to(tl.int64)
+    return sequence, begin, end, begin + tl.load(table + row * 2 + 1).to(tl.int64) * SIZE
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(−x)) in fp32."""
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def _sum_rows(parts, total, ROWS, COLUMNS, BR: tl.constexpr, BC: tl.constexpr):
+    """total [COLUMNS] = Σ over rows of parts [ROWS, COLUMNS], in one fixed order."""
+    column = tl.program_id(0).to(tl.int64) * BC + tl.arange(0, BC)
+    accumulated = tl.zeros((BC,), tl.float32)
+    for start in range(0, ROWS, BR):
+        row = start + tl.arange(0, BR).to(tl.int64)
+        mask = (row < ROWS)[:, None] & (column < COLUMNS)[None]
+        block = tl.load(parts + row[:, None] * COLUMNS + column[None], mask=mask, other=0.0)
+        accumulated += tl.sum(block.to(tl.float32), axis=0)
+    tl.store(total + column, accumulated.to(total.dtype.element_ty), mask=column < COLUMNS)
+
+
+def sum_rows(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Σ over the first dimension of contiguous fp32 parts, in `dtype`; the same bits at every run.
+
+    What kernels use instead of atomic additions, whose order, and so whose last bits, change from run to run.
+    """
+    total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
+    columns = total.numel()
+    _sum_rows[(triton.cdiv(columns, 64),)](parts, total, parts.shape[0], columns, BR=32, BC=64)
+    return total

@@ -1,0 +1,82 @@
+"""Which calls a Triton kernel serves, and why not the others. Imports Triton only when somebody asks."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+MAX_WIDTH = 256
+"""The widest head that a tile holds; narrower ones need not be powers of two."""
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before they were imported."""
+    if not _installed():
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def on_cuda(first: Tensor, *_args, **_options) -> bool:
+    """A `suits` for Triton kernels: `auto` takes them on a GPU, never for the sake of the interpreter."""
+    return first.is_cuda
+
+
+def refusal(*tensors: Tensor | None, widths: tuple[int, ...] = ()) -> str | None:
+    """Why Triton kernels cannot take these tensors; None if they can.
+
+    widths: sizes that a tile has to hold whole, such as head widths.
+    """
+    if not _installed():
+        return "the triton package is not installed"
+    for x in tensors:
+        if x is not None and x.is_floating_point() and (reason := _refuses_one(x)):
+            return reason
+    if max(widths, default=0) > MAX_WIDTH:
+        return f"needs widths of at most {MAX_WIDTH}, got {max(widths)}"
+    return None
+
+
+def _refuses_one(x: Tensor) -> str | None:
+    if x.is_meta:
+        return "needs tensors with data, got meta"
+    if x.dtype not in DTYPES:
+        return f"needs bfloat16, float16 or float32, got {str(x.dtype).removeprefix('torch.')}"
+    if x.is_cuda:
+        return None
+    if not interpreted():
+        return (
+            f"needs CUDA tensors, got {x.device.type}; to check kernels on a CPU, slowly, set TRITON_INTERPRET=1 "
+            "before Python starts"
+        )
+    if x.dtype == torch.bfloat16:
+        return "Triton's interpreter multiplies bfloat16 matrices wrongly; check in float32 or float16"
+    return None
+
+
+def lazily(module: str, name: str) -> Callable:
+    """The function `name` of `module`, imported at its first call: importing Triton takes time.
+
+    The compiler steps around it: a kernel is compiled already, and choosing its tiles is ordinary Python.
+    """
+
+    @functools.cache
+    def load() -> Callable:
+        return torch.compiler.disable(getattr(importlib.import_module(module), name))
+
+    def call(*args, **options):
+        return load()(*args, **options)
+
+    return call

@@ -1,0 +1,89 @@
+"""Which calls Triton kernels serve and what they say to the others; chunks of packed sequences; fixed-order sums."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from kernel_cases import normal, packed
+from triton_cases import DEVICE, LaunchesOnly
+
+from kernels.launch import refusal
+from kernels.launch.device import sum_rows
+from kernels.launch.packing import boundaries, chunk_table, first_chunks
+
+CALL = """
+import torch, kernels
+x = torch.zeros(1, 3, 2)
+kernels.short_conv(x, torch.zeros(2, 4), backend={backend!r})
+"""
+
+
+def run_without_interpreter(backend: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TRITON_INTERPRET", None)
+    return subprocess.run(
+        [sys.executable, "-c", CALL.format(backend=backend)], env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_cpu_without_the_interpreter_is_told_how():
+    refused = run_without_interpreter("triton")
+    assert refused.returncode == 1
+    assert "backend 'triton' cannot serve this call: needs CUDA tensors, got cpu" in refused.stderr
+    assert "set TRITON_INTERPRET=1 before Python starts" in refused.stderr
+    assert "those that can: torch, reference" in refused.stderr
+    assert run_without_interpreter("auto").returncode == 0
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter's own limits")
+def test_the_interpreter_refuses_what_it_would_get_wrong():
+    assert "wrongly" in refusal(torch.zeros(2, dtype=torch.bfloat16))
+    assert refusal(torch.zeros(2, dtype=torch.float16), None, torch.zeros(2, dtype=torch.int32)) is None
+
+
+def test_dtypes_widths_and_empty_devices_are_refused():
+    assert "got float64" in refusal(torch.zeros(2, dtype=torch.float64, device=DEVICE))
+    assert "got meta" in refusal(torch.zeros(2, device="meta"))
+    assert "at most 256, got 300" in refusal(torch.zeros(2, device=DEVICE), widths=(16, 300))
+
+
+def test_auto_leaves_cpus_to_pytorch():
+    from kernels.ops.short_conv import OPERATION
+
+    assert OPERATION.choose("auto", torch.zeros(1, 3, 2), torch.zeros(2, 4)).name == "torch"
+
+
+@pytest.mark.parametrize("lengths", [(5,), (32, 0, 1, 33, 0), (0, 64), (1, 1, 1)], ids=str)
+def test_chunks_of_packed_sequences(lengths):
+    """Against counting them: every token is in one chunk, chunks end at boundaries, idle rows say so."""
+    x, cu = torch.zeros(1, sum(lengths), 2), packed(*lengths)
+    table = chunk_table(x, cu, 32)
+    wanted = [[i, j] for i, length in enumerate(lengths) for j in range(-(-length // 32))]
+    assert table[: len(wanted)].tolist() == wanted
+    assert (table[len(wanted) :] == -1).all()
+    assert first_chunks(x, cu, 32).tolist() == [
+        sum(-(-n // 32) for n in lengths[:i]) for i in range(len(lengths) + 1)
+    ]
+    assert table.dtype == torch.int32
+
+
+def test_a_batch_is_packed_sequences_of_one_length():
+    x = torch.zeros(3, 40, 2)
+    assert boundaries(x, None).tolist() == [0, 40, 80, 120]
+    assert chunk_table(x, None, 32).tolist() == [[i, j] for i in range(3) for j in range(2)]
+    assert first_chunks(x, None, 32).tolist() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (33, 70), (5, 2, 3)], ids=str)
+def test_sums_of_parts(shape):
+    parts = normal(*shape, dtype=torch.float32).to(DEVICE)
+    torch.testing.assert_close(sum_rows(parts, torch.float32), parts.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_the_watch_sees_what_pytorch_computes():
+    with LaunchesOnly(), pytest.raises(AssertionError, match="computes mul"):
+        torch.ones(2) * 2
+    with LaunchesOnly():
+        assert torch.empty(3).isnan().all()

@@ -1,0 +1,134 @@
+"""What the tests of Triton kernels share: the comparison with the definition, and the watch over how it came about.
+
+Without a GPU the kernels run in Triton's interpreter (see conftest.py), in fp32 and fp16; on one, in bf16 too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+import torch
+from kernel_cases import normal, rmse_ratio
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.dispatch import Operation
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+HALF = pytest.mark.parametrize(
+    "dtype",
+    [torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])],
+    ids=lambda dtype: str(dtype).removeprefix("torch."),
+)
+
+# The field's criterion: rmse(got − wanted) / rmse(wanted), against the definition in a wider type.
+OUTPUT_LIMIT, GRADIENT_LIMIT, GATE_LIMIT = 0.005, 0.008, 0.02
+EXACT_LIMIT = 1e-5  # in fp32, of everything
+
+# What PyTorch may do around a kernel: allocate, look at a tensor in another way, copy, and count whole numbers.
+_LAYOUT = {
+    "alias", "arange", "as_strided", "clone", "copy_", "detach", "empty", "empty_like", "empty_strided", "expand",
+    "fill_", "full", "full_like", "lift_fresh", "new_empty", "new_full", "new_zeros", "ones", "permute", "select",
+    "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view", "_to_copy",
+    "_unsafe_view", "zero_", "zeros", "zeros_like", "_reshape_alias", "set_", "_local_scalar_dense", "unfold",
+}  # fmt: skip
+_EMPTY = {"empty", "empty_like", "empty_strided", "new_empty"}
+
+
+class LaunchesOnly(TorchDispatchMode):
+    """Fails when PyTorch computes with floating-point numbers, and fills fresh memory with NaN.
+
+    So a kernel that leaves work to PyTorch is found, and an element that nobody writes shows.
+    """
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        result = function(*args, **(kwargs or {}))
+        if name in _EMPTY and result.is_floating_point():
+            result.fill_(float("nan"))
+        elif name in _EMPTY and result.dtype in (torch.int32, torch.int64):
+            result.fill_(-(2**30))
+        elif name not in _LAYOUT and isinstance(result, Tensor) and result.is_floating_point():
+            raise AssertionError(f"PyTorch computes {name} beside the kernel")
+        return result
+
+
+@contextlib.contextmanager
+def kernels_only() -> Iterator[None]:
+    """While inside, the torch and reference forms of every operation raise, and PyTorch only allocates."""
+    hidden = [
+        (form, operation._backends.pop(form), operation)
+        for operation in Operation._all
+        for form in ("torch", "reference")
+        if form in operation._backends
+    ]
+    try:
+        with LaunchesOnly():
+            yield
+    finally:
+        for form, backend, operation in reversed(hidden):
+            operation._backends[form] = backend
+
+
+def assert_kernel_agrees(
+    call: Callable[..., Tensor | Sequence[Tensor | None]],
+    inputs: dict[str, Tensor],
+    dtype: torch.dtype,
+    *,
+    keep: Sequence[str] = (),
+    gates: Sequence[str] = (),
+    fixed: Sequence[str] = (),
+    limits: dict[str, float] | None = None,
+) -> None:
+    """Outputs, states and every gradient of `call(backend="triton", **inputs)` against backend="reference".
+
+    inputs  by name; the reference gets in fp64 the very numbers that the kernel gets in `dtype`
+    keep    names that stay fp32 (gates, states)
+    gates   names whose gradients have the wider limit
+    fixed   names without a gradient
+    limits  other limits, by input name or "o0", "o1", … of an output
+
+    In fp32 every error must stay below 1e-5 of the size (rmse over rmse), in 16 bit below the field's criterion.
+    """
+    given = {
+        name: x if not x.is_floating_point() else x.to(torch.float32 if name in keep else dtype)
+        for name, x in inputs.items()
+    }
+    exact = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
+    got, got_gradients = _run(call, given, "triton", fixed)
+    wanted, wanted_gradients = _run(call, exact, "reference", fixed)
+    named = {f"o{i}": pair for i, pair in enumerate(zip(got, wanted, strict=True))}
+    named |= {name: (got_gradients[name], wanted_gradients[name]) for name in got_gradients}
+    for name, (a, b) in named.items():
+        half = (
+            OUTPUT_LIMIT
+            if name in list(named)[: len(got)]
+            else GATE_LIMIT
+            if name in gates
+            else GRADIENT_LIMIT
+        )
+        limit = (limits or {}).get(name, EXACT_LIMIT if dtype == torch.float32 else half)
+        assert a.shape == b.shape, name
+        assert a.isfinite().all(), f"{name} is not finite"
+        error = rmse_ratio(a, b) if b.any() else a.abs().sum()
+        assert error < limit, f"{name}: error {error:.2e}, limit {limit:.0e}"
+
+
+def _run(call, inputs: dict[str, Tensor], backend: str, fixed: Sequence[str]):
+    """Outputs, and gradients by name under fixed output gradients."""
+    leaves = {
+        name: x.detach().clone().to(DEVICE).requires_grad_(x.is_floating_point() and name not in fixed)
+        for name, x in inputs.items()
+    }
+    with kernels_only() if backend == "triton" else contextlib.nullcontext():
+        outputs = call(**leaves, backend=backend)
+    outputs = [x for x in ([outputs] if isinstance(outputs, Tensor) else outputs) if x is not None]
+    moving = [x for x in outputs if x.requires_grad]
+    gradients = [normal(*x.shape, seed=90 + i).to(x) for i, x in enumerate(moving)]
+    wanted = [x for x in leaves.values() if x.requires_grad]
+    with kernels_only() if backend == "triton" else contextlib.nullcontext():
+        found = torch.autograd.grad(moving, wanted, gradients) if moving else ()
+    names = [name for name, x in leaves.items() if x.requires_grad]
+    return [x.detach() for x in outputs], dict(zip(names, found, strict=False))
