@@ -85,7 +85,8 @@ class ProbeConfig:
     """What job=probe takes from every run; none of it is part of a run's identity.
 
     windows: held-out windows of the trained length that are measured, batch_size of them at once; extrapolate: the
-    loss by position goes out to so many times the trained length, over long_windows windows; map_tokens: length of
+    loss by position goes out to so many times the trained length, for the tokens in the second half of long_windows
+    such windows, the same ones at every position; map_tokens: length of
     the sentence whose attention and routes are kept; routing_tokens: tokens whose first choices are counted; prompts
     are gone on from by `tokens` tokens, drawn at temperature (0: the most likely) among the top_k, from sample_seed.
     """

@@ -25,7 +25,7 @@ from zoo.io import read_card
 from zoo.probes import registered
 
 RECORD = "probes.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def probed(run: Path, probe: ProbeConfig) -> bool:

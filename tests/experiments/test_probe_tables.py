@@ -126,23 +126,33 @@ def test_rows_of_batches_are_averaged_by_count():
     ]
 
 
-def test_loss_by_position_goes_beyond_the_trained_length():
+def test_loss_by_position_against_a_loop():
     config = zoo.ModelConfig(pattern="F", depth=1, d_model=8, n_heads=2)
-    model = zoo.LanguageModel(config, vocab_size=VOCAB, seq_len=20, seed=3)
-    whole = torch.randint(VOCAB, (3, 91), generator=torch.Generator().manual_seed(2))
+    model = zoo.LanguageModel(config, vocab_size=VOCAB, seq_len=16, seed=3)
+    whole = torch.randint(VOCAB, (3, 129), generator=torch.Generator().manual_seed(2))
     rows = loss_by_position(model, whole[:, :-1], whole[:, 1:], 2, "fp32")
     assert model.training
-    nats = []
-    for text in whole:
-        logits = model.eval()(text[None, :-1])[0].detach()
-        nats.append([-math.log(float(logits[0, t].softmax(-1)[text[t + 1]])) for t in range(90)])
-    edges = [(0, 16), (16, 20), (20, 40), (40, 80), (80, 90)]
-    assert [(row.start, row.end) for row in rows] == edges
-    for row, (start, end) in zip(rows, edges, strict=True):
-        inside = [window[t] for window in nats for t in range(start, end)]
-        assert row.value == pytest.approx(sum(inside) / len(inside), rel=1e-5)
-        assert row.count == len(inside)
-        assert (row.layer, row.part, row.head, row.axis, row.measure) == (None, "", None, "position", "loss")
+    model.eval()
+    assert [(row.start, row.end) for row in rows] == [(0, 16), (16, 32), (32, 64), (64, 128)]
+    for row in rows:
+        start, end = int(row.start), int(row.end)
+        nats = []
+        for text in whole:
+            for place in range(64, 128):  # every token of the last bucket, wherever the bucket's tiles put it
+                position = start + (place - 64) % (end - start)
+                logits = model(text[None, place - position : place + 1])[0][0, -1].detach()
+                nats.append(-math.log(float(logits.softmax(-1)[text[place + 1]])))
+        assert row.value == pytest.approx(sum(nats) / len(nats), rel=1e-5)
+        assert row.count == len(nats) == 3 * 64
+
+
+def test_buckets_that_do_not_tile_leave_a_rest_out():
+    config = zoo.ModelConfig(pattern="F", depth=1, d_model=8, n_heads=2)
+    model = zoo.LanguageModel(config, vocab_size=VOCAB, seq_len=20, seed=3)
+    whole = torch.randint(VOCAB, (3, 101), generator=torch.Generator().manual_seed(2))
+    rows = loss_by_position(model, whole[:, :-1], whole[:, 1:], 2, "fp32")
+    counts = {(row.start, row.end): row.count for row in rows}
+    assert counts == {(0, 16): 96, (16, 20): 120, (20, 40): 120, (40, 80): 120, (80, 100): 60}
 
 
 def test_position_buckets_of_a_short_text_end_with_it():
