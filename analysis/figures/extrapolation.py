@@ -119,7 +119,8 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"Mean loss of the tokens at a position, the same tokens at all ({band_text(table)}); trained on {lengths} "
         f"tokens, scored on up to {far['end']:,.0f} ({times:.3g}×). "
-        f"Loss in the last bucket ({far['start']:,.0f} to {far['end']:,.0f}) minus loss in the last bucket within the trained length, nats/token: "
+        f"Loss in the last bucket ({far['start']:,.0f} to {far['end']:,.0f}) "
+        "minus loss in the last bucket within the trained length, nats/token: "
         f"{told or 'unknown, the trained length is not recorded'}. "
         f"Above {STRAIGHT:g} the lower panel is logarithmic. {provenance(table)}"
     )
