@@ -56,6 +56,7 @@ def test_an_export_reads_back_without_the_runs(three, tmp_path):
     assert after.runs["folder"].str.startswith(str(three)).all()
 
 
+@pytest.mark.slow
 def test_exports_and_run_folders_mix_and_folders_win(three, tmp_path, write_run):
     load_results(three).to_parquet(tmp_path / "results" / "stored")
     (tmp_path / "results" / "stored" / "figures").mkdir()  # beside tables, nothing to complain of

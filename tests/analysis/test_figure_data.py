@@ -159,6 +159,7 @@ def test_variants_of_one_colour_differ_in_every_way_and_order_does_not_matter():
     assert len({look.marker for look in many.values()}) == 9
 
 
+@pytest.mark.slow
 def test_saved_figures_are_the_same_bytes(quickstart, tmp_path):
     for folder in ("one", "two"):
         table = comparison.table(load_results(quickstart))

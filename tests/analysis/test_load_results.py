@@ -236,6 +236,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
     assert path.read_text() == "old"
 
 
+@pytest.mark.slow
 def test_imports_stay_light_and_inside_the_room():
     code = (
         "import sys, analysis; heavy = {'pandas', 'matplotlib', 'torch'} & set(sys.modules); "

@@ -8,6 +8,7 @@ from analysis import ResultsError, load_results
 from analysis.publish import publish
 
 
+@pytest.mark.slow
 def test_published_results_read_back_without_this_machines_paths(tmp_path, write_run):
     command = (
         "python run.py data.path=/home/me/text/wiki data.train_path=/home/me/a-b/t.parquet name=x/y lr=1e-3"

@@ -34,6 +34,7 @@ def test_all_eleven_are_presets():
     assert set(ELEVEN) <= set(architectures(ModelConfig()))
 
 
+@pytest.mark.slow
 def test_matching_is_part_of_what_a_run_is(lab: Lab):
     plans = [plan(lab.compose("model=mla", *words)[0]) for words in ([], ["match=params"])]
     assert plans[0].run != plans[1].run
@@ -44,6 +45,7 @@ def test_matching_is_part_of_what_a_run_is(lab: Lab):
     assert (saved["match"], saved["model"]["channel"]["swiglu"]["hidden"]) == ("params", hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "label"),
     [

@@ -51,6 +51,7 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
     assert lab.left_behind() == []
 
 
+@pytest.mark.slow
 def test_presets_and_sizes_compose(lab: Lab):
     for group in ("model", "size"):
         for path in (CONF / group).glob("*.yaml"):

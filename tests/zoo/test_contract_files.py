@@ -25,6 +25,7 @@ def test_an_exported_model_loads_bit_for_bit(case, tmp_path):
     assert from_dict(ModelConfig, card["model"]) == model.config == loaded.config
 
 
+@pytest.mark.slow
 @every_case
 def test_cost_is_read_from_the_meta_device(case):
     """Training costs three forwards, except where an operator has declared another backward (kernels.flops)."""

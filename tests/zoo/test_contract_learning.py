@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.nn.functional as F
 from contract_cases import SEQ_LEN, VOCAB, build, every_case, gradients, keys, tokens
@@ -27,6 +28,7 @@ def test_gradients_reach_every_parameter(case):
     assert [name for name in silent if not name.endswith(excepted or ("\0",))] == []
 
 
+@pytest.mark.slow
 @every_case
 def test_training_lowers_the_loss(case):
     """Twenty steps on one batch from the real initialisation."""

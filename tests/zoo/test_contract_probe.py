@@ -157,6 +157,7 @@ def test_without_a_probe_the_same_operations_run_as_without_the_code(case):
     assert operations(*with_probes(case.config(depth=1))) == wanted
 
 
+@pytest.mark.slow
 def test_without_a_probe_the_graph_is_that_without_the_code():
     wanted = graphs(*without_probes(MIXED))
     assert sum(map(len, wanted)) > 300
@@ -170,6 +171,7 @@ def test_without_a_probe_every_graph_is_that_without_the_code(case):
     assert graphs(*with_probes(config)) == graphs(*without_probes(config))
 
 
+@pytest.mark.slow
 def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
     source = (FOLDER / "layer.py").read_text()
     lazy, eager = "lambda: {", 'lambda: {"squares": squares, '
@@ -185,6 +187,7 @@ def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
         assert look(*with_probes(config)) != look(*without_probes(config))
 
 
+@pytest.mark.slow
 def test_stripping_takes_out_all_that_looks_at_a_probe():
     for path in FOLDER.rglob("*.py"):
         if path.parent.name != "probes" and path.name not in ("probe.py", "context.py"):

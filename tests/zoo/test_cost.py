@@ -25,6 +25,7 @@ def matmul_parameters(model: LanguageModel) -> int:
     return layers + VOCAB * D
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "length", "tied"),
     [("F", 64, True), ("F", 3000, False), ("S", 60, False), ("S", 3000, True), ("SSSF", 512, True)],
@@ -47,6 +48,7 @@ def test_reference_flops():
     assert cost.flops_per_token(model, 512) == pytest.approx(wanted, rel=0.001)
 
 
+@pytest.mark.slow
 def test_a_window_costs_its_width():
     local = config("F")
     local.mixers.attention.window = 64
@@ -69,6 +71,7 @@ def counted(model: LanguageModel, batch: Tensor, *, backward: bool) -> float:
     return counter.get_total_flops() / batch.numel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
 @pytest.mark.parametrize("length", [96, 301])
 def test_a_running_dense_model_is_counted_the_same(length, backward):
@@ -79,6 +82,7 @@ def test_a_running_dense_model_is_counted_the_same(length, backward):
     assert cost.flops_per_token(model, length, backward=backward) == pytest.approx(wanted, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
 def test_a_running_sparse_model_is_counted_the_same_at_balanced_routing(backward):
     """Cost counts balanced routing; here token t goes to timeline t mod 6, in every layer and head."""

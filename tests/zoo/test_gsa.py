@@ -72,6 +72,7 @@ def test_a_small_k_is_not_full_attention():
     assert not torch.allclose(run(made, x)[0], run(full_attention(made), x)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", ["inverse", "seed", "none"])
 @pytest.mark.parametrize("capacity", [0, 40])
 @torch.no_grad()

@@ -126,6 +126,7 @@ def test_c_of_an_ohc_bias_only_the_skew_part_has_a_gradient(perturbed):
         assert (grad + grad.mT).norm() < 1e-12 * grad.norm()
 
 
+@pytest.mark.slow
 # (d)
 @pytest.mark.parametrize("scheme", ["ohc", "mhc"])
 def test_d_the_seeds_values_keep_the_streams_equal_and_the_mixing_without_gradient(scheme):

@@ -119,6 +119,7 @@ def test_only_training_counts_and_only_a_step_changes_the_output():
     assert m.balance.bias.dtype == torch.float64
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_balancing_evens_out_a_skewed_router():
     m, x = made(n_experts=8, top_k=2, balance_rate=0.01), inputs(8, 64)
@@ -200,6 +201,7 @@ def test_an_experts_width_makes_a_token_cost_what_swiglu_costs(width, hidden):
     assert 0 <= 3 * hidden - SwiGLU(SwiGLUConfig(), Dims(width, 1, 8, 0, 1)).gate.out_features < 24
 
 
+@pytest.mark.slow
 def test_flops_count_the_experts_a_token_uses():
     def flops(**options) -> float:
         config = ModelConfig(pattern="F", depth=1, d_model=32, n_heads=4)

@@ -90,6 +90,7 @@ def test_compression_is_attention_over_summaries_without_positions():
         torch.testing.assert_close(y[0, t], made.o_proj.weight @ torch.cat(heads))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [0, 50])
 @torch.no_grad()
 def test_step_repeated_is_forward_while_blocks_are_selected(capacity):

@@ -157,6 +157,7 @@ def test_gradient_norms_are_those_of_a_backward_pass(scheme):
     assert min(found.values()) > 0
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_gradient_of_streams_is_what_moving_each_entry_does_to_the_loss():
     model, batch = model_with("hc", width=4, n_streams=2), tokens(1, 3)

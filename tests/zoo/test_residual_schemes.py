@@ -132,6 +132,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "options"), OPTIONS, ids=str)
 @torch.no_grad()
 def test_decoding_with_streams_is_the_forward_pass(scheme, options):
