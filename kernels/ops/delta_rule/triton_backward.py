@@ -56,7 +56,7 @@ def _scan_back(
     end = tl.load(cu + sequence + 1).to(tl.int64)
     first_chunk = tl.load(firsts + sequence)
     chunks = tl.load(firsts + sequence + 1) - first_chunk
-    for back in range(0, chunks):
+    for back in range(chunks):
         step = chunks - 1 - back
         chunk = (first_chunk + step).to(tl.int64)
         at, _ = state_tile(chunk, head, H, key, value, K, V)
@@ -86,7 +86,7 @@ def _values(
 ):  # fmt: skip
     """dV [tokens, H, V], dβ [tokens, H], dP and dA [tokens, H, C]."""
     head = tl.program_id(1)
-    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
+    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
@@ -208,7 +208,7 @@ def _keys_and_gates(
     """dq and dk [tokens, H, K], dg likewise, or [⌈K/BK⌉, tokens, H] parts of a shared gate's."""
     chunk = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    sequence, begin, end, first = chunk_bounds(table, cu, chunk, C)
+    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
         dtype: tl.constexpr = states.dtype.element_ty
         token = first + tl.arange(0, C)
@@ -225,16 +225,16 @@ def _keys_and_gates(
         decay = decay_from_start(gates)
         by_end *= decay_to_end(after)
         column = tl.arange(0, C)
-        products = load_rows(d_p, token, last, head, H, column, C).to(tl.float32)
-        overlap = load_rows(d_a, token, last, head, H, column, C).to(tl.float32)
+        products = load_rows(d_p, token, last, head, H, column, C)
+        overlap = load_rows(d_a, token, last, head, H, column, C)
         if SHARED:
             inside, right, left = _inside_shared(
                 queries, keys, tl.sum(gates, axis=1), products, overlap, dtype, C
             )
         else:
             places, row_token = block_places(first, head, H, C)
-            near = tl.load(d_p + places, mask=row_token < last, other=0.0).to(tl.float32)
-            near_overlap = tl.load(d_a + places, mask=row_token < last, other=0.0).to(tl.float32)
+            near = tl.load(d_p + places, mask=row_token < last, other=0.0)
+            near_overlap = tl.load(d_a + places, mask=row_token < last, other=0.0)
             inside, right, left = _inside_channels(
                 queries, keys, gates, after, products, overlap, near, near_overlap, dtype, C, BK
             )
@@ -263,7 +263,7 @@ def _sum_heads(parts, total, TOKENS, WIDTH, GROUP: tl.constexpr, BT: tl.constexp
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     column = tl.program_id(1) * BD + tl.arange(0, BD)
     added = tl.zeros((BT, BD), tl.float32)
-    for member in range(0, GROUP):
+    for member in range(GROUP):
         added += load_rows(parts, token, TOKENS, member, GROUP, column, WIDTH).to(tl.float32)
     store_rows(total, added, token, TOKENS, 0, 1, column, WIDTH)
 
@@ -279,7 +279,7 @@ _values_tuned = Tuned(
 )
 _KEY_TILES = [
     triton.Config({"BK": width, "BV": value_width}, num_warps=warps, num_stages=stages)
-    for width, value_width, warps, stages in ((64, 64, 8, 1), (32, 64, 4, 2), (32, 32, 4, 1), (64, 32, 4, 2))
+    for width, value_width, warps, stages in ((64, 64, 8, 1), (32, 64, 4, 2), (32, 32, 4, 1), (32, 64, 8, 1))
 ]
 # Parts of a shared gate's gradient are as many as tiles, which so have to be known beforehand.
 _keys_and_gates_tuned = {

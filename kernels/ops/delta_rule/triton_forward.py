@@ -58,7 +58,7 @@ def _prepare(
     """Everything in `Chunked`."""
     chunk = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    sequence, begin, end, first = chunk_bounds(table, cu, chunk, C)
+    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
@@ -115,7 +115,7 @@ def _scan(
     begin = tl.load(cu + sequence).to(tl.int64)
     end = tl.load(cu + sequence + 1).to(tl.int64)
     first_chunk = tl.load(firsts + sequence)
-    for step in range(0, tl.load(firsts + sequence + 1) - first_chunk):
+    for step in range(tl.load(firsts + sequence + 1) - first_chunk):
         chunk = (first_chunk + step).to(tl.int64)
         at, _ = state_tile(chunk, head, H, key, value, K, V)
         before = state.to(states.dtype.element_ty)
@@ -141,7 +141,7 @@ def _outputs(
     """o [tokens, H, V]."""
     chunk = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    sequence, begin, end, first = chunk_bounds(table, cu, chunk, C)
+    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
@@ -201,9 +201,7 @@ def prepare(
     options = {"dtype": z.dtype, "device": q.device}
     from_start, to_end, reads = (torch.empty(*beta.shape, width, **options) for _ in range(3))
     values = torch.empty(*beta.shape, value_width, **options)
-    whole = torch.empty(
-        len(table), heads, 1 if g.dim() == 3 else width, dtype=torch.float32, device=q.device
-    )
+    whole = torch.empty(len(table), heads, 1 if g.dim() == 3 else width, dtype=torch.float32, device=q.device)
     _prepare_tuned[(len(table), heads)](
         q, k, v, g, beta, z, from_start, to_end, reads, values, whole, table, cu,
         heads, q.shape[2], k.shape[2], v.shape[2], K=width, V=value_width, SHARED=g.dim() == 3, C=CHUNK,

@@ -40,7 +40,7 @@ BLOCK = tl.constexpr(16)
 
 @triton.jit
 def block_places(first, head, H, C: tl.constexpr):
-    """Places of the 16×16 blocks on the diagonal, [C/16, 16, 16], in products [tokens, H, C], and tokens of their rows."""
+    """Places of the 16×16 blocks on the diagonal, [C/16, 16, 16], in products [tokens, H, C]; their rows' tokens."""
     block = tl.arange(0, C // BLOCK)[:, None, None] * BLOCK
     row = first + block + tl.arange(0, BLOCK)[None, :, None]
     return (row * H + head) * C + block + tl.arange(0, BLOCK)[None, None, :], row
@@ -53,7 +53,7 @@ def _products_shared(
 ):  # fmt: skip
     """P and A [tokens, H, C] under gates [tokens, H]."""
     head = tl.program_id(1)
-    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
+    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
@@ -79,7 +79,7 @@ def _products_channels(
 ):  # fmt: skip
     """P and A [tokens, H, C] under gates [tokens, H, K]."""
     head = tl.program_id(1)
-    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
+    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
@@ -161,7 +161,7 @@ def _merge(z, a, beta, first, last, head, H, N: tl.constexpr, HALF: tl.constexpr
 def _solve(a, beta, z, table, cu, H, C: tl.constexpr):
     """Z [tokens, H, C] of a chunk of 64 tokens: within blocks of 16, then pairs of blocks, then pairs of pairs."""
     head = tl.program_id(1)
-    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
+    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)

@@ -5,6 +5,8 @@
     backward  the operands and the states are computed again; a walk back, then gradients of all chunks at once
               (triton_backward.py)
 
+One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
+
 Saved: the inputs, P and Z, two numbers of the inputs' dtype for every pair of tokens of a chunk. Not saved: states.
 """
 
@@ -17,6 +19,7 @@ from kernels.launch.packing import boundaries, chunk_table, first_chunks
 from kernels.ops.delta_rule.triton_backward import keys_and_gates_back, scan_back, sum_heads, values_back
 from kernels.ops.delta_rule.triton_forward import outputs, prepare, scan
 from kernels.ops.delta_rule.triton_inside import products_and_triangle
+from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
 
 
@@ -70,6 +73,11 @@ def delta_rule_triton(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`kernels.delta_rule` on a GPU."""
+    """`kernels.delta_rule` on a GPU; a single token without gradients has a kernel of its own."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    moves = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in (q, k, v, g, beta, initial_state)
+    )
+    if q.shape[1] == 1 and cu_seqlens is None and not moves:
+        return delta_rule_one_token(q, k, v, g, beta, scale, initial_state, output_final_state)
     return _DeltaRule.apply(q, k, v, g, beta, initial_state, cu_seqlens, scale, output_final_state)
