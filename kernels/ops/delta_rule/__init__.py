@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from kernels.checks import check_packed
 from kernels.dispatch import Operation, one_token
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.delta_rule.reference import delta_rule_reference
 from kernels.ops.delta_rule.torch_ops import delta_rule_torch
 
 __all__ = ["delta_rule"]
 
 
+def _refuses(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, initial_state=None, **_options):
+    return refusal(q, k, v, g, beta, initial_state, widths=(q.shape[3], v.shape[3]))
+
+
+def _with_heads_repeated(form: Callable) -> Callable:
+    """`form`, which wants q, k and v to have as many heads as beta."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options):
+        heads = beta.shape[2]
+        return form(
+            *(x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2) for x in (q, k, v)),
+            g,
+            beta,
+            **options,
+        )
+
+    return run
+
+
 OPERATION = Operation("delta_rule")
-OPERATION.register("reference", delta_rule_reference, suits=one_token)
-OPERATION.register("torch", delta_rule_torch)
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.delta_rule.triton_ops", "delta_rule_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
+OPERATION.register("reference", _with_heads_repeated(delta_rule_reference), suits=one_token)
+OPERATION.register("torch", _with_heads_repeated(delta_rule_torch))
 
 
 def delta_rule(
@@ -41,7 +69,8 @@ def delta_rule(
     scale          None: K^(−1/2)
     initial_state  [N, H, K, V], the state before every sequence (None: zeros); N = B, or packed the sequences
     cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
-    backend        auto, torch (chunks of 32 tokens), reference (token by token; what auto takes for T = 1)
+    backend        auto, triton (what auto takes on a GPU: chunks of 64 tokens), torch (chunks of 32 tokens),
+                   reference (token by token; what auto takes for T = 1 on a CPU)
     returns        o [B, T, H, V] in v's dtype; the states after the last tokens [N, H, K, V], None unless
                    `output_final_state`. States and arithmetic in at least fp32
 
@@ -51,8 +80,6 @@ def delta_rule(
     Source: Yang et al. 2024 (arXiv:2412.06464), eq. 10; per channel: Kimi Team 2025 (arXiv:2510.26692), eq. 1.
     """
     check_delta_rule(q, k, v, g, beta, initial_state, cu_seqlens)
-    heads = beta.shape[2]
-    q, k, v = (x if x.shape[2] == heads else x.repeat_interleave(heads // x.shape[2], 2) for x in (q, k, v))
     return OPERATION(
         q,
         k,

@@ -7,13 +7,24 @@ from torch import Tensor
 
 from kernels.checks import check_packed
 from kernels.dispatch import Operation, one_token
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.memory_mixture.reference import memory_mixture_reference
 from kernels.ops.memory_mixture.torch_ops import memory_mixture_torch
 
 __all__ = ["memory_mixture"]
 
 
+def _refuses(q: Tensor, k: Tensor, v: Tensor, g, beta, routes, weights, *, initial_state=None, **_options):
+    return refusal(q, k, v, g, beta, weights, initial_state, widths=(q.shape[3], v.shape[4]))
+
+
 OPERATION = Operation("memory_mixture")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.memory_mixture.triton_ops", "memory_mixture_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("reference", memory_mixture_reference, suits=one_token)
 OPERATION.register("torch", memory_mixture_torch)
 
@@ -47,8 +58,8 @@ def memory_mixture(
     scale          None: K^(−1/2)
     initial_state  [N, M, H, K, V], the memories before every sequence (None: zeros); N = B, or packed the sequences
     cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
-    backend        auto, torch (sorted by memory, then the chunked delta rule over segments), reference (token by
-                   token; what auto takes for T = 1)
+    backend        auto, triton (what auto takes on a GPU) and torch (sorted by memory, then the chunked delta rule
+                   over segments), reference (token by token; what auto takes for T = 1 on a CPU)
     returns        o [B, T, H, V] in v's dtype; the memories after the last tokens [N, M, H, K, V], None unless
                    `output_final_state`. States and arithmetic in at least fp32
 

@@ -1,0 +1,73 @@
+"""One token of the mixture of memories for every sequence: what decoding does.
+
+A program walks over the memories of one head and BV columns of values. A memory that the token does not name is copied,
+bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch.tuning import Tuned
+from kernels.ops.delta_rule.triton_forward import key_tile
+from kernels.ops.delta_rule.triton_step import STEP_TILES, delta_step
+from kernels.ops.delta_rule.triton_tiles import state_tile
+
+
+@triton.jit
+def _step(
+    q, k, v, g, beta, routes, weights, initial, o, final, scale, H, M, SLOTS,
+    K: tl.constexpr, V: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """o [B, H, V] and, if there is one, final [B, M, H, K, V]."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    key = tl.arange(0, BK)
+    value = tl.program_id(2) * BV + tl.arange(0, BV)
+    slot = tl.arange(0, BR)
+    route = tl.load(routes + row * SLOTS + slot, mask=slot < SLOTS, other=-1)
+    weight = tl.load(weights + row * SLOTS + slot, mask=slot < SLOTS, other=0.0).to(tl.float32)
+    queries = tl.load(q + (row * H + head) * K + key, mask=key < K, other=0.0).to(tl.float32)
+    mixed = tl.zeros((BV,), tl.float32)
+    for memory in range(M):
+        entry = row * M + memory
+        place, inside = state_tile(entry, head, H, key, value, K, V)
+        state = tl.zeros((BK, BV), tl.float32)
+        if initial is not None:
+            state += tl.load(initial + place, mask=inside, other=0.0).to(tl.float32)
+        if tl.sum((route == memory).to(tl.int32), axis=0) > 0:
+            at = entry * H + head
+            keys = tl.load(k + at * K + key, mask=key < K, other=0.0).to(tl.float32)
+            values = tl.load(v + at * V + value, mask=value < V, other=0.0).to(tl.float32)
+            decay = tl.exp(tl.load(g + at + tl.arange(0, 1)).to(tl.float32))
+            strength = tl.load(beta + at).to(tl.float32)
+            state, out = delta_step(state, queries, keys, values, decay, strength)
+            mixed += out * tl.sum(tl.where(route == memory, weight, 0.0), axis=0)
+        if final is not None:
+            tl.store(final + place, state, mask=inside)
+    tl.store(o + (row * H + head) * V + value, (mixed * scale).to(o.dtype.element_ty), mask=value < V)
+
+
+_step_tuned = Tuned(_step, STEP_TILES, ["K", "V", "M"])
+
+
+def memory_mixture_one_token(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, routes: Tensor, weights: Tensor, scale: float,
+    initial: Tensor | None, keep_state: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """`kernels.memory_mixture` of T = 1, without gradients."""
+    q, k, v, g, beta, routes, weights = (x.contiguous() for x in (q, k, v, g, beta, routes, weights))
+    initial = None if initial is None else initial.contiguous()
+    batch, _, memories, heads, value_width = v.shape
+    width, slots = q.shape[3], routes.shape[2]
+    o = torch.empty(batch, 1, heads, value_width, dtype=v.dtype, device=v.device)
+    shape = (batch, memories, heads, width, value_width)
+    final = torch.empty(shape, dtype=torch.float32, device=q.device) if keep_state else None
+    _step_tuned[lambda meta: (batch, heads, triton.cdiv(value_width, meta["BV"]))](
+        q, k, v, g, beta, routes, weights, initial, o, final, scale, heads, memories, slots,
+        K=width, V=value_width, BR=triton.next_power_of_2(slots), BK=key_tile(width),
+    )  # fmt: skip
+    return o, final
