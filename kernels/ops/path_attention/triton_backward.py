@@ -26,6 +26,7 @@ from kernels.ops.path_attention.triton_tiles import (
     store_tile,
     store_tokens_tile,
     tile,
+    tokens_fp32,
     tokens_line,
     tokens_tile,
 )
@@ -38,9 +39,8 @@ def outer_delta(out, grad, delta, table, cu, HEADS, VALUES, C: tl.constexpr, V: 
     sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
         token, broad = first + tl.arange(0, C), tl.arange(0, V)
-        product = tokens_tile(out, token, end, head, HEADS, broad, VALUES) * tokens_tile(
-            grad, token, end, head, HEADS, broad, VALUES
-        )
+        product = tokens_fp32(out, token, end, head, HEADS, broad, VALUES)
+        product *= tokens_fp32(grad, token, end, head, HEADS, broad, VALUES)
         tl.store(delta + token * HEADS + head, tl.sum(product, 1), mask=token < end)
 
 
@@ -104,7 +104,7 @@ def _query_side(
             column = start + tl.arange(0, BC)
             keys = tile(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, wide, K)
             token = begin + span * BLOCKS * C + column
-            values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES).to(v.dtype.element_ty)
+            values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES)
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") - level[:, None]
             if sums is not None:
                 score += tl.load(sums + own * BLOCKS * C + column)[None]
@@ -127,7 +127,7 @@ def _values_inside(
         head, query = kv * GROUP + at // C, at % C + tl.arange(0, BC)
         level = tokens_line(lse, first + query, end, head, HEADS)
         share = tl.exp(tile(logits + (own * HEADS + head) * C * C, query, row, C) - level[:, None])
-        dout = tokens_tile(grad, first + query, end, head, HEADS, broad, VALUES).to(grad.dtype.element_ty)
+        dout = tokens_tile(grad, first + query, end, head, HEADS, broad, VALUES)
         dvalues += tl.dot(tl.trans(share).to(dout.dtype), dout, input_precision="ieee")
     return dvalues
 
@@ -147,7 +147,7 @@ def _key_side(
         first = begin + (span * BLOCKS + place) * C
         row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
         member = tl.arange(0, G)
-        values = tokens_tile(v, first + row, end, kv, KV_HEADS, broad, VALUES).to(v.dtype.element_ty)
+        values = tokens_tile(v, first + row, end, kv, KV_HEADS, broad, VALUES)
         dvalues = _values_inside(
             logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad,
             tl.zeros((C // SPLIT, V), tl.float32), C, BC,

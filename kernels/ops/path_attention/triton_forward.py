@@ -47,7 +47,7 @@ def _attend(
         for start in range(0, (part + 1) * (C // SPLIT), BC):
             column = start + tl.arange(0, BC)
             score = tile(logits + own * C * C, row, column, C)
-            values = tokens_tile(v, first + column, end, kv, KV_HEADS, broad, VALUES).to(v.dtype.element_ty)
+            values = tokens_tile(v, first + column, end, kv, KV_HEADS, broad, VALUES)
             total, top, weight = _absorb(score, values, total, top, weight)
         moving = tile(query + own * C * K, row, wide, K).to(tl.float32)
         forgotten = tl.zeros((C // SPLIT,), tl.float32)
@@ -63,7 +63,7 @@ def _attend(
                 if after is not None:
                     score += forgotten[:, None] + tl.load(after + (other * HEADS + head) * C + column)[None]
                 token = first - back * C + column
-                values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES).to(v.dtype.element_ty)
+                values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES)
                 total, top, weight = _absorb(score, values, total, top, weight)
             if turns is not None:
                 moving = minus_turned(moving, turns + (other * KV_HEADS + kv) * K * K, K, True)

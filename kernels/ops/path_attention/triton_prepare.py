@@ -6,7 +6,7 @@ Matrices [C, C] stay whole, wide ones go by in tiles of BK columns. Forward:
     compact  a block and KV head     inverse Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹, skipped = Y·Diag(β)·tril(W·Kᵀ, −1),
                                      U = Y·Diag(β)·W, and k at the end of the block: K − skippedᵀ·W
     turn     a block and KV head     D = Uᵀ·W: the product of the block's Householder matrices is I − D
-    inner    a block and query head  passed = tril(s·Q·Wᵀ), logits s·Q·Kᵀ − passed·skipped + gates, −∞ above the diagonal,
+    inner    a block and query head  passed = tril(s·Q·Wᵀ), logits s·Q·Kᵀ − passed·skipped + gates (−∞ where j > i),
                                      q at the start of the block: s·Q − passed·U; sums of gates before and after
 """
 
@@ -19,8 +19,8 @@ from kernels.launch.device import chunk_bounds
 from kernels.ops.path_attention.triton_tiles import (
     store_tile,
     tile,
+    tokens_fp32,
     tokens_line,
-    tokens_tile,
     unit_inverse,
 )
 
@@ -39,8 +39,8 @@ def compact(
             gram, met = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
             for start in range(0, K, BK):
                 column = start + tl.arange(0, BK)
-                turning = tokens_tile(w, token, end, head, HEADS, column, WIDTH)
-                keys = tokens_tile(k, token, end, head, HEADS, column, WIDTH)
+                turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
                 gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
                 met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
             earlier = row[None] < row[:, None]
@@ -52,9 +52,9 @@ def compact(
             store_tile(skipped + own * C * C, skip, row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            keys = tokens_tile(k, token, end, head, HEADS, column, WIDTH)
+            keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
             if w is not None:
-                turning = tokens_tile(w, token, end, head, HEADS, column, WIDTH)
+                turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
                 keys -= tl.dot(tl.trans(skip), turning, input_precision=PRECISION)
                 solution = tl.dot(solved, turning, input_precision=PRECISION)
                 store_tile(u + own * C * K, solution, row, column, K)
@@ -73,7 +73,7 @@ def turn(
         row, own = tl.arange(0, C), block * HEADS + head
         above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
         column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
-        turning = tokens_tile(w, first + row, end, head, HEADS, column, WIDTH)
+        turning = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
         product = tl.dot(tl.trans(tile(u + own * C * K, row, above, K)), turning, input_precision=PRECISION)
         store_tile(turns + own * K * K, product, above, column, K)
 
@@ -107,11 +107,11 @@ def inner(
         score, meeting = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            queries = tokens_tile(q, token, end, head, HEADS, column, WIDTH) * scale
-            keys = tokens_tile(k, token, end, kv, HEADS // GROUP, column, WIDTH)
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
+            keys = tokens_fp32(k, token, end, kv, HEADS // GROUP, column, WIDTH)
             score += tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
             if w is not None:
-                turning = tokens_tile(w, token, end, kv, HEADS // GROUP, column, WIDTH)
+                turning = tokens_fp32(w, token, end, kv, HEADS // GROUP, column, WIDTH)
                 meeting += tl.dot(queries, tl.trans(turning), input_precision=PRECISION)
         if w is not None:
             meeting = tl.where(until, meeting, 0.0)
@@ -123,7 +123,7 @@ def inner(
         store_tile(logits + own * C * C, tl.where(until, score, float("-inf")), row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            queries = tokens_tile(q, token, end, head, HEADS, column, WIDTH) * scale
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
             if w is not None:
                 rows = tile(u + own_kv * C * K, row, column, K)
                 queries -= tl.dot(meeting, rows, input_precision=PRECISION)

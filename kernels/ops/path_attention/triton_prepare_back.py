@@ -18,8 +18,8 @@ from kernels.ops.path_attention.triton_tiles import (
     store_tile,
     store_tokens_tile,
     tile,
+    tokens_fp32,
     tokens_line,
-    tokens_tile,
 )
 
 
@@ -47,8 +47,8 @@ def _slopes(
     slope = tl.zeros((C, C), tl.float32)
     for start in range(0, V, BK):
         column = start + tl.arange(0, BK)
-        dout = tokens_tile(grad, token, end, head, HEADS, column, VALUES)
-        values = tokens_tile(v, token, end, kv, HEADS // GROUP, column, VALUES)
+        dout = tokens_fp32(grad, token, end, head, HEADS, column, VALUES)
+        values = tokens_fp32(v, token, end, kv, HEADS // GROUP, column, VALUES)
         slope += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
     slope -= tokens_line(delta, token, end, head, HEADS)[:, None]
     level = tokens_line(lse, token, end, head, HEADS)
@@ -93,11 +93,11 @@ def inner_back(
             store_tile(dpassed + own * C * C, passing, row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            keys = tokens_tile(k, token, end, kv, KV_HEADS, column, WIDTH)
+            keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
             total = _grown(dquery, slot, SLOT, own, row, column, C, K)
             total += tl.dot(slope, keys, input_precision=PRECISION)
             if w is not None:
-                turning = tokens_tile(w, token, end, kv, KV_HEADS, column, WIDTH)
+                turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
                 total += tl.dot(passing, turning, input_precision=PRECISION)
             store_tokens_tile(dq, total * scale, token, end, head, HEADS, column, WIDTH)
 
@@ -138,7 +138,7 @@ def group_back(
             drows = tl.zeros((C, BK), tl.float32)
             for start in range(0, K, BK):
                 other = start + tl.arange(0, BK)
-                turning = tokens_tile(w, token, end, kv, KV_HEADS, other, WIDTH)
+                turning = tokens_fp32(w, token, end, kv, KV_HEADS, other, WIDTH)
                 rows = tile(u + own_kv * C * K, row, other, K)
                 across = _grown(dturns, slot, SLOT_KV, own_kv, column, other, K, K)
                 drows += tl.dot(turning, tl.trans(across), input_precision=PRECISION)
@@ -146,7 +146,7 @@ def group_back(
                 dturning += tl.dot(rows, along, input_precision=PRECISION)
         for head in range(kv * GROUP, (kv + 1) * GROUP):
             own = block * HEADS + head
-            queries = tokens_tile(q, token, end, head, HEADS, column, WIDTH) * scale
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
             slope = tile(dlogits + own * C * C, row, row, C)
             dkeys += tl.dot(tl.trans(slope), queries, input_precision=PRECISION)
             if w is not None:
@@ -177,8 +177,8 @@ def _system_back(
         dskip -= tl.dot(tl.trans(meeting), slope, input_precision=PRECISION)
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
-        turning = tokens_tile(w, token, end, kv, KV_HEADS, column, WIDTH)
-        keys = tokens_tile(k, token, end, kv, KV_HEADS, column, WIDTH)
+        turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+        keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
         dkeys = tile(dkey + own_kv * C * K, row, column, K).to(tl.float32)
         rows, drows = tile(u + own_kv * C * K, row, column, K), tile(du + own_kv * C * K, row, column, K)
         gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
@@ -218,8 +218,8 @@ def compact_back(
             column = start + tl.arange(0, BK)
             dkeys = tile(dk_part + own_kv * C * K, row, column, K)
             if w is not None:
-                turning = tokens_tile(w, token, end, kv, KV_HEADS, column, WIDTH)
-                keys = tokens_tile(k, token, end, kv, KV_HEADS, column, WIDTH)
+                turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+                keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
                 right = tl.dot(back, tile(du + own_kv * C * K, row, column, K), input_precision=PRECISION)
                 dweight += tl.sum(right * turning, 1)
                 dturning = tile(dw_part + own_kv * C * K, row, column, K) + weight[:, None] * right

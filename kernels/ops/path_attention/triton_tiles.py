@@ -13,9 +13,15 @@ import triton.language as tl
 
 @triton.jit
 def tokens_tile(x, token, end, head, HEADS, column, WIDTH):
-    """fp32 [tokens, columns] of one head of x [T, HEADS, WIDTH]; zeros outside."""
+    """[tokens, columns] of one head of x [T, HEADS, WIDTH], as stored; zeros outside."""
     place = (token * HEADS + head)[:, None] * WIDTH + column[None]
-    return tl.load(x + place, mask=(token < end)[:, None] & (column < WIDTH)[None], other=0.0).to(tl.float32)
+    return tl.load(x + place, mask=(token < end)[:, None] & (column < WIDTH)[None], other=0.0)
+
+
+@triton.jit
+def tokens_fp32(x, token, end, head, HEADS, column, WIDTH):
+    """`tokens_tile` in fp32."""
+    return tokens_tile(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
 
 
 @triton.jit
@@ -49,25 +55,24 @@ def minus_turned(x, turn, K: tl.constexpr, FLIP: tl.constexpr):
     """x − x·D for x [rows, K] and D [K, K] in main memory, or x − x·Dᵀ; a wide D comes in halves, to fit."""
     out = tl.arange(0, K)
     if K <= 128:
-        return x - tl.dot(
-            x.to(turn.dtype.element_ty), _slice(turn, out, out, K, FLIP), input_precision="ieee"
-        )
+        x -= tl.dot(x.to(turn.dtype.element_ty), _slice(turn, out, out, K, FLIP), input_precision="ieee")
     else:
         half = tl.arange(0, K // 2)
         left, right = tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, K // 2)), (0, 2, 1)))
         x -= tl.dot(left.to(turn.dtype.element_ty), _slice(turn, half, out, K, FLIP), input_precision="ieee")
         half += K // 2
         x -= tl.dot(right.to(turn.dtype.element_ty), _slice(turn, half, out, K, FLIP), input_precision="ieee")
-        return x
+    return x
 
 
 @triton.jit
 def _slice(turn, into, out, K: tl.constexpr, FLIP: tl.constexpr):
     """[into, out] of D, or of Dᵀ."""
     if FLIP:
-        return tl.trans(tl.load(turn + out[:, None] * K + into[None]))
+        part = tl.trans(tl.load(turn + out[:, None] * K + into[None]))
     else:
-        return tl.load(turn + into[:, None] * K + out[None])
+        part = tl.load(turn + into[:, None] * K + out[None])
+    return part
 
 
 @triton.jit
@@ -80,7 +85,7 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
     inverse = tl.where(row == column, 1.0, 0.0)
     for level in tl.static_range(7):
-        size: tl.constexpr = 2**level
+        size = 2**level
         if size < C:
             below = (row // (2 * size) == column // (2 * size)) & (row // size > column // size)
             step = tl.dot(tl.where(below, lower, 0.0), inverse, input_precision=PRECISION)
