@@ -17,7 +17,7 @@ class Shapes:
         self.heads, self.kv_heads, self.width, self.values = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
         self.group = self.heads // self.kv_heads
         self.K, self.V = (max(16, triton.next_power_of_2(x)) for x in (self.width, self.values))
-        self.C = 64 if self.K <= 64 else 128
+        self.C = 128 if self.K > 64 and q.dtype != torch.float32 else 64
         self.cu, self.table = boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, self.C)
         self.blocks = len(self.table)
         self.longest = triton.cdiv(q.shape[1], self.C)  # blocks that one sequence may have

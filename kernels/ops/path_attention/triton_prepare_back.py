@@ -73,13 +73,10 @@ def inner_back(
         )  # fmt: skip
         store_tile(dlogits + own * C * C, slope, row, row, C)
         if net is not None:
-            far = tl.load(
-                across + (tl.maximum(slot, 0) * SLOT + own) * C + row,
-                mask=(slot >= 0) & (row >= 0),
-                other=0.0,
-            )
-            far -= tl.load(received + own * C + row)
-            tl.store(net + own * C + row, far + tl.sum(slope, 1) - tl.sum(slope, 0))
+            place = across + (tl.maximum(slot, 0) * SLOT + own) * C + row
+            sums = tl.load(place, mask=(slot >= 0) & (row >= 0), other=0.0)
+            sums += tl.sum(slope, 1) - tl.sum(slope, 0) - tl.load(received + own * C + row)
+            tl.store(net + own * C + row, sums)
         if w is not None:
             passing = tl.dot(
                 slope, tl.trans(tile(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
