@@ -6,12 +6,24 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.path_attention.reference import path_attention_reference
 from kernels.ops.path_attention.torch_ops import path_attention_torch
 
 __all__ = ["path_attention"]
 
+
+def _refuses(q, k, v, w, beta, g=None, **_options) -> str | None:
+    return refusal(q, k, v, w, beta, g, widths=(q.shape[-1], v.shape[-1]))
+
+
 OPERATION = Operation("path_attention")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.path_attention.triton_ops", "path_attention_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", path_attention_torch, suits=always)
 OPERATION.register("reference", path_attention_reference, suits=not_unasked)
 
@@ -41,7 +53,8 @@ def path_attention(
     g           [B, T, H], log forget gate ≤ 0; None: nothing is forgotten (PaTH). Its sum is *outside* the scale
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1)
-    backend     auto, torch (blocks, memory linear in T), reference (definition, T × T memory)
+    backend     auto, triton (what auto takes on a GPU), torch (both in blocks, memory linear in T), reference
+                (definition, T × T memory)
     returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
 
     All arithmetic in at least fp32. Raises ValueError for shapes that do not fit, and for a backend that is

@@ -1,0 +1,235 @@
+"""The gradient of triton_forward.py, in memory linear in T.
+
+A path can lose what it turns (β = 1 is a projection), so that neither queries nor keys at one block can be had from
+those at the next. The keys of one span of SPAN tokens at a time are therefore carried through all later blocks, their
+copies kept, one a block; then, all blocks at once,
+
+    carry       the copies of the span's keys, and of their sums of gates, at the start of every later block
+    query_side  queries of a later block meet the copies there: dq there, and the sums over keys of dS
+    key_side    a key block walks back from the last block: d of its copy after every block (kept as well), dk and dv
+    turn_side   dD = −Σ over the copies before a block ⊗ d of the copies after it
+
+dq and dD grow from span to span, read from one slot of two and written to the other, so that a kernel that runs
+twice, to be timed, changes nothing. Scores are recomputed from the log-sum-exps; delta = do·o.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.launch.device import chunk_bounds
+from kernels.launch.tuning import Tuned
+from kernels.ops.path_attention.triton_tiles import (
+    block_of_span,
+    minus_turned,
+    store_tile,
+    store_tokens_tile,
+    tile,
+    tokens_fp32,
+    tokens_line,
+    tokens_tile,
+)
+
+
+@triton.jit
+def outer_delta(out, grad, delta, table, cu, HEADS, VALUES, C: tl.constexpr, V: tl.constexpr):
+    """do·o of every token and head."""
+    head = tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
+    if sequence >= 0:
+        token, broad = first + tl.arange(0, C), tl.arange(0, V)
+        product = tokens_fp32(out, token, end, head, HEADS, broad, VALUES)
+        product *= tokens_fp32(grad, token, end, head, HEADS, broad, VALUES)
+        tl.store(delta + token * HEADS + head, tl.sum(product, 1), mask=token < end)
+
+
+@triton.jit
+def carry(
+    key, turns, copies, firsts, span, HEADS,
+    C: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """copies [M, HEADS, BLOCKS·C, K]: the keys of the span at the start of every later block."""
+    _, place, part, own, end = block_of_span(firsts, span, SPLIT, BLOCKS)
+    head, wide = tl.program_id(1), tl.arange(0, K)
+    row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
+    if own < end:
+        moving = tile(key + (own * HEADS + head) * C * K, row, wide, K).to(tl.float32)
+        for block in range(own + 1, end):
+            store_tile(copies + (block * HEADS + head) * BLOCKS * C * K, moving, place * C + row, wide, K)
+            if turns is not None:
+                moving = minus_turned(moving, turns + (block * HEADS + head) * K * K, K, False)
+
+
+@triton.jit
+def carry_gates(before, after, sums, firsts, span, HEADS, C: tl.constexpr, BLOCKS: tl.constexpr):
+    """sums [M, HEADS, BLOCKS·C]: of gates from the span's tokens to the start of every later block."""
+    _, place, _, own, end = block_of_span(firsts, span, 1, BLOCKS)
+    head, row = tl.program_id(1), tl.arange(0, C)
+    if own < end:
+        forgotten = tl.load(after + (own * HEADS + head) * C + row)
+        for block in range(own + 1, end):
+            tl.store(sums + ((block * HEADS + head) * BLOCKS + place) * C + row, forgotten)
+            forgotten += tl.load(before + (block * HEADS + head) * C + C - 1)
+
+
+@triton.jit
+def _query_side(
+    query, v, grad, lse, delta, before, sums, copies, dquery, across, table, cu, span, SLOT, HEADS, GROUP, VALUES,
+    C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dquery [2, M, HEADS, C, K] and across [2, M, HEADS, C] of all blocks behind the span's first one.
+
+    SLOT: the heads of all blocks, M·HEADS, which is from one slot to the next.
+    """
+    block, part = (tl.program_id(0) // SPLIT).to(tl.int64), tl.program_id(0) % SPLIT
+    head, KV_HEADS = tl.program_id(1), HEADS // GROUP
+    kv, own = head // GROUP, block * HEADS + head
+    sequence, begin, end, first = chunk_bounds(table, cu, block, C)
+    ahead = tl.minimum(tl.load(table + block * 2 + 1) - span * BLOCKS, BLOCKS)
+    if (sequence >= 0) & (ahead > 0):
+        row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
+        queries = tile(query + own * C * K, row, wide, K)
+        dout = tokens_tile(grad, first + row, end, head, HEADS, broad, VALUES).to(v.dtype.element_ty)
+        level = tokens_line(lse, first + row, end, head, HEADS)
+        mean = tokens_line(delta, first + row, end, head, HEADS)
+        total, net = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT,), tl.float32)
+        if span > 0:
+            old = own + ((span + 1) % 2) * SLOT
+            total += tile(dquery + old * C * K, row, wide, K)
+            net += tl.load(across + old * C + row)
+        if before is not None:
+            level -= tl.load(before + own * C + row)
+        for start in range(0, ahead * C, BC):
+            column = start + tl.arange(0, BC)
+            keys = tile(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, wide, K)
+            token = begin + span * BLOCKS * C + column
+            values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES)
+            score = tl.dot(queries, tl.trans(keys), input_precision="ieee") - level[:, None]
+            if sums is not None:
+                score += tl.load(sums + own * BLOCKS * C + column)[None]
+            slope = tl.dot(dout, tl.trans(values), input_precision="ieee") - mean[:, None]
+            slope *= tl.exp(score)
+            total += tl.dot(slope.to(keys.dtype), keys, input_precision="ieee")
+            net += tl.sum(slope, 1)
+        new = own + (span % 2) * SLOT
+        store_tile(dquery + new * C * K, total, row, wide, K)
+        tl.store(across + new * C + row, net)
+
+
+@triton.jit
+def _values_inside(
+    logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad, dvalues,
+    C: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dv of the rows of block `own` from the queries of the same block."""
+    for at in range(0, GROUP * C, BC):
+        head, query = kv * GROUP + at // C, at % C + tl.arange(0, BC)
+        level = tokens_line(lse, first + query, end, head, HEADS)
+        share = tl.exp(tile(logits + (own * HEADS + head) * C * C, query, row, C) - level[:, None])
+        dout = tokens_tile(grad, first + query, end, head, HEADS, broad, VALUES)
+        dvalues += tl.dot(tl.trans(share).to(dout.dtype), dout, input_precision="ieee")
+    return dvalues
+
+
+@triton.jit
+def _key_side(
+    query, v, grad, lse, delta, before, sums, copies, turns, logits, dcopies, dkey, dv, received, firsts, cu, span,
+    HEADS, GROUP, VALUES,
+    C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, BC: tl.constexpr,
+    G: tl.constexpr,
+):  # fmt: skip
+    """dkey [M, KV_HEADS, C, K], dv on the token axis, and received [M, HEADS, C], the sums over queries of dS."""
+    sequence, place, part, own, stop = block_of_span(firsts, span, SPLIT, BLOCKS)
+    kv, KV_HEADS = tl.program_id(1), HEADS // GROUP
+    if own < stop:
+        begin, end = tl.load(cu + sequence).to(tl.int64), tl.load(cu + sequence + 1).to(tl.int64)
+        first = begin + (span * BLOCKS + place) * C
+        row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
+        member = tl.arange(0, G)
+        values = tokens_tile(v, first + row, end, kv, KV_HEADS, broad, VALUES)
+        dvalues = _values_inside(
+            logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad,
+            tl.zeros((C // SPLIT, V), tl.float32), C, BC,
+        )  # fmt: skip
+        total, net = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT, G), tl.float32)
+        for back in range(1, stop - own):
+            block = stop.to(tl.int64) - back
+            at = (block * KV_HEADS + kv) * BLOCKS * C * K
+            if dcopies is not None:
+                store_tile(dcopies + at, total, place * C + row, wide, K)
+                total = minus_turned(total, turns + (block * KV_HEADS + kv) * K * K, K, True)
+            keys = tile(copies + at, place * C + row, wide, K)
+            later = first + (block - own) * C
+            for step in range(0, GROUP * C, BC):
+                head, column = kv * GROUP + step // C, step % C + tl.arange(0, BC)
+                there = block * HEADS + head
+                queries = tile(query + there * C * K, column, wide, K)
+                dout = tokens_tile(grad, later + column, end, head, HEADS, broad, VALUES).to(
+                    v.dtype.element_ty
+                )
+                level = tokens_line(lse, later + column, end, head, HEADS)
+                mean = tokens_line(delta, later + column, end, head, HEADS)
+                score = tl.dot(keys, tl.trans(queries), input_precision="ieee") - level[None]
+                if before is not None:
+                    score += tl.load(before + there * C + column)[None]
+                    score += tl.load(sums + there * BLOCKS * C + place * C + row)[:, None]
+                share = tl.exp(score)
+                dvalues += tl.dot(share.to(dout.dtype), dout, input_precision="ieee")
+                share *= tl.dot(values, tl.trans(dout), input_precision="ieee") - mean[None]
+                total += tl.dot(share.to(queries.dtype), queries, input_precision="ieee")
+                net += tl.where(member[None] == step // C, tl.sum(share, 1)[:, None], 0.0)
+        store_tile(dkey + (own * KV_HEADS + kv) * C * K, total, row, wide, K)
+        store_tokens_tile(dv, dvalues, first + row, end, kv, KV_HEADS, broad, VALUES)
+        heads = (own * HEADS + kv * GROUP + member)[None] * C
+        tl.store(received + heads + row[:, None], net, mask=(member < GROUP)[None])
+
+
+@triton.jit
+def _turn_side(
+    copies, dcopies, dturns, table, span, SLOT, HEADS,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dturns [2, M, HEADS, K, K] of all blocks behind the span's first one; a tile a program."""
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    own = block * HEADS + head
+    ahead = tl.minimum(tl.load(table + block * 2 + 1) - span * BLOCKS, BLOCKS)
+    if ahead > 0:
+        above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
+        column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
+        total = tl.zeros((BK, BK), tl.float32)
+        if span > 0:
+            total += tile(dturns + (own + ((span + 1) % 2) * SLOT) * K * K, above, column, K)
+        for start in range(0, ahead * C, BC):
+            row = start + tl.arange(0, BC)
+            keys = tile(copies + own * BLOCKS * C * K, row, above, K)
+            after = tile(dcopies + own * BLOCKS * C * K, row, column, K)
+            total -= tl.dot(tl.trans(keys), after, input_precision="ieee")
+        store_tile(dturns + (own + (span % 2) * SLOT) * K * K, total, above, column, K)
+
+
+def _configs(*found: tuple[int, int, int, int]) -> list[triton.Config]:
+    return [
+        triton.Config({"SPLIT": split, "BC": columns}, num_warps=warps, num_stages=stages)
+        for split, columns, warps, stages in found
+    ]
+
+
+query_side = Tuned(
+    _query_side,
+    _configs((1, 64, 8, 2), (1, 64, 4, 2), (1, 32, 8, 2), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
+    ["C", "K", "V", "GROUP"],
+)
+key_side = Tuned(
+    _key_side,
+    _configs((1, 64, 8, 2), (1, 64, 8, 1), (1, 32, 8, 2), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
+    ["C", "K", "V", "GROUP"],
+)
+turn_side = Tuned(
+    _turn_side,
+    [
+        triton.Config({"BC": rows}, num_warps=4, num_stages=stages)
+        for rows, stages in ((64, 3), (32, 4), (64, 2), (32, 2))
+    ],
+    ["C", "K", "BK"],
+)

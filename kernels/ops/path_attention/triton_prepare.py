@@ -1,0 +1,130 @@
+"""What one block of tokens contributes by itself (the formulas of blocks.py), and how gradients come back to it.
+
+Linear in T, so nothing here is hot: products take fp32 operands, on tensor cores (tf32) where the inputs have 16 bit.
+Matrices [C, C] stay whole, wide ones go by in tiles of BK columns. Forward:
+
+    compact  a block and KV head     inverse Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹, skipped = Y·Diag(β)·tril(W·Kᵀ, −1),
+                                     U = Y·Diag(β)·W, and k at the end of the block: K − skippedᵀ·W
+    turn     a block and KV head     D = Uᵀ·W: the product of the block's Householder matrices is I − D
+    inner    a block and query head  passed = tril(s·Q·Wᵀ), logits s·Q·Kᵀ − passed·skipped + gates (−∞ where j > i),
+                                     q at the start of the block: s·Q − passed·U; sums of gates before and after
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.launch.device import chunk_bounds
+from kernels.ops.path_attention.triton_tiles import (
+    store_tile,
+    tile,
+    tokens_fp32,
+    tokens_line,
+    unit_inverse,
+)
+
+
+@triton.jit
+def compact(
+    k, w, beta, inverse, skipped, u, key, table, cu, HEADS, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, SOLVING: tl.constexpr,
+):  # fmt: skip
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row = tl.arange(0, C)
+        token, own = first + row, block * HEADS + head
+        if w is not None:
+            gram, met = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+            for start in range(0, K, BK):
+                column = start + tl.arange(0, BK)
+                turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
+                gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
+                met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
+            earlier = row[None] < row[:, None]
+            weight = tokens_line(beta, token, end, head, HEADS)
+            solved = unit_inverse(tl.where(earlier, weight[:, None] * gram, 0.0), C, SOLVING)
+            store_tile(inverse + own * C * C, solved, row, row, C)
+            solved *= weight[None]
+            skip = tl.dot(solved, tl.where(earlier, met, 0.0), input_precision=PRECISION)
+            store_tile(skipped + own * C * C, skip, row, row, C)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
+            if w is not None:
+                turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                keys -= tl.dot(tl.trans(skip), turning, input_precision=PRECISION)
+                solution = tl.dot(solved, turning, input_precision=PRECISION)
+                store_tile(u + own * C * K, solution, row, column, K)
+            store_tile(key + own * C * K, keys, row, column, K)
+
+
+@triton.jit
+def turn(
+    u, w, turns, table, cu, HEADS, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A tile of D [K, K] a program."""
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row, own = tl.arange(0, C), block * HEADS + head
+        above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
+        column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
+        turning = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
+        product = tl.dot(tl.trans(tile(u + own * C * K, row, above, K)), turning, input_precision=PRECISION)
+        store_tile(turns + own * K * K, product, above, column, K)
+
+
+@triton.jit
+def _gate_sums(g, before, after, token, end, head, HEADS, own, C: tl.constexpr):
+    """Σ_{s=j+1..i} g_s as [i, j], and the sums before and after every token stored.
+
+    Sums of terms of one sign only: a difference of two long sums would be inexact.
+    """
+    row = tl.arange(0, C)
+    gate = tokens_line(g, token, end, head, HEADS)
+    tl.store(before + own * C + row, tl.cumsum(gate, 0))
+    later = tl.load(g + (token + 1) * HEADS + head, mask=(token + 1 < end) & (row + 1 < C), other=0.0)
+    tl.store(after + own * C + row, tl.cumsum(later.to(tl.float32), 0, reverse=True))
+    return tl.cumsum(tl.where(row[:, None] > row[None], gate[:, None], 0.0), 0)
+
+
+@triton.jit
+def inner(
+    q, k, w, g, skipped, u, query, logits, passed, before, after, table, cu, scale, HEADS, GROUP, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """passed None: not wanted (the forward needs it only here)."""
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row, kv = tl.arange(0, C), head // GROUP
+        token, own, own_kv = first + row, block * HEADS + head, block * (HEADS // GROUP) + kv
+        until = row[None] <= row[:, None]
+        score, meeting = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
+            keys = tokens_fp32(k, token, end, kv, HEADS // GROUP, column, WIDTH)
+            score += tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+            if w is not None:
+                turning = tokens_fp32(w, token, end, kv, HEADS // GROUP, column, WIDTH)
+                meeting += tl.dot(queries, tl.trans(turning), input_precision=PRECISION)
+        if w is not None:
+            meeting = tl.where(until, meeting, 0.0)
+            score -= tl.dot(meeting, tile(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION)
+            if passed is not None:
+                store_tile(passed + own * C * C, meeting, row, row, C)
+        if g is not None:
+            score += _gate_sums(g, before, after, token, end, head, HEADS, own, C)
+        store_tile(logits + own * C * C, tl.where(until, score, float("-inf")), row, row, C)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
+            if w is not None:
+                rows = tile(u + own_kv * C * K, row, column, K)
+                queries -= tl.dot(meeting, rows, input_precision=PRECISION)
+            store_tile(query + own * C * K, queries, row, column, K)

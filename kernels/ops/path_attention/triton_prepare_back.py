@@ -1,0 +1,229 @@
+"""The gradient of triton_prepare.py: the formulas of blocks_back.py, block by block.
+
+inner_back    a block and query head      dS inside the block, d of passed, dq, and of every token the sums of dS over
+                                          its keys less those over its queries
+gate_back     a sequence and query head   dg_s = Σ of those over the tokens from s on: what stays is Σ_{i ≥ s > j} dS_ij
+group_back    a block, KV head and tile   the query heads' sums: dU, and the parts of dk and dw that no C × C system
+                                          stands between
+compact_back  a block and KV head         back through the triangular system: dk, dw, dβ
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.launch.device import chunk_bounds
+from kernels.ops.path_attention.triton_tiles import (
+    store_tile,
+    store_tokens_tile,
+    tile,
+    tokens_fp32,
+    tokens_line,
+)
+
+
+@triton.jit
+def _last_slot(table, block, BLOCKS: tl.constexpr):
+    """Which of two slots the last span wrote for this block; −1: it is the first block, and no span did."""
+    number = tl.load(table + block * 2 + 1)
+    return tl.where(number > 0, ((number - 1) // BLOCKS) % 2, -1)
+
+
+@triton.jit
+def _grown(x, slot, SLOT, own, row, column, ROWS, WIDTH):
+    """[rows, columns] of what grew in two slots of x [2, SLOT, ROWS, WIDTH]."""
+    place = x + ((tl.maximum(slot, 0) * SLOT + own) * ROWS + row[:, None]) * WIDTH + column[None]
+    return tl.load(place, mask=(slot >= 0) & (row[:, None] >= 0) & (column[None] >= 0), other=0.0)
+
+
+@triton.jit
+def _slopes(
+    v, grad, lse, delta, logits, token, end, head, kv, own, HEADS, GROUP, VALUES,
+    C: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dS [C, C] inside a block."""
+    row = tl.arange(0, C)
+    slope = tl.zeros((C, C), tl.float32)
+    for start in range(0, V, BK):
+        column = start + tl.arange(0, BK)
+        dout = tokens_fp32(grad, token, end, head, HEADS, column, VALUES)
+        values = tokens_fp32(v, token, end, kv, HEADS // GROUP, column, VALUES)
+        slope += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
+    slope -= tokens_line(delta, token, end, head, HEADS)[:, None]
+    level = tokens_line(lse, token, end, head, HEADS)
+    return slope * tl.exp(tile(logits + own * C * C, row, row, C) - level[:, None])
+
+
+@triton.jit
+def inner_back(
+    k, v, w, grad, lse, delta, logits, skipped, u, dquery, across, received, dlogits, dpassed, dq, net, table, cu,
+    scale, SLOT, HEADS, GROUP, WIDTH, VALUES,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BLOCKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row, kv, KV_HEADS = tl.arange(0, C), head // GROUP, HEADS // GROUP
+        token, own, own_kv = first + row, block * HEADS + head, block * KV_HEADS + kv
+        slot = _last_slot(table, block, BLOCKS)
+        slope = _slopes(
+            v, grad, lse, delta, logits, token, end, head, kv, own, HEADS, GROUP, VALUES, C, V, BV, PRECISION
+        )  # fmt: skip
+        store_tile(dlogits + own * C * C, slope, row, row, C)
+        if net is not None:
+            place = across + (tl.maximum(slot, 0) * SLOT + own) * C + row
+            sums = tl.load(place, mask=(slot >= 0) & (row >= 0), other=0.0)
+            sums += tl.sum(slope, 1) - tl.sum(slope, 0) - tl.load(received + own * C + row)
+            tl.store(net + own * C + row, sums)
+        if w is not None:
+            passing = tl.dot(
+                slope, tl.trans(tile(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
+            )
+            for start in range(0, K, BK):
+                column = start + tl.arange(0, BK)
+                far = _grown(dquery, slot, SLOT, own, row, column, C, K)
+                rows = tile(u + own_kv * C * K, row, column, K)
+                passing += tl.dot(far, tl.trans(rows), input_precision=PRECISION)
+            passing = tl.where(row[None] <= row[:, None], -passing, 0.0)
+            store_tile(dpassed + own * C * C, passing, row, row, C)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
+            total = _grown(dquery, slot, SLOT, own, row, column, C, K)
+            total += tl.dot(slope, keys, input_precision=PRECISION)
+            if w is not None:
+                turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+                total += tl.dot(passing, turning, input_precision=PRECISION)
+            store_tokens_tile(dq, total * scale, token, end, head, HEADS, column, WIDTH)
+
+
+@triton.jit
+def gate_back(net, dg, firsts, cu, HEADS, C: tl.constexpr):
+    """Sums from the end of the sequence, one block after the other."""
+    sequence, head, row = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
+    begin, end = tl.load(cu + sequence).to(tl.int64), tl.load(cu + sequence + 1).to(tl.int64)
+    first, stop = tl.load(firsts + sequence).to(tl.int64), tl.load(firsts + sequence + 1).to(tl.int64)
+    later = 0.0
+    for back in range(1, stop - first + 1):
+        block = stop - back
+        line = tl.load(net + (block * HEADS + head) * C + row)
+        token = begin + (block - first) * C + row
+        sums = tl.cumsum(line, 0, reverse=True) + later
+        tl.store(dg + token * HEADS + head, sums.to(dg.dtype.element_ty), mask=token < end)
+        later += tl.sum(line, 0)
+
+
+@triton.jit
+def group_back(
+    q, w, u, skipped, passed, dlogits, dpassed, dquery, dkey, dturns, du, dk, dw, table, cu,
+    scale, SLOT, SLOT_KV, HEADS, GROUP, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """du, dk, dw [M, KV_HEADS, C, K] in fp32; without w only dk."""
+    block, kv, KV_HEADS = tl.program_id(0).to(tl.int64), tl.program_id(1), HEADS // GROUP
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row, own_kv = tl.arange(0, C), block * KV_HEADS + kv
+        token, column = first + row, tl.program_id(2) * BK + tl.arange(0, BK)
+        slot = _last_slot(table, block, BLOCKS)
+        dkeys = tile(dkey + own_kv * C * K, row, column, K).to(tl.float32)
+        if w is not None:
+            skip = tile(skipped + own_kv * C * C, row, row, C)
+            dturning = -tl.dot(skip, dkeys, input_precision=PRECISION)
+            drows = tl.zeros((C, BK), tl.float32)
+            for start in range(0, K, BK):
+                other = start + tl.arange(0, BK)
+                turning = tokens_fp32(w, token, end, kv, KV_HEADS, other, WIDTH)
+                rows = tile(u + own_kv * C * K, row, other, K)
+                across = _grown(dturns, slot, SLOT_KV, own_kv, column, other, K, K)
+                drows += tl.dot(turning, tl.trans(across), input_precision=PRECISION)
+                along = _grown(dturns, slot, SLOT_KV, own_kv, other, column, K, K)
+                dturning += tl.dot(rows, along, input_precision=PRECISION)
+        for head in range(kv * GROUP, (kv + 1) * GROUP):
+            own = block * HEADS + head
+            queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
+            slope = tile(dlogits + own * C * C, row, row, C)
+            dkeys += tl.dot(tl.trans(slope), queries, input_precision=PRECISION)
+            if w is not None:
+                passing = tile(dpassed + own * C * C, row, row, C)
+                dturning += tl.dot(tl.trans(passing), queries, input_precision=PRECISION)
+                far = _grown(dquery, slot, SLOT, own, row, column, C, K)
+                meeting = tile(passed + own * C * C, row, row, C)
+                drows -= tl.dot(tl.trans(meeting), far, input_precision=PRECISION)
+        store_tile(dk + own_kv * C * K, dkeys, row, column, K)
+        if w is not None:
+            store_tile(du + own_kv * C * K, drows, row, column, K)
+            store_tile(dw + own_kv * C * K, dturning, row, column, K)
+
+
+@triton.jit
+def _system_back(
+    k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, token, end, kv, block, own_kv, HEADS, GROUP, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """d of tril(W·Kᵀ, −1), d of tril(W·Wᵀ, −1) plus its transpose, and the part of dβ that they give."""
+    row, KV_HEADS = tl.arange(0, C), HEADS // GROUP
+    earlier = row[None] < row[:, None]
+    gram, met = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    dskip, met_rows = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    for head in range(kv * GROUP, (kv + 1) * GROUP):
+        own = block * HEADS + head
+        meeting, slope = tile(passed + own * C * C, row, row, C), tile(dlogits + own * C * C, row, row, C)
+        dskip -= tl.dot(tl.trans(meeting), slope, input_precision=PRECISION)
+    for start in range(0, K, BK):
+        column = start + tl.arange(0, BK)
+        turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+        keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
+        dkeys = tile(dkey + own_kv * C * K, row, column, K).to(tl.float32)
+        rows, drows = tile(u + own_kv * C * K, row, column, K), tile(du + own_kv * C * K, row, column, K)
+        gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
+        met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
+        dskip -= tl.dot(turning, tl.trans(dkeys), input_precision=PRECISION)
+        met_rows += tl.dot(drows, tl.trans(rows), input_precision=PRECISION)
+    back = tl.trans(tile(inverse + own_kv * C * C, row, row, C))
+    dmet = tl.dot(back, dskip, input_precision=PRECISION)
+    dgram = tl.dot(dmet, tl.trans(tile(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION)
+    dgram += tl.dot(back, met_rows, input_precision=PRECISION)
+    dmet, dgram = tl.where(earlier, dmet, 0.0), tl.where(earlier, -dgram, 0.0)
+    weight = tokens_line(beta, token, end, kv, KV_HEADS)
+    dweight = tl.sum(dmet * met, 1) + tl.sum(dgram * gram, 1)
+    dgram *= weight[:, None]
+    return dmet * weight[:, None], dgram + tl.trans(dgram), dweight
+
+
+@triton.jit
+def compact_back(
+    k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, dk_part, dw_part, dk, dw, dbeta, table, cu,
+    HEADS, GROUP, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block, kv, KV_HEADS = tl.program_id(0).to(tl.int64), tl.program_id(1), HEADS // GROUP
+    sequence, _, end, first = chunk_bounds(table, cu, block, C)
+    if sequence >= 0:
+        row, own_kv = tl.arange(0, C), block * KV_HEADS + kv
+        token = first + row
+        if w is not None:
+            dmet, dgram, dweight = _system_back(
+                k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, token, end, kv, block, own_kv,
+                HEADS, GROUP, WIDTH, C, K, BK, PRECISION,
+            )  # fmt: skip
+            back = tl.trans(tile(inverse + own_kv * C * C, row, row, C))
+            weight = tokens_line(beta, token, end, kv, KV_HEADS)
+        for start in range(0, K, BK):
+            column = start + tl.arange(0, BK)
+            dkeys = tile(dk_part + own_kv * C * K, row, column, K)
+            if w is not None:
+                turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+                keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
+                right = tl.dot(back, tile(du + own_kv * C * K, row, column, K), input_precision=PRECISION)
+                dweight += tl.sum(right * turning, 1)
+                dturning = tile(dw_part + own_kv * C * K, row, column, K) + weight[:, None] * right
+                dturning += tl.dot(dmet, keys, input_precision=PRECISION)
+                dturning += tl.dot(dgram, turning, input_precision=PRECISION)
+                dkeys += tl.dot(tl.trans(dmet), turning, input_precision=PRECISION)
+                store_tokens_tile(dw, dturning, token, end, kv, KV_HEADS, column, WIDTH)
+            store_tokens_tile(dk, dkeys, token, end, kv, KV_HEADS, column, WIDTH)
+        if w is not None:
+            tl.store(dbeta + token * KV_HEADS + kv, dweight.to(dbeta.dtype.element_ty), mask=token < end)
