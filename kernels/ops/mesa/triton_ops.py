@@ -11,8 +11,8 @@ no matrix of a token is written down: products of all tokens' H_t or G_t with a 
                saved: inputs and x, in fp32
     backward   S and R made again → read, transposed: dx_t = G_t·do_t → solve: y_t = (H_t + Λ)⁻¹·dx_t = dq_t
                → states backward in time: the gradients dH, dG of the states after every chunk, from
-               −½(y_t·x_tᵀ + x_t·y_tᵀ) and x_t·do_tᵀ → gradients (triton_products): dk, dv, dg, dβ and, as one
-               part a chunk added in a fixed order, dΛ = −Σ_t x_t ⊙ y_t
+               −½(y_t·x_tᵀ + x_t·y_tᵀ) and x_t·do_tᵀ → gradients (triton_products): dk, dv, dg, dβ and, in
+               one part a chunk, added in a fixed order, dΛ
 
 States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or
 fp16 number exactly, and inside the solver with operands split into two bf16 each (relative errors of 2⁻¹⁶), for a
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from kernels.launch.device import sum_rows
 from kernels.launch.packing import boundaries, chunk_table
-from kernels.ops.mesa.triton_products import gradients, read
+from kernels.ops.mesa.triton_products import gate_gradients, key_gradients, read
 from kernels.ops.mesa.triton_solve import solve
 from kernels.ops.mesa.triton_states import chunk_states
 from kernels.ops.mesa.triton_step import mesa_step
@@ -75,8 +75,11 @@ class _Mesa(torch.autograd.Function):
             chunk_states(a, b, g, None, outer, initial, cu_seqlens, cu, rows, products, symmetric=symmetric)
             for a, b, outer, initial, symmetric in pairs
         ]
-        found, parts = gradients(x, y, tokens, do, starts, after, table, cu, products)
-        return y.to(ctx.query_dtype), *found, sum_rows(parts, lamb.dtype), *dinitial, None, None, None
+        dk = key_gradients(x, y, tokens, do, after, table, cu, products)
+        dv = read(k, x, do, g, beta, after[1], v.dtype, table, cu, products, backward=True)
+        dg, dbeta, parts = gate_gradients(x, y, tokens, do, starts, after, table, cu, products)
+        dlamb = sum_rows(parts, lamb.dtype)
+        return y.to(ctx.query_dtype), dk, dv, dg, dbeta, dlamb, *dinitial, None, None, None
 
 
 def _start_states(tokens, initial: State, final: State, cu_seqlens, cu, rows: int, precision: str):

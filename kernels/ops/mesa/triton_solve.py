@@ -28,20 +28,21 @@ def _solve(
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
-        token, column = first + tl.arange(0, C), tl.arange(0, BK)
+        row, column = tl.arange(0, C), tl.arange(0, BK)
+        rows = (end - first).to(tl.int32)
         in_width = column < K
-        keys = load_rows(k, token, end, head, H, column, K)
+        keys = load_rows(k, first, row, rows, head, H, column, K)
         state += (chunk * H + head) * K * K
         start = load_tile(state, column, column, K, K)
         ridge = tl.load(lamb + head * K + column, mask=in_width, other=1.0).to(tl.float32)
-        gates = load_scalars(g, token, end, head, H)
+        gates = load_scalars(g, first, row, rows, head, H)
         carry = tl.exp(tl.cumsum(gates, axis=0))[:, None]
-        weights = left_of_pairs(gates, token) * load_scalars(beta, token, end, head, H)[None]
+        weights = left_of_pairs(gates, row) * load_scalars(beta, first, row, rows, head, H)[None]
         before = tl.load(state + column * (K + 1), mask=in_width, other=0.0)
         diagonal = ridge[None] + carry * before[None]
         diagonal += tl.dot(weights, keys * keys, input_precision=PRECISION)
         # b is scaled to 1, so that a small gradient does not underflow when it is squared.
-        r = load_rows(b, token, end, head, H, column, K)
+        r = load_rows(b, first, row, rows, head, H, column, K)
         scale = tl.max(tl.abs(r), axis=1)
         scale = tl.where(scale == 0, 1.0, scale)
         r /= scale[:, None]
@@ -65,7 +66,7 @@ def _solve(
             rz = tl.sum(r * z, axis=1)
             p = z + tl.where(live, rz / old, 0.0)[:, None] * p
             step += 1
-        store_rows(x, solution * scale[:, None], token, end, head, H, column, K)
+        store_rows(x, solution * scale[:, None], first, row, rows, head, H, column, K)
 
 
 _solve_tuned = Tuned(

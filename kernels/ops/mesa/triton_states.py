@@ -51,23 +51,24 @@ def _states(
     for step in range(chunks):
         number = chunks - 1 - step if BACKWARD else step
         store_tile(states + ((chunk + number) * H + head) * A * B, state, i, j, A, B)
-        token = begin + number * C + tl.arange(0, C)
-        gates = load_scalars(g, token, end, head, H)
+        start, row = begin + number * C, tl.arange(0, C)
+        rows = (end - start).to(tl.int32)
+        gates = load_scalars(g, start, row, rows, head, H)
         state *= tl.exp(tl.sum(gates, axis=0))
         if BACKWARD:
             weight = tl.exp(tl.cumsum(gates, axis=0))
             if SYMMETRIC:
                 weight *= -0.5
         else:
-            last = begin + (number + 1) * C - 1
-            weight = left_at_end(g, token, last, end, head, H) * load_scalars(beta, token, end, head, H)
-        rows = load_rows(a, token, end, head, H, i, A) * weight[:, None]
-        columns = load_rows(b, token, end, head, H, j, B)
-        state += tl.dot(tl.trans(rows), columns, input_precision=PRECISION)
+            weight = load_scalars(beta, start, row, rows, head, H)
+            weight *= left_at_end(g, start, row, rows, head, H, C)
+        left = load_rows(a, start, row, rows, head, H, i, A) * weight[:, None]
+        right = load_rows(b, start, row, rows, head, H, j, B)
+        state += tl.dot(tl.trans(left), right, input_precision=PRECISION)
         if BACKWARD and SYMMETRIC:
-            rows = load_rows(b, token, end, head, H, i, A) * weight[:, None]
-            columns = load_rows(a, token, end, head, H, j, B)
-            state += tl.dot(tl.trans(rows), columns, input_precision=PRECISION)
+            left = load_rows(b, start, row, rows, head, H, i, A) * weight[:, None]
+            right = load_rows(a, start, row, rows, head, H, j, B)
+            state += tl.dot(tl.trans(left), right, input_precision=PRECISION)
     if final is not None:
         store_tile(final + program * A * B, state, i, j, A, B)
 

@@ -13,25 +13,34 @@ CHUNK = 64
 
 
 @triton.jit
-def load_rows(x, token, end, head, H, column, WIDTH):
-    """[tokens, columns] of one head of x [T, H, WIDTH] in fp32; 0 outside."""
-    place = (token[:, None] * H + head) * WIDTH + column[None]
-    mask = (token < end)[:, None] & (column < WIDTH)[None]
-    return tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+def load_rows(x, first, row, rows, head, H, column, WIDTH):
+    """[rows, columns] of one head of x [T, H, WIDTH] in fp32, from token `first`; 0 beyond `rows` and WIDTH.
+
+    Only the address of the first token needs 64 bits: those of a whole tile would fill the registers.
+    """
+    place = row[:, None] * (H * WIDTH) + column[None]
+    mask = (row < rows)[:, None] & (column < WIDTH)[None]
+    return tl.load(x + (first * H + head) * WIDTH + place, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def store_rows(x, value, token, end, head, H, column, WIDTH):
+def store_rows(x, value, first, row, rows, head, H, column, WIDTH):
     """What `load_rows` would load, rounded to x's type."""
-    place = (token[:, None] * H + head) * WIDTH + column[None]
-    mask = (token < end)[:, None] & (column < WIDTH)[None]
-    tl.store(x + place, value.to(x.dtype.element_ty), mask=mask)
+    place = row[:, None] * (H * WIDTH) + column[None]
+    mask = (row < rows)[:, None] & (column < WIDTH)[None]
+    tl.store(x + (first * H + head) * WIDTH + place, value.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def load_scalars(x, token, end, head, H):
-    """[tokens] of one head of x [T, H] in fp32; 0 outside."""
-    return tl.load(x + token * H + head, mask=token < end, other=0.0).to(tl.float32)
+def load_scalars(x, first, row, rows, head, H):
+    """[rows] of one head of x [T, H] in fp32, from token `first`; 0 beyond `rows`."""
+    return tl.load(x + first * H + head + row * H, mask=row < rows, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_scalars(x, value, first, row, rows, head, H):
+    """What `load_scalars` would load, rounded to x's type."""
+    tl.store(x + first * H + head + row * H, value.to(x.dtype.element_ty), mask=row < rows)
 
 
 @triton.jit
@@ -58,16 +67,15 @@ def store_tile(state, value, row, column, ROWS, COLUMNS):
 
 
 @triton.jit
-def left_at_end(g, token, last, end, head, H):
-    """[tokens]: what is left, after the chunk's last token, of what each has written."""
-    later = (token + 1 < end) & (token < last)
-    gates = tl.load(g + (token + 1) * H + head, mask=later, other=0.0).to(tl.float32)
+def left_at_end(g, first, row, rows, head, H, C: tl.constexpr):
+    """[C]: what is left, after the chunk's last token, of what each has written."""
+    later = (row + 1 < rows) & (row + 1 < C)
+    gates = tl.load(g + first * H + head + (row + 1) * H, mask=later, other=0.0).to(tl.float32)
     return tl.exp(tl.cumsum(gates, axis=0, reverse=True))
 
 
 @triton.jit
-def left_of_pairs(gates, token):
+def left_of_pairs(gates, row):
     """[t, s]: what is left after token t of what s has written; 0 for s > t."""
-    later = token[:, None] > token[None]
-    sums = tl.cumsum(tl.where(later, gates[:, None], 0.0), axis=0)
-    return tl.where(token[:, None] >= token[None], tl.exp(sums), 0.0)
+    sums = tl.cumsum(tl.where(row[:, None] > row[None], gates[:, None], 0.0), axis=0)
+    return tl.where(row[:, None] >= row[None], tl.exp(sums), 0.0)
