@@ -16,7 +16,8 @@ no matrix of a token is written down: products of all tokens' H_t or G_t with a 
 
 States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or
 fp16 number exactly, and inside the solver with operands split into two bf16 each (relative errors of 2⁻¹⁶), for a
-conjugate gradient multiplies what is lost by the condition number. Products of fp32 inputs are fp32.
+conjugate gradient multiplies what is lost by the condition number. Products of fp32 inputs are fp32; the solver's
+use tensor cores, on three bf16 each, where shared memory allows, for tiles of plain fp32 do not fit the registers.
 One token without gradients is decoding, and one kernel (triton_step).
 """
 
@@ -92,9 +93,12 @@ def _start_states(tokens, initial: State, final: State, cu_seqlens, cu, rows: in
 
 
 def _precisions(*tensors: Tensor) -> tuple[str, str]:
-    """Of products in the solver, and of the others."""
+    """Of products in the solver, and of the others.
+
+    Three bf16 parts of an fp32 number hold all its bits; those of a state of 128 × 128 exceed shared memory.
+    """
     if any(x.dtype == torch.float32 for x in tensors):
-        return "ieee", "ieee"
+        return "bf16x6" if tensors[0].shape[-1] <= 64 else "ieee", "ieee"
     return "bf16x3", "tf32"
 
 

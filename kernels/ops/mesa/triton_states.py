@@ -77,9 +77,9 @@ _states_tuned = Tuned(
     _states,
     [
         triton.Config({"BA": rows, "BB": columns}, num_warps=warps, num_stages=stages)
-        for rows, columns, warps, stages in ((64, 64, 4, 2), (32, 64, 4, 2), (32, 32, 4, 3), (64, 128, 8, 2))
+        for rows, columns, warps, stages in ((64, 64, 8, 1), (64, 64, 8, 2), (32, 64, 4, 2), (32, 32, 4, 3))
     ],
-    ["A", "B", "BACKWARD", "SYMMETRIC"],
+    ["A", "B", "BACKWARD", "SYMMETRIC", "PRECISION"],
 )
 
 
