@@ -5,7 +5,8 @@ from functools import partial
 import pytest
 import torch
 from kernel_cases import packed, rmse_ratio
-from test_mesa_op import inputs
+from test_mesa_op import assert_same, inputs, results
+from test_mesa_op import call as call_positional
 from torch import Tensor
 from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
@@ -92,12 +93,16 @@ def compare_forward(tensors: dict[str, Tensor], steps: int) -> None:
 @pytest.mark.slow
 def test_nothing_in_gives_nothing_out():
     """q = 0, k = 0 and β = 0 are 0/0 in the conjugate gradient; an exhausted residual is too."""
-    tensors = case(time=12, width=4)
+    tensors = {name: x.to(DEVICE) for name, x in case(time=12, width=4).items()}
     tensors["q"][:, 3] = 0
     tensors["k"][:, 5] = 0
     tensors["beta"][:, :2] = 0
-    tensors["lamb"][:] = 1
-    assert_kernel_agrees(partial(call, cg_steps=20), tensors, torch.float32)
+    found = results(partial(call_positional, backend="triton"), [x.float() for x in tensors.values()])
+    assert not found["o"][:, 3].any()
+    assert not found["o"][:, :2].any()
+    # The definition differentiates through steps that it does not take where q = 0.
+    wanted = results(partial(call_positional, backend="torch"), list(tensors.values()))
+    assert_same(found, wanted, 1e-5)
 
 
 @pytest.mark.slow
@@ -124,7 +129,8 @@ def test_gradients_of_the_state_alone():
 
     got, wanted = (gradients(backend) for backend in ("triton", "torch"))
     for name, x in got.items():
-        torch.testing.assert_close(x.grad, wanted[name].grad, rtol=1e-5, atol=1e-6)
+        expected = torch.zeros_like(x) if wanted[name].grad is None else wanted[name].grad
+        torch.testing.assert_close(x.grad, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

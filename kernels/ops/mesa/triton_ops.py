@@ -26,6 +26,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.launch import interpreted
 from kernels.launch.device import sum_rows
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.mesa.triton_products import gate_gradients, key_gradients, read
@@ -96,7 +97,10 @@ def _precisions(*tensors: Tensor) -> tuple[str, str]:
     """Of products in the solver, and of the others.
 
     Three bf16 parts of an fp32 number hold all its bits; those of a state of 128 × 128 exceed shared memory.
+    The interpreter multiplies in fp32 whatever it is told, and knows no parts.
     """
+    if interpreted():
+        return "ieee", "ieee"
     if any(x.dtype == torch.float32 for x in tensors):
         return "bf16x6" if tensors[0].shape[-1] <= 64 else "ieee", "ieee"
     return "bf16x3", "tf32"
