@@ -6,13 +6,44 @@ from torch import Tensor
 
 from kernels.checks import check_packed
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.mesa.reference import mesa_reference
 from kernels.ops.mesa.residuals import mesa_residuals
 from kernels.ops.mesa.torch_ops import mesa_torch
 
 __all__ = ["mesa", "mesa_residuals"]
 
+MAX_KEY_WIDTH = 128
+"""Of the kernels: a K × K state in fp32 has to fit the shared memory of one program, twice in bf16 halves."""
+
+
+def _refuses(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    **_options,
+) -> str | None:
+    reason = refusal(q, k, v, g, beta, lamb, *(initial_state or ()), widths=(v.shape[3],))
+    if reason is None and q.shape[3] > MAX_KEY_WIDTH:
+        return (
+            f"needs keys of at most {MAX_KEY_WIDTH} channels, whose square state fits shared memory, "
+            f"got {q.shape[3]}"
+        )
+    return reason
+
+
 OPERATION = Operation("mesa")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.mesa.triton_ops", "mesa_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", mesa_torch, suits=always)
 OPERATION.register("reference", mesa_reference, suits=not_unasked)
 
@@ -49,7 +80,8 @@ def mesa(
                    None: zeros
     cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
                    (N = B without it)
-    backend        auto, torch (chunks of tokens), reference (token by token)
+    backend        auto, triton (what auto takes on a GPU; K ≤ 128), torch (chunks of tokens), reference
+                   (token by token)
     returns        o [B, T, H, V] in q's dtype, and (H, G) after every sequence in at least fp32, None unless
                    output_final_state
 
@@ -66,9 +98,6 @@ def mesa(
     Source: von Oswald et al. 2025, MesaNet (arXiv:2506.05233).
     """
     check_mesa(q, k, v, g, beta, lamb, cg_steps, initial_state, cu_seqlens)
-    if initial_state is not None:
-        h_kk, h_kv = initial_state
-        initial_state = 0.5 * (h_kk + h_kk.mT), h_kv
     return OPERATION(
         q,
         k,

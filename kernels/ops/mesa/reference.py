@@ -33,6 +33,8 @@ def mesa_reference(
     if initial_state is None:
         rows, heads, width = q.shape[0] * sequences, q.shape[2], q.shape[3]
         initial_state = tuple(tokens[0].new_zeros(rows, heads, width, x.shape[3]) for x in (k, v))
+    else:
+        initial_state = with_symmetric_part(initial_state)
     starts = zip(*(x.to(wide).chunk(sequences) for x in initial_state), strict=True)
     outputs, finals = [], []
     with without_autocast(q):
@@ -44,6 +46,12 @@ def mesa_reference(
     o = torch.stack(outputs, 1) if outputs else tokens[2]
     final = tuple(torch.cat(x) for x in zip(*finals, strict=True)) if output_final_state else None
     return o.to(q.dtype), final
+
+
+def with_symmetric_part(state: State) -> State:
+    """(H, G) -> ((H + Hᵀ)/2, G): what a state that came in counts as."""
+    h_kk, h_kv = state
+    return 0.5 * (h_kk + h_kk.mT), h_kv
 
 
 def mesa_step(

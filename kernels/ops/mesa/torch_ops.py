@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.checks import without_autocast
 from kernels.ops.mesa.layout import Chunks
+from kernels.ops.mesa.reference import with_symmetric_part
 from kernels.ops.mesa.scan import pair_sums
 from kernels.ops.mesa.solve import solve
 
@@ -62,6 +63,6 @@ def mesa_torch(
 def _flat_state(q: Tensor, v: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:
     """[H | G] of every sequence as one vector a head, [N, H, K·(K+V)]."""
     if state is not None:
-        return torch.cat(state, -1).flatten(-2)
+        return torch.cat(with_symmetric_part(state), -1).flatten(-2)
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     return q.new_zeros(sequences, q.shape[2], q.shape[3] * (q.shape[3] + v.shape[3]))

@@ -1,0 +1,116 @@
+"""The states of all chunks by one pass over each sequence, forward in time or, for gradients, backward."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch.packing import first_chunks
+from kernels.launch.tuning import Tuned
+from kernels.ops.mesa.triton_tiles import (
+    CHUNK,
+    left_at_end,
+    load_rows,
+    load_scalars,
+    load_symmetric,
+    load_tile,
+    store_tile,
+)  # fmt: skip
+
+
+@triton.jit
+def _states(
+    a, b, g, beta, outer, states, final, first, cu, H, A, B,
+    BACKWARD: tl.constexpr, SYMMETRIC: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """One tile [BA, BB] of one sequence's and head's states. Chunk after chunk, S stored first:
+
+    forward    S ← γ·S + Σ_s w_s·a_s·b_sᵀ, w_s: β_s and what is left of it at the chunk's end
+    backward   S ← γ·S + Σ_t c_t·a_t·b_tᵀ, c_t: what is left at t of the chunk's start; from the last chunk
+
+    outer is S at first, final at last (either may be None). Backward and symmetric, a·bᵀ counts as its negative
+    symmetric part: the gradient of a solution.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    sequence, head = program // H, program % H
+    i = tl.program_id(1) * BA + tl.arange(0, BA)
+    j = tl.program_id(2) * BB + tl.arange(0, BB)
+    begin = tl.load(cu + sequence).to(tl.int64)
+    end = tl.load(cu + sequence + 1).to(tl.int64)
+    chunk = tl.load(first + sequence).to(tl.int64)
+    chunks = tl.load(first + sequence + 1).to(tl.int64) - chunk
+    state = tl.zeros((BA, BB), tl.float32)
+    if outer is not None:
+        if SYMMETRIC:
+            state += load_symmetric(outer + program * A * B, i, j, A)
+        else:
+            state += load_tile(outer + program * A * B, i, j, A, B)
+    for step in range(chunks):
+        number = chunks - 1 - step if BACKWARD else step
+        store_tile(states + ((chunk + number) * H + head) * A * B, state, i, j, A, B)
+        start, row = begin + number * C, tl.arange(0, C)
+        rows = (end - start).to(tl.int32)
+        gates = load_scalars(g, start, row, rows, head, H)
+        state *= tl.exp(tl.sum(gates, axis=0))
+        if BACKWARD:
+            weight = tl.exp(tl.cumsum(gates, axis=0))
+            if SYMMETRIC:
+                weight *= -0.5
+        else:
+            weight = load_scalars(beta, start, row, rows, head, H)
+            weight *= left_at_end(g, start, row, rows, head, H, C)
+        left = load_rows(a, start, row, rows, head, H, i, A) * weight[:, None]
+        right = load_rows(b, start, row, rows, head, H, j, B)
+        state += tl.dot(tl.trans(left), right, input_precision=PRECISION)
+        if BACKWARD and SYMMETRIC:
+            left = load_rows(b, start, row, rows, head, H, i, A) * weight[:, None]
+            right = load_rows(a, start, row, rows, head, H, j, B)
+            state += tl.dot(tl.trans(left), right, input_precision=PRECISION)
+    if final is not None:
+        store_tile(final + program * A * B, state, i, j, A, B)
+
+
+_states_tuned = Tuned(
+    _states,
+    [
+        triton.Config({"BA": rows, "BB": columns}, num_warps=warps, num_stages=stages)
+        for rows, columns, warps, stages in ((64, 64, 8, 1), (64, 64, 8, 2), (32, 64, 4, 2), (32, 32, 4, 3))
+    ],
+    ["A", "B", "BACKWARD", "SYMMETRIC", "PRECISION"],
+)
+
+
+def chunk_states(
+    a: Tensor,
+    b: Tensor,
+    g: Tensor,
+    beta: Tensor | None,
+    outer: Tensor | None,
+    final: Tensor | None,
+    cu_seqlens: Tensor | None,
+    cu: Tensor,
+    rows: int,
+    precision: str,
+    *,
+    symmetric: bool,
+) -> Tensor:
+    """The states [rows, H, A, B] before every chunk; without beta, the gradients of those after every chunk.
+
+    a [B, T, H, A], b [B, T, H, B]; g, beta [B, T, H]; outer, final [N, H, A, B], read and written; all contiguous.
+    """
+    heads, height, width = a.shape[2], a.shape[3], b.shape[3]
+    states = torch.empty(rows, heads, height, width, dtype=torch.float32, device=a.device)
+    _states_tuned[
+        lambda meta: (
+            (len(cu) - 1) * heads,
+            triton.cdiv(height, meta["BA"]),
+            triton.cdiv(width, meta["BB"]),
+        )
+    ](
+        a, b, g, beta, outer, states, final, first_chunks(a, cu_seqlens, CHUNK), cu, heads, height, width,
+        BACKWARD=beta is None, SYMMETRIC=symmetric, PRECISION=precision, C=CHUNK,
+    )  # fmt: skip
+    return states

@@ -1,0 +1,51 @@
+"""Operations and bytes of the mesa layer's kernels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.launch.work import Work, nbytes
+
+CHUNK = 64
+
+
+def work(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    lamb: Tensor,
+    *,
+    cg_steps: int = 30,
+    initial_state: tuple[Tensor, Tensor] | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> list[Work]:
+    """Of a call with these arguments, every step taken and every chunk full.
+
+    A product with a token's matrix is K or V columns of a chunk's state and, for the chunk itself, twice 64/2
+    tokens. States between chunks and the solutions are not counted as bytes: they could stay in caches.
+    """
+    key, value = q.shape[3], v.shape[3]
+    tokens = q.shape[0] * q.shape[1] * q.shape[2]
+    sequences = q.shape[0] if cu_seqlens is None else len(cu_seqlens) - 1
+    inputs = nbytes(q, k, v, g, beta, lamb)
+    states = nbytes(*(initial_state or ())), 4 * sequences * q.shape[2] * key * (key + value)
+    state_bytes = states[0] + output_final_state * states[1]
+    outputs = v.numel() * q.element_size()
+    write = 2 * key * (key + value)
+    matrix_product = 2 * key * (key + CHUNK)
+    read = 2 * key * value + CHUNK * (key + value)
+    solve = cg_steps * matrix_product
+    # x·kᵀ, y·kᵀ, do·vᵀ and the four products of their pairs; dH·k, dG·k, dG·v, H·x, G·x
+    gradients = CHUNK * (4 * key + 2 * value) + 4 * key * key + 6 * key * value
+    return [
+        Work("mesa", "forward", tokens * (write + solve + read), inputs + outputs + state_bytes),
+        Work(
+            "mesa",
+            "backward",
+            tokens * (2 * write + read + solve + gradients),
+            2 * inputs + outputs + 2 * state_bytes,
+        ),
+    ]
