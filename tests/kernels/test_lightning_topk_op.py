@@ -210,7 +210,7 @@ def test_compiles_in_one_graph(k, cu_seqlens):
         (lambda q, k, w, b: ((q, k, w, b), {"k": 0}), r"k ≥ 1 and k_max ≥ 1, got k=0"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 5, 3)}), "needs k_max where k is a tensor"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 4, 3), "k_max": 3}), r"torch.int64 \(2, 4\)"),
-        (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "backend": "triton"}), "unknown backend 'triton'"),
+        (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "backend": "triton2"}), "unknown backend 'triton2'"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "cu_seqlens": packed(2, 3)}), "B = 1"),
     ],
 )

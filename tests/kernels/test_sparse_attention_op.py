@@ -149,7 +149,7 @@ def test_half_precision_is_near_the_definition(cost, monkeypatch):
         (lambda i: (i[0], {}), r"got torch.int32 \(5, 3\)"),
         (lambda i: (i[..., :0], {}), r"n ≥ 1.*\(2, 5, 0\)"),
         (lambda i: (i.float(), {}), "torch.float32"),
-        (lambda i: (i, {"backend": "triton"}), "unknown backend 'triton'"),
+        (lambda i: (i, {"backend": "triton2"}), "unknown backend 'triton2'"),
         (lambda i: (i + 3, {"backend": "reference"}), r"indices must lie in \[−1, 5\), got . … 7"),
         (lambda i: (i - 5, {"backend": "reference"}), r"indices must lie in \[−1, 5\), got -6"),
         (lambda i: (i * 0, {"backend": "reference"}), "a key twice for one query"),

@@ -6,14 +6,33 @@ from torch import Tensor
 
 from kernels.checks import check_attention
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.indexer_kl.reference import indexer_kl_reference
 from kernels.ops.indexer_kl.torch_ops import indexer_kl_torch
+from kernels.ops.lightning_topk import MOST_HEADS
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_indices
 
 __all__ = ["indexer_kl"]
 
+
+def _refuses(
+    q: Tensor, k: Tensor, q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, tau: Tensor, **_options
+) -> str | None:
+    if q_idx.shape[2] > MOST_HEADS:
+        return f"needs at most {MOST_HEADS} index heads, got {q_idx.shape[2]}"
+    if q.dtype != k.dtype:
+        return f"needs q and k in one dtype, got {q.dtype} and {k.dtype}"
+    return refusal(q, k, q_idx, k_idx, w_idx, bias, tau, widths=(q.shape[-1], q_idx.shape[-1]))
+
+
 OPERATION = Operation("indexer_kl")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.indexer_kl.triton_ops", "indexer_kl_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", indexer_kl_torch, suits=always)
 OPERATION.register("reference", indexer_kl_reference, suits=not_unasked)
 
@@ -45,7 +64,7 @@ def indexer_kl(
     indices     None, or int32/int64 [B, T, n] as `lightning_topk` returns them
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1), none of them empty
-    backend     auto, torch (blocks of queries), reference (T × T memory)
+    backend     auto, triton (what auto takes on a GPU), torch (blocks of queries), reference (T × T memory)
     returns     [] in at least fp32, in nats; differentiable in q_idx, k_idx, w_idx, bias, tau (once)
 
     Raises ValueError for shapes that do not fit, and for a backend that is unknown.

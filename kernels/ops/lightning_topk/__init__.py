@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.reference import lightning_topk_reference
 from kernels.ops.lightning_topk.scores import check_indexer
@@ -13,7 +14,27 @@ from kernels.ops.lightning_topk.torch_ops import lightning_topk_torch
 
 __all__ = ["AdaptiveK", "lightning_topk"]
 
+MOST_HEADS, MOST_KEPT = 128, 8192
+"""Index heads that a tile holds, and keys of a query that one program sorts."""
+
+
+def _refuses(
+    q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, *, k_max: int, **_options
+) -> str | None:
+    if q_idx.shape[2] > MOST_HEADS:
+        return f"needs at most {MOST_HEADS} index heads, got {q_idx.shape[2]}"
+    if k_max > MOST_KEPT:
+        return f"needs k_max of at most {MOST_KEPT}, got {k_max}"
+    return refusal(q_idx, k_idx, w_idx, bias, widths=(q_idx.shape[-1],))
+
+
 OPERATION = Operation("lightning_topk")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.lightning_topk.triton_ops", "lightning_topk_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", lightning_topk_torch, suits=always)
 OPERATION.register("reference", lightning_topk_reference, suits=not_unasked)
 
@@ -43,7 +64,8 @@ def lightning_topk(
                 the query's own scores; at least 1, at most k_max and as many as the query sees
     k_max       width of the result; None: k, or the most that an AdaptiveK gives
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
-    backend     auto, torch (blocks of queries), reference (one query at a time)
+    backend     auto, triton (scores again rather than keep scores; what auto takes on a GPU), torch (blocks of
+                queries), reference (one query at a time)
     returns     int32 [B, Tq, k_max], positions along the (packed) axis: t first, then by falling score, −1
                 where unused
 

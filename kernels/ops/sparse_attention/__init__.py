@@ -7,12 +7,24 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.sparse_attention.reference import sparse_attention_reference
 from kernels.ops.sparse_attention.torch_ops import sparse_attention_torch
 
 __all__ = ["sparse_attention"]
 
+
+def _refuses(q: Tensor, k: Tensor, v: Tensor, *_args, **_options) -> str | None:
+    return refusal(q, k, v, widths=(q.shape[-1], v.shape[-1]))
+
+
 OPERATION = Operation("sparse_attention")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.sparse_attention.triton_ops", "sparse_attention_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", sparse_attention_torch, suits=always)
 OPERATION.register("reference", sparse_attention_reference, suits=not_unasked)
 
@@ -38,7 +50,8 @@ def sparse_attention(
                 own. Only `reference` reports values out of range; elsewhere the result is undefined
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1); the result does not depend on it
-    backend     auto, torch (blocks of queries), reference (Tq × Tk memory)
+    backend     auto, triton (gathers; what auto takes on a GPU), torch (blocks of queries), reference (Tq × Tk
+                memory)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Memory is linear in T for a fixed n, work T·n·H·(K + V) where keys are gathered;

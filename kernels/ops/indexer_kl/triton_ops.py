@@ -1,0 +1,141 @@
+"""The indexer's loss and its gradients without a matrix of scores.
+
+    attention's sums   log Σ exp of every query and head, as attention's forward has them
+    by query           p from those sums, one head after another; the indexer's own log Σ exp by a first pass over
+                       its scores; then loss, d_q, d_w and, a part a program, d_bias and d_τ
+    by key             p and the scores again for d_k: a program owns a block of keys, and goes over the queries
+                       behind it or, given indices, over those whose lists name one of the block
+
+The target p is needed for the value and for every gradient, so that all are made in the forward pass, as in the
+torch form; the backward multiplies them by the loss's own gradient. Nothing is added atomically. With indices a
+query is a program that gathers its list; without them a program has a block of queries. Index queries and keys in
+fp16 become fp32: derivatives by a pair of tokens are below what fp16 holds.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.launch.device import sum_rows
+from kernels.launch.packing import boundaries, chunk_table
+from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
+from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
+from kernels.ops.lightning_topk.triton_ops import MOST_ROWS, alike, index_sizes
+from kernels.ops.sparse_attention.inverse import BLOCK, selectors
+
+PARTS = 32
+"""Programs' parts are added this many a row first."""
+
+
+class _IndexerKL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, scale, cu_seqlens, learns):
+        indexer = (*alike(*_wide_enough(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
+        q, k = q.contiguous(), k.contiguous()
+        indices = None if indices is None else indices.contiguous()
+        loss, found = _loss_and_gradients(q, k, indexer, indices, scale, cu_seqlens, learns)
+        ctx.save_for_backward(*found)
+        ctx.dtypes = [x.dtype for x in (q_idx, k_idx, w_idx, bias, tau)]
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad):
+        scaled = []
+        for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):
+            out = torch.empty_like(x, dtype=dtype)
+            scale_by[(triton.cdiv(x.numel(), 1024),)](x, grad, out, x.numel(), BLOCK=1024)
+            scaled.append(out)
+        return *scaled, *(None,) * 6
+
+
+def _wide_enough(*tensors: Tensor) -> list[Tensor]:
+    return [x.to(torch.float32) if x.dtype == torch.float16 else x for x in tensors]
+
+
+def _tiles(q: Tensor, k: Tensor, q_idx: Tensor, selected: bool) -> dict[str, int]:
+    """Sizes for one program of queries; with lists it has one, whose heads alone have to fill a product's rows."""
+    group, width = q.shape[2] // k.shape[2], q.shape[3]
+    sizes = index_sizes(q_idx)
+    if selected:
+        sizes["BQ"], sizes["BH"] = 1, max(16, sizes["BH"])
+    fewest = triton.cdiv(16, sizes["BQ"])
+    heads = min(triton.next_power_of_2(group), MOST_ROWS // sizes["BQ"])
+    return {
+        **sizes,
+        "G": group,
+        "HKV": k.shape[2],
+        "K": width,
+        "BK": max(16, triton.next_power_of_2(width)),
+        "BG": max(fewest, heads),
+        "SELECTED": selected,
+    }
+
+
+def _loss_and_gradients(
+    q: Tensor, k: Tensor, indexer: tuple[Tensor, ...], indices: Tensor | None, scale: float, cu_seqlens, learns: bool
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+    """The loss [] and, in fp32, its gradients for the five tensors of the indexer; undefined unless `learns`."""
+    q_idx, k_idx, w_idx, _, tau = indexer
+    sizes = _tiles(q, k, q_idx, indices is not None)
+    cu, table = boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, sizes["BQ"])
+    fp32 = {"dtype": torch.float32, "device": q.device}
+    lse, index_lse, weights = (torch.empty(shape, **fp32) for shape in (q.shape[:3], *[q.shape[:2]] * 2))
+    dq, dk, dw = (torch.empty(x.shape if learns else 0, **fp32) for x in (q_idx, k_idx, w_idx))
+    lists = {"T": q.shape[1], "N": 0 if indices is None else indices.shape[2]}
+    of_attention = {name: sizes[name] for name in ("G", "HKV", "K", "BQ", "BG", "BK", "SELECTED")}
+    heads = sizes["HKV"] * triton.cdiv(sizes["G"], sizes["BG"])
+    attention_sums_tuned[(len(table), heads)](q, k, indices, lse, table, cu, scale, **lists, **of_attention)
+    index_scale = q_idx.shape[-1] ** -0.5
+    parts = torch.zeros(triton.cdiv(len(table), PARTS) * PARTS, sizes["HI"] + 2, **fp32)
+    queries_tuned[(len(table),)](
+        q, k, *indexer, indices, lse, index_lse, weights, parts, dq, dw, table, cu, scale, index_scale,
+        **lists, **sizes, SEQUENCES=len(cu) - 1, LEARNS=learns,
+    )  # fmt: skip
+    total = sum_rows(
+        sum_rows(parts.view(-1, PARTS * parts.shape[1]), torch.float32).view(PARTS, -1), torch.float32
+    )
+    if learns:
+        _key_gradient(q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, cu_seqlens)
+    return total[0].clone(), [dq, dk, dw, total[2:].clone(), total[1].clone().view_as(tau)]
+
+
+def _key_gradient(
+    q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, cu_seqlens
+) -> None:
+    """Fill dk [B, T, DI]."""
+    sizes = _tiles(q, k, indexer[0], selected=False)
+    sizes["SELECTED"] = indices is not None
+    blocks = triton.cdiv(q.shape[1], BLOCK)
+    if indices is None:
+        table, cu, lists = chunk_table(q, cu_seqlens, BLOCK), boundaries(q, cu_seqlens), (None, None, None)
+        programs = len(table)
+    else:
+        inverse = selectors(indices, q.shape[1])
+        table, cu, lists = None, None, (inverse.first, inverse.query, inverse.bits)
+        programs = q.shape[0] * blocks
+    keys_tuned[(programs,)](
+        q, k, *indexer, lse, index_lse, weights, dk, table, cu, *lists, scale, index_scale,
+        T=q.shape[1], BLOCKS=blocks, BS=BLOCK, **sizes,
+    )  # fmt: skip
+
+
+def indexer_kl_triton(
+    q: Tensor,
+    k: Tensor,
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    tau: Tensor,
+    *,
+    indices: Tensor | None = None,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """`kernels.indexer_kl` on a GPU; without gradients where nobody will ask for them."""
+    indexer = q_idx, k_idx, w_idx, bias, tau
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _IndexerKL.apply(*indexer, q.detach(), k.detach(), indices, scale, cu_seqlens, learns)

@@ -1,0 +1,135 @@
+"""The indexer's loss by query: sums of exponentials, then the loss and the gradients of what belongs to queries."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.launch.device import chunk_bounds, load_rows, store_rows
+from kernels.launch.tuning import Tuned
+from kernels.ops.indexer_kl.triton_tiles import (
+    attention_logits,
+    attention_mean,
+    attention_queries,
+    index_scores,
+    index_slopes,
+    seen_keys,
+)
+from kernels.ops.lightning_topk.triton_scores import heads_of, index_queries
+
+
+@triton.jit
+def _more_exponentials(logits, largest, total):
+    """Take logits [R, BS] into Σ exp, kept as its largest logit and the sum beside it."""
+    before, largest = largest, tl.maximum(largest, tl.max(logits, axis=1))
+    centre = tl.where(largest == float("-inf"), 0.0, largest)
+    return largest, total * tl.exp(before - centre) + tl.sum(tl.exp(logits - centre[:, None]), axis=1)
+
+
+@triton.jit
+def _log_sum(largest, total):
+    """log Σ exp; of nothing 0, where every logit is −∞ and so every share is 0."""
+    return tl.where(total > 0, largest + tl.log(tl.where(total > 0, total, 1.0)), 0.0)
+
+
+@triton.jit
+def _attention_sums(
+    q, k, indices, lse, table, cu, scale, T, N, G, HKV, K, SELECTED: tl.constexpr,
+    BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """lse [B·T, H] = log Σ_s exp(scale·q_th·k_s) over what t sees."""
+    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
+    if sequence >= 0:
+        query = first + tl.arange(0, BQ)
+        exists = query < end
+        stop = tl.minimum(first + BQ, end)
+        q_tile, kv_head, row, is_row = attention_queries(
+            q, query, exists, tl.program_id(1), G, HKV, K, BQ, BG, BK
+        )
+        largest = tl.full((BQ * BG,), float("-inf"), tl.float32)
+        total = tl.zeros((BQ * BG,), tl.float32)
+        for start in range(0 if SELECTED else begin, N if SELECTED else stop, BS):
+            key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+            logits = attention_logits(q_tile, k, kv_head, key, is_key, visible, scale, HKV, K, BQ, BG, BS, BK)
+            largest, total = _more_exponentials(logits, largest, total)
+        tl.store(lse + row, _log_sum(largest, total), mask=is_row)
+
+
+@triton.jit
+def _index_sums(
+    q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, tau, scale, T, N, DI,
+    SELECTED: tl.constexpr, BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """log Σ_s exp(τ·I_ts) over what t sees, [BQ]."""
+    largest, total = tl.full((BQ,), float("-inf"), tl.float32), tl.zeros((BQ,), tl.float32)
+    for start in range(start_at, stop_at, BS):
+        key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+        k_tile = load_rows(k_idx, key, is_key, DI, BD)
+        _, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, scale, BQ, BH)
+        logits = tl.where(visible, tau * scores, float("-inf"))
+        largest, total = _more_exponentials(logits, largest, total)
+    return _log_sum(largest, total)
+
+
+@triton.jit
+def _queries(
+    q, k, q_idx, k_idx, w_idx, bias, tau, indices, lse, index_lse, weights, parts, dq, dw, table, cu,
+    scale, index_scale, T, N, G, HKV, K, HI, DI, SEQUENCES, SELECTED: tl.constexpr, LEARNS: tl.constexpr,
+    BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """The loss, d_q and d_w; per program the parts of loss, d_τ and d_bias; for the keys log Σ exp and weights."""
+    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
+    if sequence >= 0:
+        query = first + tl.arange(0, BQ)
+        exists = query < end
+        stop = tl.minimum(first + BQ, end)
+        start_at = 0 if SELECTED else begin
+        stop_at = N if SELECTED else stop
+        sharpness = tl.load(tau).to(tl.float32)
+        q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
+        log_total = _index_sums(
+            q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, sharpness,
+            index_scale, T, N, DI, SELECTED, BQ, BH, BS, BD,
+        )  # fmt: skip
+        length = (end - begin).to(tl.float32)
+        weight = tl.where(exists, 1 / (length * SEQUENCES), 0.0)
+        tl.store(index_lse + query, log_total, mask=exists)
+        tl.store(weights + query, weight, mask=exists)
+        loss, by_tau = tl.zeros((BQ,), tl.float32), tl.zeros((BQ,), tl.float32)
+        by_w, by_bias = tl.zeros((BQ * BH,), tl.float32), tl.zeros((BQ * BH,), tl.float32)
+        by_q = tl.zeros((BQ * BH, BD), tl.float32)
+        for start in range(start_at, stop_at, BS):
+            key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+            p = attention_mean(
+                q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK
+            )
+            k_tile = load_rows(k_idx, key, is_key, DI, BD)
+            gates, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH)
+            some = p > 0
+            apart = tl.log(tl.where(some, p, 1.0)) - (sharpness * scores - log_total[:, None])
+            loss += tl.sum(tl.where(some, p * apart, 0.0), axis=1)
+            if LEARNS:
+                slope, by_gate, by_logit = index_slopes(
+                    gates, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH
+                )
+                by_tau += tl.sum(slope * scores, axis=1)
+                by_w += tl.sum(by_gate * gates, axis=1)
+                by_bias += tl.sum(by_logit, axis=1)
+                by_q += tl.dot(by_logit.to(k_tile.dtype), k_tile, input_precision="ieee")
+        part = parts + tl.program_id(0).to(tl.int64) * (HI + 2)
+        tl.store(part, tl.sum(loss * weight, axis=0))
+        if LEARNS:
+            tl.store(part + 1, tl.sum(by_tau, axis=0))
+            head = tl.arange(0, BH)
+            tl.store(part + 2 + head, tl.sum(tl.reshape(by_bias, (BQ, BH)), axis=0), mask=head < HI)
+            row, is_row = heads_of(query, exists, 0, HI, HI, BQ, BH)
+            tl.store(dw + row, by_w, mask=is_row)
+            store_rows(dq, row, is_row, by_q * index_scale, DI, BD)
+
+
+_TILES = [
+    triton.Config({"BS": size}, num_warps=warps, num_stages=stages)
+    for size, warps, stages in ((64, 4, 2), (64, 8, 2), (128, 8, 2), (32, 4, 2), (64, 4, 1))
+]
+attention_sums_tuned = Tuned(_attention_sums, _TILES, ["G", "K", "SELECTED"])
+queries_tuned = Tuned(_queries, _TILES, ["G", "K", "HI", "DI", "SELECTED", "LEARNS"])

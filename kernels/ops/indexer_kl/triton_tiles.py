@@ -1,0 +1,89 @@
+"""A tile of the indexer's loss: BQ queries and BS keys, either a block of the sequence or those of one list.
+
+Heads lie in rows (query, head) of one product. Tokens are rows of the axis of B·T, so that a query and the key
+at its place have the same number.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.launch.device import load_rows
+from kernels.ops.lightning_topk.triton_scores import heads_of, index_gates, over_heads
+
+
+@triton.jit
+def seen_keys(indices, query, exists, start, stop, T, N, BS: tl.constexpr, SELECTED: tl.constexpr):
+    """Keys [BS] from `start`, of one query's list or of the axis; which are any, and which each query sees."""
+    place = start + tl.arange(0, BS)
+    if SELECTED:
+        index = tl.load(indices + query[:, None] * N + place[None], mask=(place < N)[None], other=-1)
+        visible = exists[:, None] & (index >= 0)
+        first = query // T * T
+        key = tl.reshape(tl.maximum(index, 0).to(tl.int64) + first[:, None], (BS,))
+        is_key = tl.reshape(visible, (BS,))
+    else:
+        key, is_key = place, place < stop
+        visible = exists[:, None] & (place[None] <= query[:, None])
+    return key, is_key, visible
+
+
+@triton.jit
+def attention_queries(
+    q, query, exists, part, G, HKV, K, BQ: tl.constexpr, BG: tl.constexpr, BK: tl.constexpr
+):
+    """q [BQ·BG, BK] of up to BG heads that share a KV head; that head, the rows of [·, H], and which exist.
+
+    part counts the tiles of BG heads: those of the first KV head, then of the next.
+    """
+    tiles = tl.cdiv(G, BG)
+    kv_head = part // tiles
+    offset = part % tiles * BG
+    row, is_row = heads_of(query, exists, kv_head * G + offset, HKV * G, G - offset, BQ, BG)
+    return load_rows(q, row, is_row, K, BK), kv_head, row, is_row
+
+
+@triton.jit
+def attention_logits(
+    q_tile, k, kv_head, key, is_key, visible, scale, HKV, K,
+    BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """scale·q·k of rows (query, head) and keys, [BQ·BG, BS]; −∞ where not visible."""
+    k_tile = load_rows(k, key * HKV + kv_head, is_key, K, BK)
+    logits = tl.reshape(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale, (BQ, BG, BS))
+    return tl.reshape(tl.where(visible[:, None, :], logits, float("-inf")), (BQ * BG, BS))
+
+
+@triton.jit
+def attention_mean(
+    q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K,
+    BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """p [BQ, BS]: the attention that the keys get, averaged over heads; lse [·, H] are its log Σ exp."""
+    p = tl.zeros((BQ, BS), tl.float32)
+    for part in range(HKV * tl.cdiv(G, BG)):
+        q_tile, kv_head, row, is_row = attention_queries(q, query, exists, part, G, HKV, K, BQ, BG, BK)
+        logits = attention_logits(q_tile, k, kv_head, key, is_key, visible, scale, HKV, K, BQ, BG, BS, BK)
+        log_total = tl.load(lse + row, mask=is_row, other=float("inf"))
+        p += over_heads(tl.exp(logits - log_total[:, None]), BQ, BG)
+    return p / (G * HKV)
+
+
+@triton.jit
+def index_slopes(
+    gates, w_rows, scores, p, visible, log_total, weight, tau, BQ: tl.constexpr, BH: tl.constexpr
+):
+    """The loss's derivatives: by τ·I of each pair [BQ, BS], by the heads' gates and logits [BQ·BH, BS]."""
+    chosen = tl.exp(tl.where(visible, tau * scores - log_total[:, None], float("-inf")))
+    slope = (chosen - p) * weight[:, None]
+    by_gate = tl.broadcast_to((slope * tau)[:, None, :], (BQ, BH, slope.shape[1]))
+    by_gate = tl.reshape(by_gate, (BQ * BH, slope.shape[1]))
+    return slope, by_gate, by_gate * gates * (1 - gates) * w_rows[:, None]
+
+
+@triton.jit
+def index_scores(q_rows, k_tile, w_rows, bias_rows, scale, BQ: tl.constexpr, BH: tl.constexpr):
+    """The heads' gates [BQ·BH, BS] and I [BQ, BS]."""
+    gates = index_gates(q_rows, k_tile, bias_rows, scale)
+    return gates, over_heads(gates * w_rows[:, None], BQ, BH)

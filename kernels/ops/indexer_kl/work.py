@@ -1,0 +1,36 @@
+"""Operations and bytes of the indexer's loss."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.launch.work import Work, nbytes
+
+
+def work(
+    q: Tensor,
+    k: Tensor,
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    tau: Tensor,
+    *,
+    indices: Tensor | None = None,
+    **_options,
+) -> list[Work]:
+    """Of a call that learns: the attention's products once, the indexer's and twice as many for its gradients.
+
+    All are made in the forward pass; the backward scales gradients. The kernels make the attention's products
+    three times and the indexer's scores three, rather than keep them, which is not counted. Pairs are those
+    visible in a batch, or the places of the lists; packed sequences see fewer.
+    """
+    batch, time, heads, width = q.shape
+    pairs = batch * time * (time + 1) // 2 if indices is None else batch * time * min(indices.shape[2], time)
+    products = heads * width + 3 * q_idx.shape[2] * q_idx.shape[3]
+    learnt = nbytes(q_idx, k_idx, w_idx, bias, tau)
+    wide = sum(4 * x.numel() for x in (q_idx, k_idx, w_idx, bias, tau))
+    return [
+        Work("indexer_kl", "forward", 2 * pairs * products, nbytes(q, k, indices) + learnt + wide),
+        Work("indexer_kl", "backward", wide // 4, wide + learnt),
+    ]

@@ -1,0 +1,69 @@
+"""The indexer's scores in a tile: BQ queries of one sequence, all index heads, BS keys."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.launch.device import chunk_bounds, load_rows, sigmoid
+
+_STEPS = tl.constexpr(2.0**40)  # scores I_ts/Σ_j w_tj are compared in steps of 2^−40
+_WHOLE = tl.constexpr(2.0**23)  # from here on every fp32 is a whole number
+
+
+@triton.jit
+def query_block(table, cu, cu_keys, row, BQ: tl.constexpr):
+    """Of a chunk of queries: whether it is busy, their rows, which exist, positions among the keys, the first key.
+
+    The last query of a sequence stands at its last key. Positions count from the sequence's first key, whose row is
+    the last of what is returned.
+    """
+    sequence, begin, end, first = chunk_bounds(table, cu, row, BQ)
+    busy = tl.maximum(sequence, 0)
+    key_begin = tl.load(cu_keys + busy).to(tl.int64)
+    key_end = tl.load(cu_keys + busy + 1).to(tl.int64)
+    query = first + tl.arange(0, BQ)
+    position = query - begin + (key_end - key_begin) - (end - begin)
+    return sequence >= 0, query, query < end, position, key_begin
+
+
+@triton.jit
+def heads_of(query, exists, FIRST, HEADS, GROUP, BQ: tl.constexpr, BH: tl.constexpr):
+    """Rows (query, head) [BQ·BH] of a tensor [·, HEADS, width], heads FIRST … FIRST + GROUP, and which exist."""
+    member = tl.arange(0, BH)
+    row = query[:, None] * HEADS + FIRST + member[None]
+    is_row = exists[:, None] & (member < GROUP)[None]
+    return tl.reshape(row, (BQ * BH,)), tl.reshape(is_row, (BQ * BH,))
+
+
+@triton.jit
+def index_queries(q, w, bias, query, exists, HI, DI, BQ: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr):
+    """q [BQ·BH, BD], w and bias [BQ·BH] of rows (query, index head); 0 where a head or query is padding."""
+    row, is_row = heads_of(query, exists, 0, HI, HI, BQ, BH)
+    q_rows = load_rows(q, row, is_row, DI, BD)
+    w_rows = tl.load(w + row, mask=is_row, other=0.0).to(tl.float32)
+    return q_rows, w_rows, tl.load(bias + row % HI, mask=is_row, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def index_gates(q_rows, k_tile, bias_rows, scale):
+    """σ(q_tj·k_s·scale + b_j) of rows (query, index head) and keys, [BQ·BH, BS]."""
+    similar = tl.dot(q_rows, tl.trans(k_tile), input_precision="ieee")
+    return sigmoid(similar * scale + bias_rows[:, None])
+
+
+@triton.jit
+def over_heads(x, BQ: tl.constexpr, BH: tl.constexpr):
+    """Σ over the index heads: rows (query, index head) [BQ·BH, BS] -> [BQ, BS]."""
+    return tl.sum(tl.reshape(x, (BQ, BH, x.shape[1])), axis=1)
+
+
+@triton.jit
+def rank(scores, inverse):
+    """Of scores [BQ, BS] as shares of Σ_j w_tj, whose inverse is given, int32 ≥ 0: higher for a higher score.
+
+    The bits of a non-negative fp32 are in its order; it is the share in steps of 2^−40, rounded to whole ones.
+    """
+    steps = scores * inverse[:, None] * _STEPS
+    steps = tl.where(steps < _WHOLE, (steps + _WHOLE) - _WHOLE, steps)
+    return steps.to(tl.int32, bitcast=True)

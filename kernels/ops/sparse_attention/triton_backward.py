@@ -1,0 +1,87 @@
+"""Sparse attention backward: dq by query, as forward; dk and dv by block of keys, from the inverted lists."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.launch.device import load_rows, store_rows
+from kernels.launch.tuning import Tuned
+from kernels.ops.sparse_attention.triton_forward import heads_of_query, selected_rows
+
+
+@triton.jit
+def _query_gradient(
+    q, k, v, indices, o, lse, do, delta, dq, scale, Tq, Tk, N, G, HKV, K, V,
+    BG: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """dq_t = scale·Σ_s p_ts·(do_t·v_s − δ_t)·k_s, and δ_t = do_t·o_t for the keys' turn."""
+    query, batch, kv_head, row, is_head = heads_of_query(Tq, G, HKV, BG)
+    q_tile = load_rows(q, row, is_head, K, BK)
+    do_tile = load_rows(do, row, is_head, V, BV)
+    o_tile = load_rows(o, row, is_head, V, BV)
+    mean = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), axis=1)
+    tl.store(delta + row, mean, mask=is_head)
+    log_total = tl.load(lse + row, mask=is_head, other=0.0)
+    gradient = tl.zeros((BG, BK), tl.float32)
+    for start in range(0, N, BN):
+        at, used = selected_rows(indices, query, batch, kv_head, start, N, Tk, HKV, BN)
+        k_tile = load_rows(k, at, used, K, BK)
+        v_tile = load_rows(v, at, used, V, BV)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - log_total[:, None]
+        p = tl.exp(tl.where(used[None], scores, float("-inf")))
+        slope = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - mean[:, None])
+        gradient += tl.dot(slope.to(k_tile.dtype), k_tile, input_precision="ieee")
+    store_rows(dq, row, is_head, gradient * scale, K, BK)
+
+
+@triton.jit
+def _key_gradients(
+    q, k, v, first, selector, bits, lse, do, delta, dk, dv, scale, Tk, BLOCKS, G, HKV, K, V,
+    BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+):  # fmt: skip
+    """dv_s = Σ p_ts·do_t and dk_s = scale·Σ p_ts·(do_t·v_s − δ_t)·q_t over the block's queries and their heads."""
+    block = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    slot = tl.arange(0, BS)
+    key = block % BLOCKS * BS + slot
+    is_key = key < Tk
+    row = (block // BLOCKS * Tk + key) * HKV + kv_head
+    k_tile, v_tile = load_rows(k, row, is_key, K, BK), load_rows(v, row, is_key, V, BV)
+    dk_tile, dv_tile = tl.zeros((BS, BK), tl.float32), tl.zeros((BS, BV), tl.float32)
+    begin, end = tl.load(first + block), tl.load(first + block + 1)
+    for start in range(begin * G, end * G, BQ):
+        member = start + tl.arange(0, BQ)
+        is_member = member < end * G
+        query = tl.load(selector + member // G, mask=is_member, other=0)
+        mask = tl.load(bits + member // G, mask=is_member, other=0)
+        at = (query * HKV + kv_head) * G + member % G
+        q_tile, do_tile = load_rows(q, at, is_member, K, BK), load_rows(do, at, is_member, V, BV)
+        log_total = tl.load(lse + at, mask=is_member, other=0.0)
+        mean = tl.load(delta + at, mask=is_member, other=0.0)
+        chosen = (mask[:, None] >> slot.to(tl.int64)[None]) & 1 == 1
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - log_total[:, None]
+        p = tl.exp(tl.where(chosen, scores, float("-inf")))
+        dv_tile += tl.dot(tl.trans(p.to(do_tile.dtype)), do_tile, input_precision="ieee")
+        slope = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - mean[:, None])
+        dk_tile += tl.dot(tl.trans(slope.to(q_tile.dtype)), q_tile, input_precision="ieee")
+    store_rows(dk, row, is_key, dk_tile * scale, K, BK)
+    store_rows(dv, row, is_key, dv_tile, V, BV)
+
+
+query_gradient_tuned = Tuned(
+    _query_gradient,
+    [
+        triton.Config({"BN": size}, num_warps=warps, num_stages=stages)
+        for size, warps, stages in ((64, 4, 2), (32, 4, 3), (128, 8, 2), (32, 2, 2))
+    ],
+    ["G", "K", "V", "N"],
+)
+key_gradients_tuned = Tuned(
+    _key_gradients,
+    [
+        triton.Config({"BQ": size}, num_warps=warps, num_stages=stages)
+        for size, warps, stages in ((64, 4, 2), (32, 4, 2), (128, 8, 2), (64, 8, 1), (32, 4, 1))
+    ],
+    ["G", "K", "V"],
+)

@@ -1,0 +1,93 @@
+"""Sparse attention by gathering: nothing of size Tq × Tk, work for the selected keys alone.
+
+    forward   a program has one query and the heads that share a KV head, so that a gathered key serves them all
+              in one product; online softmax along the query's list. Saved: inputs, o and log Σ exp of each head
+    backward  p is recomputed from the saved sums. dq goes along the lists again. For dk and dv the lists are
+              inverted by a sort of integers (inverse.py): a program owns BLOCK keys, goes over the queries that
+              select any of them, and masks the others; nothing is added atomically, so that results repeat
+              bit for bit. Selections that share blocks of keys share products and reads
+
+A group of fewer than 16 heads leaves rows of its tile idle; gathering keys, not products, is what takes time.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.ops.sparse_attention.inverse import BLOCK, selectors
+from kernels.ops.sparse_attention.triton_backward import key_gradients_tuned, query_gradient_tuned
+from kernels.ops.sparse_attention.triton_forward import forward_tuned
+
+MOST_HEADS = 64
+"""Query heads of a program; a larger group takes several."""
+
+
+def padded(width: int) -> int:
+    """The tile for this many numbers: a power of two, and what a matrix product needs at least."""
+    return max(16, triton.next_power_of_2(width))
+
+
+class _SparseAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, indices, scale):
+        q, k, v, indices = (x.contiguous() for x in (q, k, v, indices))
+        o = q.new_empty(*q.shape[:3], v.shape[-1])
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        forward_tuned[_grid_of_queries(q, k)](q, k, v, indices, o, lse, scale, **_sizes(q, k, v, indices))
+        ctx.save_for_backward(q, k, v, indices, o, lse)
+        ctx.scale = scale
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, indices, o, lse = ctx.saved_tensors
+        do, delta = do.contiguous(), torch.empty_like(lse)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        sizes = _sizes(q, k, v, indices)
+        query_gradient_tuned[_grid_of_queries(q, k)](
+            q, k, v, indices, o, lse, do, delta, dq, ctx.scale, **sizes
+        )
+        lists = selectors(indices, k.shape[1])
+        del sizes["Tq"], sizes["N"], sizes["BG"]
+        blocks = triton.cdiv(k.shape[1], BLOCK)
+        key_gradients_tuned[(k.shape[0] * blocks, k.shape[2])](
+            q, k, v, lists.first, lists.query, lists.bits, lse, do, delta, dk, dv, ctx.scale,
+            BLOCKS=blocks, BS=BLOCK, **sizes,
+        )  # fmt: skip
+        return dq, dk, dv, None, None
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> dict[str, int]:
+    group = q.shape[2] // k.shape[2]
+    return {
+        "Tq": q.shape[1],
+        "Tk": k.shape[1],
+        "N": indices.shape[2],
+        "G": group,
+        "HKV": k.shape[2],
+        "K": q.shape[3],
+        "V": v.shape[3],
+        "BG": min(MOST_HEADS, padded(group)),
+        "BK": padded(q.shape[3]),
+        "BV": padded(v.shape[3]),
+    }
+
+
+def _grid_of_queries(q: Tensor, k: Tensor) -> tuple[int, int, int]:
+    group = q.shape[2] // k.shape[2]
+    return q.shape[0] * q.shape[1], k.shape[2], triton.cdiv(group, min(MOST_HEADS, padded(group)))
+
+
+def sparse_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    *,
+    scale: float | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """`kernels.sparse_attention` on a GPU; indices are positions along the packed axis already."""
+    return _SparseAttention.apply(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)

@@ -1,0 +1,33 @@
+"""Operations and bytes of sparse attention's kernels."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.launch.work import Work, nbytes
+
+
+def work(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, **_options) -> list[Work]:
+    """Of a call with these arguments: two products forward and five backward a query, head and place of its list.
+
+    Keys count once however many queries gather them: what lies above this are gathers that miss the caches.
+    """
+    pairs = 2 * q.shape[0] * q.shape[1] * q.shape[2] * min(indices.shape[2], k.shape[1])
+    width, value_width = q.shape[3], v.shape[3]
+    output = q.element_size() * q.shape[0] * q.shape[1] * q.shape[2] * value_width
+    sums = 4 * q.shape[0] * q.shape[1] * q.shape[2]  # log Σ exp
+    moved = nbytes(q, k, v)
+    return [
+        Work(
+            "sparse_attention",
+            "forward",
+            pairs * (width + value_width),
+            moved + output + sums + nbytes(indices),
+        ),
+        Work(
+            "sparse_attention",
+            "backward",
+            pairs * (3 * width + 2 * value_width),
+            2 * moved + 2 * output + sums + nbytes(indices),
+        ),
+    ]
