@@ -156,7 +156,7 @@ def _key_gradients(
         start = tl.maximum(low * STRIDE + (SIZE - 1) - SHIFT, 0)
         stop = tl.minimum(low + (BN - 1) + WINDOW - SHIFT, queries_here)
         dk_total, dv_total = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BV), tl.float32)
-        for member in range(0, EACH):
+        for member in range(EACH):
             for at in range(start, stop, BQ):
                 query = at + tl.arange(0, BQ)
                 there = query < stop
@@ -183,7 +183,7 @@ def _sum_group(
     """out [ROWS, WIDTH] = Σ over the group of parts [ROWS, GROUP, WIDTH]."""
     row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
     total = tl.zeros((BR, BW), tl.float32)
-    for member in range(0, GROUP):
+    for member in range(GROUP):
         total += load_rows(parts, row * GROUP + member, row < ROWS, WIDTH, BW)
     store_rows(out, row, row < ROWS, total, WIDTH, BW)
 
