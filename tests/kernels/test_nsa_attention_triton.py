@@ -73,12 +73,11 @@ def slow(*values):
 # The interpreter's time goes by the number of programs: few queries, few heads.
 CASES = {
     "one query for all branches": (inputs(1, 13, rotated=False), {}),
-    "packed": (inputs(1, 28), {"cu_seqlens": packed(17, 0, 1, 4, 6)}),
-    "groups of 3, narrow values": (inputs(2, 14, heads=6, kv_heads=2, width=24, value_width=5), {"scale": 0.7}),
+    "packed": (inputs(1, 22), {"cu_seqlens": packed(17, 0, 1, 4)}),
+    "groups of 3, narrow values": (inputs(2, 7, heads=6, kv_heads=2, width=24, value_width=5), {"scale": 0.7}),
     "a KV head a head, wide": (inputs(1, 13, kv_heads=2, width=256, value_width=200), {}),
-    "17 heads a group": (inputs(1, 11, heads=17), {}),
+    "17 heads a group": (inputs(1, 21, heads=17, queries=5), {}),
     "shorter q, more blocks than needed": (inputs(2, 30, queries=7, blocks=20), {}),
-    "one query": (inputs(2, 50, queries=1), {}),
     "one query, short window": (inputs(2, 50, queries=1, near=9), {}),
     "one token": (inputs(1, 1), {}),
     "no blocks": (inputs(1, 6, blocks=0), {"block_size": 8, "select_size": 8}),
@@ -94,7 +93,9 @@ CASES = {
 )
 def test_kernels_equal_the_definition(case):
     tensors, options = CASES[case]
-    assert_kernel_agrees(partial(call, **options), tensors, torch.float32)
+    # A window of one token passes its key no gradient: what is left is rounding, added up.
+    limits = {"k_win": 1e-4} if options.get("window") == 1 else None
+    assert_kernel_agrees(partial(call, **options), tensors, torch.float32, limits=limits)
 
 
 @pytest.mark.slow
@@ -105,11 +106,11 @@ def test_half_precision(dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cu_seqlens", [None, packed(3, 27)], ids=["batch", "packed"])
-def test_many_tiles_and_parts(cu_seqlens, monkeypatch):
+def test_many_tiles_and_parts(monkeypatch):
     """The loops over tiles of queries, keys, blocks and over the parts of a list, which small inputs run once."""
     small_tiles(monkeypatch)
-    assert_kernel_agrees(partial(call, cu_seqlens=cu_seqlens, window=19), inputs(1, 30), torch.float32)
+    options = {"cu_seqlens": packed(3, 27), "window": 19}
+    assert_kernel_agrees(partial(call, **options), inputs(1, 30), torch.float32)
 
 
 def small_tiles(monkeypatch) -> None:
@@ -218,7 +219,7 @@ def test_work_counts_visible_scores():
     for name, scores in seen.items():
         assert found[name, "forward"].flops == 3 * 2 * scores * 2 * 32
         assert found[name, "backward"].flops == 2.5 * found[name, "forward"].flops
-    assert found["window", "forward"].bytes == 3 * 64 * (4 * 16 * 2 * 2 - 16 * 2 * 2 + 2 * 4 + 32 * 2)
+    assert found["window", "forward"].bytes == 3 * 64 * (3 * 64 + 8)  # q, k and v, o; a log-sum-exp a head
     assert all(x.bytes > 0 for x in found.values())
 
 

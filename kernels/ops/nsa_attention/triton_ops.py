@@ -70,8 +70,9 @@ def _bands(
     q: Tensor, compressed: Tensor, selected: Tensor, sliding: Tensor, sizes: Sizes, cu: Tensor | None
 ) -> tuple[Band, Band]:
     """Compression and window branch, from their keys."""
-    first = boundaries(compressed, None)
-    if cu is not None:
+    if cu is None:
+        first = torch.arange(len(compressed) + 1, dtype=torch.int32, device=q.device) * compressed.shape[1]
+    else:
         counts = ((cu.diff() - sizes.block_size) // sizes.stride + 1).clamp_min(0)
         first = F.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     packed, queries = cu is not None, q.shape[1]
