@@ -278,7 +278,7 @@ def test_peak_memory_of_a_training_step_at_16384_is_far_below_one_matrix_of_pair
         ({5: lambda v: v[..., :3]}, {}, r"one \[Hkv, V\] in all branches"),
         ({6: lambda k: k[:, 1:]}, {}, "window.*key length"),
         ({}, {"cu_seqlens": packed(4, 5)}, "B = 1"),
-        ({}, {"backend": "triton"}, "unknown backend 'triton'"),
+        ({}, {"backend": "flash"}, "unknown backend 'flash'"),
     ],
 )
 def test_errors_name_what_is_wrong(change, options, message):

@@ -6,17 +6,50 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.nsa_attention.blocks import Sizes, nsa_blocks
 from kernels.ops.nsa_attention.reference import nsa_attention_reference
 from kernels.ops.nsa_attention.torch_ops import nsa_attention_torch
 
 __all__ = ["nsa_attention", "nsa_blocks"]
 
+Pair = tuple[Tensor, Tensor]
+
+MOST_SELECTED = 256
+"""The longest list of blocks that the kernel keeps while it chooses."""
+
+
+def _refuses(
+    q: Tensor,
+    compressed: Pair,
+    selected: Pair,
+    sliding: Pair,
+    gates: Tensor,
+    *,
+    q_rotated: Tensor,
+    sizes: Sizes,
+    **_options,
+) -> str | None:
+    if sizes.n_select > MOST_SELECTED:
+        return f"chooses at most {MOST_SELECTED} blocks, got n_select={sizes.n_select}"
+    widths = (q.shape[3], selected[1].shape[3])
+    return refusal(q, q_rotated, *compressed, *selected, *sliding, gates, widths=widths)
+
+
+def _suits(q: Tensor, *_args, **_options) -> bool:
+    """A decoding step reads views of caches, which the kernels would copy whole."""
+    return on_cuda(q) and q.shape[1] > 1
+
+
 OPERATION = Operation("nsa_attention")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.nsa_attention.triton_ops", "nsa_attention_triton"),
+    refuses=_refuses,
+    suits=_suits,
+)
 OPERATION.register("torch", nsa_attention_torch, suits=always)
 OPERATION.register("reference", nsa_attention_reference, suits=not_unasked)
-
-Pair = tuple[Tensor, Tensor]
 
 
 def nsa_attention(
@@ -57,7 +90,8 @@ def nsa_attention(
     q_rotated   None, or [B, Tq, H, K]: the query of selection and window, where positions are rotated
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk): blocks start anew in each
-    backend     auto, torch (blocks of queries; tiles of queries by block), reference (Tq × Tk memory)
+    backend     auto, triton (what auto takes on a GPU for more than one query), torch (blocks of queries; tiles of
+                queries by block), reference (Tq × Tk memory)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Memory is linear in T; work a query T/d + n·l' + w scores a head. First order

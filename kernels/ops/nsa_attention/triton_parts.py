@@ -1,0 +1,77 @@
+"""Device functions that the kernels of all three branches use, and the sizes of their tiles."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE_BYTES = 32 * 1024
+"""Of one operand in shared memory; a program holds about four."""
+
+
+@triton.jit
+def load_rows(base, row, inside, WIDTH: tl.constexpr, BW: tl.constexpr):
+    """Rows [len(row), BW] of a matrix of this width, zeros where not inside; row is int64."""
+    channel = tl.arange(0, BW)
+    mask = inside[:, None] & (channel < WIDTH)[None]
+    return tl.load(base + row[:, None] * WIDTH + channel[None], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_rows(base, row, inside, value, WIDTH: tl.constexpr, BW: tl.constexpr):
+    """`load_rows` the other way."""
+    channel = tl.arange(0, BW)
+    mask = inside[:, None] & (channel < WIDTH)[None]
+    tl.store(base + row[:, None] * WIDTH + channel[None], value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_gradient(do, gates, row, inside, BRANCH: tl.constexpr, WIDTH: tl.constexpr, BW: tl.constexpr):
+    """g ⊙ do: the gradient of one branch's output, in the dtype of do."""
+    gate = tl.load(gates + row * 3 + BRANCH, mask=inside, other=0.0).to(tl.float32)
+    value = load_rows(do, row, inside, WIDTH, BW).to(tl.float32)
+    return (value * gate[:, None]).to(do.dtype.element_ty)
+
+
+@triton.jit
+def product(a, b):
+    """a·bᵀ in fp32."""
+    return tl.dot(a, tl.trans(b), input_precision="ieee")
+
+
+@triton.jit
+def in_base_2(scale):
+    """scale · log2 e: with it exp2 is what exp is without."""
+    return scale * 1.4426950408889634
+
+
+@triton.jit
+def absorb(scores, values, top, total, out):
+    """One tile of keys into the running softmax: scores [R, C] to base 2, −inf where hidden; values [C, V]."""
+    highest = tl.maximum(top, tl.max(scores, axis=1))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
+    weights = tl.exp2(scores - shift[:, None])
+    less = tl.exp2(top - shift)
+    total = total * less + tl.sum(weights, axis=1)
+    out = out * less[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+    return highest, total, out
+
+
+@triton.jit
+def finish(top, total, out):
+    """The softmax's rows and log-sum-exps (to base 2), 0 and 0 of a row that saw nothing."""
+    seen = total > 0
+    whole = tl.where(seen, total, 1.0)
+    return out / whole[:, None], tl.where(seen, top, 0.0) + tl.log2(whole)
+
+
+def padded(width: int) -> int:
+    """Columns of a tile for rows of this width."""
+    return max(16, triton.next_power_of_2(width))
+
+
+def fitting(rows: int, *tensors: Tensor) -> int:
+    """At most so many rows a tile, a power of two ≥ 16, fewer where those of the tensors are long."""
+    longest = max(padded(x.shape[-1]) * x.element_size() for x in tensors)
+    return max(16, min(rows, TILE_BYTES // longest))
