@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.launch import refusal
 
 MAX_STREAMS = 8
-"""The most streams that Triton kernels take: products of all their pairs are unrolled."""
+"""The largest n of Triton kernels: products of all pairs of streams are unrolled."""
 
 
 def check_matrices(name: str, raw: Tensor) -> None:
@@ -31,7 +31,7 @@ def check_streams(name: str, streams: Tensor, **wanted: tuple[Tensor, Sequence[i
 
 
 def refuses_streams(n: int, *tensors: Tensor) -> str | None:
-    """Why Triton kernels cannot take these tensors of n streams; None if they can."""
+    """Why Triton kernels cannot take these tensors of n streams or n×n matrices; None if they can."""
     if n > MAX_STREAMS:
-        return f"needs at most {MAX_STREAMS} streams, got {n}"
+        return f"needs n of at most {MAX_STREAMS}, got {n}"
     return refusal(*tensors)
