@@ -88,7 +88,7 @@ def _rms_linear_backward(
 
 _TILES = [
     triton.Config({"BT": tokens, "BK": width}, num_warps=warps, num_stages=stages)
-    for tokens, width, warps, stages in ((64, 64, 4, 3), (32, 128, 4, 3), (64, 128, 4, 2), (128, 64, 8, 3))
+    for tokens, width, warps, stages in ((64, 64, 4, 3), (64, 32, 4, 4), (128, 64, 8, 3), (32, 64, 4, 3))
 ]
 _forward_tuned = Tuned(_rms_linear_forward, _TILES, ["K", "BN", "PRECISION"])
 _backward_tuned = Tuned(_rms_linear_backward, _TILES, ["K", "BN", "PRECISION"])
