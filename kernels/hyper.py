@@ -6,6 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from kernels.launch import refusal
+
+MAX_STREAMS = 8
+"""The largest n of Triton kernels: products of all pairs of streams are unrolled."""
+
 
 def check_matrices(name: str, raw: Tensor) -> None:
     """Raise ValueError unless raw holds square matrices [..., n, n] of floating numbers."""
@@ -23,3 +28,10 @@ def check_streams(name: str, streams: Tensor, **wanted: tuple[Tensor, Sequence[i
                 f"{name} with streams {tuple(streams.shape)} needs {what} {tuple(shape)}, "
                 f"got {tuple(tensor.shape)}"
             )
+
+
+def refuses_streams(n: int, *tensors: Tensor) -> str | None:
+    """Why Triton kernels cannot take these tensors of n streams or n×n matrices; None if they can."""
+    if n > MAX_STREAMS:
+        return f"needs n of at most {MAX_STREAMS}, got {n}"
+    return refusal(*tensors)

@@ -74,14 +74,16 @@ def test_timeline_attention(cu_seqlens, backend):
     assert_within_limits(got, wanted)
 
 
-def test_auto_takes_the_fused_kernel_for_packed_and_timelines():
+def test_auto_takes_fused_kernels_for_packed_and_timelines():
     q, k, v = inputs_of({"batch": 1, "time": 32})
     cu = packed(12, 20).cuda()
     assert attention_op.OPERATION.choose("auto", q, k, v, cu_seqlens=cu).name == "varlen"
     assert attention_op.OPERATION.choose("auto", q, k, v).name == "torch"
     assignment = torch.zeros(1, 32, 4, dtype=torch.long, device="cuda")
-    assert timeline_op.OPERATION.choose("auto", q, k, v, assignment).name == "varlen"
-    assert timeline_op.OPERATION.choose("auto", q.float(), k.float(), v.float(), assignment).name == "torch"
+    assert timeline_op.OPERATION.choose("auto", q, k, v, assignment).name == "triton"
+    assert (
+        timeline_op.OPERATION.choose("auto", q.double(), k.double(), v.double(), assignment).name == "torch"
+    )
 
 
 def test_noise_is_the_same_as_on_a_cpu():

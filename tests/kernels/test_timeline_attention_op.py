@@ -137,7 +137,7 @@ def test_compiles_in_one_graph(cu_seqlens):
         (lambda a: (a[..., :2], {}), r"\(2, 5, 4\), got \(2, 5, 2\)"),
         (lambda a: (a.float(), {}), "integer assignment.*float32"),
         (lambda a: (a, {"n_timelines": 0}), "n_timelines ≥ 1"),
-        (lambda a: (a, {"backend": "triton"}), "unknown backend 'triton'"),
+        (lambda a: (a, {"backend": "sorted"}), "unknown backend 'sorted'"),
         (lambda a: (a + 6, {"backend": "reference"}), r"assignment must lie in \[0, 6\), got 6 … 11"),
     ],
 )

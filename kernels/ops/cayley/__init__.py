@@ -5,13 +5,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.hyper import check_matrices
+from kernels.hyper import check_matrices, refuses_streams
+from kernels.launch import lazily, on_cuda
 from kernels.ops.cayley.reference import cayley_reference
 from kernels.ops.cayley.torch_ops import cayley_torch
 
 __all__ = ["cayley"]
 
+
+def _refuses(raw: Tensor, **_options) -> str | None:
+    return refuses_streams(raw.shape[-1], raw)
+
+
 OPERATION = Operation("cayley")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.cayley.triton_ops", "cayley_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", cayley_torch, suits=always)
 OPERATION.register("reference", cayley_reference, suits=not_unasked)
 
@@ -22,7 +34,8 @@ def cayley(raw: Tensor, *, backend: str = "auto") -> Tensor:
         A = (raw − rawᵀ) / 2,     Q = (I − A)·(I + A)⁻¹
 
     raw      [..., n, n], any floating dtype; only its skew part has an effect or a gradient
-    backend  auto, torch (closed form for n ≤ 4 except 3, else a solve), reference (the solve)
+    backend  auto, triton (what auto takes on a GPU; n ≤ 8), torch (closed form for n ≤ 4
+             except 3, else a solve), reference (the solve)
     returns  [..., n, n] in at least fp32: QᵀQ = I, det Q = 1, every singular value 1, cayley(0) = I, and no
              eigenvalue −1, which no finite A reaches. In fp32 |raw| must stay below 1e9
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.hyper import check_streams
+from kernels.hyper import check_streams, refuses_streams
+from kernels.launch import lazily, on_cuda
 from kernels.ops.hyper_post.reference import hyper_post_reference
 from kernels.ops.hyper_post.torch_ops import hyper_post_torch
 
 __all__ = ["hyper_post"]
 
+
+def _refuses(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, **_options) -> str | None:
+    return refuses_streams(streams.shape[-2], streams, z, h_res, h_post)
+
+
 OPERATION = Operation("hyper_post")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.hyper_post.triton_ops", "hyper_post_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", hyper_post_torch, suits=always)
 OPERATION.register("reference", hyper_post_reference, suits=not_unasked)
 
@@ -25,7 +37,7 @@ def hyper_post(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, *, bac
     z        [B, T, D], the sub-block's output
     h_res    [B, T, n, n], or [n, n] for all tokens
     h_post   [B, T, n]
-    backend  auto, torch, reference
+    backend  auto, triton (what auto takes on a GPU; at most 8 streams), torch, reference
     returns  [B, T, n, D] in the streams' dtype, computed in at least fp32 whatever autocast says
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.

@@ -5,13 +5,25 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.hyper import check_streams
+from kernels.hyper import check_streams, refuses_streams
+from kernels.launch import lazily, on_cuda
 from kernels.ops.hyper_pre.reference import hyper_pre_reference
 from kernels.ops.hyper_pre.torch_ops import hyper_pre_torch
 
 __all__ = ["hyper_pre"]
 
+
+def _refuses(streams: Tensor, h_pre: Tensor, **_options) -> str | None:
+    return refuses_streams(streams.shape[-2], streams, h_pre)
+
+
 OPERATION = Operation("hyper_pre")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.hyper_pre.triton_ops", "hyper_pre_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 OPERATION.register("torch", hyper_pre_torch, suits=always)
 OPERATION.register("reference", hyper_pre_reference, suits=not_unasked)
 
@@ -23,7 +35,7 @@ def hyper_pre(streams: Tensor, h_pre: Tensor, *, backend: str = "auto") -> Tenso
 
     streams  [B, T, n, D], x; any floating dtype
     h_pre    [B, T, n] coefficients of every token
-    backend  auto, torch, reference
+    backend  auto, triton (what auto takes on a GPU; at most 8 streams), torch, reference
     returns  [B, T, D] in the streams' dtype, computed in at least fp32 whatever autocast says
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.

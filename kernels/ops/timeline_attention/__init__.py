@@ -6,6 +6,7 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
+from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.timeline_attention.packed import register_packed
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
 from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
@@ -13,7 +14,22 @@ from kernels.plugins import flash, varlen
 
 __all__ = ["timeline_attention"]
 
+
+def _refuses(
+    q: Tensor, k: Tensor, v: Tensor, assignment: Tensor, *, rope_base: float | None = None, **_options
+) -> str | None:
+    if rope_base is not None and q.shape[-1] % 2:
+        return f"needs an even width to rotate, got {q.shape[-1]}"
+    return refusal(q, k, v, widths=(q.shape[-1], v.shape[-1]))
+
+
 OPERATION = Operation("timeline_attention")
+OPERATION.register(
+    "triton",
+    lazily("kernels.ops.timeline_attention.triton_ops", "timeline_attention_triton"),
+    refuses=_refuses,
+    suits=on_cuda,
+)
 register_packed(OPERATION, "varlen", varlen, suits=always)
 OPERATION.register("torch", timeline_attention_torch, suits=always)
 register_packed(OPERATION, "flash_attn", flash, suits=not_unasked)
@@ -44,7 +60,9 @@ def timeline_attention(
                 token there; counted anew in every sequence); None: no rotation
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1)
-    backend     auto, torch, varlen (CUDA, 16 bit), flash_attn (if installed), reference (T × T memory)
+    backend     auto, triton (what auto takes on a GPU: kernels sort, rotate and put back around the attention
+                of varlen, flash_attn or torch, whichever takes the call first), torch, varlen (CUDA, 16 bit),
+                flash_attn (if installed), reference (T × T memory)
     returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
 
     Balanced timelines cost T²/n_timelines score entries a head, in memory linear in T.

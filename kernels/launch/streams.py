@@ -1,0 +1,84 @@
+"""Device functions for residual streams [B, T, n, D] and their coefficients: n rows a token, in tuples.
+
+n is a compile-time number, so that a tuple is n tiles of one layout: nothing moves between threads except in sums
+over channels. A program owns its tokens and loops over their channels, which keeps such sums in one fixed order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def token_tile(TOKENS, BT: tl.constexpr):
+    """The program's tokens [BT], and which of them exist."""
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    return token, token < TOKENS
+
+
+@triton.jit
+def channel_tile(start, there, D, BD: tl.constexpr):
+    """Channels [BD] from start on, and the mask [BT, BD] of those that exist."""
+    channel = start + tl.arange(0, BD)
+    return channel, there[:, None] & (channel < D)[None]
+
+
+@triton.jit
+def load_rows(x, token, channel, mask, D, N: tl.constexpr):
+    """N tiles [BT, BD] in fp32, of x [M, N, D]."""
+    rows = ()
+    for i in tl.static_range(N):
+        row = tl.load(x + ((token * N + i) * D)[:, None] + channel[None], mask=mask, other=0.0)
+        rows += (row.to(tl.float32),)
+    return rows
+
+
+@triton.jit
+def store_row(x, row, i, token, channel, mask, D, N: tl.constexpr):
+    """Row i of x [M, N, D]."""
+    tl.store(x + ((token * N + i) * D)[:, None] + channel[None], row.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_numbers(h, token, there, N: tl.constexpr):
+    """N vectors [BT] in fp32, of h [M, N]."""
+    numbers = ()
+    for i in tl.static_range(N):
+        numbers += (tl.load(h + token * N + i, mask=there, other=0.0).to(tl.float32),)
+    return numbers
+
+
+@triton.jit
+def store_numbers(h, numbers, token, there, N: tl.constexpr):
+    """h [M, N]."""
+    for i in tl.static_range(N):
+        tl.store(h + token * N + i, numbers[i].to(h.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def zero_numbers(token, N: tl.constexpr):
+    """N vectors [BT] of zeros, to be summed into."""
+    numbers = ()
+    for _ in tl.static_range(N):
+        numbers += (tl.zeros((token.shape[0],), tl.float32),)
+    return numbers
+
+
+@triton.jit
+def weighted_sum(weights, rows, N: tl.constexpr):
+    """Σ_i weights_i·rows_i [BT, BD]."""
+    total = weights[0][:, None] * rows[0]
+    for i in tl.static_range(1, N):
+        total += weights[i][:, None] * rows[i]
+    return total
+
+
+@triton.jit
+def add_products(numbers, rows, others, N: tl.constexpr, OTHERS: tl.constexpr):
+    """numbers_(i·OTHERS + j) + rows_i·others_j, the products summed over the tile's channels."""
+    added = ()
+    for i in tl.static_range(N):
+        for j in tl.static_range(OTHERS):
+            added += (numbers[i * OTHERS + j] + tl.sum(rows[i] * others[j], axis=1),)
+    return added

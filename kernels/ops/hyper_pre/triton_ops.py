@@ -1,0 +1,90 @@
+"""What a sub-block reads, in one pass over the streams each way.
+
+A program owns BT tokens and goes over their channels.
+
+    forward   y = Σ_i h_i·x_i; saved: the inputs alone
+    backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.launch.streams import (
+    add_products,
+    channel_tile,
+    load_numbers,
+    load_rows,
+    store_numbers,
+    store_row,
+    token_tile,
+    weighted_sum,
+    zero_numbers,
+)
+from kernels.launch.tuning import Tuned
+
+
+@triton.jit
+def _pre_forward(x, h, y, TOKENS, D, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    token, there = token_tile(TOKENS, BT)
+    weights = load_numbers(h, token, there, N)
+    for start in range(0, D, BD):
+        channel, mask = channel_tile(start, there, D, BD)
+        read = weighted_sum(weights, load_rows(x, token, channel, mask, D, N), N)
+        store_row(y, read, 0, token, channel, mask, D, 1)
+
+
+@triton.jit
+def _pre_backward(x, h, dy, dx, dh, TOKENS, D, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    token, there = token_tile(TOKENS, BT)
+    weights = load_numbers(h, token, there, N)
+    sums = zero_numbers(token, N)
+    for start in range(0, D, BD):
+        channel, mask = channel_tile(start, there, D, BD)
+        gradient = load_rows(dy, token, channel, mask, D, 1)
+        sums = add_products(sums, load_rows(x, token, channel, mask, D, N), gradient, N, 1)
+        for i in tl.static_range(N):
+            store_row(dx, weights[i][:, None] * gradient[0], i, token, channel, mask, D, N)
+    store_numbers(dh, sums, token, there, N)
+
+
+# As many tokens as warps, so that a sum over channels stays within a warp.
+_TILES = [
+    triton.Config({"BT": tokens, "BD": width}, num_warps=tokens)
+    for tokens, width in ((4, 256), (4, 512), (2, 512), (8, 256), (1, 1024), (4, 64))
+]
+_forward_tuned = Tuned(_pre_forward, _TILES, ["D", "N"])
+_backward_tuned = Tuned(_pre_backward, _TILES, ["D", "N"])
+
+
+class _HyperPre(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, h):
+        x, h = x.contiguous(), h.contiguous()
+        batch, time, n, width = x.shape
+        y = x.new_empty(batch, time, width)
+        _forward_tuned[_grid(batch * time)](x, h, y, batch * time, width, N=n)
+        ctx.save_for_backward(x, h)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, h = ctx.saved_tensors
+        batch, time, n, width = x.shape
+        dx, dh = torch.empty_like(x), torch.empty_like(h)
+        _backward_tuned[_grid(batch * time)](x, h, dy.contiguous(), dx, dh, batch * time, width, N=n)
+        return dx, dh
+
+
+def _grid(tokens: int):
+    return lambda meta: (triton.cdiv(tokens, meta["BT"]),)
+
+
+def hyper_pre_triton(streams: Tensor, h_pre: Tensor) -> Tensor:
+    """`kernels.hyper_pre` on a GPU: memory-bound, each input read once forward and once backward."""
+    return _HyperPre.apply(streams, h_pre)

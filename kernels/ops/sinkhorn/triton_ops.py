@@ -1,0 +1,132 @@
+"""Sinkhorn-Knopp in registers, one program for many matrices.
+
+In log space the matrix after t iterations is log M_ij = raw_ij − u_i − v_j, and an iteration is
+
+    v_j = log Σ_i exp(raw_ij − u_i)   (columns),      u_i = log Σ_j exp(raw_ij − v_j)   (rows)
+
+so that n numbers u, 0 at first, are a matrix's whole state: any finite raw, and nothing adds up over iterations.
+
+    forward   saved: raw and the result
+    backward  the forward runs again and writes every u; walking back, v is recomputed, and both steps are
+              undone as softmaxes: d ← d − S_rows·Σ_j d,  d ← d − S_columns·Σ_i d, from d = M ⊙ M̄
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.launch.matrices import matrix_tile
+from kernels.launch.tuning import Tuned
+
+
+@triton.jit
+def _load_raw(raw, place, row, column, mask, SIZE: tl.constexpr):
+    """raw [BM, N, N]; what pads it stays a matrix of its own, which no entry of raw sees."""
+    apart = (row < SIZE) != (column < SIZE)
+    return tl.where(apart, -float("inf"), tl.load(raw + place, mask=mask, other=0.0).to(tl.float32))
+
+
+@triton.jit
+def _log_sum(x, axis: tl.constexpr):
+    """log Σ exp x over an axis."""
+    top = tl.max(x, axis=axis)
+    return top + tl.log(tl.sum(tl.exp(x - tl.expand_dims(top, axis)), axis=axis))
+
+
+@triton.jit
+def _state(states, first, SIZE: tl.constexpr, N: tl.constexpr, MATRICES):
+    """Where a state u [BM, N] stands among [MATRICES, SIZE], and which of it exist."""
+    matrix = tl.reshape(first // (SIZE * SIZE), (first.shape[0], 1))
+    row = tl.arange(0, N)[None]
+    return states + matrix * SIZE + row, (matrix < MATRICES) & (row < SIZE)
+
+
+@triton.jit
+def _sinkhorn_forward(
+    raw, out, states, MATRICES, ITERS, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr
+):  # fmt: skip
+    """out [MATRICES, SIZE, SIZE] and states [ITERS + 1, MATRICES, SIZE], as far as they are wanted."""
+    first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
+    place = first + row * SIZE + column
+    logs = _load_raw(raw, place, row, column, mask, SIZE)
+    u, v = tl.zeros((BM, N), tl.float32), tl.zeros((BM, N), tl.float32)
+    if states is not None:
+        slot, known = _state(states, first, SIZE, N, MATRICES)
+        tl.store(slot, u, mask=known)
+    for _ in range(ITERS):
+        v = _log_sum(logs - u[:, :, None], 1)
+        u = _log_sum(logs - v[:, None, :], 2)
+        if states is not None:
+            slot += MATRICES * SIZE
+            tl.store(slot, u, mask=known)
+    if out is not None:
+        tl.store(out + place, tl.exp(logs - v[:, None, :] - u[:, :, None]), mask=mask)
+
+
+@triton.jit
+def _sinkhorn_backward(
+    raw, out, dout, draw, last, MATRICES, ITERS, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr
+):  # fmt: skip
+    """draw, from the states up to the last [MATRICES, SIZE]."""
+    first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
+    place = first + row * SIZE + column
+    logs = _load_raw(raw, place, row, column, mask, SIZE)
+    d = tl.load(dout + place, mask=mask, other=0.0) * tl.load(out + place, mask=mask, other=0.0)
+    slot, known = _state(last, first, SIZE, N, MATRICES)
+    after = tl.load(slot, mask=known, other=0.0)
+    for _ in range(ITERS):
+        slot -= MATRICES * SIZE
+        before = tl.load(slot, mask=known, other=0.0)
+        v = _log_sum(logs - before[:, :, None], 1)
+        columns = logs - v[:, None, :]
+        d -= tl.exp(columns - after[:, :, None]) * tl.sum(d, axis=2)[:, :, None]
+        d -= tl.exp(columns - before[:, :, None]) * tl.sum(d, axis=1)[:, None, :]
+        after = before
+    tl.store(draw + place, d.to(draw.dtype.element_ty), mask=mask)
+
+
+_TILES = [
+    triton.Config({"BM": many}, num_warps=warps) for many, warps in ((64, 4), (32, 4), (32, 1), (256, 8))
+]
+_forward_tuned = Tuned(_sinkhorn_forward, _TILES, ["SIZE", "ITERS"])
+_backward_tuned = Tuned(_sinkhorn_backward, _TILES, ["SIZE", "ITERS"])
+
+
+class _Sinkhorn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, raw, iters):
+        raw = raw.contiguous()
+        out = torch.empty_like(raw, dtype=torch.float32)
+        _forward_tuned[_grid](raw, out, None, **_sizes(raw, iters))
+        ctx.save_for_backward(raw, out)
+        ctx.iters = iters
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        raw, out = ctx.saved_tensors
+        sizes, draw = _sizes(raw, ctx.iters), torch.empty_like(raw)
+        shape = (ctx.iters + 1, sizes["MATRICES"], sizes["SIZE"])
+        states = torch.empty(shape, dtype=torch.float32, device=raw.device)
+        _forward_tuned[_grid](raw, None, states, **sizes)
+        _backward_tuned[_grid](raw, out, dout.contiguous(), draw, states[-1], **sizes)
+        return draw, None
+
+
+def _sizes(raw: Tensor, iters: int) -> dict[str, int]:
+    n = raw.shape[-1]
+    return {"MATRICES": raw.numel() // n**2, "ITERS": iters, "SIZE": n, "N": triton.next_power_of_2(n)}
+
+
+def _grid(meta: dict) -> tuple[int]:
+    return (triton.cdiv(meta["MATRICES"], meta["BM"]),)
+
+
+def sinkhorn_triton(raw: Tensor, *, iters: int) -> Tensor:
+    """`kernels.sinkhorn` on a GPU: a matrix is read once and written once, its iterations stay in registers."""
+    return _Sinkhorn.apply(raw, iters)

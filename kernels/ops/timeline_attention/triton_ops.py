@@ -1,0 +1,223 @@
+"""Timeline attention with its routing in two passes: tokens are sorted and rotated in one, put back in another.
+
+    sort      PyTorch's, of integers: which token stands where, and its position inside its timeline
+    gather    a program has BM places of the sorted axis, reads q, k and v of the tokens that stand there, rotates
+              q and k by their positions and writes all three; angles are computed once for both
+    attend    over segments, by the best kernel that takes the call
+    put back  every token's output from its place; its backward is the same kernel with the inverse order
+
+The gather's backward goes by tokens: a KV head's gradients, turned back, are summed over the query heads that share
+it in the order of the heads, so that nothing is added atomically.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.launch.tuning import Tuned
+from kernels.ops.timeline_attention.sort import Timelines, sort_timelines
+from kernels.plugins import flash, varlen
+from kernels.segments import segment_attention
+
+
+@triton.jit
+def _load_rows(x, row, known, WIDTH, BW: tl.constexpr):
+    """Rows [BM, BW] of x [..., WIDTH]."""
+    channel = tl.arange(0, BW)
+    mask = known[:, None] & (channel < WIDTH)[None]
+    return tl.load(x + row[:, None] * WIDTH + channel[None], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_rows(x, rows, row, known, WIDTH, BW: tl.constexpr):
+    channel = tl.arange(0, BW)
+    mask = known[:, None] & (channel < WIDTH)[None]
+    tl.store(x + row[:, None] * WIDTH + channel[None], rows.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _angles(positions, frequencies, flat, known, WIDTH, BW: tl.constexpr):
+    """cos and sin [BM, BW/2] of position · frequency."""
+    pair = tl.arange(0, BW // 2)
+    position = tl.load(positions + flat, mask=known, other=0).to(tl.float32)
+    frequency = tl.load(frequencies + pair, mask=pair < WIDTH // 2, other=0.0)
+    angle = position[:, None] * frequency[None]
+    return tl.cos(angle), tl.sin(angle)
+
+
+@triton.jit
+def _turned(rows, cos, sin):
+    """Rows [BM, BW] in fp32 with their adjacent pairs turned."""
+    pairs = tl.reshape(rows.to(tl.float32), (rows.shape[0], rows.shape[1] // 2, 2))
+    even, odd = tl.split(pairs)
+    return tl.interleave(even * cos - odd * sin, even * sin + odd * cos)
+
+
+@triton.jit
+def _timeline_gather(
+    q, k, v, q_there, k_there, v_there, order, positions, frequencies, PLACES, K, V,
+    GROUP: tl.constexpr, ROPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """q, k, v at the places [PLACES] of the sorted axis; KV row ⌊f/GROUP⌋ belongs to query row f."""
+    place = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    known = place < PLACES
+    flat = tl.load(order + place, mask=known, other=0)
+    queries = _load_rows(q, flat, known, K, BK)
+    keys = _load_rows(k, flat // GROUP, known, K, BK)
+    if ROPE:
+        cos, sin = _angles(positions, frequencies, flat, known, K, BK)
+        queries, keys = _turned(queries, cos, sin), _turned(keys, cos, sin)
+    _store_rows(q_there, queries, place, known, K, BK)
+    _store_rows(k_there, keys, place, known, K, BK)
+    _store_rows(v_there, _load_rows(v, flat // GROUP, known, V, BV), place, known, V, BV)
+
+
+@triton.jit
+def _timeline_gather_backward(
+    dq_there, dk_there, dv_there, dq, dk, dv, places, positions, frequencies, ROWS, K, V,
+    GROUP: tl.constexpr, ROPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """dq, dk, dv of KV rows [ROWS] and of the query rows that share each of them."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    known = row < ROWS
+    keys, values = tl.zeros((BM, BK), tl.float32), tl.zeros((BM, BV), tl.float32)
+    for member in tl.static_range(GROUP):
+        flat = row * GROUP + member
+        place = tl.load(places + flat, mask=known, other=0)
+        query = _load_rows(dq_there, place, known, K, BK).to(tl.float32)
+        key = _load_rows(dk_there, place, known, K, BK).to(tl.float32)
+        if ROPE:
+            cos, sin = _angles(positions, frequencies, flat, known, K, BK)
+            query, key = _turned(query, cos, -sin), _turned(key, cos, -sin)
+        _store_rows(dq, query, flat, known, K, BK)
+        keys += key
+        values += _load_rows(dv_there, place, known, V, BV)
+    _store_rows(dk, keys, row, known, K, BK)
+    _store_rows(dv, values, row, known, V, BV)
+
+
+@triton.jit
+def _timeline_rows(x, y, index, ROWS, WIDTH, BW: tl.constexpr, BM: tl.constexpr):
+    """y_r = x at index_r, for rows r."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    known = row < ROWS
+    source = tl.load(index + row, mask=known, other=0)
+    _store_rows(y, _load_rows(x, source, known, WIDTH, BW), row, known, WIDTH, BW)
+
+
+_TILES = [triton.Config({"BM": rows}, num_warps=warps) for rows, warps in ((32, 4), (16, 4), (64, 4), (8, 1))]
+_gather_tuned = Tuned(_timeline_gather, _TILES, ["K", "V", "GROUP", "ROPE"])
+_gather_backward_tuned = Tuned(_timeline_gather_backward, _TILES, ["K", "V", "GROUP", "ROPE"])
+_rows_tuned = Tuned(_timeline_rows, _TILES, ["WIDTH"])
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, timelines, base):
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        places = len(timelines.order)
+        there = [x.new_empty(places, 1, x.shape[-1]) for x in (q, k, v)]
+        ctx.turn = (timelines.positions, _frequencies(q.shape[-1], base, q.device))
+        ctx.places, ctx.shapes, ctx.sizes = (
+            timelines.places,
+            [x.shape for x in (q, k, v)],
+            _sizes(q, k, v, base),
+        )
+        _gather_tuned[lambda meta: (triton.cdiv(places, meta["BM"]),)](
+            q, k, v, *there, timelines.order, *ctx.turn, places, **ctx.sizes
+        )
+        return tuple(there)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *there):
+        there = [x.contiguous() for x in there]
+        found = [x.new_empty(shape) for x, shape in zip(there, ctx.shapes, strict=True)]
+        rows = len(ctx.places) // ctx.sizes["GROUP"]
+        _gather_backward_tuned[lambda meta: (triton.cdiv(rows, meta["BM"]),)](
+            *there, *found, ctx.places, *ctx.turn, rows, **ctx.sizes
+        )
+        return *found, None, None
+
+
+class _PutBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, there, timelines, shape):
+        ctx.order, ctx.shape = timelines.order, there.shape
+        return _moved(there, timelines.places, (*shape, there.shape[-1]))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return _moved(gradient, ctx.order, ctx.shape), None, None
+
+
+def _moved(x: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Rows of x [..., D] in the order of the index."""
+    moved = x.new_empty(shape)
+    width = x.shape[-1]
+    _rows_tuned[lambda meta: (triton.cdiv(len(index), meta["BM"]),)](
+        x.contiguous(), moved, index, len(index), width, BW=triton.next_power_of_2(width)
+    )
+    return moved
+
+
+def _sizes(q: Tensor, k: Tensor, v: Tensor, base: float | None) -> dict[str, int | bool]:
+    widths = {"K": q.shape[-1], "V": v.shape[-1]}
+    tiles = {f"B{name}": triton.next_power_of_2(width) for name, width in widths.items()}
+    return {**widths, **tiles, "GROUP": q.shape[2] // k.shape[2], "ROPE": base is not None}
+
+
+@functools.lru_cache(maxsize=64)
+def _frequencies(width: int, base: float | None, device: torch.device) -> Tensor | None:
+    """base^(−2i/width) for the pairs i, each rounded once."""
+    if base is None:
+        return None
+    return torch.tensor([base ** (-2 * i / width) for i in range(width // 2)], device=device)
+
+
+def gather(
+    q: Tensor, k: Tensor, v: Tensor, timelines: Timelines, base: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of every place of the sorted axis, [M, 1, D], q and k rotated if there is a base."""
+    return _Gather.apply(q, k, v, timelines, base)
+
+
+def put_back(there: Tensor, timelines: Timelines, shape: tuple[int, int, int]) -> Tensor:
+    """[M, 1, D] on the sorted axis -> [B, T, H, D]."""
+    return _PutBack.apply(there, timelines, shape)
+
+
+def timeline_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    assignment: Tensor,
+    *,
+    n_timelines: int,
+    rope_base: float | None,
+    scale: float | None,
+    cu_seqlens: Tensor | None,
+) -> Tensor:
+    """`kernels.timeline_attention` on a GPU: its routing reads and writes q, k, v and o once each way."""
+    timelines = sort_timelines(assignment, n_timelines, cu_seqlens)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    out = _attend(*gather(q, k, v, timelines, rope_base), timelines.cu_seqlens, scale, q.shape[1])
+    return put_back(out, timelines, tuple(q.shape[:3]))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float, longest: int) -> Tensor:
+    """[M, 1, V], by a fused kernel where one takes the call."""
+    for plugin in (varlen, flash):
+        if plugin.refuses(q, k, v) is None:
+            # Finding the longest timeline would wait for the GPU; T bounds it and costs only idle blocks.
+            return plugin.packed_attention(
+                q, k, v, cu, cu, longest, longest, causal=True, window=None, scale=scale
+            )
+    return segment_attention(q, k, v, cu, scale=scale)
