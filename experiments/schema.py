@@ -39,7 +39,9 @@ class TrainerConfig:
     stop after that many validations without improvement (null: never); compile: torch.compile; threads: CPU threads;
     max_minutes: pause after so long, to be resumed by the same command; progress: show a progress bar;
     keep_checkpoints: keep optimiser states after a run has completed; loggers: of "tensorboard", "wandb";
-    probe_every: measure what probes see (`probe.*`) every so many steps and at the last (null: never).
+    probe_every: measure what probes see (`probe.*`) every so many steps and at the last (null: never); recompute: what
+    the backward pass computes again to save memory, none, full (whole layers) or selective (residual arithmetic and
+    indexers, see zoo.recompute), in blocks of recompute_block layers (null: the best by count).
     """
 
     max_steps: int = 300
@@ -56,6 +58,8 @@ class TrainerConfig:
     max_minutes: float | None = None
     progress: bool = True
     keep_checkpoints: bool = True
+    recompute: str = "none"
+    recompute_block: int | None = None
     loggers: list[str] = field(default_factory=list)
 
 
