@@ -82,9 +82,9 @@ class _Measurement:
             self._remark("", "", "out of memory: the inputs alone do not fit")
             return self.rows
         forms = dict(self._forms(calls))
-        able = self._measure("forward", forms, calls, _forward)
+        able = self._measure("forward", forms, calls, forward)
         if self.case.backward:
-            self._measure("forward+backward", {name: forms[name] for name in able}, calls, _backward)
+            self._measure("forward+backward", {name: forms[name] for name in able}, calls, backward)
         del calls, forms
         gc.collect()
         if self.device.type == "cuda":
@@ -140,8 +140,8 @@ class _Measurement:
         except torch.OutOfMemoryError:
             self._remark(name, mode, "out of memory")
         except Exception as error:  # whatever a library raises: one that fails is a row, and the others go on
-            self._remark(name, mode, _reason(error))
-            if "CUDA error" in str(error) or "illegal memory access" in str(error):
+            self._remark(name, mode, tables.reason(error))
+            if tables.fatal(error):
                 raise tables.Crashed(f"{self.case.name}, {name}: {error}", self.rows) from error
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -179,19 +179,14 @@ class _Measurement:
         tqdm.write(tables.line(row))
 
 
-def _reason(error: Exception) -> str:
-    """In a line; of a backend that refuses, what it says."""
-    text = " ".join(str(error).split())
-    refused = text.partition("cannot serve this call: ")[2].partition("; those that can")[0]
-    return refused or f"{type(error).__name__}: {text}"[:200]
-
-
 @torch.no_grad()
-def _forward(form: Form, leaves: list[Tensor]) -> None:
+def forward(form: Form, leaves: list[Tensor]) -> None:
+    """One forward pass."""
     form()
 
 
-def _backward(form: Form, leaves: list[Tensor]) -> None:
+def backward(form: Form, leaves: list[Tensor]) -> None:
+    """One forward and backward pass: the gradients of the leaves, under gradients of ones."""
     outputs = [x for x in _flat(form()) if x.requires_grad]
     torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs], allow_unused=True)
 

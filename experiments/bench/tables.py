@@ -33,6 +33,7 @@ COLUMNS = [
     "ratio",
     "peer",
     "peak_memory_bytes",
+    "kept_bytes",
     "flops",
     "bytes",
     "roofline_milliseconds",
@@ -97,6 +98,18 @@ class Cell:
 
     names: dict[str, Any]
     measure: Callable[[], list[dict[str, Any]]]
+
+
+def reason(error: Exception) -> str:
+    """In a line why something could not be measured; of a backend that refuses, what it says."""
+    text = " ".join(str(error).split())
+    refused = text.partition("cannot serve this call: ")[2].partition("; those that can")[0]
+    return refused or f"{type(error).__name__}: {text}"[:200]
+
+
+def fatal(error: Exception) -> bool:
+    """Whether the GPU is of no more use to this process."""
+    return any(words in str(error) for words in ("CUDA error", "illegal memory access", "device-side assert"))
 
 
 class Crashed(RuntimeError):

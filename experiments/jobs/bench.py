@@ -13,7 +13,7 @@ from experiments.bench import roofline, tables
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
-SUITES = ("attention", "cpu", "harness", "kernels", "latency")
+SUITES = ("attention", "cpu", "harness", "kernels", "latency", "models", "recompute")
 
 
 def run(config: Config) -> None:

@@ -42,9 +42,9 @@ def test_every_case_is_a_call_that_works(case):
     calls = case.calls(case.length or LENGTH, 2 * (case.length or LENGTH), CPU, torch.float32)
     leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
     form = lambda: [call.run("torch") for call in calls]  # noqa: E731
-    suite._forward(form, leaves)
+    suite.forward(form, leaves)
     if case.backward:
-        suite._backward(form, leaves)
+        suite.backward(form, leaves)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
