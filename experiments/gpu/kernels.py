@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,52 +61,60 @@ def _pytest(file: Path, seconds: float, rehearse: bool) -> int | None:
 
 
 def tune(settings: Settings, out: Path | None = None) -> bool:
-    """Run every case's Triton form, and write what the autotuner chose into the table of launch configurations.
+    """Launch every case's Triton kernels, and write what the autotuner chose into the table of launch configurations.
 
-    A rehearsal writes into its own folder.
+    Forward and backward at each length by themselves, each once and for all. A rehearsal writes into its own folder.
     """
-    from experiments.bench.cases import CASES
     from kernels.launch import tuning
 
     out = out or (settings.folder / "tuned.toml" if settings.rehearse else tuning.TABLE)
+    out.parent.mkdir(parents=True, exist_ok=True)
     done = _Record(settings.folder / "tuned.json")
     deadline = time.monotonic() + settings.seconds * 0.7
     device = machine.pick(settings.config.device)
-    cases = ["short_conv"] if settings.rehearse else list(CASES)
-    for name in cases:
-        if done.has(name):
+    for name, length, way in _launches(settings.rehearse):
+        title = f"{name}, {length} tokens, {way}"
+        if done.has(title):
             continue
         if time.monotonic() > deadline:
             return False
-        lengths = [16] if settings.rehearse else LENGTHS
         with tuning.afresh():
-            said = [_launched(name, length, device) for length in lengths]
-        out.parent.mkdir(parents=True, exist_ok=True)
+            said = _launched(name, length, way, device)
         count = tuning.record(settings.device_name, out)
-        print(f"{name}: {said[0] or 'tuned'}; {count} entries in {out}", flush=True)
-        done.add(name, said)
+        print(f"{title}: {said}; {count} launch configurations so far in {out}", flush=True)
+        done.add(title, said)
     return True
 
 
-def _launched(name: str, length: int, device: torch.device) -> str | None:
-    """Launch the kernels of a case, forward and backward; why that was not possible, or None."""
-    from experiments.bench import kernels as suite
+def _launches(rehearse: bool) -> Iterator[tuple[str, int, str]]:
     from experiments.bench.cases import CASES
 
-    case = CASES[name]
-    length, dtype = case.length or length, torch.bfloat16 if device.type == "cuda" else torch.float32
+    for name, case in CASES.items():
+        if rehearse and name != "short_conv":
+            continue
+        lengths = (16,) if rehearse else LENGTHS if case.length is None else (case.length,)
+        for length in lengths:
+            for way in ("forward", "backward") if case.backward else ("forward",):
+                yield name, length, way
+
+
+def _launched(name: str, length: int, way: str, device: torch.device) -> str:
+    """Launch a case's kernels; says that they ran, or why not."""
+    from experiments.bench import kernels as suite
+    from experiments.bench import tables
+    from experiments.bench.cases import CASES
+
+    case, on_gpu = CASES[name], device.type == "cuda"
     try:
-        calls = case.calls(length, case.tokens if device.type == "cuda" else length, device, dtype)
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        calls = case.calls(length, case.tokens if on_gpu else length, device, dtype)
         leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
-        suite.forward(_triton(calls), leaves)
-        if case.backward:
-            suite.backward(_triton(calls), leaves)
-    except (
-        ValueError,
-        torch.OutOfMemoryError,
-    ) as error:  # no Triton form, or one that does not serve this call
-        return " ".join(str(error).split())[:200]
-    return None
+        getattr(suite, way)(_triton(calls), leaves)
+    except Exception as error:  # no Triton form, one that does not serve this call, or one that is broken
+        if tables.fatal(error):
+            raise
+        return tables.reason(error)
+    return "tuned"
 
 
 def _triton(calls: list[Any]) -> Callable[[], list[Any]]:

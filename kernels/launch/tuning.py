@@ -34,8 +34,8 @@ class Tuned:
 
     def __init__(self, kernel, configs: list[triton.Config], key: list[str]) -> None:
         self.kernel, self.configs, self.key = kernel, configs, key
-        # Of the operation's folder: several have a kernel _forward.
-        self.name = f"{kernel.fn.__module__.split('.')[-2]}.{kernel.fn.__name__}"
+        # Of the operation and its file: several have a kernel _forward.
+        self.name = ".".join([*kernel.fn.__module__.split(".")[-2:], kernel.fn.__name__])
         Tuned.all.append(self)
 
     def __getitem__(self, grid):

@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from zoo.errors import UserError
 @pytest.mark.slow
 def test_every_stage_runs_once_and_is_skipped_afterwards(lab: Lab):
     words = ["job=gpu", "gpu.rehearse=true"]
-    first = lab.run(*words)
+    first = lab.run(*words, timeout=600)
     assert first.status == 0, first.err
     folder = lab.results / "gpu-rehearsal"
     assert set(json.loads((folder / "stages.json").read_text())) == {
@@ -102,7 +103,7 @@ def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
     """What is chosen is written, read back and used, and other devices' sections stay."""
     path = tmp_path / "tuned.toml"
     path.write_text(
-        '["other GPU"."short_conv._forward"]\n"D=1,TAPS=2" = { BD = 8, num_warps = 1, num_stages = 2 }\n'
+        '["other GPU"."short_conv.triton_ops._forward"]\n"D=1,TAPS=2" = { BD = 8, num_warps = 1, num_stages = 2 }\n'
     )
     monkeypatch.setattr(tuning, "TABLE", path)
     monkeypatch.setattr(tuning.Tuned, "all", [_forward_tuned])
@@ -118,9 +119,9 @@ def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
     assert tuning.record("a GPU", path) == 1
     table = tuning._table("a GPU")
     ((key, config),) = table.items()
-    assert key == ("short_conv._forward", "D=768,TAPS=4")
+    assert key == ("short_conv.triton_ops._forward", "D=768,TAPS=4")
     assert (config.kwargs, config.num_warps, config.num_stages) == ({"BD": 128}, 8, 1)
-    assert ("short_conv._forward", "D=1,TAPS=2") in tuning._table("other GPU")
+    assert ("short_conv.triton_ops._forward", "D=1,TAPS=2") in tuning._table("other GPU")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     names = dict.fromkeys(tuned.kernel.arg_names) | {"D": 768, "TAPS": 4}
@@ -132,11 +133,18 @@ def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
 
 def test_tuning_launches_a_case_once(tmp_path, monkeypatch):
     launched = []
-    monkeypatch.setattr(stages, "_launched", lambda name, length, _: launched.append((name, length)))
+    monkeypatch.setattr(stages, "_launched", lambda *unit: launched.append(unit[:3]) or "tuned")
     assert stages.tune(settings_in(tmp_path))
     assert stages.tune(settings_in(tmp_path))
-    assert launched == [("short_conv", 16)]
+    assert launched == [("short_conv", 16, "forward"), ("short_conv", 16, "backward")]
     assert not (tmp_path / "gpu-rehearsal" / "tuned.toml").exists()  # the interpreter chooses nothing
+
+
+def test_a_launch_says_how_it_went(monkeypatch):
+    monkeypatch.setattr("kernels.ops.hyper_pre.OPERATION.choose", mock.Mock(side_effect=ValueError("no")))
+    cpu = torch.device("cpu")
+    assert stages._launched("short_conv", 16, "backward", cpu) == "tuned"
+    assert stages._launched("hyper_pre", 16, "forward", cpu) == "ValueError: no"
 
 
 def test_no_time_left_pauses_tuning(tmp_path):
