@@ -55,7 +55,7 @@ class Recompute:
         if self.mode == "full":
             return [_forgotten(layer) for layer in layers]
         length = self.block or block_length(streams, len(layers))
-        return [Block(_chain(layers[i : i + length])) for i in range(0, len(layers), length)]
+        return [_cheap_forgotten(_chain(layers[i : i + length])) for i in range(0, len(layers), length)]
 
 
 def block_length(streams: int, layers: int) -> int:
@@ -104,7 +104,8 @@ class _Again:
 
     replay: runs it once more, on kept inputs, and returns its outputs, at least one.
 
-    What was made again stays until the graph goes: a backward may ask for the same tensor twice.
+    Only the graph holds on to it, and it to nothing of the graph, so that memory is free as soon as the backward is
+    past. Until then what was made again stays: a backward may ask for the same tensor twice.
     """
 
     def __init__(self, replay: Callable[[], Sequence[Tensor]], like: Tensor) -> None:
@@ -143,28 +144,33 @@ class _Again:
         self.saved = dict(enumerate(again))
 
 
-class Block:
-    """Some layers whose cheap arithmetic is forgotten; `Context.memory` of their sub-blocks."""
+def _cheap_forgotten(run: Callable[[Tensor, Context], tuple[Tensor, list[Aux]]]) -> Callable:
+    """Some layers, of which what mixers and channel mixers do is kept, and nothing else."""
 
-    def __init__(self, run: Callable[[Tensor, Context], tuple[Tensor, list[Aux]]]) -> None:
-        self.run = run
-        self.kept: list[Tensor] = []
-
-    def __call__(self, x: Tensor, ctx: Context) -> tuple[Tensor, list[Aux]]:
-        start = _leaf(x)
+    def block(x: Tensor, ctx: Context) -> tuple[Tensor, list[Aux]]:
+        start, kept = _leaf(x), []
 
         def replay() -> list[Tensor]:
-            again = _Replay(self.kept)
-            self.run(start, dataclasses.replace(ctx, memory=again, repeated=True))
-            return again.read
+            second = _Replay(kept)
+            run(start, dataclasses.replace(ctx, memory=second, repeated=True))
+            return second.read
 
-        self.again = _Again(replay, x)
-        with self.again.forgetting():
-            return self.run(x, dataclasses.replace(ctx, memory=self))
+        again = _Again(replay, x)
+        with again.forgetting():
+            return run(x, dataclasses.replace(ctx, memory=_First(again, kept)))
+
+    return block
+
+
+class _First:
+    """`Context.memory` of the first time: mixers and channel mixers run, and their outputs are kept."""
+
+    def __init__(self, again: _Again, kept: list[Tensor]) -> None:
+        self.again, self.kept = again, kept
 
     def keep(self, function: Run, u: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
-        index, inside = len(self.kept), _Inside()
-        inside.follow(u, lambda: self.again.output(index))
+        index, again, inside = len(self.kept), self.again, _Inside()
+        inside.follow(u, lambda: again.output(index))
         with saved_tensors_hooks(inside.pack, inside.unpack):
             z, aux = function(u, dataclasses.replace(ctx, memory=inside))
         inside.followed.clear()

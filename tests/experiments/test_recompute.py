@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig
 from zoo.context import Context
 from zoo.experts import LoadBalance
-from zoo.recompute import MODES, Recompute, block_length
+from zoo.recompute import MODES, Recompute, _Again, block_length
 from zoo.schedule import set_step
 
 LIKE = ModelConfig(d_model=32, n_heads=2, depth=4)
@@ -112,6 +114,25 @@ def test_gradients_can_be_taken_twice():
 def bytes_of(model: LanguageModel, mode: str, block: int | None = None) -> int:
     model.recompute = Recompute(mode, block)
     return kept_bytes(lambda: loss_of(model))
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_memory_is_free_as_soon_as_the_backward_is_past(mode, monkeypatch):
+    """Without help from the garbage collector, which a GPU's memory would not wake."""
+    alive = weakref.WeakSet()
+    plain = _Again.__init__
+    monkeypatch.setattr(_Again, "__init__", lambda self, *given: (alive.add(self), plain(self, *given))[1])
+    model = model_of("orthgsa")
+    model.recompute = Recompute(mode)
+    gc.collect()
+    gc.disable()
+    try:
+        loss = loss_of(model)
+        assert len(alive) >= 4 if mode == "full" else len(alive) > 4  # every indexer's, too
+        loss.backward()
+        assert len(alive) == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("preset", ["orthgsa", "shc", "transformer"])

@@ -1,4 +1,4 @@
-"""PyTorch's own FlashAttention: full causal attention where ours is sparse, routed or along a path."""
+"""PyTorch's own FlashAttention: full causal attention where ours is sparse or routed."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def dense_inputs(calls: list[Call]) -> tuple[Tensor, Tensor, Tensor]:
     return (q, *v) if isinstance(k, tuple) and isinstance(v, tuple) else (q, k, v)
 
 
+# Not of path_attention: it attends to everything, too, and does more.
 ATTENTIONS = (
-    "path_attention",
     "sparse_attention",
     "sparse_attention with its indexer",
     "nsa_attention",
@@ -39,7 +39,7 @@ ATTENTIONS = (
 
 
 def dense(attend: Callable[[Tensor, Tensor, Tensor], Any]) -> dict[str, Make]:
-    """A dense attention as the peer of every case that is an attention."""
+    """A dense attention as the peer of every case that reads less than all of the past."""
 
     def make(calls: list[Call]) -> Callable[[], Any]:
         q, k, v = dense_inputs(calls)
