@@ -31,7 +31,35 @@ def publish(config) -> None:
         raise UserError(str(error)) from error
 
 
+def bench(config) -> None:
+    """job=bench: measure, then draw the table if it has many cases."""
+    from experiments.bench.tables import place
+    from experiments.jobs import JOBS
+
+    JOBS["bench"](config)
+    if not config.dry:
+        draw(place(config))
+
+
+def gpu(config) -> None:
+    """job=gpu: the stages, then figures of their tables."""
+    from experiments.gpu.settings import Settings
+    from experiments.jobs import JOBS
+
+    JOBS["gpu"](config)
+    for suite in ("kernels", "models"):
+        draw(Settings.of(config).published / f"{suite}.csv")
+
+
+def draw(table) -> None:
+    """Figures of a table of measurements, beside it."""
+    from analysis.benches import draw_table
+
+    for path in draw_table(table):
+        print(f"figure: {path}")
+
+
 if __name__ == "__main__":
     from experiments.cli import main
 
-    sys.exit(main(report=report, publish=publish))
+    sys.exit(main(report=report, publish=publish, bench=bench, gpu=gpu))

@@ -18,7 +18,7 @@ from experiments.probing.settings import check as check_probe
 from experiments.runs import RunFolder, digest
 from experiments.schema import Config
 from kernels.dispatch import registered_backends
-from zoo import cost, pattern, registry
+from zoo import cost, pattern, recompute, registry
 from zoo.errors import UserError, unknown
 from zoo.matching import match_parameters
 from zoo.model import LanguageModel, letters_of
@@ -66,6 +66,7 @@ def check(config: Config) -> None:
     _check_numbers(config)
     check_probe(config.probe)
     check_choices(config)
+    _check_compiled(config)
     _check_place(config)
     # Building without storage runs every module's own checks (heads that divide the width, say).
     meta_model(config)
@@ -102,7 +103,7 @@ def _fingerprint(config_json: str) -> str:
 
 
 def _identity(config: Config, letters: str) -> dict[str, Any]:
-    """What can change a run's result. Not in it: paths, devices, loggers, threads, how often things are written."""
+    """What can change a run's result. Not in it: paths, devices, loggers, threads, recomputing, how often rows come."""
     d, t = config.data, config.trainer
     recipe = {
         k: getattr(t, k)
@@ -134,6 +135,7 @@ def _check_numbers(config: Config) -> None:
         "trainer.probe_every": 1,
         "trainer.patience": 1,
         "trainer.threads": 1,
+        "trainer.recompute_block": 1,
         "optim.warmup_steps": 0,
         "sweep.workers": 1,
         "evaluate.stride": 1,
@@ -170,6 +172,7 @@ def check_choices(config: Config) -> None:
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
+        "trainer.recompute": (config.trainer.recompute, recompute.MODES),
         "model.backend": (config.model.backend, ("auto", *registered_backends())),
         **{
             f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
@@ -184,6 +187,14 @@ def check_choices(config: Config) -> None:
             raise unknown(key, value, known)
     if not config.name or any(c in config.name for c in "/\\") or config.name.startswith("."):
         raise UserError(f"name={config.name!r} must be one plain folder name, e.g. name=my_experiment")
+
+
+def _check_compiled(config: Config) -> None:
+    """A compiler decides by itself what to keep, and knows nothing of hooks."""
+    if config.trainer.compile and config.trainer.recompute != "none":
+        raise UserError(
+            f"trainer.recompute={config.trainer.recompute} does not go with trainer.compile=true; leave one of them out"
+        )
 
 
 def _check_place(config: Config) -> None:

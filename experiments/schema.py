@@ -39,7 +39,9 @@ class TrainerConfig:
     stop after that many validations without improvement (null: never); compile: torch.compile; threads: CPU threads;
     max_minutes: pause after so long, to be resumed by the same command; progress: show a progress bar;
     keep_checkpoints: keep optimiser states after a run has completed; loggers: of "tensorboard", "wandb";
-    probe_every: measure what probes see (`probe.*`) every so many steps and at the last (null: never).
+    probe_every: measure what probes see (`probe.*`) every so many steps and at the last (null: never); recompute: what
+    the backward pass computes again to save memory, none, full (whole layers) or selective (residual arithmetic and
+    indexers, see zoo.recompute), in blocks of recompute_block layers (null: the best by count).
     """
 
     max_steps: int = 300
@@ -56,6 +58,8 @@ class TrainerConfig:
     max_minutes: float | None = None
     progress: bool = True
     keep_checkpoints: bool = True
+    recompute: str = "none"
+    recompute_block: int | None = None
     loggers: list[str] = field(default_factory=list)
 
 
@@ -113,11 +117,14 @@ class CostConfig:
 
 @dataclass
 class BenchConfig:
-    """lengths: sequence lengths (null: the suite's own); repeats: timed repetitions after warm-up; pairs, steps: of
-    the harness suite; budget_s: skip the lengths left when a suite has taken so long; out: folder for tables (null:
-    results/bench)."""
+    """lengths: sequence lengths (null: the suite's own); tokens: of kernels and models, batch times length (null: the
+    suite's own); cases: of kernels, models and recompute, the names to measure, by their beginnings (null: all);
+    repeats: timed repetitions after warm-up; pairs, steps: of the harness suite; budget_s: leave the rest for the
+    next time, or the lengths left out, when a suite has taken so long; out: folder for tables (null: results/bench)."""
 
     lengths: list[int] | None = None
+    tokens: int | None = None
+    cases: list[str] | None = None
     repeats: int = 5
     pairs: int = 10
     steps: int = 50
@@ -150,7 +157,8 @@ class Config:
 
     job: what to do (job=list names them); name: the experiment, results/NAME; run: a run folder or checkpoint
     (evaluate, generate; probe: a run folder); runs: an experiment folder (report, probe,
-    publish); figures: names of figures to publish; suite: of job=bench; match:
+    publish); figures: names of figures to publish; suite: of job=bench; dry: of suite=kernels, count what the kernels
+    have to do and measure nothing; match:
     "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null: widths
     as they are); device: auto, cpu or cuda; results: folder of all results.
     """
@@ -164,6 +172,7 @@ class Config:
     runs: str | None = None
     figures: list[str] = field(default_factory=list)
     suite: str = "harness"
+    dry: bool = False
     match: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -28,6 +28,7 @@ from experiments.schema import Config
 from experiments.task import LanguageModelling
 from zoo import cost, pattern, registry
 from zoo.model import LanguageModel
+from zoo.recompute import Recompute
 
 
 def train(planned: Plan, sink: Sink) -> dict[str, Any]:
@@ -131,7 +132,9 @@ def make_batches(config: Config, corpus: data.Corpus) -> data.Batches:
 def make_model(config: Config, corpus: data.Corpus) -> LanguageModel:
     """The model of a configuration with its initial weights, on the CPU."""
     vocabulary = corpus.tokenizer.vocab_size
-    return LanguageModel(config.model, vocab_size=vocabulary, seq_len=config.data.seq_len, seed=config.seed)
+    model = LanguageModel(config.model, vocab_size=vocabulary, seq_len=config.data.seq_len, seed=config.seed)
+    model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
+    return model
 
 
 def score_best(
@@ -246,6 +249,7 @@ def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "mfu_peak_flops": attempt.peak,
         "mfu_peak_source": attempt.peak_source,
         "peak_memory_bytes": machine.peak_memory(attempt.device),
+        "recompute": config.trainer.recompute,
         "commit": commit,
         "dirty": dirty,
         "versions": machine.versions(),

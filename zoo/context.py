@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ class Context:
     n_sequences: how many sequences there are (B, or N when packed)
     noise_keys: int64 [B, T], the noise key of a token's sequence, or None for no noise
     probe:      who looks inside (zoo.probe), or None
+    memory:     what is forgotten for the backward (zoo.recompute), or None
+    repeated:   whether this pass computes again what an earlier one did, so that nothing is to be counted twice
     """
 
     positions: Tensor
@@ -34,6 +37,8 @@ class Context:
     cu_seqlens: Tensor | None = None
     noise_keys: Tensor | None = None
     probe: Probe | None = None
+    memory: Any = None
+    repeated: bool = False
 
     @staticmethod
     def of(

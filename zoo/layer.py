@@ -11,6 +11,7 @@ from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.mixer import Aux
 from zoo.modules import Dims, RMSNorm
+from zoo.recompute import keep
 
 
 class Layer(nn.Module):
@@ -37,7 +38,7 @@ class Layer(nn.Module):
         inside = ctx.at(part="mixer", block=self.mixer_name)
         y, c = self.mixer_residual.pre(x)
         inside.show("streams", lambda: {"streams": x, **self.mixer_residual.shown(c)})
-        z, aux = self.mixer(self.mixer_norm(y), inside)
+        z, aux = keep(self.mixer, self.mixer_norm(y), inside)
         x = self.mixer_residual.post(x, z, c)
         x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}
@@ -53,5 +54,5 @@ class Layer(nn.Module):
         y, c = self.channel_residual.pre(x)
         if ctx is not None:
             ctx.show("streams", lambda: {"streams": x, **self.channel_residual.shown(c)})
-        z, aux = self.channel(self.channel_norm(y), ctx)
+        z, aux = keep(self.channel, self.channel_norm(y), ctx)
         return self.channel_residual.post(x, z, c), aux

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ from zoo.errors import UserError
 from zoo.layer import Layer
 from zoo.mixer import Aux
 from zoo.modules import INIT_STD, Dims, OutputProjection, RMSNorm, output_std
+from zoo.recompute import Recompute
 
 
 @dataclasses.dataclass
@@ -44,6 +46,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         check_positive(config)
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
+        self.recompute = Recompute()  # how it trains, not what it is: whoever trains it may set another
         self.letters = letters_of(config)
         dims = Dims(config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend)
         # Modules draw weights as they are made, which init_weights then replaces: nobody else's numbers change.
@@ -70,13 +73,18 @@ class LanguageModel(nn.Module):
         """
         ctx = ctx or Context.of(tokens)
         x = self.streams.expand(self.embedding(tokens))
+        recompute = self.recompute if self.training else Recompute()
+        layers = [functools.partial(self._layer, i) for i in range(len(self.layers))]
+        x, found = recompute.run(layers, x, ctx, self.streams.carried())
         losses: dict[str, list[Tensor]] = {}
-        for i, layer in enumerate(self.layers):
-            x, aux = layer(self.streams.between(x) if i else x, ctx.at(layer=i))
+        for aux in found:
             for name, value in aux.items():
                 losses.setdefault(name, []).append(value)
         ctx.at(layer=len(self.layers), part="head").show("streams", lambda: {"streams": x})
         return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
+
+    def _layer(self, index: int, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        return self.layers[index](self.streams.between(x) if index else x, ctx.at(layer=index))
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> DecodeState:
         """Decode state before the first token; capacity: tokens to make room for at once."""

@@ -1,16 +1,21 @@
-"""Bench results as a table on the screen and a CSV file."""
+"""Bench results as a table on the screen and a CSV file, which may grow row by row and over several runs."""
 
 from __future__ import annotations
 
 import csv
 import io
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import timing
+from experiments.schema import Config
 from zoo.files import write_atomic
 
 COLUMNS = [
@@ -26,7 +31,15 @@ COLUMNS = [
     "milliseconds_low",
     "milliseconds_high",
     "ratio",
+    "peer",
     "peak_memory_bytes",
+    "kept_bytes",
+    "flops",
+    "bytes",
+    "roofline_milliseconds",
+    "roofline",
+    "recompute",
+    "note",
     "machine",
     "torch",
     "commit",
@@ -54,24 +67,110 @@ def row(
     return {"suite": suite, "model": model, "batch": 1, **times, "ratio": ratio, **facts(device), **more}
 
 
+def remark(suite: str, model: str, note: str, device: torch.device, **more: Any) -> dict[str, Any]:
+    """A row of something that has no time, with the reason."""
+    return {"suite": suite, "model": model, "note": note, **facts(device), **more}
+
+
+def place(config: Config) -> Path:
+    """Where the configured suite's table goes."""
+    return Path(config.bench.out or f"{config.results}/bench") / f"{config.suite}.csv"
+
+
 def write(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write rows as CSV, whole or not at all."""
+    """Write rows as CSV, whole or not at all, and say where."""
+    _save(rows, path)
+    print(f"table: {path}")
+
+
+def _save(rows: list[dict[str, Any]], path: Path) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: _rounded(v) for k, v in row.items()} for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text.getvalue())
-    print(f"table: {path}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured in one go: the columns that name it, and how to get its rows, one or more."""
+
+    names: dict[str, Any]
+    measure: Callable[[], list[dict[str, Any]]]
+
+
+def reason(error: Exception) -> str:
+    """In a line why something could not be measured; of a backend that refuses, what it says."""
+    text = " ".join(str(error).split())
+    refused = text.partition("cannot serve this call: ")[2].partition("; those that can")[0]
+    return refused or f"{type(error).__name__}: {text}"[:200]
+
+
+def fatal(error: Exception) -> bool:
+    """Whether the GPU is of no more use to this process."""
+    return any(words in str(error) for words in ("CUDA error", "illegal memory access", "device-side assert"))
+
+
+class Crashed(RuntimeError):
+    """Measuring broke the device for this process; `rows` holds what is known, the failure included."""
+
+    def __init__(self, message: str, rows: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.rows = rows
+
+
+class Sheet:
+    """A table in a file that grows cell by cell: what stands in it is not measured again.
+
+    Rows of another commit, machine or version of torch are, and go when the first new ones come.
+    """
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.path = place(config)
+        self.rows: list[dict[str, Any]] = []
+        here = {key: str(value) for key, value in facts(device).items()}
+        if self.path.is_file():
+            found = csv.DictReader(self.path.read_text().splitlines())
+            self.rows = [row for row in found if all(row.get(k) == v for k, v in here.items())]
+
+    def left(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those of the cells that have no row yet."""
+        return [cell for cell in cells if not self.find(**cell.names)]
+
+    def find(self, **names: Any) -> list[dict[str, Any]]:
+        """The rows with these values."""
+        return [row for row in self.rows if all(str(row.get(k, "")) == str(v) for k, v in names.items())]
+
+    def fill(self, cells: Iterable[Cell], budget_s: float, title: str) -> None:
+        """Measure what is left, until the time is used up."""
+        left, deadline = self.left(cells), time.monotonic() + budget_s
+        for cell in tqdm(left, desc=title, unit="cell"):
+            if time.monotonic() > deadline:
+                tqdm.write(f"bench.budget_s={budget_s:g} is used up; the same command measures what is left")
+                break
+            try:
+                self._add(cell.measure())
+            except Crashed as crash:
+                self._add(crash.rows)
+                raise
+
+    def _add(self, rows: list[dict[str, Any]]) -> None:
+        self.rows += rows
+        _save(self.rows, self.path)
 
 
 def line(row: dict[str, Any]) -> str:
-    """One measured row for the screen."""
+    """One row for the screen."""
+    start = f"{row['tokens']:>7} tokens  {row['model']:<22} {row.get('backend', ''):<10} {row.get('mode', ''):<17} "
+    if row.get("note"):
+        return f"{start} {row['note']}"
     ratio = f"  {row['ratio']:.2f}x" if row.get("ratio") else ""
+    against = f" {row['peer']}" if row.get("peer") else ""
+    share = f"  {100 * row['roofline']:.0f} % of the roofline" if row.get("roofline") else ""
     return (
-        f"{row['tokens']:>7} tokens  {row['model']:<22} {row.get('backend', ''):<10} {row.get('mode', ''):<17} "
-        f"{row['milliseconds_median']:10.3f} ms  "
-        f"({row['milliseconds_low']:.3f} to {row['milliseconds_high']:.3f}){ratio}"
+        f"{start}{row['milliseconds_median']:10.3f} ms  "
+        f"({row['milliseconds_low']:.3f} to {row['milliseconds_high']:.3f}){ratio}{against}{share}"
     )
 
 

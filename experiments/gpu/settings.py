@@ -13,6 +13,12 @@ from experiments.schema import BenchConfig, Config, OptimConfig, TrainerConfig
 from zoo import ModelConfig
 
 PATTERNS = {"dense": ("transformer", "F"), "sf": ("hypergraph", "interlaced_sf")}
+RESUMED = ("kernels", "models")
+# A rehearsal measures a few of their cases.
+REHEARSED: dict[str, dict[str, Any]] = {
+    "kernels": {"cases": ["short_conv", "hyper_pre"], "tokens": 16},
+    "models": {"cases": ["transformer", "hypergraph"], "tokens": 16},
+}
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768]
 
 
@@ -46,15 +52,20 @@ class Settings:
         return where["gpu"] or f"{where['host_cpu']} (rehearsal)"
 
     def bench(self, suite: str) -> Config:
-        """The configuration of a bench suite: batch 1, reference width."""
-        lengths = [64, 128] if self.rehearse else LENGTHS
+        """The configuration of a bench suite: reference width; of those that go on another time, all lengths."""
         bench = BenchConfig(
-            lengths=lengths,
-            repeats=3 if self.rehearse else 10,
+            lengths=None if suite in RESUMED else LENGTHS,
+            repeats=10,
             budget_s=0.7 * self.seconds,
             out=str(self.published),
         )
-        return dataclasses.replace(self.config, job="bench", suite=suite, model=self._model("F"), bench=bench)
+        if self.rehearse:
+            lengths = [16] if suite in RESUMED else [64, 128]
+            bench = dataclasses.replace(bench, lengths=lengths, repeats=3, **REHEARSED.get(suite, {}))
+        config = dataclasses.replace(
+            self.config, job="bench", suite=suite, model=self._model("F"), bench=bench
+        )
+        return dataclasses.replace(config, data=self._data()) if suite == "models" else config
 
     def training(self, name: str, seconds: float) -> Config:
         """The configuration that trains PATTERNS[name]: +experiment=wikitext103, or a rehearsal of it."""

@@ -14,7 +14,7 @@ DESCRIPTIONS = {
     "generate": "go on from a prompt: run=results/NAME/RUN generate.prompt='...'",
     "probe": "look inside finished runs, tables into RUN/probes: runs=results/NAME or run=results/NAME/RUN",
     "cost": "parameters, FLOPs a token and decode-state bytes of a model",
-    "bench": "measure: suite=harness | attention | latency | cpu",
+    "bench": "measure: suite=kernels | models | attention | latency | recompute | cpu | harness",
     "gpu": "everything that needs a GPU, in resumable stages (make gpu)",
     "list": "blocks, presets, layouts, experiments, data and jobs",
 }

@@ -1,17 +1,19 @@
-"""job=bench suite=NAME: run a suite of measurements, print it and write its table."""
+"""job=bench suite=NAME: run a suite of measurements, print it and write its table.
+
+suite=kernels dry=true only counts: bytes, FLOPs and roofline time of every kernel on an H200.
+"""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import torch
 
-from experiments.bench import tables
+from experiments.bench import roofline, tables
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
-SUITES = ("attention", "cpu", "harness", "latency")
+SUITES = ("attention", "cpu", "harness", "kernels", "latency", "models", "recompute")
 
 
 def run(config: Config) -> None:
@@ -19,10 +21,17 @@ def run(config: Config) -> None:
     if config.suite not in SUITES:
         raise unknown("suite", config.suite, SUITES)
     b = config.bench
-    if min(b.repeats, b.pairs, b.steps, *(b.lengths or [1])) < 1 or b.lengths == []:
+    numbers = b.repeats, b.pairs, b.steps, *(b.lengths or [1]), b.tokens or 1
+    if min(numbers) < 1 or b.lengths == [] or b.tokens == 0:
         raise UserError(
-            "bench.repeats, bench.pairs, bench.steps and every length in bench.lengths must be at least 1"
+            "bench.repeats, bench.pairs, bench.steps, bench.tokens and every length in bench.lengths must be at "
+            "least 1"
         )
+    if config.dry:
+        if config.suite != "kernels":
+            raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
+        roofline.dry(b.lengths or [roofline.DRY_LENGTH], b.tokens)
+        return
     torch.set_num_threads(config.trainer.threads)
     rows = importlib.import_module(f"experiments.bench.{config.suite}").run(config)
-    tables.write(rows, Path(b.out or f"{config.results}/bench") / f"{config.suite}.csv")
+    tables.write(rows, tables.place(config))

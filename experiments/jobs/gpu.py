@@ -1,16 +1,22 @@
 """job=gpu (make gpu): everything that needs a GPU, in resumable stages that each end within gpu.minutes.
 
-    tests      the GPU tests, in bf16
-    attention  every attention backend against every other, in one process
-    latency    the dense and the HyperGraph reference model from 512 to 32K tokens
-    dense, sf  training both by the reference recipe, as far as the time goes; called again they go on
-    publish    scores of the best weights so far, curves and tables into results/published/
+    tests         the GPU tests, in bf16
+    kernel_tests  those of the kernels, compiled, file by file
+    tune          what Triton's autotuner chooses, into kernels/launch/tuned.toml
+    attention     every attention backend against every other, in one process
+    kernels       every Triton form against PyTorch's and every installed peer (suite=kernels), case by case
+    latency       the dense and the HyperGraph reference model from 512 to 32K tokens
+    models        training step, prefill and decode of all presets (suite=models), row by row
+    dense, sf     training both by the reference recipe, as far as the time goes
+    publish       scores of the best weights so far, curves and tables into results/published/
 
-A finished stage is skipped the next time. With gpu.rehearse=true all stages run small on any machine.
+A finished stage is skipped the next time; one that its time ended goes on from where it was. With gpu.rehearse=true all
+stages run small on any machine.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -74,6 +80,7 @@ class _Done:
 
 def _tests(settings: Settings) -> bool:
     command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", "--timeout", str(settings.seconds)]
+    command += ["--ignore", "tests/kernels"]
     if settings.rehearse:
         command += ["--collect-only"]
     status = subprocess.run(command, cwd=machine.ROOT, timeout=settings.seconds).returncode
@@ -94,6 +101,31 @@ def _bench(suite: str) -> Callable[[Settings], bool]:
     return measure
 
 
+def _resumed(suite: str) -> Callable[[Settings], bool]:
+    """A suite that keeps its rows and leaves for the next time what its time does not allow."""
+
+    def measure(settings: Settings) -> bool:
+        from experiments.jobs import bench
+
+        config = settings.bench(suite)
+        bench.run(config)
+        return importlib.import_module(f"experiments.bench.{suite}").finished(config)
+
+    return measure
+
+
+def _kernel_tests(settings: Settings) -> bool:
+    from experiments.gpu import kernels
+
+    return kernels.test(settings)
+
+
+def _tune(settings: Settings) -> bool:
+    from experiments.gpu import kernels
+
+    return kernels.tune(settings)
+
+
 def _train(name: str) -> Callable[[Settings], bool]:
     def train(settings: Settings) -> bool:
         from experiments.gpu.training import advance
@@ -111,8 +143,12 @@ def _publish(settings: Settings) -> bool:
 
 STAGES: dict[str, Callable[[Settings], bool]] = {
     "tests": _tests,
+    "kernel_tests": _kernel_tests,
+    "tune": _tune,
     "attention": _bench("attention"),
+    "kernels": _resumed("kernels"),
     "latency": _bench("latency"),
+    "models": _resumed("models"),
     "dense": _train("dense"),
     "sf": _train("sf"),
     "publish": _publish,

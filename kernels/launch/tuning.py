@@ -1,10 +1,17 @@
-"""Tile sizes of a kernel: from the table of its device, else measured once and kept, else (interpreter) fixed."""
+"""Tile sizes of a kernel: from the table of its device, else measured once and kept, else (interpreter) fixed.
+
+The table, tuned.toml, has a section a device: kernel -> shape class -> tile sizes, warps and stages. `record` writes
+there what Triton's autotuner has chosen in this process.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -22,9 +29,14 @@ class Tuned:
     Used as `tuned[grid](...)`; the grid may be a function of the tile sizes, as with `triton.autotune`.
     """
 
+    all: ClassVar[list[Tuned]] = []
+    afresh: ClassVar[bool] = False  # measure what stands in the table, too
+
     def __init__(self, kernel, configs: list[triton.Config], key: list[str]) -> None:
         self.kernel, self.configs, self.key = kernel, configs, key
-        self.name = kernel.fn.__name__
+        # Of the operation and its file: several have a kernel _forward.
+        self.name = ".".join([*kernel.fn.__module__.split(".")[-2:], kernel.fn.__name__])
+        Tuned.all.append(self)
 
     def __getitem__(self, grid):
         return functools.partial(self._launch, grid)
@@ -45,9 +57,69 @@ class Tuned:
         """The configuration that needs no measuring, if there is one."""
         if len(self.configs) == 1 or triton.knobs.runtime.interpret:
             return self.configs[0]
+        if Tuned.afresh:
+            return None
         named = {**dict(zip(self.kernel.arg_names, args, strict=False)), **options}
-        shape = ",".join(f"{name}={named[name]}" for name in self.key)
+        shape = self._shape([named[name] for name in self.key])
         return _table(torch.cuda.get_device_name()).get((self.name, shape))
+
+    def chosen(self) -> dict[str, dict[str, Any]]:
+        """What the autotuner has chosen for each shape class so far."""
+        if "autotuned" not in self.__dict__:
+            return {}
+        # The autotuner's keys are the values of `key`, and then dtypes.
+        return {
+            self._shape(values[: len(self.key)]): {
+                **config.kwargs,
+                "num_warps": config.num_warps,
+                "num_stages": config.num_stages,
+            }
+            for values, config in self.autotuned.cache.items()
+        }
+
+    def _shape(self, values: Any) -> str:
+        return ",".join(f"{name}={value}" for name, value in zip(self.key, values, strict=True))
+
+
+@contextlib.contextmanager
+def afresh() -> Iterator[None]:
+    """While inside, kernels are measured again, whatever the table says."""
+    Tuned.afresh = True
+    try:
+        yield
+    finally:
+        Tuned.afresh = False
+
+
+def record(device: str, path: Path = TABLE) -> int:
+    """Add to the table what the autotuner has chosen in this process; returns how many entries that were."""
+    table = tomllib.loads(path.read_text()) if path.exists() else {}
+    count = 0
+    for tuned in Tuned.all:
+        for shape, entry in tuned.chosen().items():
+            table.setdefault(device, {}).setdefault(tuned.name, {})[shape] = entry
+            count += 1
+    if count:
+        path.write_text(_toml(table))
+        _table.cache_clear()
+    return count
+
+
+def _toml(table: dict[str, dict[str, dict[str, dict[str, Any]]]]) -> str:
+    lines = []
+    for device, kernels in sorted(table.items()):
+        for kernel, shapes in sorted(kernels.items()):
+            lines.append(f'\n["{device}"."{kernel}"]')
+            for shape, entry in sorted(shapes.items()):
+                values = ", ".join(f"{name} = {_value(x)}" for name, x in entry.items())
+                lines.append(f'"{shape}" = {{ {values} }}')
+    return "\n".join(
+        ["# Launch configurations by device, kernel and shape class; written by job=gpu.", *lines, ""]
+    )
+
+
+def _value(x: Any) -> str:
+    return str(x).lower() if isinstance(x, bool) else f'"{x}"' if isinstance(x, str) else str(x)
 
 
 @functools.cache

@@ -5,22 +5,37 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+import triton
 from program import Lab
+
+from experiments import machine
+from experiments.gpu import kernels as stages
+from experiments.gpu.settings import Settings
+from experiments.schema import Config, GpuConfig
+from kernels.launch import tuning
+from kernels.ops.short_conv.triton_ops import _forward_tuned
+from zoo.errors import UserError
 
 
 @pytest.mark.slow
 def test_every_stage_runs_once_and_is_skipped_afterwards(lab: Lab):
     words = ["job=gpu", "gpu.rehearse=true"]
-    first = lab.run(*words)
+    first = lab.run(*words, timeout=600)
     assert first.status == 0, first.err
     folder = lab.results / "gpu-rehearsal"
     assert set(json.loads((folder / "stages.json").read_text())) == {
         "tests",
+        "kernel_tests",
+        "tune",
         "attention",
+        "kernels",
         "latency",
+        "models",
         "dense",
         "sf",
         "publish",
@@ -28,12 +43,27 @@ def test_every_stage_runs_once_and_is_skipped_afterwards(lab: Lab):
     latency = _rows(folder / "published" / "latency.csv")
     assert {row["model"] for row in latency} == {"transformer", "hypergraph"}
     assert all(float(row["milliseconds_median"]) > 0 for row in latency)
+    kernels = _rows(folder / "published" / "kernels.csv")
+    assert {row["model"] for row in kernels} == {"short_conv", "short_conv, a step", "hyper_pre"}
+    models = _rows(folder / "published" / "models.csv")
+    assert {(row["model"], row["mode"]) for row in models} == {
+        (model, mode)
+        for model in ("transformer", "hypergraph")
+        for mode in ("training step", "prefill", "decode")
+    }
+    tested = json.loads((folder / "kernel_tests.json").read_text())
+    assert {"test_short_conv_triton.py", "test_kernels_gpu.py"} <= set(tested)
+    assert {path.name for path in (folder / "published").glob("*.svg")} == {
+        "kernels_forward.svg",
+        "kernels_forward_backward.svg",
+        "models_none.svg",
+    }
     scores = _rows(folder / "published" / "gpu_training.csv")
     assert [row["model"] for row in scores] == ["dense", "sf"]
     assert all(row["complete"] == "True" and row["training_set"] for row in scores)
     again = lab.run(*words)
     assert again.status == 0, again.err
-    assert again.out.count("done before") == 6
+    assert again.out.count("done before") == 10
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -45,3 +75,77 @@ def test_without_a_gpu_it_says_that_everything_stays_unmeasured(lab: Lab):
     outcome = lab.here("job=gpu")
     assert outcome.status == 2
     assert "unmeasured" in outcome.err
+
+
+def settings_in(folder: Path, **gpu) -> Settings:
+    return Settings.of(Config(device="cpu", results=str(folder), gpu=GpuConfig(rehearse=True, **gpu)))
+
+
+def test_kernel_tests_go_on_where_time_ended_them(tmp_path, monkeypatch):
+    """The second file takes too long the first time, and fails the second; then the third is not held up by it."""
+    outcomes = iter([0, None, 1, 5, 0])
+    asked = []
+    monkeypatch.setattr(stages, "_pytest", lambda file, *_: asked.append(file.name) or next(outcomes))
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    (tmp_path / "tests" / "kernels").mkdir(parents=True)
+    monkeypatch.setattr(stages, "REHEARSED", [f"test_{name}.py" for name in "abc"])
+    for name in "abc":
+        (tmp_path / "tests" / "kernels" / f"test_{name}.py").touch()
+    settings = settings_in(tmp_path)
+    assert not stages.test(settings)
+    with pytest.raises(UserError, match="test_b"):
+        stages.test(settings)
+    assert stages.test(settings)
+    assert asked == ["test_a.py", "test_b.py", "test_b.py", "test_c.py", "test_b.py"]
+
+
+def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
+    """What is chosen is written, read back and used, and other devices' sections stay."""
+    path = tmp_path / "tuned.toml"
+    path.write_text(
+        '["other GPU"."short_conv.triton_ops._forward"]\n"D=1,TAPS=2" = { BD = 8, num_warps = 1, num_stages = 2 }\n'
+    )
+    monkeypatch.setattr(tuning, "TABLE", path)
+    monkeypatch.setattr(tuning.Tuned, "all", [_forward_tuned])
+    tuned = tuning.Tuned(_forward_tuned.kernel, _forward_tuned.configs, ["D", "TAPS"])
+    # As Triton's autotuner keeps it: values of the key, then dtypes.
+    tuned.__dict__["autotuned"] = SimpleNamespace(
+        cache={
+            (768, 4, "torch.bfloat16", "torch.bfloat16"): triton.Config(
+                {"BD": 128}, num_warps=8, num_stages=1
+            )
+        }
+    )
+    assert tuning.record("a GPU", path) == 1
+    table = tuning._table("a GPU")
+    ((key, config),) = table.items()
+    assert key == ("short_conv.triton_ops._forward", "D=768,TAPS=4")
+    assert (config.kwargs, config.num_warps, config.num_stages) == ({"BD": 128}, 8, 1)
+    assert ("short_conv.triton_ops._forward", "D=1,TAPS=2") in tuning._table("other GPU")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    names = dict.fromkeys(tuned.kernel.arg_names) | {"D": 768, "TAPS": 4}
+    assert tuned._known((), names).num_warps == 8
+    with tuning.afresh():
+        assert tuned._known((), names) is None
+    tuning._table.cache_clear()
+
+
+def test_tuning_launches_a_case_once(tmp_path, monkeypatch):
+    launched = []
+    monkeypatch.setattr(stages, "_launched", lambda *unit: launched.append(unit[:3]) or "tuned")
+    assert stages.tune(settings_in(tmp_path))
+    assert stages.tune(settings_in(tmp_path))
+    assert launched == [("short_conv", 16, "forward"), ("short_conv", 16, "backward")]
+    assert not (tmp_path / "gpu-rehearsal" / "tuned.toml").exists()  # the interpreter chooses nothing
+
+
+def test_a_launch_says_how_it_went(monkeypatch):
+    monkeypatch.setattr("kernels.ops.hyper_pre.OPERATION.choose", mock.Mock(side_effect=ValueError("no")))
+    cpu = torch.device("cpu")
+    assert stages._launched("short_conv", 16, "backward", cpu) == "tuned"
+    assert stages._launched("hyper_pre", 16, "forward", cpu) == "ValueError: no"
+
+
+def test_no_time_left_pauses_tuning(tmp_path):
+    assert not stages.tune(settings_in(tmp_path, minutes=0.0))

@@ -85,16 +85,17 @@ class MoE(Channel):
             weights = weights / weights.sum(-1, keepdim=True)
         if ctx is not None:
             ctx.show("routing", lambda: _shown(affinity, chosen))
-        y = self._routed(x, chosen, self.config.scale * weights)
+        counting = self.training and not (ctx is not None and ctx.repeated)
+        y = self._routed(x, chosen, self.config.scale * weights, counting)
         if self.shared is not None:
             y = y + self.shared(x)[0]
         return y, {} if ctx is None else {"expert_balance": self._balance_loss(affinity, chosen, ctx)}
 
-    def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor, counting: bool) -> Tensor:
         """Σ_e w_e·FFN_e(x): copies of the tokens in the order of their experts, and back."""
         k = self.config.top_k
         order, places, counts = order_by_expert(chosen, self.config.n_experts)
-        if self.training:
+        if counting:
             self.balance.count(counts)
         # Copy, then permute: both have gradients that add in a fixed order, on GPUs too.
         rows = x.flatten(0, -2).repeat_interleave(k, 0).index_select(0, order)

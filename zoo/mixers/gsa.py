@@ -13,6 +13,7 @@ from zoo.errors import UserError
 from zoo.indexer import Indexer, Warmup
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, Gate, OutputProjection, even_width, head_width, positive, third
+from zoo.recompute import cheap
 from zoo.registry import register_mixer
 from zoo.showing import show_gates, show_sparse
 
@@ -124,7 +125,7 @@ class GSA(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x, ctx.positions)
         options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
-        indexer, indices = self.indexer(x, ctx.positions), None
+        indexer, indices = cheap(self.indexer, x, ctx.positions, ctx=ctx), None
         if self.warmup.dense:
             o = kernels.attention(q, k, v, **options)
         else:

@@ -1,0 +1,64 @@
+"""Figures of the tables of job=bench that have many cases: time against sequence length, a panel a case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.marks import handle, length_axis
+from analysis.style import INK, Look, legend_below, looks, panels, save, styled
+
+# Suite -> a figure for each value of one column, a panel for each of the second, a line for each of the third.
+LAYOUTS = {"kernels": ("mode", "model", "backend"), "models": ("recompute", "mode", "model")}
+COLUMNS = 2
+HEIGHT = 1.75
+
+
+def draw_table(path: Path) -> list[Path]:
+    """Draw a suite's CSV file beside it as SUITE_WHICH.svg and .png; nothing where the suite has no figure or no times.
+
+    Rows without a time (what was refused, or ran out of memory) leave gaps.
+    """
+    layout = LAYOUTS.get(path.stem)
+    if layout is None or not path.is_file():
+        return []
+    rows = pd.read_csv(path)
+    rows = rows[rows["milliseconds_median"] > 0].fillna(dict.fromkeys(layout, ""))
+    written = []
+    for which, part in rows.groupby(layout[0], sort=False):
+        name = "_".join(x for x in (path.stem, str(which).replace("+", "_")) if x)
+        written += save(draw(part, *layout[1:]), path.with_name(name))
+    return written
+
+
+@styled
+def draw(rows: pd.DataFrame, panel: str, line: str) -> Figure:
+    """Milliseconds against tokens, both logarithmic, with the lowest and highest repetition as a band."""
+    names = list(dict.fromkeys(rows[panel]))
+    styles = looks((str(name), None) for name in rows[line].unique())
+    figure, grid = panels(-(-len(names) // COLUMNS), min(COLUMNS, len(names)), HEIGHT)
+    axes = [one for row in grid for one in row]
+    for place, name in zip(axes, names, strict=False):
+        _draw_panel(place, rows[rows[panel] == name], line, styles)
+        place.set_title(name, fontsize=8, color=INK)
+    for empty in axes[len(names) :]:
+        empty.set_axis_off()
+    for row in grid:
+        row[0].set_ylabel("ms", fontsize=8)
+    legend_below(figure, [handle(name, look) for name, look in styles.items()], columns=3)
+    return figure
+
+
+def _draw_panel(axes: Axes, rows: pd.DataFrame, line: str, styles: dict[str, Look]) -> None:
+    for name, part in rows.groupby(line, sort=False):
+        part, look = part.sort_values("tokens"), styles[str(name)]
+        low, high = part["milliseconds_low"], part["milliseconds_high"]
+        axes.fill_between(part["tokens"], low, high, color=look.color, alpha=0.2, linewidth=0)
+        style = {"color": look.color, "linestyle": look.linestyle, "marker": look.marker}
+        axes.plot(part["tokens"], part["milliseconds_median"], markersize=3, linewidth=1.3, **style)
+    axes.set_yscale("log")
+    axes.tick_params(labelsize=7)
+    length_axis(axes, sorted(rows["tokens"].unique()))

@@ -1,0 +1,240 @@
+"""Which calls suite=kernels measures: every operation that has a Triton form, at sizes that people train.
+
+Sizes are those of the reference model (width 768; SPEC's default mixer sizes), and those of published comparisons
+where there are any. A case holds batch times length fixed while the length grows; past that the batch is 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import kernels
+from experiments.bench.draw import Draw
+from kernels.dispatch import Operation
+from kernels.launch.work import Work
+
+TOKENS = 131_072
+WIDTH, HEADS, KV_HEADS, HEAD = 768, 12, 4, 64
+STREAMS = 4
+KEPT = 2048
+NSA = {"block_size": 32, "stride": 16, "select_size": 64, "n_select": 16, "window": 512}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation with its arguments, as `kernels` takes them."""
+
+    operation: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self, backend: str) -> Any:
+        return getattr(kernels, self.operation)(*self.arguments, **self.options, backend=backend)
+
+    @property
+    def registry(self) -> Operation:
+        return importlib.import_module(f"kernels.ops.{self.operation}").OPERATION
+
+    def work(self) -> list[Work] | None:
+        """Operations and bytes of its kernels; None where the operation does not count them."""
+        name = f"kernels.ops.{self.operation}.work"
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            return None
+        return module.work(*self.arguments, **self.options)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors among the arguments, pairs unpacked."""
+        for x in itertools.chain(self.arguments, self.options.values()):
+            for y in x if isinstance(x, tuple) else (x,):
+                if isinstance(y, Tensor):
+                    yield y
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls that are timed together, one after the other.
+
+    tokens: batch times length; length: the only one it has, where it does not sweep; backward: whether there is
+    one; torch_limit: longest sequence for the PyTorch forms, past which they would only use up the time
+    """
+
+    name: str
+    make: Callable[[Draw], list[Call]]
+    tokens: int = TOKENS
+    length: int | None = None
+    backward: bool = True
+    torch_limit: int = 16_384
+
+    def calls(self, length: int, tokens: int, device: torch.device, dtype: torch.dtype) -> list[Call]:
+        """Its calls on sequences of `length`, as many as fit into `tokens`, at least one."""
+        return self.make(Draw(max(1, tokens // length), length, device, dtype))
+
+
+def _call(operation: str, *arguments: Any, **options: Any) -> Call:
+    return Call(operation, arguments, options)
+
+
+def _kda(d: Draw) -> list[Call]:
+    heads, width = 96, 128
+    q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
+    return [_call("delta_rule", q, k, v, d.log_gate(heads, width), d.share(heads))]
+
+
+def _gated_delta(d: Draw) -> list[Call]:
+    few, heads, width = 16, 64, 128
+    q, k, v = d.unit(few, width), d.unit(few, width), d.normal(heads, width)
+    return [_call("delta_rule", q, k, v, d.log_gate(heads), d.share(heads))]
+
+
+def _kda_step(d: Draw) -> list[Call]:
+    (call,) = _kda(d)
+    state = d.weight(d.batch, 96, 128, 128, dtype=torch.float32)
+    return [Call(call.operation, call.arguments, {"initial_state": state, "output_final_state": True})]
+
+
+def _memory_mixture(d: Draw, **options: Any) -> list[Call]:
+    heads, width, memories, chosen = 2, 128, 5, 3
+    q, k = d.unit(heads, width), d.unit(memories, heads, width)
+    v, routes = d.normal(memories, heads, width), d.subset(memories, chosen)
+    gates = d.log_gate(memories, heads), d.share(memories, heads)
+    return [_call("memory_mixture", q, k, v, *gates, routes, d.share(chosen), **options)]
+
+
+def _memory_step(d: Draw) -> list[Call]:
+    state = d.weight(d.batch, 5, 2, 128, 128, dtype=torch.float32)
+    return _memory_mixture(d, initial_state=state, output_final_state=True)
+
+
+def _path(d: Draw) -> list[Call]:
+    q, k, v, w = d.normal(HEADS, HEAD), d.normal(HEADS, HEAD), d.normal(HEADS, HEAD), d.unit(HEADS, HEAD)
+    return [_call("path_attention", q, k, v, w, d.share(HEADS), d.log_gate(HEADS))]
+
+
+def _mesa(d: Draw, **options: Any) -> list[Call]:
+    heads, width = 6, 128
+    q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
+    return [_call("mesa", q, k, v, d.log_gate(heads), d.share(heads), d.ones(heads, width), **options)]
+
+
+def _mesa_step(d: Draw) -> list[Call]:
+    states = tuple(torch.zeros(d.batch, 6, 128, 128, device=d.device) for _ in range(2))
+    return _mesa(d, initial_state=states, output_final_state=True)
+
+
+def _indexer(d: Draw) -> tuple[Tensor, ...]:
+    heads = 4
+    wide = torch.float32  # as zoo.indexer makes them: near-ties decide what is chosen
+    q, k = d.normal(heads, HEAD, dtype=wide), d.normal(HEAD, dtype=wide)
+    return q, k, d.share(heads), d.weight(heads, dtype=wide)
+
+
+def _attention(
+    d: Draw, heads: int = HEADS, kv_heads: int = KV_HEADS, width: int = HEAD
+) -> tuple[Tensor, ...]:
+    return d.normal(heads, width), d.normal(kv_heads, width), d.normal(kv_heads, width)
+
+
+def _lightning_topk(d: Draw) -> list[Call]:
+    return [_call("lightning_topk", *_indexer(d), k=min(KEPT, d.length))]
+
+
+def _sparse(d: Draw) -> list[Call]:
+    return [_call("sparse_attention", *_attention(d), d.causal_indices(min(KEPT, d.length)))]
+
+
+def _sparse_with_indexer(d: Draw) -> list[Call]:
+    return [*_lightning_topk(d), *_sparse(d)]
+
+
+def _indexer_kl(d: Draw) -> list[Call]:
+    q, k, _ = _attention(d)
+    indices = d.causal_indices(min(KEPT, d.length))
+    return [_call("indexer_kl", q, k, *_indexer(d), d.ones(), indices=indices)]
+
+
+def _nsa(d: Draw, heads: int = HEADS, width: int = HEAD) -> list[Call]:
+    blocks = max(0, (d.length - NSA["block_size"]) // NSA["stride"] + 1)
+    q, *selected = _attention(d, heads, KV_HEADS, width)
+    sliding = tuple(d.normal(KV_HEADS, width) for _ in range(2))
+    compressed = tuple(d.weight(d.batch, blocks, KV_HEADS, width) for _ in range(2))
+    return [_call("nsa_attention", q, compressed, tuple(selected), sliding, d.share(heads, 3), **NSA)]
+
+
+def _timelines(d: Draw) -> list[Call]:
+    timelines = 6
+    q, k, v = _attention(d, HEADS, HEADS)
+    route = d.choice(timelines, HEADS)
+    return [_call("timeline_attention", q, k, v, route, n_timelines=timelines, rope_base=1e4)]
+
+
+def _short_conv(d: Draw) -> list[Call]:
+    return [_call("short_conv", d.normal(WIDTH), d.weight(WIDTH, 4), activation="silu")]
+
+
+def _short_conv_step(d: Draw) -> list[Call]:
+    (call,) = _short_conv(d)
+    return [Call(call.operation, call.arguments, {**call.options, "state": d.weight(d.batch, WIDTH, 3)})]
+
+
+def _coefficients(d: Draw) -> Call:
+    rows = STREAMS * (STREAMS + 2)
+    return _call("rms_linear", d.normal(STREAMS * WIDTH), d.weight(rows, STREAMS * WIDTH))
+
+
+def _map(d: Draw, operation: str) -> Call:
+    return _call(operation, d.normal(STREAMS, STREAMS, dtype=torch.float32))
+
+
+def _pre(d: Draw) -> Call:
+    return _call("hyper_pre", d.normal(STREAMS, WIDTH), d.share(STREAMS))
+
+
+def _post(d: Draw) -> Call:
+    mixing, streams = d.share(STREAMS, STREAMS), d.normal(STREAMS, WIDTH)
+    return _call("hyper_post", streams, d.normal(WIDTH), mixing, d.share(STREAMS))
+
+
+def _wrapped(d: Draw, operation: str) -> list[Call]:
+    return [_coefficients(d), _map(d, operation), _pre(d), _post(d)]
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("delta_rule, KDA", _kda, tokens=8192, torch_limit=8192),
+        Case("delta_rule, a gate a head", _gated_delta, tokens=8192, torch_limit=8192),
+        Case("delta_rule, KDA, a step", _kda_step, tokens=64, length=1, backward=False),
+        Case("memory_mixture", _memory_mixture),
+        Case("memory_mixture, a step", _memory_step, tokens=64, length=1, backward=False),
+        Case("path_attention", _path),
+        Case("mesa", _mesa),
+        Case("mesa, a step", _mesa_step, tokens=64, length=1, backward=False),
+        Case("lightning_topk", _lightning_topk, backward=False),
+        Case("sparse_attention", _sparse),
+        Case("sparse_attention with its indexer", _sparse_with_indexer),
+        Case("indexer_kl", _indexer_kl),
+        Case("nsa_attention", _nsa),
+        Case("nsa_attention, groups of 16", lambda d: _nsa(d, 64, 128), tokens=65_536),
+        Case("timeline_attention", _timelines),
+        Case("short_conv", _short_conv),
+        Case("short_conv, a step", _short_conv_step, tokens=64, length=1, backward=False),
+        Case("rms_linear", lambda d: [_coefficients(d)]),
+        Case("cayley", lambda d: [_map(d, "cayley")]),
+        Case("sinkhorn", lambda d: [_map(d, "sinkhorn")]),
+        Case("hyper_pre", lambda d: [_pre(d)]),
+        Case("hyper_post", lambda d: [_post(d)]),
+        Case("hyper-connections, oHC", lambda d: _wrapped(d, "cayley")),
+        Case("hyper-connections, mHC", lambda d: _wrapped(d, "sinkhorn")),
+    )
+}

@@ -1,0 +1,200 @@
+"""suite=kernels: our Triton kernels against PyTorch's forms and against every peer that is installed, in one process.
+
+Forward and forward+backward of the calls in `cases`, over growing lengths at a fixed number of tokens. `ratio` is the
+time of the best peer (named in `peer`; where there is none, of our own PyTorch form) over this row's, `roofline` the
+share of what the GPU's memory and arithmetic allow. Rows that stand in the table are not measured again.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from experiments import machine
+from experiments.bench import peers, roofline, tables, timing
+from experiments.bench.cases import CASES, Call, Case
+from experiments.schema import Config
+from kernels.launch import interpreted
+from zoo.errors import unknown
+
+LENGTHS = {"cuda": [512 * 2**i for i in range(9)], "cpu": [256, 512]}
+CPU_TOKENS = 512
+SLOW_MS = 1e3
+"""What takes longer is timed once."""
+
+Form = Callable[[], Any]
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """All rows of the table, those of earlier runs included."""
+    device = machine.pick(config.device)
+    sheet = tables.Sheet(config, device)
+    for name, reason in peers.missing(device).items():
+        tqdm.write(f"without {name}: {reason}")
+    sheet.fill(_cells(config, device), config.bench.budget_s, "kernels")
+    return sheet.rows
+
+
+def finished(config: Config) -> bool:
+    """Whether every cell has its rows."""
+    device = machine.pick(config.device)
+    return not tables.Sheet(config, device).left(_cells(config, device))
+
+
+def chosen(wanted: list[str] | None, known: list[str]) -> list[str]:
+    """The names that begin as one of the wanted does. Raises UserError for a beginning that none has."""
+    for start in wanted or []:
+        if not any(name.startswith(start) for name in known):
+            raise unknown("bench.cases", start, known)
+    return [name for name in known if wanted is None or name.startswith(tuple(wanted))]
+
+
+def _cells(config: Config, device: torch.device) -> Iterator[tables.Cell]:
+    b = config.bench
+    for name in chosen(b.cases, list(CASES)):
+        case = CASES[name]
+        for length in [case.length] if case.length else b.lengths or LENGTHS[device.type]:
+            tokens = b.tokens or (case.tokens if device.type == "cuda" else CPU_TOKENS)
+            batch = max(1, tokens // length)
+            measure = _Measurement(config, case, length, batch, device)
+            yield tables.Cell({"model": name, "tokens": length, "batch": batch}, measure)
+
+
+class _Measurement:
+    """One case at one length: all its forms, in both modes."""
+
+    def __init__(self, config: Config, case: Case, length: int, batch: int, device: torch.device) -> None:
+        self.config, self.case, self.length, self.batch, self.device = config, case, length, batch, device
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.peaks = roofline.peaks_of(device)
+        self.rows: list[dict[str, Any]] = []
+
+    def __call__(self) -> list[dict[str, Any]]:
+        torch.manual_seed(self.config.seed)
+        try:
+            calls = self.case.calls(self.length, self.batch * self.length, self.device, self.dtype)
+        except torch.OutOfMemoryError:
+            self._remark("", "", "out of memory: the inputs alone do not fit")
+            return self.rows
+        forms = dict(self._forms(calls))
+        able = self._measure("forward", forms, calls, forward)
+        if self.case.backward:
+            self._measure("forward+backward", {name: forms[name] for name in able}, calls, backward)
+        del calls, forms
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return self.rows
+
+    def _forms(self, calls: list[Call]) -> Iterator[tuple[str, Form]]:
+        backends = [x for x in ("triton", *calls[0].registry.backends) if x != "reference"]
+        for backend in dict.fromkeys(backends):
+            lacking = [c.operation for c in calls if backend not in c.registry.backends]
+            if backend == "triton" and (lacking or (interpreted() and self.device.type != "cuda")):
+                reason = (
+                    f"no Triton form of {', '.join(lacking)}"
+                    if lacking
+                    else "interpreted: no time to speak of"
+                )
+                self._remark("triton", "", reason)
+            elif not lacking and not (backend == "torch" and self.length > self.case.torch_limit):
+                yield backend, lambda b=backend: [call.run(b) for call in calls]
+        yield from peers.of(self.case.name, calls, self.device)
+
+    def _measure(self, mode: str, forms: dict[str, Form], calls: list[Call], work: Callable) -> list[str]:
+        """Time forms against each other; returns the names of those that could do it."""
+        leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
+        # A copy has no backward.
+        forms = {n: form for n, form in forms.items() if n not in peers.YARDSTICKS or mode == "forward"}
+        runs = {name: (lambda f=form: work(f, leaves)) for name, form in forms.items()}
+        times = {
+            name: once for name, run in runs.items() if (once := self._trial(name, mode, run)) is not None
+        }
+        quick = {name: runs[name] for name, once in times.items() if once < SLOW_MS}
+        measured = timing.interleaved(
+            quick, self.config.bench.repeats, self.device, warm_up=0, clock=timing.on_device
+        )
+        measured = {name: measured.get(name, [once]) for name, once in times.items()}
+        best = self._best(
+            {name: timing.summary(x)["milliseconds_median"] for name, x in measured.items()}, calls
+        )
+        total = roofline.totals(self.case.calls(*self._meta), mode, self.peaks)
+        for name, milliseconds in measured.items():
+            self._row(name, mode, milliseconds, best, total, timing.peak_memory(runs[name], self.device))
+        return list(measured)
+
+    @property
+    def _meta(self) -> tuple[int, int, torch.device, torch.dtype]:
+        return self.length, self.batch * self.length, roofline.META, self.dtype
+
+    def _trial(self, name: str, mode: str, run: Callable[[], object]) -> float | None:
+        """Milliseconds of a second call, the first having compiled; None where it cannot be done, which is noted."""
+        try:
+            run()
+            return timing.on_device(run, self.device)
+        except torch.OutOfMemoryError:
+            self._remark(name, mode, "out of memory")
+        except Exception as error:  # whatever a library raises: one that fails is a row, and the others go on
+            self._remark(name, mode, tables.reason(error))
+            if tables.fatal(error):
+                raise tables.Crashed(f"{self.case.name}, {name}: {error}", self.rows) from error
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _best(self, medians: dict[str, float], calls: list[Call]) -> tuple[str, float] | None:
+        """The fastest of the peers, else our PyTorch form."""
+        ours = {backend for call in calls for backend in call.registry.backends}
+        others = {name: ms for name, ms in medians.items() if name not in ours | peers.YARDSTICKS}
+        others = others or {name: ms for name, ms in medians.items() if name == "torch"}
+        return min(others.items(), key=lambda pair: pair[1], default=None)
+
+    def _row(self, name: str, mode: str, milliseconds, best, total, memory) -> None:
+        row = tables.row("kernels", self.case.name, milliseconds, best[1] if best else 0.0, self.device)
+        row |= {"backend": name, "mode": mode, **self._size, "peak_memory_bytes": memory}
+        row |= {"peer": best[0]} if best else {"ratio": ""}
+        if total is not None:
+            row |= {"flops": total.flops, "bytes": total.bytes}
+        if total is not None and total.milliseconds is not None:
+            share = total.milliseconds / row["milliseconds_median"]
+            row |= {"roofline_milliseconds": total.milliseconds, "roofline": share}
+        self._add(row)
+
+    def _remark(self, name: str, mode: str, note: str) -> None:
+        more = {"backend": name, "mode": mode, **self._size}
+        self._add(tables.remark("kernels", self.case.name, note, self.device, **more))
+
+    @property
+    def _size(self) -> dict[str, Any]:
+        precision = str(self.dtype).removeprefix("torch.")
+        return {"precision": precision, "tokens": self.length, "batch": self.batch}
+
+    def _add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        tqdm.write(tables.line(row))
+
+
+@torch.no_grad()
+def forward(form: Form, leaves: list[Tensor]) -> None:
+    """One forward pass."""
+    form()
+
+
+def backward(form: Form, leaves: list[Tensor]) -> None:
+    """One forward and backward pass: the gradients of the leaves, under gradients of ones."""
+    outputs = [x for x in _flat(form()) if x.requires_grad]
+    torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs], allow_unused=True)
+
+
+def _flat(outputs: Any) -> Iterator[Tensor]:
+    """The tensors among outputs that may be nested and partly None."""
+    if isinstance(outputs, Tensor):
+        yield outputs
+    elif isinstance(outputs, list | tuple):
+        for x in outputs:
+            yield from _flat(x)

@@ -1,0 +1,41 @@
+"""Other people's kernels, where they are installed: one file a peer, imported only when its peer is measured.
+
+A file has `refuses(device)`, why it cannot be used here (None: it can), and `CALLS`: the name of a case -> a function
+of the case's calls that gives a function without arguments, which runs the peer and returns its outputs. A peer
+computes the same kind of thing on the same tensors, not always the same numbers: the file says where it differs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from experiments.bench.cases import Call
+
+YARDSTICKS = frozenset({"copy"})
+"""What nobody can beat; measured for comparison, not as a peer."""
+
+
+@functools.cache
+def _files() -> dict[str, ModuleType]:
+    names = sorted(found.name for found in pkgutil.iter_modules(__path__))
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in names if name != "shared"}
+
+
+def missing(device: torch.device) -> dict[str, str]:
+    """Peers that cannot be measured on this device -> why."""
+    reasons = {name: module.refuses(device) for name, module in _files().items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+def of(case: str, calls: list[Call], device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The peers of a case that can be used here, by name."""
+    for name, module in _files().items():
+        if case in module.CALLS and module.refuses(device) is None:
+            yield name, module.CALLS[case](calls)

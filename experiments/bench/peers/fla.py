@@ -1,0 +1,79 @@
+"""flash-linear-attention. It differs in what follows.
+
+path_attention multiplies the summed log gates by the scale, too;
+nsa_attention pools its blocks by the mean, with keys and values that all branches share, and wants groups of at least
+16 query heads; mesa's conjugate gradient has no preconditioner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from experiments.bench.cases import NSA, Call
+from experiments.bench.peers.shared import Make, needs
+
+
+def refuses(device: torch.device) -> str | None:
+    return needs("fla", device)
+
+
+def _kda(calls: list[Call]) -> Callable[[], Any]:
+    from fla.ops.kda import chunk_kda
+
+    return lambda: chunk_kda(*calls[0].arguments)
+
+
+def _gated_delta(calls: list[Call]) -> Callable[[], Any]:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    return lambda: chunk_gated_delta_rule(*calls[0].arguments)
+
+
+def _kda_step(calls: list[Call]) -> Callable[[], Any]:
+    from fla.ops.kda import fused_recurrent_kda
+
+    return lambda: fused_recurrent_kda(*calls[0].arguments, **calls[0].options)
+
+
+def _path(calls: list[Call]) -> Callable[[], Any]:
+    from fla.ops.path_attn import parallel_path_attn
+
+    return lambda: parallel_path_attn(*calls[0].arguments)
+
+
+def _mesa(calls: list[Call]) -> Callable[[], Any]:
+    from fla.ops.mesa_net import chunk_mesa_net
+
+    return lambda: chunk_mesa_net(*calls[0].arguments, max_CG_iteration=30)
+
+
+def _nsa(calls: list[Call]) -> Callable[[], Any]:
+    from fla.ops.nsa import parallel_nsa
+
+    q, _, (k, v), _, gates = calls[0].arguments
+    options = {
+        "block_counts": NSA["n_select"],
+        "block_size": NSA["select_size"],
+        "window_size": NSA["window"],
+    }
+    return lambda: parallel_nsa(q, k, v, *gates.unbind(-1), **options)
+
+
+def _short_conv(calls: list[Call]) -> Callable[[], Any]:
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    return lambda: causal_conv1d(*calls[0].arguments, activation="silu")
+
+
+CALLS: dict[str, Make] = {
+    "delta_rule, KDA": _kda,
+    "delta_rule, a gate a head": _gated_delta,
+    "delta_rule, KDA, a step": _kda_step,
+    "path_attention": _path,
+    "mesa": _mesa,
+    "nsa_attention, groups of 16": _nsa,
+    "short_conv": _short_conv,
+}

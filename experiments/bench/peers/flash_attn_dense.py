@@ -1,0 +1,17 @@
+"""The flash-attn package: full causal attention, as in sdpa_flash."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+import kernels
+from experiments.bench.peers.shared import dense, needs
+
+
+def refuses(device: torch.device) -> str | None:
+    return needs("flash_attn", device)
+
+
+CALLS = dense(functools.partial(kernels.attention, backend="flash_attn"))

@@ -1,0 +1,18 @@
+"""cuDNN's attention through PyTorch's SDPA: full causal attention, as in sdpa_flash."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from experiments.bench.peers.sdpa_flash import attention
+from experiments.bench.peers.shared import dense
+
+
+def refuses(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else "cuDNN needs a CUDA device"
+
+
+CALLS = dense(functools.partial(attention, backend=SDPBackend.CUDNN_ATTENTION))

@@ -1,0 +1,48 @@
+"""What several peers share: being installed, and the dense attention that a sparse one replaces."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.bench.cases import Call
+
+Make = Callable[[list[Call]], Callable[[], Any]]
+
+
+def needs(package: str, device: torch.device) -> str | None:
+    """Why a package of CUDA kernels cannot be used."""
+    if importlib.util.find_spec(package) is None:
+        return f"{package} is not installed"
+    return None if device.type == "cuda" else f"{package} needs a CUDA device"
+
+
+def dense_inputs(calls: list[Call]) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v of the attention among a case's calls, as full causal attention takes them."""
+    (call,) = [c for c in calls if c.operation.endswith("attention")]
+    q, k, v = call.arguments[:3]
+    return (q, *v) if isinstance(k, tuple) and isinstance(v, tuple) else (q, k, v)
+
+
+# Not of path_attention: it attends to everything, too, and does more.
+ATTENTIONS = (
+    "sparse_attention",
+    "sparse_attention with its indexer",
+    "nsa_attention",
+    "nsa_attention, groups of 16",
+    "timeline_attention",
+)
+
+
+def dense(attend: Callable[[Tensor, Tensor, Tensor], Any]) -> dict[str, Make]:
+    """A dense attention as the peer of every case that reads less than all of the past."""
+
+    def make(calls: list[Call]) -> Callable[[], Any]:
+        q, k, v = dense_inputs(calls)
+        return lambda: attend(q, k, v)
+
+    return dict.fromkeys(ATTENTIONS, make)

@@ -1,0 +1,17 @@
+"""torch.nn.attention.varlen on one sequence a batch row: full causal attention, as in sdpa_flash."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+import kernels
+from experiments.bench.peers.shared import dense
+
+
+def refuses(device: torch.device) -> str | None:
+    return None if device.type == "cuda" else "varlen_attn needs a CUDA device"
+
+
+CALLS = dense(functools.partial(kernels.attention, backend="varlen"))

@@ -1,0 +1,137 @@
+"""The stages of job=gpu about kernels: their tests, file by file, and the choice of their launch configurations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments import machine
+from experiments.gpu.settings import Settings
+from zoo.errors import UserError
+from zoo.files import write_json
+
+PASSED = (0, 5)  # 5: no test was collected, as of GPU tests on a machine without one
+LENGTHS = (1024, 8192, 32_768)
+TESTS = Path("tests", "kernels")
+REHEARSED = ("test_kernels_gpu.py", "test_short_conv_triton.py")
+
+
+def test(settings: Settings) -> bool:
+    """Every file of kernel tests in a process of its own, as far as the time goes; failures are told at the end."""
+    done = _Record(settings.folder / "kernel_tests.json")
+    deadline = time.monotonic() + settings.seconds
+    failed = []
+    for file in sorted((machine.ROOT / TESTS).glob("test_*.py")):
+        if done.has(file.name) or (settings.rehearse and file.name not in REHEARSED):
+            continue
+        status = _pytest(file, deadline - time.monotonic(), settings.rehearse)
+        if status is None:
+            return False
+        if status in PASSED:
+            done.add(file.name, status)
+        else:
+            failed.append(file.name)
+    if failed:
+        raise UserError(f"kernel tests failed in {', '.join(failed)}; the other stages can still be run")
+    return True
+
+
+def _pytest(file: Path, seconds: float, rehearse: bool) -> int | None:
+    """The exit status of a file's tests, None if they took too long.
+
+    A file about Triton forms runs as a whole, compiled for the GPU; of the others, the tests that need one.
+    """
+    if seconds < 1:
+        return None
+    command = [sys.executable, "-m", "pytest", str(file), "-q", "--timeout", str(seconds)]
+    command += [] if file.stem.endswith("_triton") and not rehearse else ["-m", "gpu"]
+    command += ["--collect-only"] if rehearse else []
+    try:
+        return subprocess.run(command, cwd=machine.ROOT, timeout=seconds).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{file.name}: not finished; what was compiled is kept, and the next time goes on from it")
+        return None
+
+
+def tune(settings: Settings, out: Path | None = None) -> bool:
+    """Launch every case's Triton kernels, and write what the autotuner chose into the table of launch configurations.
+
+    Forward and backward at each length by themselves, each once and for all. A rehearsal writes into its own folder.
+    """
+    from kernels.launch import tuning
+
+    out = out or (settings.folder / "tuned.toml" if settings.rehearse else tuning.TABLE)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    done = _Record(settings.folder / "tuned.json")
+    deadline = time.monotonic() + settings.seconds * 0.7
+    device = machine.pick(settings.config.device)
+    for name, length, way in _launches(settings.rehearse):
+        title = f"{name}, {length} tokens, {way}"
+        if done.has(title):
+            continue
+        if time.monotonic() > deadline:
+            return False
+        with tuning.afresh():
+            said = _launched(name, length, way, device)
+        count = tuning.record(settings.device_name, out)
+        print(f"{title}: {said}; {count} launch configurations so far in {out}", flush=True)
+        done.add(title, said)
+    return True
+
+
+def _launches(rehearse: bool) -> Iterator[tuple[str, int, str]]:
+    from experiments.bench.cases import CASES
+
+    for name, case in CASES.items():
+        if rehearse and name != "short_conv":
+            continue
+        lengths = (16,) if rehearse else LENGTHS if case.length is None else (case.length,)
+        for length in lengths:
+            for way in ("forward", "backward") if case.backward else ("forward",):
+                yield name, length, way
+
+
+def _launched(name: str, length: int, way: str, device: torch.device) -> str:
+    """Launch a case's kernels; says that they ran, or why not."""
+    from experiments.bench import kernels as suite
+    from experiments.bench import tables
+    from experiments.bench.cases import CASES
+
+    case, on_gpu = CASES[name], device.type == "cuda"
+    try:
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        calls = case.calls(length, case.tokens if on_gpu else length, device, dtype)
+        leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
+        getattr(suite, way)(_triton(calls), leaves)
+    except Exception as error:  # no Triton form, one that does not serve this call, or one that is broken
+        if tables.fatal(error):
+            raise
+        return tables.reason(error)
+    return "tuned"
+
+
+def _triton(calls: list[Any]) -> Callable[[], list[Any]]:
+    return lambda: [call.run("triton") for call in calls]
+
+
+class _Record:
+    """What is done, by name, in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.done: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def has(self, name: str) -> bool:
+        return name in self.done
+
+    def add(self, name: str, value: Any) -> None:
+        self.done[name] = value
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.path, self.done)

@@ -1,0 +1,117 @@
+"""suite=models and suite=recompute, at sizes that a CPU steps through in milliseconds."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from experiments.bench import models as suite
+from experiments.bench import recompute
+from experiments.bench.decoding import state_after
+from experiments.presets import architectures
+from experiments.schema import BenchConfig, Config, TrainerConfig
+from zoo import LanguageModel, ModelConfig
+from zoo.cache import GroupedKVCache, KVCache, RowCache
+
+LIKE = ModelConfig(d_model=16, n_heads=2, depth=2)
+
+
+def config(folder: Path, *cases: str, suite: str = "models", **bench) -> Config:
+    options = {"lengths": [8, 16], "tokens": 16, "repeats": 1, "out": str(folder), **bench}
+    made = Config(job="bench", suite=suite, device="cpu", model=LIKE)
+    made.data.vocab_size, made.data.seq_len, made.data.batch_size = 300, 16, 2
+    return dataclasses.replace(made, bench=BenchConfig(cases=list(cases) or None, **options))
+
+
+def rows_in(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "models.csv").read_text().splitlines()))
+
+
+def test_every_mode_at_every_length_once(tmp_path):
+    made = config(tmp_path, "transformer", "hypergraph", "orthgsa")
+    suite.run(made)
+    rows = rows_in(tmp_path)
+    assert {(row["model"], row["mode"], row["tokens"]) for row in rows} == {
+        (model, mode, length)
+        for model in ("transformer", "hypergraph", "orthgsa")
+        for mode in suite.MODES
+        for length in ("8", "16")
+    }
+    assert all(float(row["milliseconds_median"]) > 0 for row in rows)
+    assert {row["batch"] for row in rows if row["mode"] == "training step" and row["tokens"] == "8"} == {"2"}
+    assert {float(row["ratio"]) for row in rows if row["model"] == "transformer"} == {1.0}
+    assert all(row["ratio"] for row in rows)
+    assert suite.finished(made)
+    with mock.patch.object(suite.timing, "interleaved", side_effect=AssertionError):
+        suite.run(made)
+    assert rows_in(tmp_path) == rows
+
+
+@pytest.mark.slow
+def test_every_preset(tmp_path):
+    suite.run(config(tmp_path, lengths=[16]))
+    rows = rows_in(tmp_path)
+    assert {row["model"] for row in rows} == set(architectures(LIKE))
+    assert not any(row["note"] for row in rows)
+
+
+def test_out_of_memory_is_a_row_and_longer_ones_are_not_tried(tmp_path):
+    made = config(tmp_path, "transformer")
+    with mock.patch.object(suite.timing, "interleaved", side_effect=torch.OutOfMemoryError) as tried:
+        suite.run(made)
+    assert {row["note"] for row in rows_in(tmp_path)} == {"out of memory", "out of memory at fewer tokens"}
+    assert tried.call_count == len(suite.MODES)
+
+
+def test_what_would_take_minutes_is_left_out(tmp_path):
+    with mock.patch.object(suite.timing, "interleaved", return_value={"transformer": [40e3]}):
+        suite.run(config(tmp_path, "transformer"))
+    notes = {(row["tokens"], row["mode"]): row["note"] for row in rows_in(tmp_path)}
+    assert notes["8", "prefill"] == ""
+    assert notes["16", "prefill"].startswith("left out: it would take about 160 s")
+
+
+def test_recomputing_is_part_of_a_row(tmp_path):
+    made = config(tmp_path, "transformer", lengths=[8])
+    suite.run(made)
+    suite.run(dataclasses.replace(made, trainer=TrainerConfig(recompute="full")))
+    modes = [(row["mode"], row["recompute"]) for row in rows_in(tmp_path)]
+    assert modes == [(mode, "none") for mode in suite.MODES] + [("training step", "full")]
+
+
+@pytest.mark.parametrize("preset", architectures(LIKE))
+def test_a_state_is_as_long_as_after_decoding(preset):
+    model = LanguageModel(architectures(LIKE)[preset], vocab_size=30, seq_len=12).eval()
+    decoded, filled = model.init_state(1, capacity=12), state_after(model, 12, torch.float32)
+    for token in torch.randint(30, (12, 1), generator=torch.Generator().manual_seed(0)):
+        _, decoded = model.step(token, decoded)
+    for real, made in zip(decoded.layers, filled.layers, strict=True):
+        assert lengths(real) == lengths(made)
+    logits, _ = model.step(torch.zeros(1, dtype=torch.int64), filled)
+    assert logits.isfinite().all()
+
+
+def lengths(state) -> list:
+    """How many rows every cache of a state reads, and how many tokens it has seen."""
+    if isinstance(state, KVCache):
+        rows = state.read()[0].shape[2]
+        return [rows, state.appended if rows == 12 else None]
+    if isinstance(state, RowCache):
+        return [state.length]
+    if isinstance(state, GroupedKVCache):
+        return [state.appended]
+    if dataclasses.is_dataclass(state):
+        return [lengths(getattr(state, field.name)) for field in dataclasses.fields(state)]
+    return []
+
+
+def test_what_recomputing_saves_and_costs(tmp_path):
+    rows = recompute.run(config(tmp_path, suite="recompute"))
+    kept = {row["recompute"]: row["kept_bytes"] for row in rows}
+    assert kept["none"] > kept["selective"] > kept["full"]
+    assert all(row["milliseconds_median"] > 0 and row["ratio"] > 0 for row in rows)
