@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,15 +77,15 @@ def place(config: Config) -> Path:
     return Path(config.bench.out or f"{config.results}/bench") / f"{config.suite}.csv"
 
 
-def write(rows: list[dict[str, Any]], path: Path) -> None:
+def write(rows: list[dict[str, Any]], path: Path, columns: Sequence[str] = COLUMNS) -> None:
     """Write rows as CSV, whole or not at all, and say where."""
-    _save(rows, path)
+    _save(rows, path, columns)
     print(f"table: {path}")
 
 
-def _save(rows: list[dict[str, Any]], path: Path) -> None:
+def _save(rows: list[dict[str, Any]], path: Path, columns: Sequence[str] = COLUMNS) -> None:
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: _rounded(v) for k, v in row.items()} for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)

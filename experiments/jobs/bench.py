@@ -10,10 +10,11 @@ import importlib
 import torch
 
 from experiments.bench import roofline, tables
+from experiments.runs import RunFailed
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
-SUITES = ("attention", "cpu", "harness", "kernels", "latency", "models", "recompute")
+SUITES = ("attention", "compile", "cpu", "harness", "kernels", "latency", "models", "recompute")
 
 
 def run(config: Config) -> None:
@@ -33,5 +34,8 @@ def run(config: Config) -> None:
         roofline.dry(b.lengths or [roofline.DRY_LENGTH], b.tokens)
         return
     torch.set_num_threads(config.trainer.threads)
-    rows = importlib.import_module(f"experiments.bench.{config.suite}").run(config)
-    tables.write(rows, tables.place(config))
+    suite = importlib.import_module(f"experiments.bench.{config.suite}")
+    rows = suite.run(config)
+    tables.write(rows, tables.place(config), getattr(suite, "COLUMNS", tables.COLUMNS))
+    if failed := sum(bool(row.get("error")) for row in rows):
+        raise RunFailed(f"{failed} of {len(rows)} failed; the table's column error says why")

@@ -11,7 +11,7 @@ from torch import Tensor
 @triton.jit
 def chunk_bounds(table, cu, row, SIZE: tl.constexpr):
     """Of one row of a chunk table: its sequence (−1: idle), the sequence's first token and end, the chunk's first."""
-    sequence = tl.load(table + row * 2)
+    sequence = tl.load(table + row * 2).to(tl.int64)
     busy = tl.maximum(sequence, 0)
     begin = tl.load(cu + busy).to(tl.int64)
     end = tl.load(cu + busy + 1).to(tl.int64)

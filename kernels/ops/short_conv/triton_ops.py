@@ -59,9 +59,7 @@ def _forward(
         channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
         in_width = channel < D
         token = first + tl.arange(0, BT)
-        out = _taps_sum(
-            x, weight, state, token, begin, end, sequence.to(tl.int64), channel, in_width, D, TAPS
-        )
+        out = _taps_sum(x, weight, state, token, begin, end, sequence, channel, in_width, D, TAPS)
         if SILU:
             out = out * sigmoid(out)
         mask = (token < end)[:, None] & in_width[None]
@@ -113,7 +111,6 @@ def _backward(
         for i in tl.static_range(TAPS):
             tl.store(part + i, tl.zeros((BD,), tl.float32), mask=in_width)
     else:
-        sequence = sequence.to(tl.int64)
         token = first + tl.arange(0, BT)
         column = token - end + TAPS - 1  # of the state after, for the last inputs
         place = (sequence * D + channel[None]) * (TAPS - 1) + column[:, None]
