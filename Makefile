@@ -60,5 +60,5 @@ help:
 	@echo 'make test         all tests;  make test-fast  those of under three minutes'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
 	@echo 'make test-matrix  the tests on every supported Python and torch that can be had here'
-	@echo 'make gpu          tests, latency and training on a GPU, in resumable stages'
+	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'

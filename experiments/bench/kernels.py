@@ -92,40 +92,41 @@ class _Measurement:
         return self.rows
 
     def _forms(self, calls: list[Call]) -> Iterator[tuple[str, Form]]:
-        backends = [x for x in ("triton", *calls[0].registry.backends) if x != "reference"]
-        for backend in dict.fromkeys(backends):
-            lacking = [c.operation for c in calls if backend not in c.registry.backends]
-            if backend == "triton" and (lacking or (interpreted() and self.device.type != "cuda")):
-                reason = (
-                    f"no Triton form of {', '.join(lacking)}"
-                    if lacking
-                    else "interpreted: no time to speak of"
-                )
-                self._remark("triton", "", reason)
-            elif not lacking and not (backend == "torch" and self.length > self.case.torch_limit):
+        for backend in dict.fromkeys(("triton", *calls[0].registry.backends)):
+            reason = self._untried(backend, calls)
+            if reason is None:
                 yield backend, lambda b=backend: [call.run(b) for call in calls]
+            elif backend == "triton":
+                self._remark(backend, "", reason)
         yield from peers.of(self.case.name, calls, self.device)
+
+    def _untried(self, backend: str, calls: list[Call]) -> str | None:
+        """Why a backend is not even tried; None if it is."""
+        lacking = [call.operation for call in calls if backend not in call.registry.backends]
+        if lacking:
+            return f"no {backend.capitalize()} form of {', '.join(lacking)}"
+        if backend == "triton" and interpreted() and self.device.type != "cuda":
+            return "interpreted: no time to speak of"
+        if backend == "torch" and self.length > self.case.torch_limit:
+            return "too long"
+        return "a definition, not meant to be fast" if backend == "reference" else None
 
     def _measure(self, mode: str, forms: dict[str, Form], calls: list[Call], work: Callable) -> list[str]:
         """Time forms against each other; returns the names of those that could do it."""
         leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
-        # A copy has no backward.
-        forms = {n: form for n, form in forms.items() if n not in peers.YARDSTICKS or mode == "forward"}
         runs = {name: (lambda f=form: work(f, leaves)) for name, form in forms.items()}
-        times = {
-            name: once for name, run in runs.items() if (once := self._trial(name, mode, run)) is not None
-        }
-        quick = {name: runs[name] for name, once in times.items() if once < SLOW_MS}
-        measured = timing.interleaved(
-            quick, self.config.bench.repeats, self.device, warm_up=0, clock=timing.on_device
-        )
-        measured = {name: measured.get(name, [once]) for name, once in times.items()}
-        best = self._best(
-            {name: timing.summary(x)["milliseconds_median"] for name, x in measured.items()}, calls
-        )
+        if mode != "forward":  # a copy has no backward
+            runs = {name: run for name, run in runs.items() if name not in peers.YARDSTICKS}
+        once = {name: self._trial(name, mode, run) for name, run in runs.items()}
+        measured = {name: [time] for name, time in once.items() if time is not None}
+        quick = {name: runs[name] for name, (time,) in measured.items() if time < SLOW_MS}
+        repeats = self.config.bench.repeats
+        measured |= timing.interleaved(quick, repeats, self.device, warm_up=0, clock=timing.on_device)
+        medians = {name: timing.summary(times)["milliseconds_median"] for name, times in measured.items()}
+        best = self._best(medians, calls)
         total = roofline.totals(self.case.calls(*self._meta), mode, self.peaks)
-        for name, milliseconds in measured.items():
-            self._row(name, mode, milliseconds, best, total, timing.peak_memory(runs[name], self.device))
+        for name, times in measured.items():
+            self._row(name, mode, times, best, total, timing.peak_memory(runs[name], self.device))
         return list(measured)
 
     @property

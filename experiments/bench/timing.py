@@ -41,7 +41,8 @@ def on_device(call: Callable[[], object], device: torch.device) -> float:
     if device.type != "cuda":
         return _timed(call, device)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    _scratch(device).zero_()
+    for _ in range(2):
+        _scratch(device).zero_()
     start.record()
     call()
     end.record()

@@ -38,4 +38,10 @@ def of(case: str, calls: list[Call], device: torch.device) -> Iterator[tuple[str
     """The peers of a case that can be used here, by name."""
     for name, module in _files().items():
         if case in module.CALLS and module.refuses(device) is None:
-            yield name, module.CALLS[case](calls)
+            yield name, _lazily(module.CALLS[case], calls)
+
+
+def _lazily(make: Callable[[list[Call]], Callable[[], Any]], calls: list[Call]) -> Callable[[], Any]:
+    """The peer made at its first run: an import that fails is then that peer's failure."""
+    made = functools.cache(lambda: make(calls))
+    return lambda: made()()
