@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+import triton
 from kernel_cases import normal, packed, rmse_ratio
 from torch import Tensor
 from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
@@ -15,8 +16,6 @@ from kernels.launch.tuning import Tuned
 from kernels.ops.nsa_attention import OPERATION, triton_bands, triton_choice, triton_parts, triton_selected
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.work import work
-
-triton = pytest.importorskip("triton")
 
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
 
