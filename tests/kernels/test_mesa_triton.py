@@ -22,12 +22,15 @@ STEPS = 8
 # The interpreter's time goes by the number of programs: one head, few chunks.
 CASES = {
     "short": ({"time": 5, "width": 16}, {}),
-    "chunks": ({"time": 70, "width": 20, "value_width": 12, "gates": "0", "sequences": 1}, {}),
+    "chunks": ({"time": 70, "width": 20, "value_width": 12, "sequences": 1}, {}),
     "gates -30": ({"time": 66, "width": 16, "gates": "-30"}, {}),
     "gates mixed": ({"time": 70, "width": 16, "gates": "mixed", "sequences": 1}, {}),
-    "batch": ({"batch": 2, "time": 3, "heads": 2, "width": 5, "value_width": 70, "sequences": 2}, {}),
+    "batch": (
+        {"batch": 2, "time": 3, "heads": 2, "width": 5, "value_width": 70, "gates": "0", "sequences": 2},
+        {},
+    ),
     "packed": (
-        {"time": 71, "width": 16, "gates": "mixed", "sequences": 4},
+        {"time": 71, "width": 16, "sequences": 4},
         {"cu_seqlens": packed(0, 66, 1, 4)},
     ),
     "one token": ({"time": 1, "width": 16, "sequences": 1}, {}),

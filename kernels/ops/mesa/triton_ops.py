@@ -33,7 +33,7 @@ from kernels.ops.mesa.triton_products import gate_gradients, key_gradients, read
 from kernels.ops.mesa.triton_solve import solve
 from kernels.ops.mesa.triton_states import chunk_states
 from kernels.ops.mesa.triton_step import mesa_step
-from kernels.ops.mesa.triton_tiles import CHUNK
+from kernels.ops.mesa.work import CHUNK
 
 State = tuple[Tensor | None, Tensor | None]
 

@@ -22,7 +22,6 @@ from torch import Tensor
 from kernels.launch.device import chunk_bounds
 from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
-    CHUNK,
     left_at_end,
     left_of_pairs,
     load_rows,
@@ -31,6 +30,7 @@ from kernels.ops.mesa.triton_tiles import (
     store_rows,
     store_scalars,
 )
+from kernels.ops.mesa.work import CHUNK
 
 
 @triton.jit

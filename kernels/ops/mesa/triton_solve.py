@@ -10,13 +10,13 @@ from torch import Tensor
 from kernels.launch.device import chunk_bounds
 from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
-    CHUNK,
     left_of_pairs,
     load_rows,
     load_scalars,
     load_tile,
     store_rows,
 )  # fmt: skip
+from kernels.ops.mesa.work import CHUNK
 
 
 @triton.jit

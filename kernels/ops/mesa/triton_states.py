@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels.launch.packing import first_chunks
 from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
-    CHUNK,
     left_at_end,
     load_rows,
     load_scalars,
@@ -18,6 +17,7 @@ from kernels.ops.mesa.triton_tiles import (
     load_tile,
     store_tile,
 )  # fmt: skip
+from kernels.ops.mesa.work import CHUNK
 
 
 @triton.jit

@@ -8,9 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-CHUNK = 64
-"""Tokens a chunk. A longer one means fewer states to keep and more work a token."""
-
 
 @triton.jit
 def load_rows(x, first, row, rows, head, H, column, WIDTH):

@@ -7,6 +7,7 @@ from torch import Tensor
 from kernels.launch.work import Work, nbytes
 
 CHUNK = 64
+"""Tokens a chunk of the kernels. A longer one means fewer states to keep and more work a token."""
 
 
 def work(
