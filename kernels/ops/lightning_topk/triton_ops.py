@@ -24,7 +24,7 @@ from kernels.ops.lightning_topk.triton_select import select_tuned
 from kernels.ops.lightning_topk.triton_sort import sort_entries
 
 MOST_ROWS = 128
-WAYS = 16
+WAYS, ROUNDS = 16, 8
 SORTED = 2048
 """Entries that a program sorts, in as many rows as that is, if a row is not longer."""
 
@@ -74,7 +74,8 @@ def lightning_topk_triton(
     select_tuned[(len(table),)](
         q_idx, k_idx, w_idx.detach().contiguous(), bias.detach().contiguous(), counts, entries, table,
         boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), q_idx.shape[-1] ** -0.5, *settings,
-        K_MAX=k_max, RULE=rule.rule if rule else "given", PACKED=cu_seqlens is not None, WAYS=WAYS, **sizes,
+        K_MAX=k_max, RULE=rule.rule if rule else "given", PACKED=cu_seqlens is not None,
+        WAYS=WAYS, ROUNDS=ROUNDS, **sizes,
     )  # fmt: skip
     indices = torch.empty(*q_idx.shape[:2], k_max, dtype=torch.int32, device=q_idx.device)
     log = (k_max - 1).bit_length()

@@ -81,32 +81,34 @@ def _count_wanted(
 def _narrow(
     q_rows, w_rows, bias_rows, inverse, k, exists, position, key_begin, last, scale, DI, low, high, wanted,
     BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, WAYS: tl.constexpr,
+    ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Ranks low < high such that at least `wanted` earlier keys reach low and fewer reach high, and how many do.
 
     Ends where high = low + 1 (then low is the threshold, perhaps of several keys) or exactly as many as wanted
-    reach one of the two. Each round scores all keys again and counts them against WAYS ranks.
+    reach one of the two; at the latest after ROUNDS, WAYS^ROUNDS > 2^31. Each round scores all keys again and counts
+    them against WAYS ranks.
     """
     reach_low, reach_high = tl.where(exists, position, 0), tl.zeros((BQ,), tl.int64)
     way = tl.arange(0, WAYS)[None]
-    open_ = (high - low > 1) & (reach_low != wanted) & (reach_high != wanted)
-    while tl.max(open_.to(tl.int32), axis=0) > 0:
-        width = (high - low)[:, None]
-        candidate = low[:, None] + width // WAYS * way + width % WAYS * way // WAYS
-        count = tl.zeros((BQ, WAYS), tl.int32)
-        for start in range(0, last, BS):
-            key, _, ranked = _tile(
-                q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD
-            )
-            ranked = tl.where(key[None] < position[:, None], ranked, -1)
-            count += tl.sum((ranked[:, None, :] >= candidate[:, :, None]).to(tl.int32), axis=2)
-        count = count.to(tl.int64)
-        enough = count >= wanted[:, None]
-        low = tl.max(tl.where(enough, candidate, low[:, None]), axis=1)
-        high = tl.min(tl.where(enough, high[:, None], candidate), axis=1)
-        reach_low = tl.min(tl.where(enough, count, reach_low[:, None]), axis=1)
-        reach_high = tl.max(tl.where(enough, reach_high[:, None], count), axis=1)
-        open_ = (high - low > 1) & (reach_low != wanted) & (reach_high != wanted)
+    for _round in range(ROUNDS):
+        unsettled = (high - low > 1) & (reach_low != wanted) & (reach_high != wanted)
+        if tl.max(unsettled.to(tl.int32), axis=0) > 0:
+            width = (high - low)[:, None]
+            candidate = low[:, None] + width // WAYS * way + width % WAYS * way // WAYS
+            count = tl.zeros((BQ, WAYS), tl.int32)
+            for start in range(0, last, BS):
+                key, _scores, ranked = _tile(
+                    q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD
+                )
+                ranked = tl.where(key[None] < position[:, None], ranked, -1)
+                count += tl.sum((ranked[:, None, :] >= candidate[:, :, None]).to(tl.int32), axis=2)
+            reach = count.to(tl.int64)
+            enough = reach >= wanted[:, None]
+            low = tl.max(tl.where(enough, candidate, low[:, None]), axis=1)
+            high = tl.min(tl.where(enough, high[:, None], candidate), axis=1)
+            reach_low = tl.min(tl.where(enough, reach, reach_low[:, None]), axis=1)
+            reach_high = tl.max(tl.where(enough, reach_high[:, None], reach), axis=1)
     return low, high, reach_high
 
 
@@ -120,7 +122,7 @@ def _collect(
     tiles = tl.cdiv(last, BS)
     for step in range(tiles):
         start = (tiles - 1 - step) * BS
-        key, _, ranked = _tile(
+        key, _scores, ranked = _tile(
             q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD
         )
         own = exists[:, None] & (key[None] == position[:, None])
@@ -138,7 +140,7 @@ def _collect(
 @triton.jit
 def _select(
     q, k, w, bias, counts, out, table, cu, cu_keys, scale, base, least, most, beta, reference, HI, DI, K_MAX,
-    RULE: tl.constexpr, PACKED: tl.constexpr, WAYS: tl.constexpr,
+    RULE: tl.constexpr, PACKED: tl.constexpr, WAYS: tl.constexpr, ROUNDS: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """out [B·Tq, K_MAX]: of each query the chosen keys in any order, as rank·2^32 + position."""
@@ -157,7 +159,7 @@ def _select(
         wanted = tl.where(exists, wanted - 1, 0)  # beside the query itself
         low, high, above = _narrow(
             q_rows, w_rows, bias_rows, inverse, k, exists, position, key_begin, last, scale, DI,
-            low, highest + 1, wanted, BQ, BH, BS, BD, WAYS,
+            low, highest + 1, wanted, BQ, BH, BS, BD, WAYS, ROUNDS,
         )  # fmt: skip
         first_key = key_begin if PACKED else key_begin * 0
         _collect(
