@@ -126,7 +126,7 @@ def _own_matrices(x: Tensor) -> Tensor:
 
 
 def _sum_over_tokens(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    steps = parts.view(-1, SUMMED, *parts.shape[1:])
+    steps = parts.view(len(parts) // SUMMED, SUMMED, *parts.shape[1:])
     return sum_rows(sum_rows(steps, torch.float32), dtype)
 
 

@@ -112,7 +112,7 @@ class _RMSLinear(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight, y, scale = ctx.saved_tensors
         sizes = _sizes(x, weight)
-        span = -(-triton.cdiv(sizes["TOKENS"], SPANS) // SPAN) * SPAN
+        span = triton.cdiv(max(1, sizes["TOKENS"]), SPANS * SPAN) * SPAN
         spans = triton.cdiv(sizes["TOKENS"], span)
         dx = torch.empty_like(x)
         parts = torch.empty(spans, *weight.shape, dtype=torch.float32, device=x.device)

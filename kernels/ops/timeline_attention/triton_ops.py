@@ -87,7 +87,7 @@ def _timeline_gather_backward(
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = row < ROWS
     keys, values = tl.zeros((BM, BK), tl.float32), tl.zeros((BM, BV), tl.float32)
-    for member in tl.static_range(GROUP):
+    for member in range(GROUP):
         flat = row * GROUP + member
         place = tl.load(places + flat, mask=known, other=0)
         query = _load_rows(dq_there, place, known, K, BK).to(tl.float32)
