@@ -58,18 +58,15 @@ class LaunchesOnly(TorchDispatchMode):
 @contextlib.contextmanager
 def kernels_only() -> Iterator[None]:
     """While inside, the torch and reference forms of every operation raise, and PyTorch only allocates."""
-    hidden = [
-        (form, operation._backends.pop(form), operation)
-        for operation in Operation._all
-        for form in ("torch", "reference")
-        if form in operation._backends
-    ]
+    whole = [(operation, operation._backends) for operation in Operation._all]
     try:
+        for operation, forms in whole:
+            operation._backends = {name: x for name, x in forms.items() if name not in ("torch", "reference")}
         with LaunchesOnly():
             yield
     finally:
-        for form, backend, operation in reversed(hidden):
-            operation._backends[form] = backend
+        for operation, forms in whole:
+            operation._backends = forms
 
 
 def assert_kernel_agrees(
