@@ -154,7 +154,7 @@ def test_one_token_is_decoding(shape, monkeypatch):
 
 def test_what_the_kernels_refuse():
     tensors = [torch.zeros(1, 2, 1, 160)] * 3 + [torch.zeros(1, 2, 1)] * 2 + [torch.ones(1, 160)]
-    with pytest.raises(ValueError, match=r"keys of at most 128 channels.*got 160.*reference, torch"):
+    with pytest.raises(ValueError, match=r"keys of at most 128 channels.*got 160"):
         mesa(*tensors, backend="triton")
     assert mesa_op.OPERATION.choose("auto", *tensors).name == "torch"
 
