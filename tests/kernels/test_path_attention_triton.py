@@ -44,7 +44,8 @@ def one_way(x: dict[str, Tensor]) -> dict[str, Tensor]:
     return x | {"w": x["w"][:, :1].expand_as(x["w"]).contiguous(), "beta": 2 + 0 * x["beta"]}
 
 
-# A block has 64 tokens, in 16 bit and beyond a width of 64 it has 128. The interpreter's time goes by the number of blocks and heads.
+# A block has 64 tokens, in 16 bit and beyond a width of 64 it has 128.
+# The interpreter's time goes by the number of blocks and heads.
 CALLS = {
     "packed": (inputs(1, 77, 2, 1, 20, 40), {"cu_seqlens": packed(70, 0, 1, 6)}),
     "one block": (inputs(2, 9, 1, 1, 5, 17), {"scale": 0.7}),
