@@ -18,15 +18,18 @@ def uniform(*shape: int, seed: int) -> Tensor:
 
 
 def inputs(batch: int, time: int, heads: int, kv_heads: int, width: int, values: int) -> dict[str, Tensor]:
-    """β: a third each uniform in (0, 2), at 1 (a projection) and at 2 (a reflection)."""
+    """Mostly reflections (β = 2), some projections (β = 1) and some in between; gates close to 0.
+
+    So blocks far away still matter: in 16 dimensions every projection loses a sixteenth of a key.
+    """
     beta, kind = 2 * uniform(batch, time, kv_heads, seed=5), uniform(batch, time, kv_heads, seed=6)
     return {
         "q": normal(batch, time, heads, width, seed=1),
         "k": normal(batch, time, kv_heads, width, seed=2),
         "v": normal(batch, time, kv_heads, values, seed=3),
         "w": F.normalize(normal(batch, time, kv_heads, width, seed=4), dim=-1),
-        "beta": beta.where(kind < 2 / 3, 2.0).where(kind > 1 / 3, 1.0),
-        "g": -0.3 * uniform(batch, time, heads, seed=7),
+        "beta": beta.where(kind > 0.03, 1.0).where(kind < 0.06, 2.0),
+        "g": -0.02 * uniform(batch, time, heads, seed=7),
     }
 
 
@@ -41,7 +44,8 @@ def one_way(x: dict[str, Tensor]) -> dict[str, Tensor]:
     return x | {"w": x["w"][:, :1].expand_as(x["w"]).contiguous(), "beta": 2 + 0 * x["beta"]}
 
 
-# A block has 64 tokens, in 16 bit and beyond a width of 64 it has 128. The interpreter's time goes by the number of blocks and heads.
+# A block has 64 tokens, in 16 bit and beyond a width of 64 it has 128.
+# The interpreter's time goes by the number of blocks and heads.
 CALLS = {
     "packed": (inputs(1, 77, 2, 1, 20, 40), {"cu_seqlens": packed(70, 0, 1, 6)}),
     "one block": (inputs(2, 9, 1, 1, 5, 17), {"scale": 0.7}),
