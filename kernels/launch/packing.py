@@ -15,7 +15,7 @@ def boundaries(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     batch, time = x.shape[:2]
     if cu_seqlens is not None:
         return cu_seqlens
-    return torch.arange(0, (batch + 1) * time, time, dtype=torch.int32, device=x.device)
+    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * time
 
 
 def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
