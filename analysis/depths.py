@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from analysis.style import panels
 
@@ -67,4 +67,10 @@ def log_gains(axes: Axes) -> None:
         low = axes.set_ylim(bottom=ROUNDING)[0]
     if high < 4 * low:
         middle = (low * high) ** 0.5
-        axes.set_ylim(middle / 2, middle * 2)
+        low, high = axes.set_ylim(middle / 2, middle * 2)
+    if (
+        high < 100 * low
+    ):  # where matplotlib would label every 2, 4, 6 of a decade, in a small panel on top of each other
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
