@@ -10,18 +10,23 @@ from torch import Tensor
 
 from experiments.evaluate import token_losses
 from zoo.model import LanguageModel
-from zoo.probes import Row, measure
+from zoo.probes import Row, conclude, measure
 from zoo.probes.measure import evaluating
 from zoo.probes.rows import buckets
 
 
 def measured(model: LanguageModel, tokens: Tensor, targets: Tensor, batch_size: int) -> list[Row]:
-    """Rows of all measures over windows [N, T], some at a time, averaged."""
+    """Rows of all measures over windows [N, T], some at a time: means over the batches, and what follows from them.
+
+    What is neither (norms of gradients, principal directions) is that of a batch, and its mean over batches.
+    """
     device = model.embedding.weight.device
-    return averaged(
-        row
-        for x, y in zip(tokens.split(batch_size), targets.split(batch_size), strict=True)
-        for row in measure(model, x.to(device), y.to(device))
+    return conclude(
+        averaged(
+            row
+            for x, y in zip(tokens.split(batch_size), targets.split(batch_size), strict=True)
+            for row in measure(model, x.to(device), y.to(device))
+        )
     )
 
 

@@ -25,7 +25,7 @@ from zoo.io import read_card
 from zoo.probes import registered
 
 RECORD = "probes.json"
-_FORMAT = 2
+_FORMAT = 3
 
 
 def probed(run: Path, probe: ProbeConfig) -> bool:

@@ -8,9 +8,10 @@ import torch
 from contract_cases import build, tokens
 from torch import Tensor
 
+from experiments.probing.measures import averaged
 from zoo import Context, ModelConfig
 from zoo.probe import Probe, Sight
-from zoo.probes import Row, measure
+from zoo.probes import Row, conclude, measure
 from zoo.probes.routing import Routing
 
 
@@ -58,6 +59,26 @@ def test_rows_are_what_counting_gives(heads, experts, k):
         assert rows[key].value == pytest.approx(value, abs=1e-12), key
         assert rows[key].count == count, key
     assert all(row.axis == ("expert" if row.measure == "load" else "") for row in rows.values())
+
+
+def test_imbalance_over_several_batches_is_that_of_all_their_tokens():
+    """Two batches that favour different experts: averages of their imbalances would say 2, together it is 1."""
+    p = torch.full((1, 4, 1, 2), 0.5).double()
+    batches = [torch.full((1, 4, 1, 1), expert) for expert in (0, 1)]
+    rows = [
+        row
+        for choices in batches
+        for row in Routing().see(
+            Sight("routing", {"probabilities": p, "choices": choices}, 0, "mixer", "one")
+        )
+    ]
+    found = rows_by_key(conclude(averaged(rows)))
+    assert found["imbalance", 0, None].value == 1
+    assert found["load_entropy", 0, None].value == pytest.approx(math.log(2))
+    assert found["load", 0, 0].value == found["load", 0, 1].value == 0.5
+    wanted = counted(torch.cat([p, p]), torch.cat(batches))
+    for key, (value, count) in wanted.items():
+        assert (found[key].value, found[key].count) == (pytest.approx(value), count)
 
 
 def routing_of(config: ModelConfig) -> tuple[dict[tuple[str, str], Sight], dict[str, Tensor], list[Row]]:

@@ -6,10 +6,10 @@ A measure is a class in one of this package's files, registered by `@register`; 
 and returns rows. Adding one is adding a file; the columns of `Row` are the table's.
 """
 
-from zoo.probes.measure import Measure, measure, register, registered
+from zoo.probes.measure import Measure, conclude, measure, register, registered
 from zoo.probes.rows import Row
 from zoo.registry import discover
 
 discover(__name__)
 
-__all__ = ["Measure", "Row", "measure", "register", "registered"]
+__all__ = ["Measure", "Row", "conclude", "measure", "register", "registered"]

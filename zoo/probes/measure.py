@@ -35,6 +35,11 @@ class Measure(ABC):
         """Rows about the whole model, after the pass; loss: mean cross-entropy in nats a token."""
         return ()
 
+    @classmethod
+    def conclude(cls, rows: list[Row]) -> list[Row]:
+        """Rows averaged over batches, those put right that are no means: a largest load is one of all tokens."""
+        return rows
+
 
 _MEASURES: dict[str, type[Measure]] = {}
 
@@ -48,6 +53,13 @@ def register(cls: type[Measure]) -> type[Measure]:
 def registered() -> dict[str, type[Measure]]:
     """All measures by name."""
     return dict(_MEASURES)
+
+
+def conclude(rows: list[Row]) -> list[Row]:
+    """Rows of several passes, averaged, as one pass over all their tokens would have given them."""
+    for cls in _MEASURES.values():
+        rows = cls.conclude(rows)
+    return rows
 
 
 def measure(

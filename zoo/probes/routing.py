@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator
 
 import torch
@@ -38,3 +40,26 @@ class Routing(Measure):
         yield from by_head(sight, "routing_entropy", entropy, tokens)
         first = p.gather(-1, choices[..., :1]).mean((0, 1, 3))
         yield from by_head(sight, "top_probability", first, tokens)
+
+    @classmethod
+    def conclude(cls, rows: list[Row]) -> list[Row]:
+        loads: dict[tuple, list[float]] = defaultdict(list)
+        for row in rows:
+            if row.measure == "load":
+                loads[_place(row)].append(row.value)
+        return [
+            row._replace(value=_OF_LOADS[row.measure](loads[_place(row)]))
+            if row.measure in _OF_LOADS
+            else row
+            for row in rows
+        ]
+
+
+def _place(row: Row) -> tuple:
+    return row.layer, row.part, row.block, row.head
+
+
+_OF_LOADS = {
+    "imbalance": lambda loads: max(loads) * len(loads),
+    "load_entropy": lambda loads: -sum(load * math.log(load) for load in loads if load),
+}
