@@ -98,7 +98,7 @@ class ProbeConfig:
     windows: int = 4
     batch_size: int = 4
     extrapolate: int = 8
-    long_windows: int = 4
+    long_windows: int = 2
     map_tokens: int = 48
     routing_tokens: int = 4096
     prompts: list[str] = field(default_factory=lambda: ["The ", "This function returns "])

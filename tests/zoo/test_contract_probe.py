@@ -2,6 +2,8 @@
 
 import ast
 import dataclasses
+import sys
+import types
 from pathlib import Path
 
 import bare_zoo
@@ -179,9 +181,10 @@ def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
     wasteful = source.replace(place, "squares = y.square()\n        " + place.replace(lazy, eager))
     assert wasteful != source
     assert ast.dump(bare_zoo.strip(wasteful)) == ast.dump(bare_zoo.strip(source))
-    made = {"__name__": "wasteful_layer"}
-    exec(wasteful, made)
-    monkeypatch.setattr(zoo.layer.Layer, "forward", made["Layer"].forward)
+    made = types.ModuleType("wasteful_layer")
+    exec(wasteful, made.__dict__)
+    monkeypatch.setitem(sys.modules, made.__name__, made)  # the compiler looks up what its functions name
+    monkeypatch.setattr(zoo.layer.Layer, "forward", made.Layer.forward)
     config = ModelConfig(pattern="C", depth=1, d_model=8, n_heads=1)
     for look in (operations, graphs):
         assert look(*with_probes(config)) != look(*without_probes(config))
