@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import os
+import reprlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +17,11 @@ from analysis.columns import RATES, RUN_COLUMNS, SETTING_COLUMNS
 SCHEMA = 1
 RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")
 NOT_RUNS = ("report", "published")
-NEEDED = ("name",)
+NEEDED = ("experiment", "run", "name")
 DEPTH = 2  # results / experiment / run
-RUN, EXPORT, FOREIGN = "run", "export", "foreign"
+RUN, EXPORT, FOREIGN, CLOSED = "run", "export", "foreign", "closed"
 EXPORTED_RUNS = "runs.parquet"
+WHOLE = range(-(2**63), 2**63)  # what a column of whole numbers holds
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,12 @@ class Unfinished:
 
 def run_title(folder: Path) -> str:
     """experiment/run, also for a folder given as "."."""
-    return "/".join(folder.resolve().parts[-2:])
+    return readable("/".join(folder.resolve().parts[-2:]))
+
+
+def readable(text: str) -> str:
+    r"""The text with what no file can hold (a name that is not UTF-8, half a character in JSON) as \udc.. instead."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Broken(Exception):
@@ -46,17 +54,21 @@ class Broken(Exception):
 def find_folders(path: Path) -> Iterator[tuple[Path, str]]:
     """Yield (folder, what it is) below a run, an experiment or the whole results folder.
 
-    What it is: a run; an export, the folder of a runs.parquet; or foreign, with no file of a run anywhere, so that
-    it can be named. Beside exported tables other folders (figures, say) are nobody's concern.
+    What it is: a run; an export, the folder of a runs.parquet; foreign, with no file of a run anywhere; or closed,
+    which may not be looked into: both so that they can be named. Beside exported tables other folders (figures,
+    say) are nobody's concern.
     """
     yield from _find(path, DEPTH)
 
 
 def _find(path: Path, depth: int) -> Iterator[tuple[Path, str]]:
+    if not os.access(path, os.R_OK | os.X_OK):
+        yield path, CLOSED
+        return
     if _is_run(path):
         yield path, RUN
         return
-    export = (path / EXPORTED_RUNS).is_file()
+    export = os.path.isfile(path / EXPORTED_RUNS)
     if export:
         yield path, EXPORT
     children = _children(path) if depth else []
@@ -74,7 +86,8 @@ def _children(path: Path) -> list[Path]:
 
 
 def _is_run(path: Path) -> bool:
-    return any((path / name).exists() for name in RUN_FILES)
+    # os.path: a folder that may not be entered holds no run; Path.exists raises there.
+    return any(os.path.exists(path / name) for name in RUN_FILES)
 
 
 def _ignored(path: Path) -> bool:
@@ -89,7 +102,9 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[str]] | Unfinished:
         summary = _read_object(folder / "summary.json")
         return _row(folder, summary)
     except Broken as error:
-        return Unfinished(folder, "broken", str(error))
+        return Unfinished(folder, "broken", readable(str(error)))
+    except RecursionError:
+        return Unfinished(folder, "broken", "summary.json is nested too deep")
 
 
 def _unfinished(folder: Path) -> Unfinished:
@@ -104,18 +119,25 @@ def _unfinished(folder: Path) -> Unfinished:
         )
     try:
         failure = _read_object(folder / "failure.json")
+        step, reason = failure.get("step"), _failure_text(failure)
     except Broken as error:
         return Unfinished(folder, "failed", f"and {error}")
+    except RecursionError:
+        return Unfinished(folder, "failed", "and failure.json is nested too deep")
+    return Unfinished(folder, "failed", reason, step if isinstance(step, int) and step in WHOLE else None)
+
+
+def _failure_text(failure: dict[str, Any]) -> str:
     step, module = failure.get("step"), failure.get("module")
     where = ("" if step is None else f" at step {step}") + ("" if not module else f" in {module}")
-    reason = f"{failure.get('kind', 'error')}{where}: {failure.get('message', 'no message')}"
-    return Unfinished(folder, "failed", reason, step if isinstance(step, int) else None)
+    return readable(f"{failure.get('kind', 'error')}{where}: {failure.get('message', 'no message')}")
 
 
 def _last_step(folder: Path) -> int | None:
     try:
         header, *rows = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
-        return int(rows[-1].split(",")[header.split(",").index("step")])
+        step = int(rows[-1].split(",")[header.split(",").index("step")])
+        return step if step in WHOLE else None
     except (OSError, ValueError, IndexError):
         return None
 
@@ -125,6 +147,8 @@ def _read_object(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Broken(f"{path.name} cannot be read ({error})") from error
+    except RecursionError as error:
+        raise Broken(f"{path.name} is nested too deep") from error
     if not isinstance(value, dict):
         raise Broken(f"{path.name} holds no JSON object")
     return value
@@ -138,7 +162,7 @@ def _row(folder: Path, summary: dict[str, Any]) -> tuple[dict[str, Any], list[st
         )
     experiment, run = where.split("/")[-2:]
     summary = {"experiment": experiment, "run": run, **summary}
-    row, missing = {"folder": str(folder)}, []
+    row, missing = {"folder": readable(str(folder))}, []
     for column in RUN_COLUMNS:
         if column.source:
             value = _dig(summary, column.source)
@@ -164,16 +188,20 @@ def _convert(value: Any, dtype: str, source: str) -> Any:
     if value is None:
         return None
     if dtype == "str":
-        return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+        if text != readable(text):
+            raise Broken(f"summary.json: {source} is {reprlib.repr(text)}, which is no text")
+        return text
     if dtype == "boolean" and isinstance(value, bool):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if dtype == "float64":
+        # Whole numbers in JSON have no limit, columns do.
+        if dtype == "float64" and (isinstance(value, float) or abs(value) <= sys.float_info.max):
             return float(value)
-        if dtype == "Int64" and math.isfinite(value) and value == int(value):
+        if dtype == "Int64" and (isinstance(value, int) or value.is_integer()) and int(value) in WHOLE:
             return int(value)
     kinds = {"float64": "a number", "Int64": "a whole number", "boolean": "true or false"}
-    raise Broken(f"summary.json: {source} is {value!r}, not {kinds[dtype]}")
+    raise Broken(f"summary.json: {source} is {reprlib.repr(value)}, not {kinds[dtype]}")
 
 
 def _setting(folder: Path, row: dict[str, Any], leave_out: tuple[str, ...]) -> str:
@@ -183,7 +211,7 @@ def _setting(folder: Path, row: dict[str, Any], leave_out: tuple[str, ...]) -> s
     """
     try:
         covered: Any = _without(leave_out, _read_object(folder / "identity.json"))
-    except Broken:
+    except (Broken, RecursionError):
         covered = {name: row[name] for name in SETTING_COLUMNS if name not in leave_out}
     return hashlib.sha256(json.dumps(covered, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -46,7 +46,8 @@ def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
             data[name] = values.astype("str")
             continue
         numbers = pd.to_numeric(values, errors="coerce")
-        data[name] = numbers.where(numbers % 1 == 0) if name in whole else numbers
+        # 2**63 and above is no Int64
+        data[name] = numbers.where((numbers % 1 == 0) & (numbers.abs() < 2**63)) if name in whole else numbers
         unreadable += (data[name].isna() & values.notna()).to_numpy(dtype=int, na_value=0)
     return pd.DataFrame(data), unreadable
 

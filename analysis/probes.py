@@ -92,7 +92,7 @@ def read_table(
     runs, exported: as in `Results`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
     """
     file = f"{name}.parquet"
-    found = (s for s in sources(runs, exported or {}, f"{FOLDER}/{file}", file) if s.path.is_file())
+    found = (s for s in sources(runs, exported or {}, f"{FOLDER}/{file}", file) if _is_there(s.path))
     frame, owners, problems = gather(runs, found, lambda source: _read(source, TABLES[name]))
     columns = (*_KEYS, *TABLES[name])
     whole = keyed(runs, owners, frame.reindex(columns=[c.name for c in TABLES[name]]))
@@ -104,6 +104,14 @@ def advice(runs: pd.DataFrame) -> str:
     return (
         f"python run.py job=probe runs=results/{runs['experiment'].iloc[0]} makes it where the blocks have it"
     )
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is a file, also one in a folder that may not be entered: reading it says so."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return True
 
 
 def _read(source: Source, columns: tuple[Column, ...]) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.folders import EXPORT, EXPORTED_RUNS, Unfinished, find_folders, run_title
+from analysis.folders import EXPORT, EXPORTED_RUNS, Unfinished, find_folders, readable, run_title
 from analysis.metrics import read_metrics
 from analysis.probes import TABLES, read_table
 from analysis.sources import EXPORTED_METRICS, Key, read_folder
@@ -45,7 +45,7 @@ class Results:
         for place in (path.resolve() for path in self.places):
             around = (folder / "published" for folder in (place, *place.parents[:2]))
             for folder in (place, *around):
-                if (folder / name).is_file():
+                if os.path.isfile(folder / name):
                     return folder / name
         return None
 
@@ -112,8 +112,8 @@ def _not_among(rows: list[dict], found: list[dict]) -> dict[Key, dict]:
 def _folders(paths: list[Path]) -> list[tuple[Path, str]]:
     found: dict[Path, tuple[Path, str]] = {}
     for path in paths:
-        if not path.is_dir():
-            what = "is a file" if path.exists() else "does not exist"
+        if not os.path.isdir(path):
+            what = "is a file" if os.path.exists(path) else "does not exist"
             raise ResultsError(
                 f"{path} {what}; give the folder of a run, of an experiment, or of all results"
             )
@@ -172,7 +172,7 @@ def _describe(values: pd.Series) -> str:
 
 def _unfinished_frame(unfinished: list[Unfinished]) -> pd.DataFrame:
     rows = [
-        (*run_title(item.folder).split("/"), item.status, item.step, item.reason, str(item.folder))
+        (*run_title(item.folder).split("/"), item.status, item.step, item.reason, readable(str(item.folder)))
         for item in unfinished
     ]
     frame = pd.DataFrame(rows, columns=["experiment", "run", "status", "step", "reason", "folder"])

@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 
 from analysis.columns import METRIC_KEYS, RUN_COLUMNS
-from analysis.folders import EXPORT, EXPORTED_RUNS, FOREIGN, Broken, Unfinished, read_run
+from analysis.folders import CLOSED, EXPORT, EXPORTED_RUNS, FOREIGN, NEEDED, Broken, Unfinished, read_run
 
 EXPORTED_METRICS = "metrics.parquet"
 # What reading a damaged or foreign file raises; pyarrow's errors are among these.
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, NotImplementedError)
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, NotImplementedError, OverflowError)
 
 Key = tuple[str, str]  # experiment, run
 
@@ -86,6 +86,8 @@ def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str
     """The runs in a folder that `find_folders` found, as rows, and the problems met; or why there are none."""
     if kind == FOREIGN:
         return Unfinished(folder, "foreign", "holds no file of a run")
+    if kind == CLOSED:
+        return Unfinished(folder, "broken", "may not be opened: no permission")
     if kind == EXPORT:
         try:
             return _read_exported(folder)
@@ -103,8 +105,14 @@ def _read_exported(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     except UNREADABLE as error:
         raise Broken(f"{EXPORTED_RUNS} cannot be read ({error})") from error
     missing = [c.name for c in RUN_COLUMNS if c.name not in typed and not c.optional]
-    if {"experiment", "run", "folder", "name", "setting"} & set(missing):
+    needed = [*NEEDED, "folder", "setting"]
+    if set(needed) & set(missing):
         raise Broken(f"{EXPORTED_RUNS} has no column {', '.join(missing)}")
     problems = [f"{folder}: {EXPORTED_RUNS} lacks {', '.join(missing)}"] if missing else []
+    whole = typed[needed].notna().all(axis=1)
+    if not whole.all():
+        lost = f"{(~whole).sum()} of {len(typed)} rows without {', '.join(needed[:-1])} or {needed[-1]}"
+        problems.append(f"{folder}: {EXPORTED_RUNS}: {lost} were left out")
+        typed = typed[whole]
     rows = typed.astype("object").where(typed.notna(), None).to_dict("records")
     return [{str(name): value for name, value in row.items()} for row in rows], problems

@@ -38,7 +38,7 @@ def write_report(
     """
     folder = _target(runs, out)
     results = runs if isinstance(runs, Results) else load_results(runs)
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     content = gather(results, folder / "figures", workers)
     results.to_parquet(folder)
     _write_tables(results, content, folder / "tables")
@@ -52,6 +52,20 @@ def _target(runs: object, out: PathLike | None) -> Path:
     if isinstance(runs, str | os.PathLike):
         return Path(runs) / "report"
     raise ResultsError("a report over several folders needs a place: give out=FOLDER")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        file = next((place for place in (folder, *folder.parents) if place.is_file()), folder)
+        raise ResultsError(
+            f"a report needs a folder, and {file} is a file; move or rename it, or write_report(runs, out=FOLDER)"
+        ) from error
+    except OSError as error:
+        raise ResultsError(
+            f"{folder} cannot be made ({error.strerror}); write_report(runs, out=FOLDER)"
+        ) from error
 
 
 def _write_tables(results: Results, content: Content, folder: Path) -> None:

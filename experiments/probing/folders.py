@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,15 +38,20 @@ def title(run: Path) -> str:
 
 def _folders(place: Path, depth: int) -> Iterator[Path]:
     """Run folders below a run, an experiment or all results, and folders without any."""
-    inside = [] if _is_run(place) or not depth else [x for x in sorted(place.iterdir()) if _may_hold_runs(x)]
+    ends = _is_run(place) or not depth or _closed(place)
+    inside = [] if ends else [x for x in sorted(place.iterdir()) if _may_hold_runs(x)]
     if not inside:
         yield place
     for folder in inside:
         yield from _folders(folder, depth - 1)
 
 
+def _closed(folder: Path) -> bool:
+    return not os.access(folder, os.R_OK | os.X_OK)
+
+
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (SUMMARY, FAILURE, CONFIG))
+    return any(os.path.exists(folder / name) for name in (SUMMARY, FAILURE, CONFIG))
 
 
 def _may_hold_runs(path: Path) -> bool:
@@ -54,10 +60,12 @@ def _may_hold_runs(path: Path) -> bool:
 
 def _problem(folder: Path) -> str:
     """Why there is no complete run in a folder; "" if there is."""
+    if _closed(folder):
+        return "may not be opened: no permission"
     run = RunFolder(folder)
     if not run.complete:
         return "failed" if run.failed else "not complete" if _is_run(folder) else "holds no run"
     try:
         return "" if isinstance(run.summary(), dict) else f"its {SUMMARY} is none"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"its {SUMMARY} cannot be read ({error})"
