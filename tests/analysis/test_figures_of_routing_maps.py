@@ -73,3 +73,18 @@ def test_loads_in_their_own_order_and_imbalance_by_layer(tmp_path, write_run):
     expected = [4 * sum(shares[place] for shares in ordered) / 3 for place in range(4)]
     np.testing.assert_allclose(line(load, "moe").get_ydata(), expected)
     assert "moe: 4 experts, imbalance 2.07 (highest 2.80)" in load_balance.caption(table)
+
+
+def test_heads_of_two_seeds_have_a_dot_each(tmp_path, write_run):
+    values = {0: [1.0, 3.0], 1: [3.5, 1.5]}
+    for seed, heads in values.items():
+        run = write_run(tmp_path / "exp", "moe", seed)
+        at = {"part": "channel", "block": "moe", "layer": 0}
+        write_table(
+            run, "measures", [measure("imbalance", value, head=h, **at) for h, value in enumerate(heads)]
+        )
+    table = load_balance.table(load_results(tmp_path / "exp"))
+    imbalance = load_balance.draw(table).axes[0]
+    assert sorted(line(imbalance, "_heads").get_ydata()) == [1.0, 1.5, 3.0, 3.5]
+    np.testing.assert_allclose(line(imbalance, "moe").get_ydata(), [2.25])
+    assert "dots, single heads of each seed." in load_balance.caption(table)
