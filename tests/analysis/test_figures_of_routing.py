@@ -124,7 +124,9 @@ def test_typical_tokens_of_the_head_that_tells_most(tmp_path, write_run):
         expected.append([pair for pair in sorted(lifts, reverse=True) if pair[0] > 1])
     for axes, pairs in zip(timeline_tokens.draw(table).axes, expected, strict=True):
         np.testing.assert_allclose([bar.get_width() for bar in axes.patches], [lift for lift, _ in pairs])
-        assert [tick.get_text() for tick in axes.get_yticklabels()] == [word.strip() for _, word in pairs]
+        assert [tick.get_text() for tick in axes.get_yticklabels()] == [
+            word.replace(" ", "␣") for _, word in pairs
+        ]
     first = timeline_tokens.draw(table).axes[0]
     assert first.get_title("left") == "timeline 0: 49 % of tokens"
     assert first.texts[0].get_text() == "30 of 32"
