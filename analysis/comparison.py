@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -16,11 +17,17 @@ ESTIMATED = (
     "test_word_perplexity",
     "test_bits_per_byte",
     "validation_loss",
+    "final_validation_loss",
     "tokens_per_second",
     "mfu",
     "best_step",
 )
 """Averaged over seeds; each has a column ``<name>_ci`` with the half width of its 95 % interval."""
+
+FINAL = "final_validation_loss"
+"""What orders models that no test split was scored of: see `with_final_validation`."""
+
+NAMES = {"test_loss": "test loss", "test_bits_per_byte": "bits per byte", FINAL: "final validation loss"}
 
 SHARED = (
     "name",
@@ -50,22 +57,48 @@ def ranking_metric(runs: pd.DataFrame) -> str:
     return "test_loss" if one_tokenizer else "test_bits_per_byte"
 
 
+def with_final_validation(results: Results) -> pd.DataFrame:
+    """The runs with final_validation_loss: the last one in their metrics, of the part of the split scored there."""
+    rows = results.metrics
+    rows = rows[(rows["split"] == "validation") & rows["loss"].notna()].sort_values("step", kind="stable")
+    last = rows.groupby(["experiment", "run"])["loss"].last().rename(FINAL)
+    return results.runs.join(last, on=["experiment", "run"])
+
+
+def order_metric(runs: pd.DataFrame) -> str:
+    """`ranking_metric`; where no run was tested at all, final_validation_loss."""
+    metric = ranking_metric(runs)
+    return metric if runs[metric].notna().any() or FINAL not in runs else FINAL
+
+
+def counted(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs that count as seeds: those with the number that orders the models; all, if none has one."""
+    known = runs[order_metric(runs)].notna()
+    return runs[known] if known.any() else runs
+
+
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per label, best first.
+    """One row per label, best first by `order_metric`.
 
-    Columns: label, SHARED, ESTIMATED each with ``_ci``, peak_memory_bytes (the highest), n_seeds, seeds.
+    Columns: label, SHARED, ESTIMATED each with ``_ci``, peak_memory_bytes (the highest), n_seeds and seeds (those
+    `counted`). runs: Results.runs, or `with_final_validation`.
     """
-    rows = [_summarise(label, group) for label, group in unique_seeds(runs).groupby("label", sort=False)]
-    return pd.DataFrame(rows).sort_values([ranking_metric(runs), "label"], ignore_index=True)
+    known = set(counted(runs).index)
+    rows = [
+        _summarise(label, group, group.index.isin(known))
+        for label, group in unique_seeds(runs).groupby("label", sort=False)
+    ]
+    return pd.DataFrame(rows).sort_values([order_metric(runs), "label"], ignore_index=True)
 
 
-def _summarise(label: str, group: pd.DataFrame) -> dict:
+def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:
+    group = group if FINAL in group else group.assign(**{FINAL: math.nan})
     row = {"label": label, **{name: group[name].iloc[0] for name in SHARED}}
     for name in ESTIMATED:
         row[name], row[f"{name}_ci"], _ = estimate(group[name].astype("float64"))
     row["peak_memory_bytes"] = group["peak_memory_bytes"].max()
-    row["n_seeds"] = len(group)
-    row["seeds"] = ", ".join(str(seed) for seed in sorted(group["seed"].dropna()))
+    row["n_seeds"] = int(sum(known))
+    row["seeds"] = ", ".join(str(seed) for seed in sorted(group.loc[known, "seed"].dropna())) or None
     return row
 
 
@@ -79,15 +112,16 @@ def interval_text(mean: float, half_width: float) -> str:
 
 def comparison_text(results: Results) -> str:
     """An aligned plain-text table for the terminal, best model first, one line per model."""
-    table = compare(results.runs)
-    head = ("#", "name", "pattern", "params", "test loss", "word ppl", "bits/byte", "tokens/s", "seeds")
+    runs = with_final_validation(results)
+    table, loss = compare(runs), FINAL if order_metric(runs) == FINAL else "test_loss"
+    head = ("#", "name", "pattern", "params", NAMES[loss], "word ppl", "bits/byte", "tokens/s", "seeds")
     lines = [head] + [
         (
             str(rank),
             row.label,
             row.pattern,
             engineering(row.parameters),
-            interval_text(row.test_loss, row.test_loss_ci),
+            interval_text(getattr(row, loss), getattr(row, f"{loss}_ci")),
             number(row.test_word_perplexity),
             number(row.test_bits_per_byte),
             engineering(row.tokens_per_second),
@@ -108,8 +142,10 @@ def comparison_text(results: Results) -> str:
 
 
 def _footnote(table: pd.DataFrame) -> str:
-    if (table["n_seeds"] == 1).all():
-        return "one seed: no interval"
+    none = table.loc[table["n_seeds"] == 0, "label"]
+    without = f"; not scored: {', '.join(none)}" if len(none) else ""
+    if (table["n_seeds"] <= 1).all():
+        return "one seed: no interval" + without
     alone = table.loc[table["n_seeds"] == 1, "label"]
     note = "±: 95 % confidence interval over seeds (Student t)"
-    return note + (f"; one seed: no interval: {', '.join(alone)}" if len(alone) else "")
+    return note + (f"; one seed: no interval: {', '.join(alone)}" if len(alone) else "") + without

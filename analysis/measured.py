@@ -77,6 +77,17 @@ def over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     return grouped[grouped["count"] == rows["run"].nunique()].drop(columns="count")
 
 
+def single_heads(rows: pd.DataFrame) -> pd.DataFrame:
+    """run, layer, head, value: heads of one number in two runs have nothing in common, so each run has its own."""
+    return rows.groupby(["run", "layer", "head"], dropna=False)["value"].mean().reset_index()
+
+
+def dots_text(table: pd.DataFrame) -> str:
+    """What a dot of `single_heads` stands for."""
+    several = table.groupby("label")["run"].nunique().max() > 1
+    return "single heads of each seed" if several else "single heads"
+
+
 def draw_line(axes: Axes, spread: pd.DataFrame, look: Look, label: str, **options) -> None:
     """The mean of `over_seeds` against its index, with its band."""
     x = spread.index.to_numpy("float64")

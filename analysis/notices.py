@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.comparison import unique_seeds
+from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
 from analysis.results import Results
 from analysis.units import engineering, listing, whole
 
@@ -15,15 +15,38 @@ SHOWN = 12
 
 def notices(results: Results) -> list[str]:
     """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
-    runs = results.runs
+    runs = with_final_validation(results)
     checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates)
-    found = _seeds(runs) + _unfinished(results.unfinished)
+    found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
     return found + _other_problems(results)
 
 
+def _untested(runs: pd.DataFrame) -> list[str]:
+    """Which runs have not been scored as the others were."""
+    metric, unique = order_metric(runs), unique_seeds(runs)
+    found = []
+    if runs["test_loss"].isna().all():
+        found.append(
+            "no test split was scored: models are compared by the validation loss at the end of training, which "
+            "may cover a part of its split. Add test to evaluate.splits."
+        )
+    without = unique[~unique.index.isin(counted(unique).index)]
+    if len(without):
+        each = (f"{row.label} seed {whole(row.seed)} ({row.run})" for row in without.itertuples())
+        found.append(f"no {NAMES[metric]}, so not counted as a seed: {listing(each)}.")
+    if metric == FINAL and runs[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] > 1:
+        found.append("the order of the models means nothing: their losses are per token of mixed tokenizers.")
+    return found
+
+
 def _seeds(runs: pd.DataFrame) -> list[str]:
-    seeds = unique_seeds(runs).groupby("label")["seed"].agg(lambda values: tuple(sorted(values.dropna())))
+    """How many seeds each model has of the number that orders the models."""
+    seeds = (
+        counted(unique_seeds(runs))
+        .groupby("label")["seed"]
+        .agg(lambda values: tuple(sorted(values.dropna())))
+    )
     alone = [label for label, values in seeds.items() if len(values) < 2]
     if len(alone) == len(seeds):
         return [

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from analysis.comparison import compare
+from analysis.comparison import compare, with_final_validation
 from analysis.errors import NoData, ResultsError
 from analysis.files import write_atomically, write_text
 from analysis.gallery import draw, listed
@@ -28,7 +28,8 @@ def publish(results: Results, folder: PathLike, figures: Iterable[str] = ()) -> 
     """
     folder = Path(folder)
     portable(results).to_parquet(folder)
-    write_atomically(folder / "comparison.csv", partial(compare(results.runs).to_csv, index=False))
+    table = compare(with_final_validation(results))
+    write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False))
     known = [entry.name for entry in listed()]
     for name in figures:
         if name not in known:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from matplotlib.font_manager import findfont, get_font
 
 LONGEST = 9
+SPACE = "␣"
 SIGNS = {"\n": "⏎", "\t": "→"}
 
 
@@ -16,11 +17,14 @@ def _known() -> frozenset[int]:
 
 
 def token_label(text: str, longest: int = LONGEST) -> str:
-    """A token for a tick: spaces at its ends off, line ends and lone spaces as signs, no mathematics, not too long.
+    """A token for a tick: spaces at its ends and line ends as signs, no mathematics, not too long.
 
-    Characters that the figures' font lacks become □.
+    " a" and "a" are different tokens, hence the signs. Characters that the figures' font lacks become □.
     """
-    shown = "".join(SIGNS.get(sign, sign) for sign in text).strip() or "␣"
+    shown = "".join(SIGNS.get(sign, sign) for sign in text)
+    before, after = (len(shown) - len(bare) for bare in (shown.lstrip(" "), shown.rstrip(" ")))
+    middle = shown.strip(" ")
+    shown = SPACE * before + middle + SPACE * after if middle else SPACE * before
     shown = "".join(sign if ord(sign) in _known() else "□" for sign in shown)
     shown = shown if len(shown) <= longest else shown[: longest - 1] + "…"
     return shown.replace("$", r"\$")

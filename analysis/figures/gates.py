@@ -11,12 +11,14 @@ from analysis.errors import NoData
 from analysis.measured import (
     all_looks,
     band_text,
+    dots_text,
     draw_line,
     legend_lines,
     measured,
     over_seeds,
     present,
     provenance,
+    single_heads,
 )
 from analysis.probes import advice
 from analysis.results import Results
@@ -62,7 +64,7 @@ def draw(table: pd.DataFrame) -> Figure:
 def _draw(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
     if rows.empty:
         return
-    heads = rows.groupby(["layer", "head"])["value"].mean().reset_index()
+    heads = single_heads(rows)
     x = heads["layer"].astype("float64")
     axes.plot(
         x, heads["value"], "o", color=look.color, markersize=3, alpha=0.45, markeredgewidth=0, label="_heads"
@@ -81,6 +83,7 @@ def caption(table: pd.DataFrame) -> str:
     without = [label for label in table["label"].unique() if label not in present(table)]
     none = f"No such gates: {listing(without, 20)}. " if without else ""
     return (
-        f"Lines: mean over heads ({band_text(table)}); dots: single heads. Mean over layers, in brackets the share of "
+        f"Lines: mean over heads ({band_text(table)}); dots: {dots_text(table)}. "
+        "Mean over layers, in brackets the share of "
         f"values below 0.1: {'; '.join(told)}. {none}{provenance(table)}"
     )

@@ -7,7 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.measured import band_text, draw_line, legend_lines, measured, over_seeds, provenance
+from analysis.measured import (
+    band_text,
+    dots_text,
+    draw_line,
+    legend_lines,
+    measured,
+    over_seeds,
+    provenance,
+    single_heads,
+)
 from analysis.results import Results
 from analysis.routed import noun, with_blocks
 from analysis.style import INK, Look, legend_below, looks, new_figure, styled
@@ -54,7 +63,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _draw_imbalance(axes: Axes, rows: pd.DataFrame, look: Look, series: str) -> None:
-    heads = rows.groupby(["layer", "head"], dropna=False)["value"].mean().reset_index()
+    heads = single_heads(rows)
     dots = {"color": look.color, "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
     axes.plot(heads["layer"].astype("float64"), heads["value"], "o", label="_heads", **dots)
     draw_line(axes, over_seeds(rows, "layer"), look, series)
@@ -77,7 +86,7 @@ def caption(table: pd.DataFrame) -> str:
             f"{series}: {choices} {plural}, imbalance {imbalance.mean():.2f} (highest {imbalance.max():.2f})"
         )
     return (
-        f"Above: lines, mean over heads ({band_text(table)}); dots, single heads. Below: mean over layers and heads, "
+        f"Above: lines, mean over heads ({band_text(table)}); dots, {dots_text(table)}. Below: mean over all heads, "
         "each with its own order of loads; bands: all of them. Dotted: perfect balance. First and further choices "
         f"count alike. {'; '.join(told)}. {provenance(table)}"
     )

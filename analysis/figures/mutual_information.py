@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.measured import band_text, draw_line, over_seeds, provenance
+from analysis.measured import band_text, dots_text, draw_line, over_seeds, provenance, single_heads
 from analysis.results import Results
 from analysis.routed import mutual_information, routed
 from analysis.style import INK, Look, legend_below, looks, panels, styled
@@ -87,7 +87,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
-    heads = rows[rows["measure"] == "token"].groupby(["layer", "head"])["value"].mean().reset_index()
+    heads = single_heads(rows[rows["measure"] == "token"])
     dots = {"color": look.color, "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
     axes.plot(heads["layer"].astype("float64"), heads["value"], "o", label="_heads", **dots)
     for measure, linestyle in MEASURES.items():
@@ -107,7 +107,7 @@ def caption(table: pd.DataFrame) -> str:
         )
     return (
         "Mutual information of a token's kind and its first choice on held-out text, in nats: mean over heads "
-        f"({band_text(table)}); dots: single heads. Dashed: with the token replaced by its frequency, rounded down "
-        "to a power of two; dotted: choices dealt out anew among the tokens, what so few tokens show by chance. "
+        f"({band_text(table)}); dots: {dots_text(table)}. Dashed: with the token replaced by its frequency, rounded "
+        "down to a power of two; dotted: choices dealt out anew among the tokens, what so few tokens show by chance. "
         f"Mean over layers and heads: {'; '.join(told)}. {provenance(table)}"
     )

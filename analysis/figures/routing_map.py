@@ -14,20 +14,29 @@ from analysis.results import Results
 from analysis.routed import choice_colors, noun, one_model, routed
 from analysis.style import PALETTE, new_figure, styled
 from analysis.tokens import token_label
+from analysis.units import listing
 
 LONGEST = 36
 """Tokens that have room for their text side by side."""
 
 LAYERS = 4
 COLUMNS = (
-    *("run", "label", "color", "seed", "training_set", "layer", "block", "head"),
-    *("position", "text", "choice", "probability"),
+    *("run", "label", "series", "color", "seed", "training_set", "layer", "block", "head"),
+    *("position", "text", "choice", "probability", "routed_layers", "routers"),
 )
 
 
 def table(results: Results) -> pd.DataFrame:
-    """First choices of one model's heads for the sentence's first LONGEST tokens, in at most LAYERS layers."""
-    rows = one_model(routed(results, "routes"))
+    """First choices of one model's heads for the sentence's first LONGEST tokens, in at most LAYERS layers.
+
+    routed_layers: all layers that have this router; routers: those of all models, both as text.
+    """
+    every = routed(results, "routes")
+    rows = one_model(every)
+    rows = rows.assign(
+        routed_layers=listing(sorted(rows["layer"].unique()), 40),
+        routers=listing(sorted(every["series"].unique()), 20),
+    )
     rows = rows[
         (rows["rank"] == 0) & (rows["position"] < LONGEST) & rows["layer"].isin(_layers(rows["layer"]))
     ]
@@ -86,12 +95,21 @@ def _legend(colors: dict[int, str], what: str) -> list[Patch]:
 
 def caption(table: pd.DataFrame) -> str:
     """Whose heads, on which sentence, how sure."""
-    first, what = table.iloc[0], noun(table["block"].iloc[0])
+    what = noun(table["block"].iloc[0])
     heads = table.groupby(["layer", "head"])["choice"]
     commonest = heads.agg(lambda choices: (choices == choices.mode()[0]).mean())
     return (
-        f"{first.label}, router of {first.block}: the {what} that each head's router chose first for each token; "
+        f"{_which(table)}: the {what} that each head's router chose first for each token; "
         f"opacity: its probability (mean {table['probability'].mean():.2f}). A {what}'s number means something within "
         f"its head only. A head's commonest {what} gets {100 * commonest.mean():.0f} % of this sentence on average. "
-        f"{provenance(table)}"
+        f"␣: a space. {provenance(table)}"
     )
+
+
+def _which(table: pd.DataFrame) -> str:
+    """The model, its router and the layers shown, and what there is beside them."""
+    first, shown = table.iloc[0], listing(sorted(table["layer"].unique()), 40)
+    layers = f"layer{'s' * (table['layer'].nunique() > 1)} {shown}"
+    of_layers = "" if shown == first.routed_layers else f" (routed: {first.routed_layers})"
+    of_routers = "" if first.routers in set(table["series"]) else f" (one of the routers of {first.routers})"
+    return f"{first.label}, router of {first.block}{of_routers}, {layers}{of_layers}"

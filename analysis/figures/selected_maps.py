@@ -37,6 +37,6 @@ def caption(table: pd.DataFrame) -> str:
     keys = "; ".join(f"{label} {mean:.1f}" for label, mean in pairs.groupby("label").mean().items())
     return (
         f"First, middle and last layer that selects. The first {table['query'].max() + 1} tokens of one held-out "
-        f"sentence; white is the future. Keys a query and head on average: {keys}. One run a model, the lowest seed. "
-        f"{provenance(table)}"
+        f"sentence; white is the future, ␣ a space. Keys a query and head on average: {keys}. "
+        f"One run a model, the lowest seed. {provenance(table)}"
     )

@@ -56,5 +56,5 @@ def caption(table: pd.DataFrame, heads: str = "sink") -> str:
     return (
         f"First, middle and last layer with attention; of each {which}. The first {length} tokens of one held-out "
         f"sentence, all models on the same colours; weights below {FAINTEST:g} look like {FAINTEST:g}, white is the "
-        f"future. One run a model, the lowest seed. {provenance(table)}"
+        f"future. ␣: a space. One run a model, the lowest seed. {provenance(table)}"
     )

@@ -15,11 +15,13 @@ from analysis.measured import (
     absent_text,
     all_looks,
     band_text,
+    dots_text,
     draw_line,
     measured,
     over_seeds,
     present,
     provenance,
+    single_heads,
 )
 from analysis.probes import advice
 from analysis.results import Results
@@ -59,7 +61,7 @@ def _gates(results: Results) -> dict[str, str]:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Above, the mean over heads of all models; below, model by model, also the single heads as dots."""
+    """Above, the mean over heads of all models; below, model by model, also the single heads of each run as dots."""
     labels, styles = present(table), all_looks(table)
     rows = -(-len(labels) // ACROSS)
     figure = Figure(figsize=(WIDTH, 2.7 + 1.35 * rows), layout="constrained")
@@ -95,7 +97,7 @@ def _title(label: str, gates: str) -> str:
 
 
 def _draw_heads(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
-    heads = rows.groupby(["layer", "head"])["value"].mean().reset_index()
+    heads = single_heads(rows)
     axes.plot(
         heads["layer"].astype("float64"),
         heads["value"],
@@ -122,11 +124,18 @@ def _scale(axes: Axes) -> None:
 
 
 def strongest(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Of each label the place (`by`) whose mass is the most times the uniform one: value, times, and the place."""
+    """Of each label the place (`by`) of one run whose mass is the most times the uniform one.
+
+    Columns: the place, seed, value, times; runs: how many were probed, sinks: how many reach SINK somewhere. Runs
+    are never averaged: a head's number means nothing beyond its run.
+    """
     rows = table.dropna(subset=["value", "uniform"])
-    means = rows.groupby(["label", *by])[["value", "uniform"]].mean().reset_index()
+    means = rows.groupby(["label", "run", "seed", *by], dropna=False)[["value", "uniform"]].mean()
+    means = means.reset_index()
     means["times"] = means["value"] / means["uniform"]
-    return means.loc[means.groupby("label")["times"].idxmax()].set_index("label")
+    highest = means.groupby(["label", "run"])["times"].max().groupby("label")
+    found = means.loc[means.groupby("label")["times"].idxmax()].set_index("label")
+    return found.assign(runs=highest.size(), sinks=highest.agg(lambda times: (times >= SINK).sum()))
 
 
 def _verdict(table: pd.DataFrame) -> str:
@@ -134,18 +143,24 @@ def _verdict(table: pd.DataFrame) -> str:
     sinks = layers[layers["times"] >= SINK].sort_values("times", ascending=False)
     alone = heads[(heads["times"] >= SINK) & ~heads.index.isin(sinks.index)]
     said = [
-        f"{label} ({row.value:.2g} in layer {row.layer}, {row.times:.1f}×)" for label, row in sinks.iterrows()
+        f"{label} ({row.value:.2g} in layer {row.layer}, {row.times:.1f}×{_of_seeds(row)})"
+        for label, row in sinks.iterrows()
     ]
     single = [
-        f"{label} (layer {row.layer}, head {row['head']}: {row.times:.1f}×)"
+        f"{label} (layer {row.layer}, head {row['head']}: {row.times:.1f}×{_of_seeds(row)})"
         for label, row in alone.iterrows()
     ]
-    text = (
-        f"Sinks (a layer's mean over heads at {SINK:g}× uniform or more): {listing(said, 20)}"
-        if said
-        else f"No model has a sink: no layer's mean over heads reaches {SINK:g}× uniform"
-    )
+    if not said and not single:
+        return f"No model has a sink: no head reaches {SINK:g}× uniform"
+    if not said:
+        return f"No layer's mean over heads reaches {SINK:g}× uniform, but single heads do in {listing(single, 20)}"
+    text = f"Sinks (a layer's mean over heads at {SINK:g}× uniform or more): {listing(said, 20)}"
     return text + (f"; single heads reach that in {listing(single, 20)}" if single else "")
+
+
+def _of_seeds(row: pd.Series) -> str:
+    """Of several seeds the one a sink was told of, and how many have one."""
+    return f" with seed {row.seed}; in {row.sinks} of {row.runs} seeds" if row.runs > 1 else ""
 
 
 def caption(table: pd.DataFrame) -> str:
@@ -153,7 +168,7 @@ def caption(table: pd.DataFrame) -> str:
     uniform = sorted(set(table["uniform"].dropna().round(4)))
     gated = table.dropna(subset=["gates", "run"])["label"].unique()
     return (
-        f"Lines: mean over heads ({band_text(table)}); dots: single heads. Dashed: uniform attention "
+        f"Lines: mean over heads ({band_text(table)}); dots: {dots_text(table)}. Dashed: uniform attention "
         f"({listing(f'{value:.3g}' for value in uniform)}). {_verdict(table)}. "
         f"Gates on output or value: {listing(gated, 20)}. {absent_text(table, 'No attention shown')}{provenance(table)}"
     )

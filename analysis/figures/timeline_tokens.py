@@ -99,5 +99,6 @@ def caption(table: pd.DataFrame) -> str:
         f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: of all heads the one "
         f"whose {what} says most about the token ({first.information:.3f} nats). For each {what} the tokens with "
         "the highest lift, the probability there over that anywhere, of those that went there "
-        f"{LEAST} times or more; numbers: how many of the token's occurrences on held-out text. {provenance(table)}"
+        f"{LEAST} times or more; numbers: how many of the token's occurrences on held-out text; ␣: a space. "
+        f"{provenance(table)}"
     )

@@ -18,7 +18,7 @@ from analysis.errors import ResultsError
 from analysis.files import write_atomically, write_text
 from analysis.report import latex, markdown, page
 from analysis.report.content import Content, gather
-from analysis.report.tables import COMPARISON, RUNS, rows
+from analysis.report.tables import RUNS, rows
 from analysis.results import PathLike, Results, load_results
 
 
@@ -70,7 +70,7 @@ def _make(folder: Path) -> None:
 
 def _write_tables(results: Results, content: Content, folder: Path) -> None:
     for name, frame, fields in (
-        ("comparison", content.comparison.drop(columns="dot"), COMPARISON),
+        ("comparison", content.comparison.drop(columns="dot"), content.fields),
         ("runs", results.runs, RUNS),
     ):
         _write_csv(frame, folder / f"{name}.csv")

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.comparison import compare, ranking_metric
+from analysis.comparison import NAMES, compare, order_metric, with_final_validation
 from analysis.gallery import Exhibit, exhibits
 from analysis.notices import notices
 from analysis.report import summary
 from analysis.report.samples import Samples, samples
+from analysis.report.tables import Field, comparison
 from analysis.results import Results
 from analysis.style import looks
 
@@ -42,13 +43,14 @@ class Content:
 
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
     place on the page), `config` (the text of config.yaml, or None) and `described` (its blocks). exhibits: all
-    figures; sections: the same by kind. metric: what ranks the models.
+    figures; sections: the same by kind. metric: what ranks the models; fields: the columns that show the comparison.
     """
 
     title: str
     summary: str
     notices: list[str]
     metric: str
+    fields: tuple[Field, ...]
     comparison: pd.DataFrame
     exhibits: list[Exhibit]
     samples: Samples
@@ -89,7 +91,8 @@ class Content:
 
 def gather(results: Results, figures: Path, workers: int = 1) -> Content:
     """Draw the figures into a folder, in so many processes, and collect all the rest."""
-    table = compare(results.runs)
+    runs = with_final_validation(results)
+    table, metric = compare(runs), order_metric(runs)
     styles = looks(zip(table["label"], table["color"], strict=True))
     shown = exhibits(results, figures, workers)
     written = samples(results, list(table["label"]))
@@ -97,7 +100,8 @@ def gather(results: Results, figures: Path, workers: int = 1) -> Content:
         title=summary.title(results.runs),
         summary=summary.paragraph(results.runs, table["label"]),
         notices=notices(results),  # after the tables of the probes were read: their problems are known now
-        metric="bits per byte" if ranking_metric(results.runs) == "test_bits_per_byte" else "test loss",
+        metric=NAMES[metric],
+        fields=comparison(metric),
         comparison=table.assign(dot=[styles[label].color for label in table["label"]]),
         exhibits=shown,
         samples=written,

@@ -30,7 +30,6 @@ def environment(*, autoescape: bool) -> Environment:
         "rows": tables.rows,
     }
     jinja.globals |= {
-        "COMPARISON": tables.COMPARISON,
         "RUNS": tables.RUNS,
         "MACHINES": tables.MACHINES,
         "VERSIONS": tables.VERSIONS,

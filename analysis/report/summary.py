@@ -36,8 +36,23 @@ def paragraph(runs: pd.DataFrame, labels: pd.Series) -> str:
         f"tokenizer {values('tokenizer')} with {values('vocab_size', units.whole)} entries) "
         f"for at most {values('planned_steps', units.whole)} steps of "
         f"{values('tokens_per_step', units.whole)} tokens, context {values('seq_len', units.whole)}. "
-        f"Tested on the test split of {values('test_set')} with the weights of the lowest validation loss: "
-        f"every token of it scored once, stride {values('test_stride', units.whole)}.{_yardsticks(runs)}"
+        f"{_tested(runs)}{_yardsticks(runs)}"
+    )
+
+
+def _tested(runs: pd.DataFrame) -> str:
+    """How the runs were tested, or that they were not and what they are compared by."""
+    tested = runs[runs["test_loss"].notna()]
+    if tested.empty:
+        return (
+            "No test split was scored: the losses compared are those of the last validation while training, "
+            f"on text of {units.listing(runs['validation_set'].dropna().unique())}."
+        )
+    some = "" if len(tested) == len(runs) else f" ({len(tested)} of {count(len(runs), 'run')})"
+    strides = units.listing(units.whole(stride) for stride in tested["test_stride"].dropna().unique())
+    return (
+        f"Tested{some} on the test split of {units.listing(tested['test_set'].dropna().unique())} with the weights "
+        f"of the lowest validation loss: every token of it scored once, stride {strides}."
     )
 
 

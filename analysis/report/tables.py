@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
-from analysis.comparison import interval_text
+from analysis.comparison import FINAL, interval_text
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,18 @@ COMPARISON = (
     _text("seeds", "seeds"),
 )
 """One row a model: analysis.comparison.compare."""
+
+FINAL_VALIDATION = _interval("final validation loss", FINAL, "nats/token")
+
+
+def comparison(metric: str) -> tuple[Field, ...]:
+    """COMPARISON; of models that no test split was scored of, their final validation loss in place of test results."""
+    if metric != FINAL:
+        return COMPARISON
+    first = next(place for place, field in enumerate(COMPARISON) if field.sort.startswith("test_"))
+    kept = [field for field in COMPARISON if not field.sort.startswith("test_")]
+    return (*kept[:first], FINAL_VALIDATION, *kept[first:])
+
 
 RUNS = (
     _text("name", "label", "name"),

@@ -58,22 +58,36 @@ def test_sinks_draw_means_heads_seeds_and_the_base_rate(first_tokens):
     low_high = whole.collections[0].get_paths()[0].vertices[:, 1]
     assert {round(value, 6) for value in low_high} == {0.15, 0.25, 0.45, 0.65}
     dots = line(single, "_heads")
-    np.testing.assert_allclose(dots.get_ydata(), [0.1, 0.3, 0.5, 0.6])
+    np.testing.assert_allclose(sorted(dots.get_ydata()), [0.1, 0.1, 0.2, 0.4, 0.4, 0.5, 0.6, 0.7])
     assert (whole.get_xlabel(), whole.get_yscale()) == ("layer (from 0)", "log")
     text = sinks.caption(table)
-    assert "transformer (0.55 in layer 1, 13.8×)" in text
+    assert "transformer (0.65 in layer 1, 16.2×" in text
+    assert "with seed 1; in 2 of 2 seeds)" in text
+    assert "dots: single heads of each seed." in text
     assert "Seeds 0, 1. Trained on pydocs." in text
 
 
 def test_no_sink_is_said_plainly_and_a_single_head_beside_it(first_tokens):
     results = first_tokens([[0.05, 0.06]])()
-    assert "No model has a sink: no layer's mean over heads reaches 3× uniform. " in sinks.caption(
-        sinks.table(results)
-    )
+    text = sinks.caption(sinks.table(results))
+    assert "No model has a sink: no head reaches 3× uniform. " in text
+    assert "dots: single heads. " in text
     results = first_tokens([[0.02, 0.13]], name="other", option=1)()
     text = sinks.caption(sinks.table(results))
-    assert "No model has a sink" in text
-    assert "single heads reach that in other (layer 0, head 1: 3.2×)" in text
+    assert "No model has a sink" not in text
+    assert (
+        "No layer's mean over heads reaches 3× uniform, but single heads do in other (layer 0, head 1: 3.2×)"
+        in text
+    )
+
+
+def test_a_sink_of_another_head_in_each_seed_is_a_sink(first_tokens):
+    first_tokens([[0.2, 0.02, 0.02, 0.02]], seed=0)
+    results = first_tokens([[0.02, 0.02, 0.24, 0.02]], seed=1)()
+    table = sinks.table(results)
+    assert "transformer (layer 0, head 2: 6.0× with seed 1; in 2 of 2 seeds)" in sinks.caption(table)
+    dots = line(sinks.draw(table).axes[1], "_heads")
+    assert sorted(dots.get_ydata())[-2:] == pytest.approx([0.2, 0.24])
 
 
 def test_gated_models_are_named_and_missing_ones_keep_their_look(first_tokens):

@@ -7,7 +7,7 @@ import pytest
 from probe_tables import HEADS, sentence
 
 from analysis.figures import selected_maps, sink_maps
-from analysis.tokens import token_label
+from analysis.tokens import _known, token_label
 
 
 def test_sink_maps_show_the_head_with_the_largest_sink_on_a_log_scale(probed):
@@ -69,9 +69,11 @@ def test_selected_maps_show_the_share_of_heads(probed):
 
 
 def test_a_token_fits_its_tick_and_is_no_mathematics():
-    assert token_label(" the") == "the"
+    assert token_label(" the") == "␣the"
+    assert len({token_label(text) for text in ("a", " a", "a ", "  a", " ", "  ", "")}) == 7
+    assert set("␣⏎→□…") <= {chr(code) for code in _known()}
     assert token_label("\n") == "⏎"
-    assert token_label("  ") == "␣"
+    assert token_label("\n  ") == "⏎␣␣"
     assert token_label("$5") == r"\$5"
     assert token_label("extraordinary") == "extraord…"
     assert token_label("日本") == "□□"

@@ -44,8 +44,21 @@ def test_the_map_shows_first_choices_as_opaque_as_they_are_probable(tmp_path, wr
             for place in (0, 1, 2):
                 color = to_rgb(PALETTE[first[layer, head, place]])
                 np.testing.assert_allclose(image[head, place], (*color, 0.5 + 0.1 * place))
-    assert [tick.get_text() for tick in drawn[-1].get_xticklabels()] == ["The", "cat", "⏎"]
-    assert "mean 0.60" in routing_map.caption(table)
+    assert [tick.get_text() for tick in drawn[-1].get_xticklabels()] == ["The", "␣cat", "⏎"]
+    said = routing_map.caption(table)
+    assert "mean 0.60" in said
+    assert said.startswith("hypergraph interlaced_sf, router of hypergraph, layers 0 and 2: the timeline")
+
+
+def test_the_map_says_which_of_the_models_and_layers_it_shows(tmp_path, write_run):
+    for name in ("a", "b"):
+        run = write_run(tmp_path / "exp", name, option=name)
+        at = {"part": "mixer", "block": "mom", "head": 0, "position": 0, "rank": 0, "probability": 0.5}
+        write_table(run, "routes", [{**at, "layer": layer, "choice": layer % 2} for layer in range(6)])
+        write_table(run, "sentence", [{"position": 0, "token": 0, "text": "The"}])
+    said = routing_map.caption(routing_map.table(load_results(tmp_path / "exp")))
+    shown = "layers 0, 2, 3 and 5 (routed: 0, 1, 2, 3, 4 and 5)"
+    assert said.startswith(f"a, router of mom (one of the routers of a and b), {shown}: the memory")
 
 
 def test_more_choices_than_colours_share_the_last_one():
@@ -73,3 +86,18 @@ def test_loads_in_their_own_order_and_imbalance_by_layer(tmp_path, write_run):
     expected = [4 * sum(shares[place] for shares in ordered) / 3 for place in range(4)]
     np.testing.assert_allclose(line(load, "moe").get_ydata(), expected)
     assert "moe: 4 experts, imbalance 2.07 (highest 2.80)" in load_balance.caption(table)
+
+
+def test_heads_of_two_seeds_have_a_dot_each(tmp_path, write_run):
+    values = {0: [1.0, 3.0], 1: [3.5, 1.5]}
+    for seed, heads in values.items():
+        run = write_run(tmp_path / "exp", "moe", seed)
+        at = {"part": "channel", "block": "moe", "layer": 0}
+        write_table(
+            run, "measures", [measure("imbalance", value, head=h, **at) for h, value in enumerate(heads)]
+        )
+    table = load_balance.table(load_results(tmp_path / "exp"))
+    imbalance = load_balance.draw(table).axes[0]
+    assert sorted(line(imbalance, "_heads").get_ydata()) == [1.0, 1.5, 3.0, 3.5]
+    np.testing.assert_allclose(line(imbalance, "moe").get_ydata(), [2.25])
+    assert "dots, single heads of each seed." in load_balance.caption(table)

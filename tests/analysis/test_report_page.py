@@ -214,3 +214,5 @@ def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path
     assert results.problems == []
     words = Page(write_report(tmp_path / "exp")).words
     assert "no run recorded test_loss" in words
+    assert "Best final validation loss first" in words
+    assert "Tested on" not in words

@@ -7,7 +7,10 @@ import math
 import pytest
 
 from analysis import comparison_text, load_results
-from analysis.comparison import compare, interval_text, ranking_metric
+from analysis.comparison import compare, interval_text, ranking_metric, with_final_validation
+from analysis.notices import notices
+from analysis.report import summary
+from analysis.report.tables import comparison
 from analysis.statistics import central_probability, estimate, student_t
 
 
@@ -118,3 +121,58 @@ def test_digits_follow_the_interval():
     assert interval_text(2.95641, 0.00312) == "2.9564 ± 0.0031"
     assert interval_text(2.95641, 0.31) == "2.96 ± 0.31"
     assert interval_text(2.95641, math.nan) == "2.9564"
+
+
+def untested(experiment, write_run, layout_changes):
+    """Two models without a test evaluation; the alphabet's first has the higher last validation loss."""
+    write_run(experiment, name="a", loss=3.5, metrics={}, validation_loss=3.4)
+    return write_run(
+        experiment, **layout_changes("bookend"), loss=3.0, metrics={}, validation_loss=3.1
+    ).parent
+
+
+def test_untested_models_are_compared_by_the_validation_loss_at_the_end(tmp_path, write_run, layout_changes):
+    results = load_results(untested(tmp_path / "exp", write_run, layout_changes))
+    runs = with_final_validation(results)
+    table = compare(runs)
+    assert list(table["label"]) == ["hypergraph bookend", "a"]
+    last = results.metrics[(results.metrics["split"] == "validation") & (results.metrics["step"] == 300)]
+    assert sorted(table["final_validation_loss"]) == pytest.approx(sorted(last["loss"]))
+    lines = comparison_text(results).splitlines()
+    assert "final validation loss" in lines[0]
+    assert "test loss" not in lines[0]
+    assert lines[1].split()[1:3] == ["hypergraph", "bookend"]
+    headings = [field.heading for field in comparison("final_validation_loss")]
+    assert headings[4] == "final validation loss"
+    assert not {"test loss", "ppl", "word ppl", "bits per byte"} & set(headings)
+
+
+def test_untested_models_are_not_said_to_be_tested(tmp_path, write_run, layout_changes):
+    results = load_results(untested(tmp_path / "exp", write_run, layout_changes))
+    said = summary.paragraph(results.runs, results.runs["label"])
+    assert "No test split was scored" in said
+    assert "Tested" not in said
+    assert "on text of pydocs" in said
+    assert "no test split was scored" in notices(results)[0]
+
+
+def test_a_seed_without_a_test_loss_is_no_seed_of_the_comparison(tmp_path, write_run):
+    write_run(tmp_path / "exp", seed=0, loss=3.0)
+    lacking = write_run(tmp_path / "exp", seed=1, metrics={})
+    write_run(tmp_path / "exp", name="none", option=1, metrics={})
+    results = load_results(tmp_path / "exp")
+    table = compare(results.runs).set_index("label")
+    assert list(table["n_seeds"]) == [1, 0]
+    assert table["seeds"]["transformer"] == "0"
+    assert comparison_text(results).endswith("\none seed: no interval; not scored: none")
+    said = notices(results)
+    assert f"no test loss, so not counted as a seed: none seed 0 ({run_of(results, 'none')}) and " in said[0]
+    assert f"transformer seed 1 ({lacking.name})." in said[0]
+    assert said[1].startswith("one seed: no interval.")
+    assert "Tested (1 of 3 runs) on the test split" in summary.paragraph(results.runs, table.index)
+
+
+def run_of(results, label: str) -> str:
+    """The only run of a label."""
+    (run,) = results.runs.loc[results.runs["label"] == label, "run"]
+    return run
