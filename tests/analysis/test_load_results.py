@@ -151,15 +151,16 @@ def test_missing_empty_and_torn_metrics_are_problems_not_crashes(tmp_path, write
     (write_run(experiment, seed=0) / "metrics.csv").unlink()
     (write_run(experiment, seed=1) / "metrics.csv").write_text("")
     (write_run(experiment, seed=2) / "metrics.csv").write_text(
-        "step,tokens,split,loss\n25,25600,train,5.0\n50,oops"
+        "step,tokens,split,loss\n25,25600,train,5.0\n50,oops\n"
     )
     (write_run(experiment, seed=3) / "metrics.csv").write_text("split,loss\ntrain,5.0\n")
     results = load_results(experiment)
     assert len(results.runs) == 4
     assert len(results.metrics) == 3
-    assert len(results.problems) == 4
+    assert len(results.problems) == 5
     assert sum("cannot be read" in problem for problem in results.problems) == 2
     assert any("1 cells are not numbers" in problem for problem in results.problems)
+    assert any("end at step 50 of 300: its curve is short" in problem for problem in results.problems)
     assert any("no column step, tokens" in problem for problem in results.problems)
 
 
