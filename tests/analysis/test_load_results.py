@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import analysis
 from analysis import ResultsError, load_results
 from analysis.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
 from analysis.files import write_atomically, write_text
+from analysis.probes import advice
 
 ROOT = Path(analysis.__file__).parents[1]
 
@@ -204,6 +206,18 @@ def test_errors_say_what_to_do(tmp_path, write_run):
         load_results(tmp_path / "exp")
     with pytest.raises(ResultsError, match="an empty list"):
         load_results([])
+
+
+def test_advice_names_the_folders_that_hold_the_runs(tmp_path, write_run):
+    one, two = tmp_path / "my results" / "a", tmp_path / "my results" / "b"
+    for place in (one, two):
+        write_run(place)
+    assert f"job=probe 'runs={one.parent}' makes" in advice(load_results(one.parent))
+    assert f"job=probe 'runs={one}' (and 'runs={two}') makes" in advice(load_results([one, two]))
+    load_results(one).to_parquet(tmp_path / "out")
+    assert f"job=probe 'runs={one}' makes" in advice(load_results(tmp_path / "out"))
+    shutil.rmtree(one)
+    assert "job=probe runs=results/a makes" in advice(load_results(tmp_path / "out"))
 
 
 def test_a_hundred_runs_load_in_under_two_seconds(tmp_path, write_run):
