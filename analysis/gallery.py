@@ -163,14 +163,14 @@ def _metrics(name: str, results: Results) -> None:
 
 def _measures(name: str, results: Results) -> None:
     if not (results.table("measures")["measure"] == name).any():
-        raise NoData(f"no run has the measure {name}; {advice(results.runs)}")
+        raise NoData(f"no run has the measure {name}; {advice(results)}")
 
 
 def _table(name: str, results: Results) -> None:
     if name not in TABLES:
         raise KeyError(f"probes write {', '.join(TABLES)}, not '{name}'")
     if results.table(name).empty:
-        raise NoData(f"no run has probes/{name}.parquet; {advice(results.runs)}")
+        raise NoData(f"no run has probes/{name}.parquet; {advice(results)}")
 
 
 def _bench(name: str, results: Results) -> None:

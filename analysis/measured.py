@@ -32,7 +32,7 @@ def measured(results: Results, names: Collection[str]) -> pd.DataFrame:
     rows = results.table("measures")
     rows = rows[rows["measure"].isin(names) & rows["value"].notna()]
     if rows.empty:
-        raise NoData(f"no run has the measure {' or '.join(names)}; {advice(results.runs)}")
+        raise NoData(f"no run has the measure {' or '.join(names)}; {advice(results)}")
     last = rows.groupby(["experiment", "run"])["step"].transform("max")
     rows = rows[(rows["step"] == last).fillna(True)]
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +22,15 @@ def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.Data
 
     def read(source: Source) -> pd.DataFrame:
         path = source.path
-        raw = pd.read_parquet(path) if source.shared else pd.read_csv(path, low_memory=False)
+        if source.shared:
+            raw = pd.read_parquet(path)
+        else:
+            text, torn = _whole_lines(path)
+            raw = pd.read_csv(BytesIO(text), low_memory=False)
+            if raw.empty:
+                lacking.append(f"{source.title}: its metrics have no row: it has no curve")
+            if torn:
+                lacking.append(f"{source.title}: {path.name}: its last row is cut off and was left out")
         missing = [c.name for c in _RECORDED if c.name not in raw and not c.optional]
         if missing:
             lacking.append(f"{source.title}: {path.name}: no column {', '.join(missing)}")
@@ -33,7 +44,26 @@ def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.Data
         for row, run in enumerate(runs.itertuples(index=False))
         if (count := int(unreadable[owners == row].sum()))
     ]
-    return _typed(keyed(runs, owners, frame)), unread + lacking + problems
+    return _typed(keyed(runs, owners, frame)), unread + lacking + problems + _short(runs, owners, frame)
+
+
+def _whole_lines(path: Path) -> tuple[bytes, bool]:
+    """A file up to its last end of line, and whether there was more: half a number reads as another number."""
+    text = path.read_bytes()
+    end = text.rfind(b"\n") + 1
+    return (text[:end], end < len(text)) if end else (text, False)
+
+
+def _short(runs: pd.DataFrame, owners: np.ndarray, frame: pd.DataFrame) -> list[str]:
+    """A sentence for every run whose rows end before its last step, which always has a row."""
+    if frame.empty:
+        return []
+    last = frame["step"].groupby(owners).max()
+    return [
+        f"{run.experiment}/{run.run}: its metrics end at step {last[row]:.0f} of {run.steps}: its curve is short"
+        for row, run in enumerate(runs.itertuples(index=False))
+        if row in last.index and pd.notna(run.steps) and last[row] < run.steps
+    ]
 
 
 def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
@@ -45,11 +75,28 @@ def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
         if name == "split":
             data[name] = values.astype("str")
             continue
-        numbers = pd.to_numeric(values, errors="coerce")
+        numbers = _numbers(values)
         # 2**63 and above is no Int64
-        data[name] = numbers.where((numbers % 1 == 0) & (numbers.abs() < 2**63)) if name in whole else numbers
+        data[name] = (
+            numbers.where((numbers % 1 == 0) & (numbers.abs() < 2.0**63)) if name in whole else numbers
+        )
         unreadable += (data[name].isna() & values.notna()).to_numpy(dtype=int, na_value=0)
     return pd.DataFrame(data), unreadable
+
+
+def _numbers(values: pd.Series) -> pd.Series:
+    """The values as numbers, empty where one is none."""
+    try:
+        return pd.to_numeric(values, errors="coerce")
+    except OverflowError:  # a whole number of hundreds of digits
+        return values.map(_number).astype("float64")
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError):
+        return math.nan
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:

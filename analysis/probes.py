@@ -5,12 +5,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from analysis import units
 from analysis.columns import METRIC_KEYS, RUN_COLUMNS, Column
 from analysis.sources import Key, Source, gather, keyed, sources
+
+if TYPE_CHECKING:
+    from analysis.results import Results
 
 FOLDER = "probes"
 _KEYS = tuple(column for column in RUN_COLUMNS if column.name in METRIC_KEYS)
@@ -99,11 +106,23 @@ def read_table(
     return whole.astype({c.name: c.dtype for c in columns}), problems
 
 
-def advice(runs: pd.DataFrame) -> str:
-    """What to run for tables that are not there. runs: `Results.runs`."""
-    return (
-        f"python run.py job=probe runs=results/{runs['experiment'].iloc[0]} makes it where the blocks have it"
-    )
+def advice(results: Results) -> str:
+    """What to run for tables that are not there."""
+    homes = [shlex.quote(f"runs={home}") for home in _homes(results)]
+    others = f" (and {units.listing(homes[1:], limit=3)})" if homes[1:] else ""
+    return f"python run.py job=probe {homes[0]}{others} makes it where the blocks have it"
+
+
+def _homes(results: Results) -> list[str]:
+    """The folders that hold the runs; of exported runs, where experiments are kept, if theirs is not there."""
+    if len(results.places) == 1 and not results.exported:
+        return [str(results.places[0])]
+    found = []
+    for run in results.runs.itertuples():
+        home = Path(run.folder).parent
+        gone = (run.experiment, run.run) in results.exported and not os.path.isdir(run.folder)
+        found.append(f"results/{run.experiment}" if gone else str(home))
+    return list(dict.fromkeys(found))
 
 
 def _is_there(path: Path) -> bool:

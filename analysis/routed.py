@@ -29,7 +29,7 @@ def routed(results: Results, name: str) -> pd.DataFrame:
     """
     rows = results.table(name)
     if rows.empty:
-        raise NoData(f"no run has probes/{name}.parquet; {advice(results.runs)}")
+        raise NoData(f"no run has probes/{name}.parquet; {advice(results)}")
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
     return with_blocks(rows.merge(runs[list(OF_RUN)], on=["experiment", "run"]))
 

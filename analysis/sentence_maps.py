@@ -49,7 +49,7 @@ def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
     maps = results.table("maps")
     maps = maps[(maps["kind"] == kind) & (maps["query"] < LONGEST) & (maps["key"] < LONGEST)]
     if maps.empty:
-        raise NoData(f"no run has {kind} maps in probes/maps.parquet; {advice(results.runs)}")
+        raise NoData(f"no run has {kind} maps in probes/maps.parquet; {advice(results)}")
     shown = results.runs.merge(maps[["experiment", "run"]].drop_duplicates())
     shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")[list(OF_RUN)]
     maps = maps.merge(shown, on=["experiment", "run"])

@@ -35,7 +35,7 @@ def table(results: Results) -> pd.DataFrame:
     rows = measured(results, ("loss",))
     rows = rows[rows["run"].isna() | (rows["layer"].isna() & (rows["axis"] == "position"))]
     if rows["run"].isna().all():
-        raise NoData(f"no run has its loss by position; {advice(results.runs)}")
+        raise NoData(f"no run has its loss by position; {advice(results)}")
     return rows[list(COLUMNS)].reset_index(drop=True)
 
 

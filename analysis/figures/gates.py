@@ -34,7 +34,7 @@ def table(results: Results) -> pd.DataFrame:
     """A row per run, layer, head, gate and part: its mean, and the share of its values below 0.1 (low)."""
     names = {f"{gate}_gate_{part}": (gate, part) for gate in GATES for part in PARTS}
     if not results.table("measures")["measure"].isin(names).any():
-        raise NoData(f"no model of these runs has gates, or none was probed; {advice(results.runs)}")
+        raise NoData(f"no model of these runs has gates, or none was probed; {advice(results)}")
     rows = measured(results, tuple(names))
     split = rows["measure"].map(lambda name: names.get(name, (None, None)))
     return rows.assign(gate=split.str[0], part=split.str[1])[list(COLUMNS)]

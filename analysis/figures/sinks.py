@@ -44,7 +44,7 @@ def table(results: Results) -> pd.DataFrame:
     uniform = rows[rows["measure"] == "first_token_uniform"].groupby(place)["value"].mean().rename("uniform")
     masses = rows[rows["measure"].isna() | (rows["measure"] == "first_token_mass")]
     if masses["value"].isna().all():
-        raise NoData(f"no run has first_token_mass over all positions; {advice(results.runs)}")
+        raise NoData(f"no run has first_token_mass over all positions; {advice(results)}")
     masses = masses.merge(uniform.reset_index(), on=place, how="left")
     return masses.assign(gates=masses["label"].map(_gates(results)))[list(COLUMNS)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,16 +26,94 @@ SPECIAL = {
     "[": "{[}",  # after the end of a row it would begin the row's option
     "]": "{]}",
     "*": "{*}",  # and so would this
-    "±": r"\ensuremath{\pm}",
-    "−": r"\ensuremath{-}",
-    "∞": r"\ensuremath{\infty}",
     "–": "--",
+    "—": "---",
+    "‘": "`",
+    "’": "'",
+    "“": "``",
+    "”": "''",
+    "…": r"\ldots{}",
 }
+
+GREEK = {
+    chr(code): rf"\{name}"
+    for first, names in (
+        ("α", "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi"),
+        ("π", "pi rho varsigma sigma tau upsilon phi chi psi omega"),
+    )
+    for code, name in enumerate(names.split(), ord(first))
+}
+CAPITALS = dict(
+    zip(
+        "ΓΔΘΛΞΠΣΥΦΨΩ",
+        ["Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega"],
+        strict=True,
+    )
+)
+SIGNS = dict(
+    zip(
+        "±×·÷∞≈≤≥≠→←∑∏√∂∇∈µ°",
+        [
+            r"pm",
+            r"times",
+            r"cdot",
+            r"div",
+            r"infty",
+            r"approx",
+            r"le",
+            r"ge",
+            r"ne",
+            r"to",
+            r"leftarrow",
+            r"sum",
+            r"prod",
+            r"surd",
+            r"partial",
+            r"nabla",
+            r"in",
+            r"mu",
+            r"circ",
+        ],
+        strict=True,
+    )
+)
+RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
+MATHS = {
+    "−": "-",
+    **GREEK,
+    **{sign: rf"\{name}" for sign, name in (CAPITALS | SIGNS).items()},
+    **{sign: f"^{{{digit}}}" for sign, digit in RAISED.items()},
+}
+"""Signs that pdflatex knows in formulas only."""
+
+UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn")
+"""Categories of Unicode without a glyph of their own: control, format, half a character, private, unassigned."""
 
 
 def escape(text: str) -> str:
-    """The text as LaTeX sets it, on one line."""
-    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+    """The text as pdflatex sets it, on one line; a sign that it has no glyph for is written without its accent or ?."""
+    return "".join(map(_sign, _visible(text)))
+
+
+def _visible(text: str) -> str:
+    """The text on one line without what cannot be seen: control characters and characters of no width."""
+    return " ".join("".join(c for c in text if c.isspace() or unicodedata.category(c) not in UNSEEN).split())
+
+
+def _sign(character: str) -> str:
+    if character in SPECIAL:
+        return SPECIAL[character]
+    if character.isascii() or unicodedata.combining(character):
+        return character if character.isascii() else ""
+    if character in MATHS:
+        return rf"\ensuremath{{{MATHS[character]}}}"
+    plain = (
+        unicodedata.normalize("NFKD", character)
+        .replace("\N{FRACTION SLASH}", "/")
+        .encode("ascii", "ignore")
+        .decode()
+    )
+    return "".join(SPECIAL.get(c, c) for c in plain) or "?"
 
 
 def table(fields: Sequence[Field], rows: Sequence[Any], caption: str) -> str:
@@ -49,7 +128,7 @@ def table(fields: Sequence[Field], rows: Sequence[Any], caption: str) -> str:
     body = [_row(field.show(row) for field in shown) for row in rows]
     columns = "".join("r" if field.kind == "number" else "l" for field in shown)
     parts = [
-        f"% {' '.join(caption.split())}",
+        f"% {_visible(caption)}",
         r"% Needs \usepackage{booktabs}; wide tables fit with \resizebox{\textwidth}{!}{\input{...}}.",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",

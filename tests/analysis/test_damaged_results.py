@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results, write_report
+from analysis.notices import notices
 from experiments.probing import folders as probing
 
 HEADER = "step,tokens,split,loss\n"
@@ -93,6 +94,29 @@ def test_numbers_too_large_for_a_column_of_metrics_are_left_empty(tmp_path, writ
     assert results.metrics["step"].tolist()[2] == 300
     assert results.metrics["step"].isna().sum() == 2
     assert any("2 cells are not numbers" in problem for problem in results.problems)
+    (folder / "metrics.csv").write_text(f"{HEADER}300,1,train,{10**400}\n")
+    assert load_results(folder).metrics["loss"].isna().all()
+    (folder / "metrics.csv").write_text(HEADER + "True,True,train,True\n")
+    assert load_results(folder).metrics["step"].tolist() == [1]
+
+
+def test_a_curve_that_ends_too_early_is_shown_and_named(tmp_path, write_run):
+    _, half, torn, silent = (write_run(tmp_path / "exp", seed=seed) for seed in range(4))
+    early = write_run(tmp_path / "exp", seed=4, steps=200, stopped="early")
+    text = (half / "metrics.csv").read_text().splitlines(keepends=True)
+    (half / "metrics.csv").write_text("".join(text[:10]))
+    (torn / "metrics.csv").write_text("".join(text)[:-45])
+    (silent / "metrics.csv").write_text(text[0])
+    (early / "metrics.csv").write_text("".join(text[:13]))
+    results = load_results(tmp_path / "exp")
+    rows = results.metrics.groupby("seed").size().to_dict()
+    assert rows == {0: 18, 1: 9, 2: 17, 4: 12}
+    assert set(results.problems) == {
+        f"exp/{half.name}: its metrics end at step 150 of 300: its curve is short",
+        f"exp/{torn.name}: metrics.csv: its last row is cut off and was left out",
+        f"exp/{silent.name}: its metrics have no row: it has no curve",
+    }
+    assert any(half.name in text and "its curve is short" in text for text in notices(results))
 
 
 def test_rows_of_an_export_without_a_run_are_left_out(tmp_path, write_run):

@@ -138,7 +138,7 @@ def test_without_probes_every_figure_names_the_job_that_makes_them(quickstart, t
     assert {entry.family for entry in entries} == FAMILIES
     for entry in entries:
         shown = exhibit(entry, results, tmp_path / "figures")
-        assert "python run.py job=probe runs=results/quickstart" in shown.missing, entry.name
+        assert f"python run.py job=probe runs={quickstart} " in shown.missing, entry.name
     for module in (sinks, sink_maps, attention_profile, gates, selection, selected_maps, extrapolation):
         with pytest.raises(NoData, match="job=probe"):
             module.table(results)

@@ -189,6 +189,6 @@ def test_runs_without_probes_say_what_to_run(quickstart):
     results = load_results(quickstart)
     for family in (composite_gain, singular_values, gradient_depth, stream_pca, recurrence, solver):
         with pytest.raises(
-            NoData, match=r"no run has the measure .*run\.py job=probe runs=results/quickstart"
+            NoData, match=r"no run has the measure .*run\.py job=probe runs=\S+/results/quickstart "
         ):
             family.table(results)

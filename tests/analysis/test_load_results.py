@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import analysis
 from analysis import ResultsError, load_results
 from analysis.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
 from analysis.files import write_atomically, write_text
+from analysis.probes import advice
 
 ROOT = Path(analysis.__file__).parents[1]
 
@@ -151,15 +153,16 @@ def test_missing_empty_and_torn_metrics_are_problems_not_crashes(tmp_path, write
     (write_run(experiment, seed=0) / "metrics.csv").unlink()
     (write_run(experiment, seed=1) / "metrics.csv").write_text("")
     (write_run(experiment, seed=2) / "metrics.csv").write_text(
-        "step,tokens,split,loss\n25,25600,train,5.0\n50,oops"
+        "step,tokens,split,loss\n25,25600,train,5.0\n50,oops\n"
     )
     (write_run(experiment, seed=3) / "metrics.csv").write_text("split,loss\ntrain,5.0\n")
     results = load_results(experiment)
     assert len(results.runs) == 4
     assert len(results.metrics) == 3
-    assert len(results.problems) == 4
+    assert len(results.problems) == 5
     assert sum("cannot be read" in problem for problem in results.problems) == 2
     assert any("1 cells are not numbers" in problem for problem in results.problems)
+    assert any("end at step 50 of 300: its curve is short" in problem for problem in results.problems)
     assert any("no column step, tokens" in problem for problem in results.problems)
 
 
@@ -203,6 +206,18 @@ def test_errors_say_what_to_do(tmp_path, write_run):
         load_results(tmp_path / "exp")
     with pytest.raises(ResultsError, match="an empty list"):
         load_results([])
+
+
+def test_advice_names_the_folders_that_hold_the_runs(tmp_path, write_run):
+    one, two = tmp_path / "my results" / "a", tmp_path / "my results" / "b"
+    for place in (one, two):
+        write_run(place)
+    assert f"job=probe 'runs={one.parent}' makes" in advice(load_results(one.parent))
+    assert f"job=probe 'runs={one}' (and 'runs={two}') makes" in advice(load_results([one, two]))
+    load_results(one).to_parquet(tmp_path / "out")
+    assert f"job=probe 'runs={one}' makes" in advice(load_results(tmp_path / "out"))
+    shutil.rmtree(one)
+    assert "job=probe runs=results/a makes" in advice(load_results(tmp_path / "out"))
 
 
 def test_a_hundred_runs_load_in_under_two_seconds(tmp_path, write_run):

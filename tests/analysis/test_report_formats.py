@@ -99,6 +99,19 @@ def test_latex_rows_have_a_cell_a_column_and_escaped_text_reads_back(tmp_path, w
     assert r"3.05 \ensuremath{\pm} 0.64" in latex.table(COMPARISON, rows(content.comparison), "")
 
 
+def test_latex_holds_only_what_pdflatex_knows():
+    name = "β 模型 & 50\u00a0% \x07\x1b\u200b\u202e\ufeffé e\u0301 10⁻⁹ 3×4 − ± ∞ → ½ “a” \ud800"
+    text = latex.escape(name)
+    assert text == (
+        r"\ensuremath{\beta} ?? \& 50 \% e e 10\ensuremath{^{-}}\ensuremath{^{9}} 3\ensuremath{\times}4 "
+        r"\ensuremath{-} \ensuremath{\pm} \ensuremath{\infty} \ensuremath{\to} 1/2 ``a''"
+    )
+    assert latex.escape("ςσω Ω﹪") == (
+        r"\ensuremath{\varsigma}\ensuremath{\sigma}\ensuremath{\omega} \ensuremath{\Omega}\%"
+    )
+    assert latex.table((), [], "a\x07b\u200b\nc").startswith("% ab c\n")
+
+
 def test_markdown_tables_are_whole_and_hostile_text_stays_text(tmp_path, write_run, monkeypatch):
     run = write_run(tmp_path / "exp", name="<script>x</script>|`a`")
     (run / "config.yaml").write_text("name: |\n  ```\n  </details>\n")
