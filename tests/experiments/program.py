@@ -115,6 +115,7 @@ class Lab:
 
     def environment(self) -> dict[str, str]:
         changes = {"ARCHZOO_CACHE": str(self.cache), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.temp)}
+        changes["PYTHONFAULTHANDLER"] = "1"
         return {**os.environ, **changes}
 
     @contextlib.contextmanager
@@ -137,6 +138,7 @@ class Process:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
+                preexec_fn=_interruptible,
             )
         self.pid = self.popen.pid
         weakref.finalize(self, _kill_if_running, self.popen)  # a failed test leaves nothing behind
@@ -161,6 +163,11 @@ class Process:
             self.popen.kill()
             raise
         return Outcome(status, self.out.read_text(), self.err.read_text())
+
+
+def _interruptible() -> None:
+    """In the child: what a shell starts in the background ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _kill_if_running(popen: subprocess.Popen) -> None:
