@@ -38,7 +38,8 @@ def write_report(
     """
     folder = _target(runs, out)
     results = runs if isinstance(runs, Results) else load_results(runs)
-    _make(folder)
+    for place in (folder, folder / "figures", folder / "tables"):
+        _make(place)
     content = gather(results, folder / "figures", workers)
     results.to_parquet(folder)
     _write_tables(results, content, folder / "tables")

@@ -24,6 +24,11 @@ def sigmoid(x):
     return 1 / (1 + tl.exp(-x))
 
 
+def padded(width: int) -> int:
+    """Columns of a tile for rows of this width: a power of two, and what a matrix product needs at least."""
+    return max(16, triton.next_power_of_2(width))
+
+
 @triton.jit
 def _sum_rows(parts, total, ROWS, COLUMNS, BR: tl.constexpr, BC: tl.constexpr):
     """total [COLUMNS] = Σ over rows of parts [ROWS, COLUMNS], in one fixed order."""

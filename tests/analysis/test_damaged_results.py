@@ -154,6 +154,15 @@ def test_a_folder_that_may_not_be_entered_is_named(tmp_path, write_run, monkeypa
             folder.chmod(0o755)
 
 
+@pytest.mark.parametrize("part", ["figures", "tables"])
+def test_a_file_in_the_place_of_a_part_of_a_report_is_too(tmp_path, write_run, part):
+    write_run(tmp_path / "exp")
+    (tmp_path / "exp" / "report").mkdir()
+    (tmp_path / "exp" / "report" / part).write_text("notes")
+    with pytest.raises(ResultsError, match=rf"exp/report/{part} is a file; move or rename it"):
+        write_report(tmp_path / "exp")
+
+
 @pytest.mark.parametrize("place", ["report", "report/deeper"])
 def test_a_file_in_the_place_of_a_report_is_an_error_for_people(tmp_path, write_run, place):
     write_run(tmp_path / "exp")

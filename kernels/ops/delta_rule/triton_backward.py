@@ -19,9 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, sum_rows
+from kernels.launch.device import chunk_bounds, padded, sum_rows
 from kernels.launch.tuning import Tuned
-from kernels.ops.delta_rule.triton_forward import SCAN_TILES, Chunked, key_tile, load_whole
+from kernels.ops.delta_rule.triton_forward import SCAN_TILES, Chunked, load_whole
 from kernels.ops.delta_rule.triton_inside import BLOCK, block_places
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
@@ -299,7 +299,7 @@ def scan_back(
     d_writes = torch.empty_like(x.values)
     _scan_back_tuned[lambda meta: (len(cu) - 1, heads, triton.cdiv(value_width, meta["BV"]))](
         x.from_start, x.to_end, x.reads, x.whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu,
-        scale, heads, K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=key_tile(width),
+        scale, heads, K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=padded(width),
     )  # fmt: skip
     return d_states, d_writes
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds
+from kernels.launch.device import chunk_bounds, padded
 from kernels.launch.tuning import Tuned
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
@@ -188,11 +188,6 @@ _outputs_tuned = Tuned(
 )
 
 
-def key_tile(width: int) -> int:
-    """Rows of a tile that holds a state's keys whole."""
-    return max(16, triton.next_power_of_2(width))
-
-
 def prepare(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, z: Tensor, table: Tensor, cu: Tensor
 ) -> Chunked:
@@ -219,7 +214,7 @@ def scan(
     errors = torch.empty_like(x.values)
     _scan_tuned[lambda meta: (len(cu) - 1, heads, triton.cdiv(value_width, meta["BV"]))](
         x.to_end, x.reads, x.values, x.whole, beta, initial, states, errors, final, firsts, cu, heads,
-        K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=key_tile(width),
+        K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=padded(width),
     )  # fmt: skip
     return states, errors
 

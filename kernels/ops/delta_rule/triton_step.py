@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch.device import padded
 from kernels.launch.tuning import Tuned
-from kernels.ops.delta_rule.triton_forward import key_tile
 from kernels.ops.delta_rule.triton_tiles import state_tile
 
 
@@ -72,6 +72,6 @@ def delta_rule_one_token(
     final = torch.empty(shape, dtype=torch.float32, device=q.device) if keep_state else None
     _step_tuned[lambda meta: (batch, heads, triton.cdiv(value_width, meta["BV"]))](
         q, k, v, g, beta, initial, o, final, scale, heads, q.shape[2], k.shape[2], v.shape[2],
-        K=width, V=value_width, SHARED=g.dim() == 3, BK=key_tile(width),
+        K=width, V=value_width, SHARED=g.dim() == 3, BK=padded(width),
     )  # fmt: skip
     return o, final

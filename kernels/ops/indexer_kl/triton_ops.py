@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.launch.device import sum_rows
+from kernels.launch.device import padded, sum_rows
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
 from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
@@ -67,7 +67,7 @@ def _tiles(q: Tensor, k: Tensor, q_idx: Tensor, selected: bool) -> dict[str, int
         "G": group,
         "HKV": k.shape[2],
         "K": width,
-        "BK": max(16, triton.next_power_of_2(width)),
+        "BK": padded(width),
         "BG": max(fewest, heads),
         "SELECTED": selected,
     }

@@ -18,6 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.launch.device import padded
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.triton_select import select_tuned
@@ -42,7 +43,7 @@ def index_sizes(q_idx: Tensor) -> dict[str, int]:
         "DI": width,
         "BQ": queries_a_program(heads),
         "BH": triton.next_power_of_2(heads),
-        "BD": max(16, triton.next_power_of_2(width)),
+        "BD": padded(width),
     }
 
 

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch.device import padded
 from kernels.launch.tuning import Tuned
-from kernels.ops.delta_rule.triton_forward import key_tile
 from kernels.ops.delta_rule.triton_step import STEP_TILES, delta_step
 from kernels.ops.delta_rule.triton_tiles import state_tile
 
@@ -68,6 +68,6 @@ def memory_mixture_one_token(
     final = torch.empty(shape, dtype=torch.float32, device=q.device) if keep_state else None
     _step_tuned[lambda meta: (batch, heads, triton.cdiv(value_width, meta["BV"]))](
         q, k, v, g, beta, routes, weights, initial, o, final, scale, heads, memories, slots,
-        K=width, V=value_width, BR=triton.next_power_of_2(slots), BK=key_tile(width),
+        K=width, V=value_width, BR=triton.next_power_of_2(slots), BK=padded(width),
     )  # fmt: skip
     return o, final

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds
+from kernels.launch.device import chunk_bounds, padded
 from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
     left_of_pairs,
@@ -93,6 +93,6 @@ def solve(
     x = torch.empty(k.shape, dtype=torch.float32, device=k.device)
     _solve_tuned[(len(table), heads)](
         b, x, k, g, beta, lamb, h_kk, table, cu, steps, heads, width,
-        PRECISION=precision, C=CHUNK, BK=max(16, triton.next_power_of_2(width)),
+        PRECISION=precision, C=CHUNK, BK=padded(width),
     )  # fmt: skip
     return x

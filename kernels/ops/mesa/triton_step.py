@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch.device import padded
 from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import load_symmetric, load_tile, store_tile
 
@@ -100,6 +101,6 @@ def mesa_step(
         final = tuple(torch.empty(size, dtype=torch.float32, device=q.device) for size in sizes)
     _step_tuned[(sequences * heads,)](
         q, k, v, g, beta, lamb, *state, o, *final, cg_steps, heads, width, value_width,
-        BK=max(16, triton.next_power_of_2(width)),
+        BK=padded(width),
     )  # fmt: skip
     return o, final if output_final_state else None

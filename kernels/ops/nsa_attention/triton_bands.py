@@ -18,20 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds
+from kernels.launch.device import chunk_bounds, load_rows, padded, store_rows
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.launch.tuning import Tuned
-from kernels.ops.nsa_attention.triton_parts import (
-    absorb,
-    finish,
-    fitting,
-    in_base_2,
-    load_gradient,
-    load_rows,
-    padded,
-    product,
-    store_rows,
-)
+from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, load_gradient, product
 
 NO_WINDOW = 1 << 30
 

@@ -21,11 +21,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.launch.device import load_rows, padded, store_rows
 from kernels.launch.packing import boundaries
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.triton_bands import Band, band_backward, band_forward
 from kernels.ops.nsa_attention.triton_choice import choose
-from kernels.ops.nsa_attention.triton_parts import load_rows, padded, store_rows
 from kernels.ops.nsa_attention.triton_selected import selected_backward, selected_forward
 
 Pair = tuple[Tensor, Tensor]

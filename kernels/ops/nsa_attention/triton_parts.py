@@ -6,24 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch.device import load_rows, padded
+
 TILE_BYTES = 32 * 1024
 """Of one operand in shared memory; a program holds about four."""
-
-
-@triton.jit
-def load_rows(base, row, inside, WIDTH: tl.constexpr, BW: tl.constexpr):
-    """Rows [len(row), BW] of a matrix of this width, zeros where not inside; row is int64."""
-    channel = tl.arange(0, BW)
-    mask = inside[:, None] & (channel < WIDTH)[None]
-    return tl.load(base + row[:, None] * WIDTH + channel[None], mask=mask, other=0.0)
-
-
-@triton.jit
-def store_rows(base, row, inside, value, WIDTH: tl.constexpr, BW: tl.constexpr):
-    """`load_rows` the other way."""
-    channel = tl.arange(0, BW)
-    mask = inside[:, None] & (channel < WIDTH)[None]
-    tl.store(base + row[:, None] * WIDTH + channel[None], value.to(base.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -64,11 +50,6 @@ def finish(top, total, out):
     seen = total > 0
     whole = tl.where(seen, total, 1.0)
     return out / whole[:, None], tl.where(seen, top, 0.0) + tl.log2(whole)
-
-
-def padded(width: int) -> int:
-    """Columns of a tile for rows of this width."""
-    return max(16, triton.next_power_of_2(width))
 
 
 def fitting(rows: int, *tensors: Tensor) -> int:

@@ -16,21 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds
+from kernels.launch.device import chunk_bounds, load_rows, padded, store_rows
 from kernels.launch.packing import boundaries, chunk_table, first_chunks
 from kernels.launch.tuning import Tuned
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.triton_parts import (
-    absorb,
-    finish,
-    fitting,
-    in_base_2,
-    load_gradient,
-    load_rows,
-    padded,
-    product,
-    store_rows,
-)
+from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, load_gradient, product
 
 SPLIT = 2048
 """Queries of a block's list that one program walks over; the average list is n·l' long."""

@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.launch.device import padded
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.path_attention.triton_prepare import compact, inner, turn
 
@@ -16,7 +17,7 @@ class Shapes:
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> None:
         self.heads, self.kv_heads, self.width, self.values = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
         self.group = self.heads // self.kv_heads
-        self.K, self.V = (max(16, triton.next_power_of_2(x)) for x in (self.width, self.values))
+        self.K, self.V = (padded(x) for x in (self.width, self.values))
         self.C = 128 if self.K > 64 and q.dtype != torch.float32 else 64
         self.cu, self.table = boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, self.C)
         self.blocks = len(self.table)

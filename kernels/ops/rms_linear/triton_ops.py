@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.launch.device import sum_rows
+from kernels.launch.device import padded, sum_rows
 from kernels.launch.streams import token_tile
 from kernels.launch.tuning import Tuned
 
@@ -130,7 +130,7 @@ def _sizes(x: Tensor, weight: Tensor) -> dict[str, int | str]:
         "K": width,
         "OUT": out,
         "PRECISION": "tf32" if exact else "tf32x3",
-        "BN": max(16, triton.next_power_of_2(out)),
+        "BN": padded(out),
     }
 
 

@@ -16,17 +16,13 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.launch.device import padded
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_backward import key_gradients_tuned, query_gradient_tuned
 from kernels.ops.sparse_attention.triton_forward import forward_tuned
 
 MOST_HEADS = 64
 """Query heads of a program; a larger group takes several."""
-
-
-def padded(width: int) -> int:
-    """The tile for this many numbers: a power of two, and what a matrix product needs at least."""
-    return max(16, triton.next_power_of_2(width))
 
 
 class _SparseAttention(torch.autograd.Function):
