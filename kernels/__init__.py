@@ -5,6 +5,7 @@ from kernels.ops.attention import attention
 from kernels.ops.cayley import cayley
 from kernels.ops.delta_rule import delta_rule
 from kernels.ops.grouped_linear import grouped_linear
+from kernels.ops.hyper_coefficients import hyper_coefficients
 from kernels.ops.hyper_post import hyper_post
 from kernels.ops.hyper_pre import hyper_pre
 from kernels.ops.indexer_kl import indexer_kl
@@ -13,7 +14,6 @@ from kernels.ops.memory_mixture import memory_mixture
 from kernels.ops.mesa import mesa, mesa_residuals
 from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
 from kernels.ops.path_attention import path_attention
-from kernels.ops.rms_linear import rms_linear
 from kernels.ops.short_conv import short_conv
 from kernels.ops.sinkhorn import sinkhorn
 from kernels.ops.sparse_attention import sparse_attention
@@ -27,6 +27,7 @@ __all__ = [
     "delta_rule",
     "grouped_linear",
     "gumbel_noise",
+    "hyper_coefficients",
     "hyper_post",
     "hyper_pre",
     "indexer_kl",
@@ -37,7 +38,6 @@ __all__ = [
     "nsa_attention",
     "nsa_blocks",
     "path_attention",
-    "rms_linear",
     "rope",
     "short_conv",
     "sinkhorn",

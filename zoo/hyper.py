@@ -2,7 +2,7 @@
 
     x̂ = RMSNorm(vec x) ∈ R^{nD}, without gain                          x [B, T, n, D]: n streams a token
     H_pre = σ(mα₀·x̂φ_pre + b_pre)  [n],   H_post = 2σ(mα₁·x̂φ_post + b_post)  [n]
-    H_res = mixing(mα₂·x̂φ_res)  [n, n]                                  what the schemes differ in
+    H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          what the schemes differ in
     y = H_pre·x,   z = F(norm(y)),   x ← H_res·x + H_postᵀ·z
 
 Coefficients are every token's own and computed in at least fp32. m rises from 0.1 to 1 during training.
@@ -101,17 +101,20 @@ class HyperResidual(Residual):
 
     @abstractmethod
     def mixing(self, raw: Tensor) -> Tensor:
-        """H_res [..., n, n] from mα₂·x̂φ_res [..., n_res]."""
+        """H_res [..., n, n] from mα₂·x̂φ_res + b_res [..., n_res]."""
+
+    def bias(self) -> Tensor:
+        """b_pre, b_post and b_res [2n + n_res]; no b_res here."""
+        return torch.cat([self.b_pre, self.b_post, self.alpha.new_zeros(len(self.phi_res))])
 
     def forward(self, x: Tensor) -> Coefficients:
         """Streams [B, T, n, D] -> the coefficients of every token."""
-        pre, post, res = self._projected(x)
+        phi = torch.cat([self.phi_pre, self.phi_post, self.phi_res])
         scale = warmup(self.clock.step, self.config) * self.alpha
-        return Coefficients(
-            torch.sigmoid(scale[0] * pre + self.b_pre),
-            2 * torch.sigmoid(scale[1] * post + self.b_post),
-            self.mixing(scale[2] * res),
+        pre, post, raw = kernels.hyper_coefficients(
+            x, phi, scale, self.bias(), eps=NORM_EPS, backend=self.dims.backend
         )
+        return Coefficients(pre, post, self.mixing(raw))
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         coefficients = self(x)
@@ -122,12 +125,6 @@ class HyperResidual(Residual):
 
     def shown(self, coefficients: Coefficients) -> Values:
         return coefficients._asdict()
-
-    def _projected(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x̂φ_pre, x̂φ_post, x̂φ_res: one product, normalised after it, so that x̂ is never written."""
-        phi = [self.phi_pre, self.phi_post, self.phi_res]
-        raw = kernels.rms_linear(x.flatten(-2), torch.cat(phi), eps=NORM_EPS, backend=self.dims.backend)
-        return raw.split([len(p) for p in phi], -1)
 
 
 class MatrixResidual(HyperResidual):
@@ -143,8 +140,11 @@ class MatrixResidual(HyperResidual):
     def project(self, raw: Tensor) -> Tensor:
         """[..., n, n] -> the scheme's kind of matrices."""
 
+    def bias(self) -> Tensor:
+        return torch.cat([self.b_pre, self.b_post, self.b_res.flatten()])
+
     def mixing(self, raw: Tensor) -> Tensor:
-        return self.project(raw.unflatten(-1, self.b_res.shape) + self.b_res)
+        return self.project(raw.unflatten(-1, self.b_res.shape))
 
 
 def warmup(step: Tensor, config: HyperConfig) -> Tensor:

@@ -189,7 +189,9 @@ def _short_conv_step(d: Draw) -> list[Call]:
 
 def _coefficients(d: Draw) -> Call:
     rows = STREAMS * (STREAMS + 2)
-    return _call("rms_linear", d.normal(STREAMS * WIDTH), d.weight(rows, STREAMS * WIDTH))
+    phi, wide = d.weight(rows, STREAMS * WIDTH), torch.float32
+    scale, bias = d.weight(3, dtype=wide), d.weight(rows, dtype=wide)
+    return _call("hyper_coefficients", d.normal(STREAMS, WIDTH), phi, scale, bias)
 
 
 def _map(d: Draw, operation: str) -> Call:
@@ -229,7 +231,7 @@ CASES = {
         Case("timeline_attention", _timelines),
         Case("short_conv", _short_conv),
         Case("short_conv, a step", _short_conv_step, tokens=64, length=1, backward=False),
-        Case("rms_linear", lambda d: [_coefficients(d)]),
+        Case("hyper_coefficients", lambda d: [_coefficients(d)]),
         Case("cayley", lambda d: [_map(d, "cayley")]),
         Case("sinkhorn", lambda d: [_map(d, "sinkhorn")]),
         Case("hyper_pre", lambda d: [_pre(d)]),

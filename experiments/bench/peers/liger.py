@@ -1,6 +1,6 @@
 """Liger-Kernel's hyper-connections (mHC), its four steps: coefficients with Sinkhorn, what is read, what is written.
 
-Its coefficients include the sigmoids and the scales, which ours leave to PyTorch; its streams are half precision.
+Its coefficients include the map, which ours have as an operation of its own; its streams are half precision.
 """
 
 from __future__ import annotations
@@ -36,14 +36,9 @@ def _post(calls: list[Call]) -> Callable[[], Any]:
 def _coefficients(calls: list[Call]) -> Callable[[], Any]:
     from liger_kernel.transformers.functional import liger_mhc_coeffs
 
-    (call,) = (c for c in calls if c.operation == "rms_linear")
-    flat, weight = call.arguments
-    rows = weight.shape[0]
-    n = int((1 + rows) ** 0.5) - 1  # rows = n² + 2n
-    streams = flat.unflatten(-1, (n, -1))
-    alpha = torch.full((3,), 0.01, device=flat.device)
-    bias = torch.zeros(rows, device=flat.device)
-    return lambda: liger_mhc_coeffs(streams, weight.mT.contiguous(), bias, *alpha)
+    (call,) = (c for c in calls if c.operation == "hyper_coefficients")
+    streams, phi, scale, bias = call.arguments
+    return lambda: liger_mhc_coeffs(streams, phi.mT.contiguous(), bias, *scale)
 
 
 def _whole(calls: list[Call]) -> Callable[[], Any]:

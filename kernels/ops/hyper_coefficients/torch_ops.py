@@ -1,0 +1,61 @@
+"""The coefficients of hyper-connections in three passes over the streams, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import without_autocast
+
+
+def hyper_coefficients_torch(
+    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The product first, then its scale."""
+    wide = torch.promote_types(streams.dtype, torch.float32)
+    with without_autocast(streams):
+        return _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)
+
+
+class _Coefficients(torch.autograd.Function):
+    """With raw = r·φ·vec x, r = (mean(x²) + eps)^(−1/2), and l = s·raw + b before the sigmoids:
+
+    b̄ = Σ l̄,   s̄ = Σ l̄·raw,   p̄ = r·s·l̄ (of φ·vec x),   x̄ = φᵀ·p̄ − r·(p̄·raw)/(nD) · x,   φ̄ = Σ p̄·xᵀ.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, eps: float):
+        flat, n = x.flatten(-2), x.shape[-2]
+        square = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square()
+        inverse = torch.rsqrt(square / flat.shape[-1] + eps)
+        raw = (flat @ phi.T) * inverse
+        logits = torch.addcmul(bias, raw, _by_row(scale, n, len(phi)))
+        pre = torch.sigmoid(logits[..., :n])
+        post = 2 * torch.sigmoid(logits[..., n : 2 * n])
+        ctx.save_for_backward(x, phi, scale, inverse, raw, pre, post)
+        return pre, post, logits[..., 2 * n :].contiguous()
+
+    @staticmethod
+    def backward(ctx, d_pre: Tensor, d_post: Tensor, d_res: Tensor):
+        x, phi, scale, inverse, raw, pre, post = ctx.saved_tensors
+        flat, n = x.flatten(-2), x.shape[-2]
+        with without_autocast(x):
+            slopes = d_pre * pre * (1 - pre), d_post * post * (1 - post / 2)
+            d_logits = torch.cat([*slopes, d_res], -1)
+            d_bias = d_logits.sum_to_size(len(phi))
+            d_scale = _of_parts((d_logits * raw).sum_to_size(len(phi)), n)
+            d_product = d_logits * inverse * _by_row(scale, n, len(phi))
+            along = (d_product * raw).sum(-1, keepdim=True) * inverse / -flat.shape[-1]
+            d_x = torch.addcmul(d_product @ phi, along, flat).view(x.shape)
+            d_phi = d_product.flatten(0, -2).T @ flat.flatten(0, -2)
+        return d_x, d_phi, d_scale, d_bias, None
+
+
+def _by_row(scale: Tensor, n: int, rows: int) -> Tensor:
+    """[3] -> [rows]: the scale of each row of φ."""
+    return torch.cat([s.expand(length) for s, length in zip(scale, (n, n, rows - 2 * n), strict=True)])
+
+
+def _of_parts(x: Tensor, n: int) -> Tensor:
+    """[rows] -> [3]: the sums over n, n and the other rows."""
+    return torch.stack([x[:n].sum(), x[n : 2 * n].sum(), x[2 * n :].sum()])

@@ -1,0 +1,222 @@
+"""The coefficients of hyper-connections in one pass over the streams each way.
+
+With K = n·D numbers a token, φ [ROWS, K] for its 2n + m coefficients, and r = (mean(x²) + eps)^(−1/2):
+
+    forward   a program has BT tokens and goes over their K numbers: product and squares from one reading, then
+              raw = r·φ·vec x, l = s·raw + b and the sigmoids. Saved: the arguments, raw and r
+    backward  first the few numbers a token, without the streams, a span of tokens a program: l̄ from the sigmoids
+              made again, b̄ = Σ l̄, s̄ = Σ l̄·raw, and for the streams p̄ = r·s·l̄ and c = r·(p̄·raw)/K.
+              Then a program has BK of the K numbers and a span of tokens, and from one reading of x
+              x̄ = φᵀp̄ − c·x,   φ̄ = Σ p̄·xᵀ
+              Sums over tokens are one part a span, and the parts are added in a fixed order
+
+Products keep fp32's digits on tensor cores: of 16-bit inputs as they are (TF32 holds them exactly), of fp32 ones
+as three TF32 products of high and low halves.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.launch.device import padded, sigmoid, sum_rows
+from kernels.launch.streams import token_tile
+from kernels.launch.tuning import Tuned
+
+SPANS, SPAN = 64, 512
+"""Of the weight's gradient: at most so many parts, each of at least so many tokens, a multiple of every BT."""
+NUMBER_SPANS, NUMBER_SPAN = 256, 64
+"""The same of bias and scale, whose parts are small."""
+
+
+@triton.jit
+def _load_matrix(x, row, column, ROWS, COLUMNS):
+    """x [ROWS, COLUMNS] at these places in fp32, 0 beside it."""
+    mask = (row < ROWS)[:, None] & ((column >= 0) & (column < COLUMNS))[None]
+    return tl.load(x + row[:, None] * COLUMNS + column[None], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store_matrix(x, values, row, column, ROWS, COLUMNS):
+    """The values whose places are in x [ROWS, COLUMNS]."""
+    mask = (row < ROWS)[:, None] & ((column >= 0) & (column < COLUMNS))[None]
+    tl.store(x + row[:, None] * COLUMNS + column[None], values.to(x.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _affine(scale, bias, row, ROWS, N: tl.constexpr):
+    """Which part each row of φ is of (0 pre, 1 post, 2 res), its scale and its bias."""
+    part = tl.minimum(row // N, 2)
+    s = tl.load(scale + part).to(tl.float32)
+    return part, s[None], tl.load(bias + row, mask=row < ROWS, other=0.0).to(tl.float32)[None]
+
+
+@triton.jit
+def _forward(
+    x, phi, scale, bias, pre, post, res, raw, inverse, TOKENS, K, ROWS, eps,
+    N: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    token, there = token_tile(TOKENS, BT)
+    row = tl.arange(0, BN).to(tl.int64)
+    product = tl.zeros((BT, BN), tl.float32)
+    square = tl.zeros((BT,), tl.float32)
+    for start in range(0, K, BK):
+        column = start + tl.arange(0, BK)
+        streams = _load_matrix(x, token, column, TOKENS, K)
+        square += tl.sum(streams * streams, axis=1)
+        weight = tl.trans(_load_matrix(phi, row, column, ROWS, K))
+        product += tl.dot(streams, weight, input_precision=PRECISION)
+    r = tl.rsqrt(square / K + eps)
+    values = product * r[:, None]
+    tl.store(inverse + token, r, mask=there)
+    _store_matrix(raw, values, token, row, TOKENS, ROWS)
+    _, s, b = _affine(scale, bias, row, ROWS, N)
+    logits = s * values + b
+    share = sigmoid(logits)
+    _store_matrix(pre, share, token, row, TOKENS, N)
+    _store_matrix(post, 2 * share, token, row - N, TOKENS, N)
+    _store_matrix(res, logits, token, row - 2 * N, TOKENS, ROWS - 2 * N)
+
+
+@triton.jit
+def _numbers_backward(
+    raw, inverse, scale, bias, dpre, dpost, dres, dproduct, along, sums, TOKENS, K, ROWS, SPAN,
+    N: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """p̄ [M, ROWS] and c [M], and of every span its part of b̄ and s̄, sums [spans, ROWS + 3]."""
+    span = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, BN).to(tl.int64)
+    part, s, b = _affine(scale, bias, row, ROWS, N)
+    to_bias, to_scale = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
+    for start in range(0, SPAN, BT):
+        token = span * SPAN + start + tl.arange(0, BT)
+        there = token < TOKENS
+        r = tl.load(inverse + token, mask=there, other=0.0)
+        values = _load_matrix(raw, token, row, TOKENS, ROWS)
+        share = sigmoid(s * values + b)
+        gradient = _load_matrix(dpre, token, row, TOKENS, N)
+        gradient += 2 * _load_matrix(dpost, token, row - N, TOKENS, N)
+        gradient *= share * (1 - share)
+        gradient += _load_matrix(dres, token, row - 2 * N, TOKENS, ROWS - 2 * N)
+        to_bias += tl.sum(gradient, axis=0)
+        to_scale += tl.sum(gradient * values, axis=0)
+        gradient *= r[:, None] * s
+        _store_matrix(dproduct, gradient, token, row, TOKENS, ROWS)
+        tl.store(along + token, tl.sum(gradient * values, axis=1) * r / K, mask=there)
+    sums += span * (ROWS + 3)
+    tl.store(sums + row, to_bias, mask=row < ROWS)
+    for i in tl.static_range(3):
+        tl.store(sums + ROWS + i, tl.sum(tl.where(part == i, to_scale, 0.0)))
+
+
+@triton.jit
+def _streams_backward(
+    x, phi, dproduct, along, dx, dphi, TOKENS, K, ROWS, SPAN,
+    PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """dx, and of every span its part of the weight's gradient [spans, ROWS, K]."""
+    span = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BK + tl.arange(0, BK)
+    row = tl.arange(0, BN).to(tl.int64)
+    weight = _load_matrix(phi, row, column, ROWS, K)
+    total = tl.zeros((BN, BK), tl.float32)
+    for start in range(0, SPAN, BT):
+        token = span * SPAN + start + tl.arange(0, BT)
+        gradient = _load_matrix(dproduct, token, row, TOKENS, ROWS)
+        c = tl.load(along + token, mask=token < TOKENS, other=0.0)
+        streams = _load_matrix(x, token, column, TOKENS, K)
+        to_x = tl.dot(gradient, weight, input_precision=PRECISION) - c[:, None] * streams
+        _store_matrix(dx, to_x, token, column, TOKENS, K)
+        total += tl.dot(tl.trans(gradient), streams, input_precision=PRECISION)
+    _store_matrix(dphi + span * ROWS * K, total, row, column, ROWS, K)
+
+
+_TILES = [
+    triton.Config({"BT": tokens, "BK": width}, num_warps=warps, num_stages=stages)
+    for tokens, width, warps, stages in ((64, 64, 4, 3), (64, 32, 4, 4), (128, 64, 8, 3), (32, 64, 4, 3))
+]
+_ROWS = [triton.Config({"BT": tokens}, num_warps=warps) for tokens, warps in ((64, 4), (32, 4), (16, 2))]
+_forward_tuned = Tuned(_forward, _TILES, ["K", "BN", "PRECISION"])
+_numbers_tuned = Tuned(_numbers_backward, _ROWS, ["BN"])
+_streams_tuned = Tuned(_streams_backward, _TILES, ["K", "BN", "PRECISION"])
+
+
+class _Coefficients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, phi, scale, bias, eps):
+        x, phi, scale, bias = (y.contiguous() for y in (x, phi, scale, bias))
+        sizes, n = _sizes(x, phi), x.shape[-2]
+        options = {"dtype": torch.float32, "device": x.device}
+        pre, post, res, raw = (
+            torch.empty(*x.shape[:2], width, **options) for width in (n, n, len(phi) - 2 * n, len(phi))
+        )
+        inverse = torch.empty(x.shape[:2], **options)
+        _forward_tuned[lambda meta: (triton.cdiv(meta["TOKENS"], meta["BT"]),)](
+            x,
+            phi,
+            scale,
+            bias,
+            pre,
+            post,
+            res,
+            raw,
+            inverse,
+            eps=eps,
+            N=n,
+            PRECISION=_precision(x, phi),
+            **sizes,
+        )
+        ctx.save_for_backward(x, phi, scale, bias, raw, inverse)
+        return pre, post, res
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dpre, dpost, dres):
+        x, phi, scale, bias, raw, inverse = ctx.saved_tensors
+        dproduct, along = torch.empty_like(raw), torch.empty_like(inverse)
+        sizes, rows = _sizes(x, phi), len(phi)
+        span, spans = _spans(sizes["TOKENS"], NUMBER_SPANS, NUMBER_SPAN)
+        sums = torch.empty(spans, rows + 3, dtype=torch.float32, device=x.device)
+        upstream = (y.contiguous() for y in (dpre, dpost, dres))
+        _numbers_tuned[(spans,)](
+            raw, inverse, scale, bias, *upstream, dproduct, along, sums, SPAN=span, N=x.shape[-2], **sizes
+        )
+        total = sum_rows(sums, torch.float32)
+        dx, dphi = _of_streams(x, phi, dproduct, along)
+        return dx, dphi, total[rows:].to(scale.dtype), total[:rows].to(bias.dtype), None
+
+
+def _of_streams(x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+    sizes = _sizes(x, phi)
+    span, spans = _spans(sizes["TOKENS"], SPANS, SPAN)
+    dx = torch.empty_like(x)
+    parts = torch.empty(spans, *phi.shape, dtype=torch.float32, device=x.device)
+    _streams_tuned[lambda meta: (triton.cdiv(meta["K"], meta["BK"]), spans)](
+        x, phi, dproduct, along, dx, parts, SPAN=span, PRECISION=_precision(x, phi), **sizes
+    )
+    return dx, sum_rows(parts, phi.dtype)
+
+
+def _sizes(x: Tensor, phi: Tensor) -> dict[str, int]:
+    rows, width = phi.shape
+    return {"TOKENS": x.numel() // width, "K": width, "ROWS": rows, "BN": padded(rows)}
+
+
+def _precision(x: Tensor, phi: Tensor) -> str:
+    return "tf32" if x.dtype == phi.dtype != torch.float32 else "tf32x3"
+
+
+def _spans(tokens: int, most: int, least: int) -> tuple[int, int]:
+    """Tokens of a span, a multiple of `least`, so that there are at most so many, and how many there are."""
+    span = triton.cdiv(max(1, tokens), most * least) * least
+    return span, triton.cdiv(tokens, span)
+
+
+def hyper_coefficients_triton(
+    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`kernels.hyper_coefficients` on a GPU: memory-bound, the streams are read once forward and once backward."""
+    return _Coefficients.apply(streams, phi, scale, bias, eps)
