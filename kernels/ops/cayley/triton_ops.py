@@ -104,7 +104,7 @@ def _cayley_backward(q, dq, draw, MATRICES, SIZE: tl.constexpr, N: tl.constexpr,
 
 
 _ENTRIES = [triton.Config({"BM": many}, num_warps=warps) for many, warps in ((128, 4), (64, 2), (32, 1))]
-_TILES = [triton.Config({"BM": many}, num_warps=warps) for many, warps in ((32, 4), (8, 2), (128, 4), (8, 4))]
+_TILES = [triton.Config({"BM": many}, num_warps=warps) for many, warps in ((16, 4), (8, 2), (32, 4), (64, 8))]
 _closed_tuned = Tuned(_cayley_closed, _ENTRIES, [])
 _eliminated_tuned = Tuned(_cayley_eliminated, _TILES, ["SIZE"])
 _backward_tuned = Tuned(_cayley_backward, _TILES, ["SIZE"])

@@ -128,5 +128,6 @@ def _grid(meta: dict) -> tuple[int]:
 
 
 def sinkhorn_triton(raw: Tensor, *, iters: int) -> Tensor:
-    """`kernels.sinkhorn` on a GPU: a matrix is read once and written once, its iterations stay in registers."""
+    """`kernels.sinkhorn` on a GPU: a matrix is read once and written once, its iterations stay in registers; for the
+    backward alone, n numbers of each pass through memory."""
     return _Sinkhorn.apply(raw, iters)
