@@ -136,7 +136,7 @@ def _streams_backward(
 
 _TILES = [
     triton.Config({"BT": tokens, "BK": width}, num_warps=warps, num_stages=stages)
-    for tokens, width, warps, stages in ((64, 64, 4, 3), (64, 32, 4, 4), (128, 64, 8, 3), (32, 64, 4, 3))
+    for tokens, width, warps, stages in ((64, 64, 4, 3), (64, 32, 8, 2), (128, 64, 8, 3), (32, 64, 8, 3))
 ]
 _ROWS = [triton.Config({"BT": tokens}, num_warps=warps) for tokens, warps in ((64, 4), (32, 4), (16, 2))]
 _forward_tuned = Tuned(_forward, _TILES, ["K", "BN", "PRECISION"])
