@@ -36,7 +36,7 @@ CASES = {
     "one token": ({"time": 1, "width": 16, "sequences": 1}, {}),
     # H in tiles, half a chunk a program.
     "wide, packed": (
-        {"time": 37, "width": 144, "gates": "mixed", "value_width": 16, "sequences": 2},
+        {"time": 37, "width": 144, "value_width": 16, "sequences": 2},
         {"cu_seqlens": packed(34, 3)},
     ),
 }

@@ -1,9 +1,9 @@
 """The linear systems of a chunk's tokens, solved together by one program; none of their matrices is written down.
 
-A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: it is read
-again in every step, in tiles of rows, from the L2 cache, and as the vectors are wider too, a program solves for
-half a chunk. The vectors multiplied with a tile of rows are as many columns of p, which a program cannot cut out of
-what it holds: p goes through memory, in the place of the solution.
+A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: every
+step reads it again, from the L2 cache, in tiles of rows, and since the vectors are longer too, a program solves for
+half a chunk or less. A tile of rows is multiplied by the same columns of p; what a program holds cannot be cut, so p
+goes through memory, where the solution will stand.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _in_tiles(
     p, x, k, state, first, row, source, rows, head, H, column, K,
     PRECISION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """p·kᵀ [R, C] and p·S [R, BK], a tile of BS rows of S after the other; x's rows are overwritten by p."""
+    """p·kᵀ [R, C] and p·S [R, BK], S in tiles of BS rows; overwrites x by p."""
     store_rows(x, p, first, row, rows, head, H, column, K)
-    tl.debug_barrier()  # every thread's part of p is there
+    tl.debug_barrier()  # p is there as a whole
     pairs = tl.zeros((R, C), tl.float32)
     product = tl.zeros((R, BK), tl.float32)
     for start in range(0, K, BS):
@@ -46,7 +46,7 @@ def _in_tiles(
         pairs += tl.dot(part, tl.trans(keys), input_precision=PRECISION)
         tile = load_tile(state, i, column, K, K)
         product += tl.dot(part, tile, input_precision=PRECISION)
-    tl.debug_barrier()  # every thread has read it
+    tl.debug_barrier()  # every thread has read it, the next p may come
     return pairs, product
 
 

@@ -24,14 +24,14 @@ def _written(h_kk, left, key, gamma, strength, i, row, K):
 
 @triton.jit
 def _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK: tl.constexpr, BS: tl.constexpr):
-    """Write γ·H + β·k·kᵀ, BS rows after the others; returns its diagonal."""
+    """Write γ·H + β·k·kᵀ, BS rows at a time; returns its diagonal."""
     diagonal = tl.zeros((BK,), tl.float32)
     for start in range(0, K, BS):
         i = start + tl.arange(0, BS)
         tile = _written(h_kk, tl.gather(key, i, 0), key, gamma, strength, i, row, K)
         store_tile(new_kk, tile, i, row, K, K)
         diagonal += tl.sum(tl.where(i[:, None] == row[None], tile, 0.0), axis=0)
-    tl.debug_barrier()  # every thread's part is there to be read
+    tl.debug_barrier()  # it is there as a whole, to be read
     return diagonal
 
 
@@ -43,7 +43,7 @@ def _product(matrix, x):
 
 @triton.jit
 def _product_in_tiles(matrix, x, row, K, BK: tl.constexpr, BS: tl.constexpr):
-    """The same of a matrix [K, K] in memory, BS rows after the others."""
+    """A symmetric matrix [K, K] in memory times a vector, BS rows at a time."""
     terms = tl.zeros((BS, BK), tl.float32)
     for start in range(0, K, BS):
         i = start + tl.arange(0, BS)
