@@ -74,8 +74,9 @@ def test_kernels_equal_the_definition(name):
 
 @pytest.mark.slow
 @HALF
-def test_half_precision(dtype):
-    tensors = case(time=70, width=16, value_width=24, sequences=1)
+@pytest.mark.parametrize("width", [16, pytest.param(192, marks=pytest.mark.gpu)])
+def test_half_precision(width, dtype):
+    tensors = case(time=70, width=width, value_width=24, sequences=1)
     assert_kernel_agrees(call, tensors, dtype, keep=("g", "h_kk", "h_kv"), gates=("g", "beta", "lamb"))
 
 
@@ -181,8 +182,9 @@ def test_work_counts_what_the_solver_does(device):
 
 
 @pytest.mark.gpu
-def test_long_sequences_repeat_bit_for_bit():
-    tensors = [x.to(DEVICE, torch.float32) for x in inputs(1, 8192, heads=4, width=64)]
+@pytest.mark.parametrize("width", [64, 256])
+def test_long_sequences_repeat_bit_for_bit(width):
+    tensors = [x.to(DEVICE, torch.float32) for x in inputs(1, 8192, heads=4, width=width)]
     tensors = [x.bfloat16() for x in tensors[:3]] + tensors[3:]
 
     def run() -> list[Tensor]:
