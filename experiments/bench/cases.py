@@ -121,15 +121,14 @@ def _path(d: Draw) -> list[Call]:
     return [_call("path_attention", q, k, v, w, d.share(HEADS), d.log_gate(HEADS))]
 
 
-def _mesa(d: Draw, **options: Any) -> list[Call]:
-    heads, width = 6, 128
+def _mesa(d: Draw, heads: int = 6, width: int = 128, **options: Any) -> list[Call]:
     q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
     return [_call("mesa", q, k, v, d.log_gate(heads), d.share(heads), d.ones(heads, width), **options)]
 
 
-def _mesa_step(d: Draw) -> list[Call]:
-    states = tuple(torch.zeros(d.batch, 6, 128, 128, device=d.device) for _ in range(2))
-    return _mesa(d, initial_state=states, output_final_state=True)
+def _mesa_step(d: Draw, heads: int = 6, width: int = 128) -> list[Call]:
+    states = tuple(torch.zeros(d.batch, heads, width, width, device=d.device) for _ in range(2))
+    return _mesa(d, heads, width, initial_state=states, output_final_state=True)
 
 
 def _indexer(d: Draw) -> tuple[Tensor, ...]:
@@ -220,6 +219,10 @@ CASES = {
         Case("path_attention", _path),
         Case("mesa", _mesa),
         Case("mesa, a step", _mesa_step, tokens=64, length=1, backward=False),
+        Case("mesa, heads of 256", lambda d: _mesa(d, 3, 256)),
+        Case(
+            "mesa, heads of 256, a step", lambda d: _mesa_step(d, 3, 256), tokens=64, length=1, backward=False
+        ),
         Case("lightning_topk", _lightning_topk, backward=False),
         Case("sparse_attention", _sparse),
         Case("sparse_attention with its indexer", _sparse_with_indexer),
