@@ -134,9 +134,7 @@ def _mesa_step(d: Draw) -> list[Call]:
 
 def _indexer(d: Draw) -> tuple[Tensor, ...]:
     heads = 4
-    wide = torch.float32  # as zoo.indexer makes them: near-ties decide what is chosen
-    q, k = d.normal(heads, HEAD, dtype=wide), d.normal(HEAD, dtype=wide)
-    return q, k, d.share(heads), d.weight(heads, dtype=wide)
+    return d.normal(heads, HEAD), d.normal(HEAD), d.share(heads), d.weight(heads, dtype=torch.float32)
 
 
 def _attention(

@@ -12,8 +12,7 @@ def work(
 ) -> list[Work]:
     """Of a call with these arguments: the scores of the pairs that are visible in a batch, once; no backward.
 
-    The kernel scores them about seven times rather than keep them, which is not counted. Packed sequences see
-    fewer pairs than this.
+    What goes onto shelves is not counted. Packed sequences see fewer pairs than this.
     """
     batch, queries, heads, width = q_idx.shape
     keys = k_idx.shape[1]
