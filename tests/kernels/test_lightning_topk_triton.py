@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_cases import normal, packed
-from test_lightning_topk_op import counts, indexer
+from test_lightning_topk_op import ORDER, ORDERED, counts, indexer, scored, signed, whole
 from triton_cases import DEVICE, HALF, kernels_only
 
 from kernels import AdaptiveK, lightning_topk
@@ -23,6 +23,11 @@ CALLS = {
     "three tiles of keys": (indexer(1, 150, queries=10, width=40), {"k": 33}),
     "many heads": (indexer(1, 5, heads=40, width=3), {"k": 3}),
     "packed": (indexer(1, 22), {"k": AdaptiveK("inverse", 6, 2, 12), "cu_seqlens": CUT}),
+    "ReLU": (signed(indexer(1, 17, queries=9)), {"k": 5, "scores": "relu"}),
+    "ReLU, seed rule": (
+        signed(indexer(1, 9)),
+        {"k": AdaptiveK("seed", 1, 1, 8, beta=20.0), "scores": "relu", "cu_seqlens": packed(2, 7)},
+    ),
 }
 QUICK = ("one token", "k by query")
 
@@ -44,7 +49,8 @@ def assert_same_choice(inputs, dtype, **options):
     assert got.shape == wanted.shape
     assert torch.equal(got < 0, wanted < 0)
     assert torch.equal(got[..., 0], wanted[..., 0])
-    scores = index_scores(*(x.to(dtype).double() for x in inputs)).to(got.device)
+    given = [x.to(dtype).double() for x in inputs]
+    scores = index_scores(*given, options.get("scores", "sigmoid")).to(got.device)
     pair = [scores.gather(-1, x.long().clamp_min(0)) for x in (got, wanted)]
     torch.testing.assert_close(*pair, rtol=0, atol=1e-6 * inputs[0].shape[2])
     distinct = got.sort(-1).values
@@ -61,8 +67,9 @@ def test_kernels_choose_as_the_definition(case):
 
 @pytest.mark.slow
 @HALF
-def test_half_precision_is_scored_in_fp32(dtype):
-    inputs, options = CALLS["plain"]
+@pytest.mark.parametrize("case", ["plain", "ReLU"])
+def test_half_precision_is_scored_in_fp32(case, dtype):
+    inputs, options = CALLS[case]
     assert_same_choice(inputs, dtype, **options)
 
 
@@ -90,6 +97,20 @@ def test_ties_at_the_threshold_fill_up_from_the_latest():
     got, wanted = select((q, k, w, bias), torch.float32, k=48)
     assert torch.equal(got, wanted)
     assert (kind[got[0, 0].cpu().long()] == 1).sum() == 18
+
+
+def test_relu_scores_rank_as_fp32_without_its_last_bit():
+    got, wanted = select(scored(ORDERED), torch.float32, k=len(ORDER), scores="relu")
+    assert got[0, 0].tolist() == wanted[0, 0].tolist() == ORDER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_many_exact_ties_of_relu_scores(dtype):
+    """Key for key, over more than one tile; at thresholds above, at and below 0."""
+    given = torch.tensor([[1, 4, 9, 20, 40, 64, 69, 70]])
+    got, wanted = select(whole(1, 70, queries=8), dtype, k=given, k_max=70, scores="relu")
+    assert torch.equal(got, wanted)
 
 
 @pytest.mark.slow

@@ -5,11 +5,12 @@ of one sequence with all their index heads as rows of one product, and goes over
 
     once           lowest and highest rank, and the variance for an adaptive k
     ~5 times       counts of keys against WAYS ranks between the bounds, which narrows them WAYS-fold, until the
-                   k-th highest rank is known or exactly k keys are above one
+                   k-th highest rank is known or exactly k keys are above one; once more with ReLU scores, whose
+                   ranks are further apart
     once           from the latest key to the earliest: what is above is written down, with as many ties as are left
 
 and a second kernel sorts what was written. Scoring again is what the memory costs: a product with d_I columns and
-H^I exponentials a pair of tokens each time; equal tiles give equal bits, so that the passes agree.
+H^I exponentials (ReLU scores: none) a pair of tokens each time; equal tiles give equal bits, so that the passes agree.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def lightning_topk_triton(
     *,
     k: Tensor | AdaptiveK,
     k_max: int,
+    scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """`kernels.lightning_topk` on a GPU; memory B·Tq·k_max for what is sorted, in all 12 bytes an entry."""
@@ -76,7 +78,7 @@ def lightning_topk_triton(
         q_idx, k_idx, w_idx.detach().contiguous(), bias.detach().contiguous(), counts, entries, table,
         boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), q_idx.shape[-1] ** -0.5, *settings,
         K_MAX=k_max, RULE=rule.rule if rule else "given", PACKED=cu_seqlens is not None,
-        WAYS=WAYS, ROUNDS=ROUNDS, **sizes,
+        SCORES=scores, WAYS=WAYS, ROUNDS=ROUNDS, **sizes,
     )  # fmt: skip
     indices = torch.empty(*q_idx.shape[:2], k_max, dtype=torch.int32, device=q_idx.device)
     log = (k_max - 1).bit_length()

@@ -7,7 +7,13 @@ import triton.language as tl
 
 from kernels.launch.device import load_rows
 from kernels.launch.tuning import Tuned
-from kernels.ops.lightning_topk.triton_scores import index_gates, index_queries, over_heads, query_block, rank
+from kernels.ops.lightning_topk.triton_scores import (
+    index_activations,
+    index_queries,
+    over_heads,
+    query_block,
+    rank,
+)
 
 _HIGHEST = tl.constexpr(2**31 - 1)  # the rank of the query itself
 _WHOLE = tl.constexpr(2.0**23)
@@ -16,19 +22,20 @@ _WHOLE = tl.constexpr(2.0**23)
 @triton.jit
 def _tile(
     q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI,
-    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """BS keys from `start`: their positions, scores [BQ, BS] and ranks [BQ, BS]."""
     key = start + tl.arange(0, BS)
     k_tile = load_rows(k, key_begin + key, key < last, DI, BD)
-    scores = over_heads(index_gates(q_rows, k_tile, bias_rows, scale) * w_rows[:, None], BQ, BH)
-    return key, scores, rank(scores, inverse)
+    active = index_activations(q_rows, k_tile, bias_rows, scale, SCORES)
+    scores = over_heads(active * w_rows[:, None], BQ, BH)
+    return key, scores, rank(scores, inverse, SCORES)
 
 
 @triton.jit
 def _survey(
     q_rows, w_rows, bias_rows, inverse, k, exists, position, key_begin, last, scale, HI, DI,
-    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """Lowest and highest rank of the keys before each query, and the variance of I/H^I over what it sees."""
     lowest, highest = tl.full((BQ,), _HIGHEST, tl.int32), tl.full((BQ,), -1, tl.int32)
@@ -39,7 +46,7 @@ def _survey(
     )
     for start in range(0, last, BS):
         key, scores, ranked = _tile(
-            q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD
+            q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD, SCORES
         )
         earlier = exists[:, None] & (key[None] < position[:, None])
         lowest = tl.minimum(lowest, tl.min(tl.where(earlier, ranked, _HIGHEST), axis=1))
@@ -69,7 +76,8 @@ def _count_wanted(
         wanted = tl.full(query.shape, 0, tl.int64) + base
     else:
         if RULE == "seed":
-            size = base * (1 + beta * tl.log(1 + tl.exp(variance)))
+            soft = tl.log(1 + tl.exp(tl.minimum(variance, 20.0)))
+            size = base * (1 + beta * tl.where(variance > 20.0, variance, soft))
         else:
             size = base * tl.sqrt(reference / tl.maximum(variance, 1e-30))
         size = tl.minimum(tl.maximum(size, least), most)
@@ -80,8 +88,8 @@ def _count_wanted(
 @triton.jit
 def _narrow(
     q_rows, w_rows, bias_rows, inverse, k, exists, position, key_begin, last, scale, DI, low, high, wanted,
-    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, WAYS: tl.constexpr,
-    ROUNDS: tl.constexpr,
+    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr,
+    WAYS: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     """Ranks low < high such that at least `wanted` earlier keys reach low and fewer reach high, and how many do.
 
@@ -99,7 +107,21 @@ def _narrow(
             count = tl.zeros((BQ, WAYS), tl.int32)
             for start in range(0, last, BS):
                 key, _scores, ranked = _tile(
-                    q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD
+                    q_rows,
+                    w_rows,
+                    bias_rows,
+                    inverse,
+                    k,
+                    key_begin,
+                    start,
+                    last,
+                    scale,
+                    DI,
+                    BQ,
+                    BH,
+                    BS,
+                    BD,
+                    SCORES,
                 )
                 ranked = tl.where(key[None] < position[:, None], ranked, -1)
                 count += tl.sum((ranked[:, None, :] >= candidate[:, :, None]).to(tl.int32), axis=2)
@@ -115,7 +137,8 @@ def _narrow(
 @triton.jit
 def _collect(
     q_rows, w_rows, bias_rows, inverse, k, out, query, exists, position, key_begin, last, scale, DI,
-    low, high, ties_wanted, FIRST_KEY, K_MAX, BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    low, high, ties_wanted, FIRST_KEY, K_MAX,
+    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """Write the query itself, all that reach high and the latest of those from low to high: rank·2^32 + position."""
     written, ties = tl.zeros((BQ,), tl.int32), tl.zeros((BQ,), tl.int32)
@@ -123,7 +146,7 @@ def _collect(
     for step in range(tiles):
         start = (tiles - 1 - step) * BS
         key, _scores, ranked = _tile(
-            q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD
+            q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI, BQ, BH, BS, BD, SCORES
         )
         own = exists[:, None] & (key[None] == position[:, None])
         earlier = exists[:, None] & (key[None] < position[:, None])
@@ -141,7 +164,7 @@ def _collect(
 def _select(
     q, k, w, bias, counts, out, table, cu, cu_keys, scale, base, least, most, beta, reference, HI, DI, K_MAX,
     RULE: tl.constexpr, PACKED: tl.constexpr, WAYS: tl.constexpr, ROUNDS: tl.constexpr,
-    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """out [B·Tq, K_MAX]: of each query the chosen keys in any order, as rank·2^32 + position."""
     busy, query, exists, position, key_begin = query_block(table, cu, cu_keys, tl.program_id(0), BQ)
@@ -151,7 +174,8 @@ def _select(
         inverse = 1 / tl.maximum(total, 1.1754944e-38)
         last = tl.max(tl.where(exists, position + 1, 0), axis=0)
         low, highest, variance = _survey(
-            q_rows, w_rows, bias_rows, inverse, k, exists, position, key_begin, last, scale, HI, DI, BQ, BH, BS, BD
+            q_rows, w_rows, bias_rows, inverse, k, exists, position, key_begin, last, scale, HI, DI, BQ, BH, BS, BD,
+            SCORES,
         )  # fmt: skip
         wanted = _count_wanted(
             counts, query, exists, position, variance, base, least, most, beta, reference, K_MAX, RULE
@@ -159,12 +183,12 @@ def _select(
         wanted = tl.where(exists, wanted - 1, 0)  # beside the query itself
         low, high, above = _narrow(
             q_rows, w_rows, bias_rows, inverse, k, exists, position, key_begin, last, scale, DI,
-            low, highest + 1, wanted, BQ, BH, BS, BD, WAYS, ROUNDS,
+            low, highest + 1, wanted, BQ, BH, BS, BD, SCORES, WAYS, ROUNDS,
         )  # fmt: skip
         first_key = key_begin if PACKED else key_begin * 0
         _collect(
             q_rows, w_rows, bias_rows, inverse, k, out, query, exists, position, key_begin, last, scale, DI,
-            low, high, wanted - above, first_key, K_MAX, BQ, BH, BS, BD,
+            low, high, wanted - above, first_key, K_MAX, BQ, BH, BS, BD, SCORES,
         )  # fmt: skip
 
 
@@ -174,5 +198,5 @@ select_tuned = Tuned(
         triton.Config({"BS": size}, num_warps=warps, num_stages=stages)
         for size, warps, stages in ((64, 4, 2), (128, 8, 2), (64, 8, 2), (128, 4, 2), (32, 4, 3))
     ],
-    ["HI", "DI", "RULE"],
+    ["HI", "DI", "RULE", "SCORES"],
 )
