@@ -107,22 +107,9 @@ def _narrow(
             count = tl.zeros((BQ, WAYS), tl.int32)
             for start in range(0, last, BS):
                 key, _scores, ranked = _tile(
-                    q_rows,
-                    w_rows,
-                    bias_rows,
-                    inverse,
-                    k,
-                    key_begin,
-                    start,
-                    last,
-                    scale,
-                    DI,
-                    BQ,
-                    BH,
-                    BS,
-                    BD,
-                    SCORES,
-                )
+                    q_rows, w_rows, bias_rows, inverse, k, key_begin, start, last, scale, DI,
+                    BQ, BH, BS, BD, SCORES,
+                )  # fmt: skip
                 ranked = tl.where(key[None] < position[:, None], ranked, -1)
                 count += tl.sum((ranked[:, None, :] >= candidate[:, :, None]).to(tl.int32), axis=2)
             reach = count.to(tl.int64)
