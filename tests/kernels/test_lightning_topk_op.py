@@ -7,7 +7,7 @@ import torch
 from kernel_cases import normal, packed
 
 from kernels import AdaptiveK, lightning_topk
-from kernels.ops.lightning_topk.scores import SCORES, index_scores, index_scores_alike
+from kernels.ops.lightning_topk.scores import LONGEST, SCORES, index_scores, index_scores_alike, ranks
 
 
 def indexer(batch, time, heads=4, width=8, queries=None, dtype=torch.float64, seed=0):
@@ -34,8 +34,8 @@ def scored(values):
 
 LAST = 2.0**-23  # of 1, the last bit in fp32
 ORDERED = [
-    *(1.0, 1 + 2 * LAST, 0.0, 1e30, -1e30, 2e-38, -0.0, 1 + LAST, 1e-60, -2.0),
-    *(-2 - 2 * LAST, -2 - 4 * LAST, 1 - 1e-14, -2e-38, -1e35),
+    *(1.0, 1 + 2 * LAST, 0.0, 1e15, -1e15, 2e-38, -0.0, 1 + LAST, 1e-60, -2.0),
+    *(-2 - 2 * LAST, -2 - 4 * LAST, 1 - 1e-14, -2e-38, -1e17),
 ]
 ORDER = [14, 3, 1, 12, 7, 0, 5, 8, 6, 2, 13, 10, 9, 11, 4]
 """ReLU scores, and how they rank: the last token, though it is the lowest; then by size, at ties the later first."""
@@ -112,11 +112,18 @@ def test_ties_go_to_the_later_position(time, dtype, backend, scores):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_relu_scores_rank_as_fp32_without_its_last_bit(backend, dtype):
-    """Of either sign, zeros of either sign, far apart and next to each other."""
+    """Of either sign, far apart and next to each other."""
     inputs = [x.to(dtype) for x in scored(ORDERED)]
     for size in (len(ORDER), 5):
         got = lightning_topk(*inputs, k=size, scores="relu", backend=backend)
         assert got[0, 0].tolist() == sorted(ORDER[:size], reverse=True)
+
+
+def test_zeros_of_either_sign_have_one_rank():
+    """−0 is what heads with negative weights give where none is active."""
+    scores = torch.tensor([[[-0.0, 0.0, -2e-38, 2e-38]]])
+    zero, same, below, above = (ranks(scores, scores, "relu") // LONGEST).flatten().tolist()
+    assert below < zero == same < above
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])

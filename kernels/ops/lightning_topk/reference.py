@@ -35,11 +35,12 @@ def lightning_topk_reference(
             with without_autocast(q_idx):
                 similar = q_idx[b, i] @ k_idx[b, seen.start : seen.stop].T * q_idx.shape[-1] ** -0.5
             logits = similar + bias[:, None]
-            heads = 1 / (1 + torch.exp(-logits)) if scores == "sigmoid" else logits.clamp_min(0)
-            total = (w_idx[b, i, :, None] * heads).sum(0)
+            w = w_idx[b, i, :, None]
+            heads = w / (1 + torch.exp(-logits)) if scores == "sigmoid" else w * logits.clamp_min(0)
+            total = heads.sum(0)
             wanted = k[b, i] if isinstance(k, Tensor) else k(_variance(total / bias.shape[0]))
             count = max(1, min(int(wanted), k_max, len(seen)))
-            ranks = _shares(total, w_idx[b, i]) if scores == "sigmoid" else _cut(total)
+            ranks = _shares(total, w[:, 0]) if scores == "sigmoid" else _cut(total)
             order = sorted(
                 seen, key=lambda s, t=t, rank=ranks, first=seen.start: (s == t, rank[s - first], s)
             )
