@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 import kernels
+from kernels.checks import in_autocast_dtype
 from zoo.groups import ParameterGroup
 from zoo.modules import fp32_linear
 from zoo.schedule import StepBuffer
 
 
 class Indexer(nn.Module):
-    """x [B, T, D] -> q^I [B, T, H^I, d_I], k^I [B, T, d_I], w [B, T, H^I], b [H^I], in at least fp32.
+    """x [B, T, D] -> q^I [B, T, H^I, d_I], k^I [B, T, d_I], w [B, T, H^I], b [H^I].
 
-    x is detached. rope_base: None, or that of rotary positions on q^I and k^I. By `scores`, as
-    `kernels.lightning_topk` has them,
+    In at least fp32; q^I and k^I under autocast in its dtype. x is detached. rope_base: None, or that of rotary
+    positions on q^I and k^I. By `scores`, as `kernels.lightning_topk` has them,
 
         sigmoid   w = σ(x·W_Iw), b learned, and log_tau is s of τ = exp(s), the sharpness that the loss gives the
                   scores (from log 10)
@@ -51,6 +52,8 @@ class Indexer(nn.Module):
         if self.rope_base is not None:
             q = kernels.rope(q, positions, self.rope_base)
             k = kernels.rope(k.unsqueeze(-2), positions, self.rope_base).squeeze(-2)
+        # What is multiplied T² times is as precise as attention's own queries and keys; sums of products stay fp32.
+        q, k = in_autocast_dtype(q, k)
         if self.bias is None:
             return q, k, w * self.heads**-0.5, w.new_zeros(self.heads)
         return q, k, torch.sigmoid(w), self.bias

@@ -142,6 +142,7 @@ def test_what_it_refuses_is_said_in_words():
     with pytest.raises(ValueError, match=r"at most 128 index heads, got 129"):
         lightning_topk(wide, k, wide[..., 0], wide[0, 0, :, 0], k=2, backend="triton")
 
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rising", [False, True], ids=["any order", "earlier ones better"])
 def test_full_shelves_are_thinned(rising, monkeypatch):

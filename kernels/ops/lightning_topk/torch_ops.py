@@ -61,7 +61,7 @@ def lightning_topk_blocks(
 
 
 def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
-    """The highest ranks of every query, from the latest to the earliest: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
+    """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
     own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
     rank = rank.masked_fill_(~block.visible, -1).scatter_(-1, own, FIRST)
     counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))

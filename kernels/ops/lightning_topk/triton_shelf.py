@@ -79,7 +79,9 @@ def take(
         places = tl.load(cell + SHELF, mask=chosen, other=0)
         target = out + row.to(tl.int64)[:, None] * K_MAX
         many = tl.sum(chosen.to(tl.int32), axis=1)
-        tl.store(target + tl.cumsum(chosen.to(tl.int32), axis=1) - 1, (first + places).to(tl.int32), mask=chosen)
+        tl.store(
+            target + tl.cumsum(chosen.to(tl.int32), axis=1) - 1, (first + places).to(tl.int32), mask=chosen
+        )
         unused = (column >= many[:, None]) & (column < K_MAX) & (fewest > 0)[:, None]
         tl.store(target + column, tl.full((ROWS, SHELF), -1, tl.int32), mask=unused)
     tl.debug_barrier()  # the next queries write to the same shelves
