@@ -158,12 +158,12 @@ def _dsa_topk(d: Draw) -> list[Call]:
     return [_call("lightning_topk", *_dsa_indexer(d), k=min(KEPT, d.length), scores="relu")]
 
 
-def _sparse(d: Draw) -> list[Call]:
-    return [_call("sparse_attention", *_attention(d), d.causal_indices(min(KEPT, d.length)))]
+def _sparse(d: Draw, *sizes: int) -> list[Call]:
+    return [_call("sparse_attention", *_attention(d, *sizes), d.causal_indices(min(KEPT, d.length)))]
 
 
-def _sparse_with_indexer(d: Draw) -> list[Call]:
-    return [*_lightning_topk(d), *_sparse(d)]
+def _sparse_with_indexer(d: Draw, *sizes: int) -> list[Call]:
+    return [*_lightning_topk(d), *_sparse(d, *sizes)]
 
 
 def _indexer_kl(d: Draw) -> list[Call]:
@@ -239,6 +239,10 @@ CASES = {
         Case("lightning_topk, DSA", _dsa_topk, backward=False),
         Case("sparse_attention", _sparse),
         Case("sparse_attention with its indexer", _sparse_with_indexer),
+        Case(
+            "sparse_attention with its indexer, 64 heads to one",
+            lambda d: _sparse_with_indexer(d, 64, 1, 128),
+        ),
         Case("indexer_kl", _indexer_kl),
         Case("indexer_kl, DSA", _dsa_kl),
         Case("nsa_attention", _nsa),

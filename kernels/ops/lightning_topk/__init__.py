@@ -94,7 +94,7 @@ def lightning_topk(
 def _widest(k: Tensor | int | AdaptiveK) -> int:
     if isinstance(k, Tensor):
         raise ValueError("lightning_topk needs k_max where k is a tensor: the width of the result")
-    return k if isinstance(k, int) else k.most
+    return k if isinstance(k, int) else k.widest
 
 
 def _check_counts(k: Tensor, q_idx: Tensor) -> None:

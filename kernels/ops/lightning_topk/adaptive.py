@@ -39,6 +39,11 @@ class AdaptiveK:
                 f"AdaptiveK needs 1 ≤ least ≤ base ≤ most, got {self.least}, {self.base}, {self.most}"
             )
 
+    @property
+    def widest(self) -> int:
+        """The most that it gives."""
+        return self.base if self.rule == "none" else self.most
+
     def __call__(self, variance: Tensor) -> Tensor:
         """variance [...] in at least fp32 -> k int64 [...]."""
         if self.rule == "none":
