@@ -133,9 +133,7 @@ def _mesa_step(d: Draw, heads: int = 6, width: int = 128) -> list[Call]:
 
 def _indexer(d: Draw) -> tuple[Tensor, ...]:
     heads = 4
-    wide = torch.float32  # as zoo.indexer makes them: near-ties decide what is chosen
-    q, k = d.normal(heads, HEAD, dtype=wide), d.normal(HEAD, dtype=wide)
-    return q, k, d.share(heads), d.weight(heads, dtype=wide)
+    return d.normal(heads, HEAD), d.normal(HEAD), d.share(heads), d.weight(heads, dtype=torch.float32)
 
 
 def _attention(
@@ -144,22 +142,39 @@ def _attention(
     return d.normal(heads, width), d.normal(kv_heads, width), d.normal(kv_heads, width)
 
 
+def _dsa_indexer(d: Draw) -> tuple[Tensor, ...]:
+    """DeepSeek-V3.2's: 64 heads of 128, ReLU scores with weights of any sign, no bias."""
+    heads, width = 64, 128
+    w, bias = d.normal(heads, dtype=torch.float32), torch.zeros(heads, device=d.device)
+    return d.normal(heads, width), d.normal(width), w, bias
+
+
 def _lightning_topk(d: Draw) -> list[Call]:
     return [_call("lightning_topk", *_indexer(d), k=min(KEPT, d.length))]
 
 
-def _sparse(d: Draw) -> list[Call]:
-    return [_call("sparse_attention", *_attention(d), d.causal_indices(min(KEPT, d.length)))]
+def _dsa_topk(d: Draw) -> list[Call]:
+    return [_call("lightning_topk", *_dsa_indexer(d), k=min(KEPT, d.length), scores="relu")]
 
 
-def _sparse_with_indexer(d: Draw) -> list[Call]:
-    return [*_lightning_topk(d), *_sparse(d)]
+def _sparse(d: Draw, *sizes: int) -> list[Call]:
+    return [_call("sparse_attention", *_attention(d, *sizes), d.causal_indices(min(KEPT, d.length)))]
+
+
+def _sparse_with_indexer(d: Draw, *sizes: int) -> list[Call]:
+    return [*_lightning_topk(d), *_sparse(d, *sizes)]
 
 
 def _indexer_kl(d: Draw) -> list[Call]:
     q, k, _ = _attention(d)
     indices = d.causal_indices(min(KEPT, d.length))
     return [_call("indexer_kl", q, k, *_indexer(d), d.ones(), indices=indices)]
+
+
+def _dsa_kl(d: Draw) -> list[Call]:
+    q, k, _ = _attention(d)
+    options = {"indices": d.causal_indices(min(KEPT, d.length)), "scores": "relu"}
+    return [_call("indexer_kl", q, k, *_dsa_indexer(d), d.ones(), **options)]
 
 
 def _nsa(d: Draw, heads: int = HEADS, width: int = HEAD) -> list[Call]:
@@ -224,9 +239,15 @@ CASES = {
             "mesa, heads of 256, a step", lambda d: _mesa_step(d, 3, 256), tokens=64, length=1, backward=False
         ),
         Case("lightning_topk", _lightning_topk, backward=False),
+        Case("lightning_topk, DSA", _dsa_topk, backward=False),
         Case("sparse_attention", _sparse),
         Case("sparse_attention with its indexer", _sparse_with_indexer),
+        Case(
+            "sparse_attention with its indexer, 64 heads to one",
+            lambda d: _sparse_with_indexer(d, 64, 1, 128),
+        ),
         Case("indexer_kl", _indexer_kl),
+        Case("indexer_kl, DSA", _dsa_kl),
         Case("nsa_attention", _nsa),
         Case("nsa_attention, groups of 16", lambda d: _nsa(d, 64, 128), tokens=65_536),
         Case("timeline_attention", _timelines),
