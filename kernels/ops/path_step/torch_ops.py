@@ -26,7 +26,7 @@ def path_step_torch(
         if w is not None:
             past, w = keys[:, :, :-1], w.to(keys.dtype)
             along = beta[..., None].to(keys.dtype) * (past @ w[..., None])[..., 0]
-            past -= along[..., None] * w[:, :, None]
+            past.addcmul_(along[..., None], w[:, :, None], value=-1)
         if g is not None:
             forgotten[:, :, :-1] += g[..., None]
         o = F.scaled_dot_product_attention(

@@ -87,6 +87,9 @@ def _attend(
         used, past = token < N, token < N - 1
         at, inside = token.to(tl.int64)[:, None], used[:, None] & (column < K)[None]
         tile = tl.load(keys + at * KEY_N + column[None], mask=inside, other=0.0).to(tl.float32)
+        spread = tl.load(  # asked for now, so that it is there when scores are
+            values + at * VALUE_N + broad[None], mask=used[:, None] & (broad < V)[None], other=0.0
+        )
         if w is not None:
             along = strength * tl.sum(tile * axis[None], axis=1)
             tile -= tl.where(past, along, 0.0)[:, None] * axis[None]
@@ -102,9 +105,7 @@ def _attend(
         score = tl.where(used[None], score, float("-inf"))
         top, centre, fading = _higher(top, score)
         share = tl.exp(score - centre[:, None])
-        inside = used[:, None] & (broad < V)[None]
-        tile = tl.load(values + at * VALUE_N + broad[None], mask=inside, other=0.0).to(tl.float32)
-        total = total * fading[:, None] + _mixed(share, tile, PRECISION)
+        total = total * fading[:, None] + _mixed(share, spread.to(tl.float32), PRECISION)
         weight = weight * fading + tl.sum(share, axis=1)
     place = row * PARTS + tl.program_id(1)
     store_rows(part_o, place, is_head, total, V, BV)
@@ -180,7 +181,10 @@ def _span(entries: int, tokens: int) -> int:
 
 
 def _tiles(group: int, width: int, value_width: int) -> dict[str, int]:
-    """Tiles of 4096 numbers, 32 a thread: many small programs hide the memory's latency better than few large ones."""
+    """Tiles of 4096 numbers, 32 a thread: many small programs hide the memory's latency.
+
+    One stage: to have the next tiles on their way too would fill shared memory where heads are wide.
+    """
     queries = 1 if group == 1 else padded(group)
     columns = max(padded(width), padded(value_width))
     rows = min(128, max(32, 4096 // columns))
@@ -190,4 +194,5 @@ def _tiles(group: int, width: int, value_width: int) -> dict[str, int]:
         "BK": padded(width),
         "BV": padded(value_width),
         "num_warps": 4 if max(queries, rows) * columns <= 4096 else 8,
+        "num_stages": 1,
     }
