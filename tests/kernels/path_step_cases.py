@@ -25,8 +25,8 @@ def token(
 ) -> dict[str, Tensor]:
     """Arguments of `path_step` by name, fp64; the newest token is forgotten by 0."""
     kv_heads = kv_heads or heads
-    forgotten = -3 * normal(batch, heads, tokens, seed=6).abs()
-    forgotten[..., -1] = 0
+    age = torch.arange(tokens, dtype=torch.float64).flip(0) / tokens
+    forgotten = -age * (6 + normal(batch, heads, tokens, seed=6))  # by 6 or so of the oldest
     return {
         "q": normal(batch, heads, width, seed=1),
         "keys": normal(batch, kv_heads, tokens, width, seed=2),
