@@ -90,6 +90,11 @@ def _attend(
         spread = tl.load(  # asked for now, so that it is there when scores are
             values + at * VALUE_N + broad[None], mask=used[:, None] & (broad < V)[None], other=0.0
         )
+        if g is not None:
+            where = is_head[:, None] & used[None]
+            lost = tl.load(lines + token[None], mask=where, other=0.0).to(tl.float32)
+        # Where a tile is smaller than the program, threads hold the same element: all have read before one writes.
+        tl.debug_barrier()
         if w is not None:
             along = strength * tl.sum(tile * axis[None], axis=1)
             tile -= tl.where(past, along, 0.0)[:, None] * axis[None]
@@ -97,8 +102,6 @@ def _attend(
             tl.store(keys + at * KEY_N + column[None], turned, mask=inside & past[:, None])
         score = _scores(queries, tile, PRECISION) * scale
         if g is not None:
-            where = is_head[:, None] & used[None]
-            lost = tl.load(lines + token[None], mask=where, other=0.0).to(tl.float32)
             lost += tl.where(past[None], gate[:, None], 0.0)
             tl.store(lines + token[None], lost, mask=where & past[None])
             score += lost
