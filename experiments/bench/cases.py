@@ -121,6 +121,21 @@ def _path(d: Draw) -> list[Call]:
     return [_call("path_attention", q, k, v, w, d.share(HEADS), d.log_gate(HEADS))]
 
 
+def _path_step(d: Draw) -> list[Call]:
+    """One token over caches of `length`."""
+    token = Draw(d.batch, 1, d.device, d.dtype)
+    keys = d.weight(d.batch, HEADS, d.length, HEAD, dtype=torch.float32)
+    values = d.weight(d.batch, HEADS, d.length, HEAD)
+    forgotten = torch.zeros(d.batch, HEADS, d.length, device=d.device)
+    q, w, beta, g = (
+        x[:, 0]
+        for x in (
+            token.normal(HEADS, HEAD), token.unit(HEADS, HEAD), token.share(HEADS), token.log_gate(HEADS)
+        )
+    )  # fmt: skip
+    return [_call("path_step", q, keys, values, w, beta, g, forgotten)]
+
+
 def _mesa(d: Draw, heads: int = 6, width: int = 128, **options: Any) -> list[Call]:
     q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
     return [_call("mesa", q, k, v, d.log_gate(heads), d.share(heads), d.ones(heads, width), **options)]
@@ -232,6 +247,7 @@ CASES = {
         Case("memory_mixture", _memory_mixture),
         Case("memory_mixture, a step", _memory_step, tokens=64, length=1, backward=False),
         Case("path_attention", _path),
+        Case("path_step", _path_step, backward=False, torch_limit=TOKENS),
         Case("mesa", _mesa),
         Case("mesa, a step", _mesa_step, tokens=64, length=1, backward=False),
         Case("mesa, heads of 256", lambda d: _mesa(d, 3, 256)),
