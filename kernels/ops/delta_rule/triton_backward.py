@@ -174,14 +174,28 @@ _values_tuned = Tuned(
     ],
     ["V"],
 )
-_KEY_TILES = [
-    triton.Config({"BK": width, "BV": value_width}, num_warps=warps, num_stages=stages)
-    for width, value_width, warps, stages in ((64, 64, 8, 1), (32, 64, 4, 2), (32, 32, 4, 1), (32, 64, 8, 1))
-]
-# Parts of a shared gate's gradient are as many as tiles, which so have to be known beforehand.
+
+
+def _key_tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
+    return [
+        triton.Config({"BK": width, "BV": value_width}, num_warps=warps, num_stages=stages)
+        for width, value_width, warps, stages in sizes
+    ]
+
+
+# Parts of a shared gate's gradient are as many as tiles, which so have to be known beforehand: BK is 64 there. Gates of
+# channels keep many more tiles alive: at 64 wide, or on four warps, more than a kilobyte of them is spilled.
 _keys_and_gates_tuned = {
-    False: Tuned(_keys_and_gates, _KEY_TILES, ["K", "V"]),
-    True: Tuned(_keys_and_gates, [c for c in _KEY_TILES if c.kwargs["BK"] == 64], ["K", "V", "SHARED"]),
+    False: Tuned(
+        _keys_and_gates,
+        _key_tiles((32, 64, 8, 1), (32, 32, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)),
+        ["K", "V"],
+    ),
+    True: Tuned(
+        _keys_and_gates,
+        _key_tiles((64, 64, 8, 1), (64, 64, 8, 2), (64, 32, 8, 2)),
+        ["K", "V"],
+    ),
 }
 
 
