@@ -13,7 +13,16 @@ from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import attention, nsa_attention
 from kernels.launch.tuning import Tuned
-from kernels.ops.nsa_attention import OPERATION, triton_bands, triton_choice, triton_parts, triton_selected
+from kernels.ops.nsa_attention import (
+    OPERATION,
+    triton_bands,
+    triton_bands_back,
+    triton_choice,
+    triton_parts,
+    triton_readers,
+    triton_selected,
+    triton_selected_back,
+)
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.work import work
 
@@ -115,8 +124,9 @@ def test_many_tiles_and_parts(monkeypatch):
 def small_tiles(monkeypatch) -> None:
     """Tiles of 16 rows, and lists of queries in parts of 5."""
     monkeypatch.setattr(triton_parts, "TILE_BYTES", 1)
-    monkeypatch.setattr(triton_selected, "SPLIT", 5)
-    for module in (triton_bands, triton_choice, triton_selected):
+    monkeypatch.setattr(triton_readers, "SPLIT", 5)
+    tiled = (triton_bands, triton_bands_back, triton_choice, triton_selected, triton_selected_back)
+    for module in tiled:
         for kernel in vars(module).values():
             if isinstance(kernel, Tuned) and kernel.configs[0].kwargs:
                 monkeypatch.setattr(

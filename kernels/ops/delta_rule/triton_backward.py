@@ -1,9 +1,7 @@
 """Gradients of the chunked delta rule, in the notation of triton_inside.py and triton_forward.py.
 
-With F = Diag(β)·E, what the state takes in, and dS the gradient of the state after a chunk:
+From F = Diag(β)·E, and dS and dF as the walk back leaves them (triton_scan.py), all chunks at once:
 
-    dF  = scale·Pᵀ·dO + K̃·dS                                           of F where E did not depend on it
-    dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF               one chunk before another
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
     dP  = scale·dO·Fᵀ    dA = −dV·Fᵀ    dQ̄ = scale·dO·S₀ᵀ    dK̄ = −dV·S₀ᵀ    dK̃ = F·dSᵀ
 
@@ -19,64 +17,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, padded, sum_rows
+from kernels.launch.device import chunk_bounds, sum_rows
 from kernels.launch.tuning import Tuned
-from kernels.ops.delta_rule.triton_forward import SCAN_TILES, Chunked, load_whole
-from kernels.ops.delta_rule.triton_inside import BLOCK, block_places
+from kernels.ops.delta_rule.triton_inside import block_places
+from kernels.ops.delta_rule.triton_inside_back import inside_channels_back, inside_shared_back
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
-    decay_between,
     decay_from_start,
     decay_to_end,
-    decay_to_middle,
-    halves_meet,
     load_column,
     load_gates,
     load_rows,
     state_tile,
     store_rows,
 )
-
-
-@triton.jit
-def _scan_back(
-    from_start, to_end, reads, whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu, scale, H,
-    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """d_states [chunks, H, K, V] of the states after chunks, d_writes dF [tokens, H, V], d_initial [N, H, K, V]."""
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    key = tl.arange(0, BK)
-    value = tl.program_id(2) * BV + tl.arange(0, BV)
-    place, inside = state_tile(sequence, head, H, key, value, K, V)
-    d_state = tl.zeros((BK, BV), tl.float32)
-    if d_final is not None:
-        d_state += tl.load(d_final + place, mask=inside, other=0.0).to(tl.float32)
-    begin = tl.load(cu + sequence).to(tl.int64)
-    end = tl.load(cu + sequence + 1).to(tl.int64)
-    first_chunk = tl.load(firsts + sequence)
-    chunks = tl.load(firsts + sequence + 1) - first_chunk
-    for back in range(chunks):
-        step = chunks - 1 - back
-        chunk = (first_chunk + step).to(tl.int64)
-        at, _ = state_tile(chunk, head, H, key, value, K, V)
-        d_after = d_state.to(d_states.dtype.element_ty)
-        tl.store(d_states + at, d_after, mask=inside)
-        token = begin + step * C + tl.arange(0, C)
-        d_out = load_rows(d_o, token, end, head, H, value, V).to(p.dtype.element_ty)
-        products = load_rows(p, token, end, head, H, tl.arange(0, C), C)
-        d_write = tl.dot(tl.trans(products), d_out, input_precision="ieee") * scale
-        keys = load_rows(to_end, token, end, head, H, key, K)
-        d_write += tl.dot(keys, d_after, input_precision="ieee")
-        store_rows(d_writes, d_write, token, end, head, H, value, V)
-        d_error = (d_write * load_column(beta, token, end, head, H)[:, None]).to(p.dtype.element_ty)
-        queries = load_rows(from_start, token, end, head, H, key, K)
-        read = load_rows(reads, token, end, head, H, key, K)
-        d_state *= load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
-        d_state += tl.dot(tl.trans(queries), d_out, input_precision="ieee") * scale
-        d_state -= tl.dot(tl.trans(read), d_error, input_precision="ieee")
-    if d_initial is not None:
-        tl.store(d_initial + place, d_state, mask=inside)
 
 
 @triton.jit
@@ -115,63 +69,6 @@ def _values(
         store_rows(d_a, overlap, token, last, head, H, tl.arange(0, C), C)
         by_beta = by_beta.to(d_beta.dtype.element_ty)
         tl.store(d_beta + token * H + head, by_beta, mask=token < last)
-
-
-@triton.jit
-def _inside_shared(queries, keys, gate, d_p, d_a, dtype: tl.constexpr, C: tl.constexpr):
-    """Through P and A of tokens i > j under gates [C]: gradients of queries, of keys as row i and as row j."""
-    i = tl.arange(0, C)[:, None]
-    j = tl.arange(0, C)[None]
-    between = tl.where(i > j, decay_between(gate, C), 0.0)
-    d_p = (d_p * between).to(dtype)
-    d_a = (d_a * between).to(dtype)
-    narrow = keys.to(dtype)
-    d_q = tl.dot(d_p, narrow, input_precision="ieee")
-    d_right = tl.dot(d_a, narrow, input_precision="ieee")
-    d_left = tl.dot(tl.trans(d_p), queries.to(dtype), input_precision="ieee")
-    d_left += tl.dot(tl.trans(d_a), narrow, input_precision="ieee")
-    return d_q, d_right, d_left
-
-
-@triton.jit
-def _inside_channels(
-    queries, keys, gates, after, d_p, d_a, d_p_blocks, d_a_blocks,
-    dtype: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Through P and A of tokens i > j under gates [C, BK], level by level of halves; d_p, d_a [C, C], and their
-    blocks on the diagonal [C/16, 16, 16]."""
-    d_q = tl.zeros((C, BK), tl.float32)
-    d_right = tl.zeros((C, BK), tl.float32)
-    d_left = tl.zeros((C, BK), tl.float32)
-    row = tl.arange(0, BLOCK)[None, :, None]
-    col = tl.arange(0, BLOCK)[None, None, :]
-    for level in tl.static_range(4):
-        decay = decay_to_middle(gates, after, 2**level, C, BK)
-        k = tl.reshape((keys * decay).to(dtype), (C // BLOCK, BLOCK, BK))
-        q = tl.reshape((queries * decay).to(dtype), (C // BLOCK, BLOCK, BK))
-        meet = halves_meet(row, col, 2**level)
-        p = tl.where(meet, d_p_blocks, 0.0).to(dtype)
-        a = tl.where(meet, d_a_blocks, 0.0).to(dtype)
-        left = tl.dot(tl.permute(p, (0, 2, 1)), q, input_precision="ieee")
-        left += tl.dot(tl.permute(a, (0, 2, 1)), k, input_precision="ieee")
-        d_left += decay * tl.reshape(left, (C, BK))
-        d_q += decay * tl.reshape(tl.dot(p, k, input_precision="ieee"), (C, BK))
-        d_right += decay * tl.reshape(tl.dot(a, k, input_precision="ieee"), (C, BK))
-    row = tl.arange(0, C)[:, None]
-    col = tl.arange(0, C)[None]
-    for level in tl.static_range(2):
-        decay = decay_to_middle(gates, after, BLOCK * 2**level, C, BK)
-        k = (keys * decay).to(dtype)
-        q = (queries * decay).to(dtype)
-        meet = halves_meet(row, col, BLOCK * 2**level)
-        p = tl.where(meet, d_p, 0.0).to(dtype)
-        a = tl.where(meet, d_a, 0.0).to(dtype)
-        left = tl.dot(tl.trans(p), q, input_precision="ieee")
-        left += tl.dot(tl.trans(a), k, input_precision="ieee")
-        d_left += decay * left
-        d_q += decay * tl.dot(p, k, input_precision="ieee")
-        d_right += decay * tl.dot(a, k, input_precision="ieee")
-    return d_q, d_right, d_left
 
 
 @triton.jit
@@ -214,32 +111,33 @@ def _keys_and_gates(
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
         key = tl.program_id(2) * BK + tl.arange(0, BK)
-        queries = load_rows(q, token, last, head // (H // HQ), HQ, key, K).to(tl.float32)
-        keys = load_rows(k, token, last, head // (H // HK), HK, key, K).to(tl.float32)
-        gates = load_gates(g, token, last, head, H, key, K, SHARED)
-        after = load_gates(g, token + 1, last, head, H, key, K, SHARED)
         by_query, by_key, by_end, by_whole = _across(
             beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H, dtype, K, V, C, BK, BV
         )  # fmt: skip
-        by_whole *= tl.exp(tl.sum(gates, axis=0))
+        gates = load_gates(g, token, last, head, H, key, K, SHARED)
+        after = load_gates(g, token + 1, last, head, H, key, K, SHARED)
         decay = decay_from_start(gates)
+        by_query *= decay
+        by_key *= decay
         by_end *= decay_to_end(after)
+        by_whole *= tl.exp(tl.sum(gates, axis=0))
+        queries = load_rows(q, token, last, head // (H // HQ), HQ, key, K).to(tl.float32)
+        keys = load_rows(k, token, last, head // (H // HK), HK, key, K).to(tl.float32)
         column = tl.arange(0, C)
         products = load_rows(d_p, token, last, head, H, column, C)
         overlap = load_rows(d_a, token, last, head, H, column, C)
         if SHARED:
-            inside, right, left = _inside_shared(
-                queries, keys, tl.sum(gates, axis=1), products, overlap, dtype, C
+            gate = tl.sum(gates, axis=1)
+            by_query, right, left = inside_shared_back(
+                by_query, by_key, queries, keys, gate, products, overlap, dtype, C
             )
         else:
             places, row_token = block_places(first, head, H, C)
             near = tl.load(d_p + places, mask=row_token < last, other=0.0)
             near_overlap = tl.load(d_a + places, mask=row_token < last, other=0.0)
-            inside, right, left = _inside_channels(
-                queries, keys, gates, after, products, overlap, near, near_overlap, dtype, C, BK
-            )
-        by_query = by_query * decay + inside
-        right += by_key * decay
+            by_query, right, left = inside_channels_back(
+                by_query, by_key, queries, keys, gates, after, products, overlap, near, near_overlap, dtype, C, BK
+            )  # fmt: skip
         up_to = queries * by_query + keys * (right - left)
         up_to += tl.where((token == last - 1)[:, None], by_whole[None], 0.0)
         gate = tl.cumsum(up_to, axis=0, reverse=True)
@@ -268,7 +166,6 @@ def _sum_heads(parts, total, TOKENS, WIDTH, GROUP: tl.constexpr, BT: tl.constexp
     store_rows(total, added, token, TOKENS, 0, 1, column, WIDTH)
 
 
-_scan_back_tuned = Tuned(_scan_back, SCAN_TILES, ["K", "V", "SHARED"])
 _values_tuned = Tuned(
     _values,
     [
@@ -277,31 +174,29 @@ _values_tuned = Tuned(
     ],
     ["V"],
 )
-_KEY_TILES = [
-    triton.Config({"BK": width, "BV": value_width}, num_warps=warps, num_stages=stages)
-    for width, value_width, warps, stages in ((64, 64, 8, 1), (32, 64, 4, 2), (32, 32, 4, 1), (32, 64, 8, 1))
-]
-# Parts of a shared gate's gradient are as many as tiles, which so have to be known beforehand.
+
+
+def _key_tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
+    return [
+        triton.Config({"BK": width, "BV": value_width}, num_warps=warps, num_stages=stages)
+        for width, value_width, warps, stages in sizes
+    ]
+
+
+# Parts of a shared gate's gradient are as many as tiles, which so have to be known beforehand: BK is 64 there. Gates of
+# channels keep many more tiles alive: at 64 wide, or on four warps, more than a kilobyte of them is spilled.
 _keys_and_gates_tuned = {
-    False: Tuned(_keys_and_gates, _KEY_TILES, ["K", "V"]),
-    True: Tuned(_keys_and_gates, [c for c in _KEY_TILES if c.kwargs["BK"] == 64], ["K", "V", "SHARED"]),
+    False: Tuned(
+        _keys_and_gates,
+        _key_tiles((32, 64, 8, 1), (32, 32, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)),
+        ["K", "V"],
+    ),
+    True: Tuned(
+        _keys_and_gates,
+        _key_tiles((64, 64, 8, 1), (64, 64, 8, 2), (64, 32, 8, 2)),
+        ["K", "V"],
+    ),
 }
-
-
-def scan_back(
-    x: Chunked, beta: Tensor, p: Tensor, d_o: Tensor, d_final: Tensor | None, d_initial: Tensor | None,
-    scale: float, firsts: Tensor, cu: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dS of all chunks and dF, in the inputs' dtype; fills `d_initial` if there is one."""
-    heads, width, value_width = beta.shape[2], x.reads.shape[-1], x.values.shape[-1]
-    shape = (x.whole.shape[0], heads, width, value_width)
-    d_states = torch.empty(shape, dtype=x.reads.dtype, device=x.reads.device)
-    d_writes = torch.empty_like(x.values)
-    _scan_back_tuned[lambda meta: (len(cu) - 1, heads, triton.cdiv(value_width, meta["BV"]))](
-        x.from_start, x.to_end, x.reads, x.whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu,
-        scale, heads, K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=padded(width),
-    )  # fmt: skip
-    return d_states, d_writes
 
 
 def values_back(

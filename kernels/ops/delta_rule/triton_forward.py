@@ -1,27 +1,23 @@
-"""States from chunk to chunk, and outputs.
+"""What the walk from state to state reads, and the outputs that follow from it: all chunks at once.
 
 With the notation of triton_inside.py, G_i the sum of a chunk's gates up to token i, S₀ the state that the chunk starts
 from, K̄ = exp(G)⊙K, Q̄ = exp(G)⊙Q, and K̃ the keys decayed to the chunk's end:
 
-    W = K̄ − Z·Diag(β)·K̄        U = V − Z·Diag(β)·V                     all chunks at once
-    E = U − W·S₀                S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E      one chunk after another
-    o = scale·(Q̄·S₀ + P·Diag(β)·E)                                     all chunks at once
-
-E are the errors that the tokens correct. A scan's program holds K × BV of a head's state in fp32; columns of values
-know nothing of each other.
+    W = K̄ − Z·Diag(β)·K̄        U = V − Z·Diag(β)·V
+    E = U − W·S₀                S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E      one chunk after another: triton_scan.py
+    o = scale·(Q̄·S₀ + P·Diag(β)·E)
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, padded
+from kernels.launch.device import chunk_bounds
 from kernels.launch.tuning import Tuned
+from kernels.ops.delta_rule.triton_scan import Chunked
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
     decay_from_start,
@@ -32,22 +28,6 @@ from kernels.ops.delta_rule.triton_tiles import (
     state_tile,
     store_rows,
 )
-
-
-@dataclass(frozen=True)
-class Chunked:
-    """What the scans read, of all chunks; operands in the inputs' dtype.
-
-    from_start  Q̄ [B·T, H, K]        reads  W [B·T, H, K]
-    to_end      K̃ [B·T, H, K]        values U [B·T, H, V]
-    whole       exp(G_last), fp32 [chunks, H, K or 1]
-    """
-
-    from_start: Tensor
-    to_end: Tensor
-    reads: Tensor
-    values: Tensor
-    whole: Tensor
 
 
 @triton.jit
@@ -89,51 +69,6 @@ def _prepare(
 
 
 @triton.jit
-def load_whole(whole, chunk, head, H, key, K, SHARED: tl.constexpr):
-    """The decay of a whole chunk, [BK], or [1] if channels share it."""
-    if SHARED:
-        decay = tl.load(whole + chunk * H + head + tl.arange(0, 1))
-    else:
-        decay = tl.load(whole + (chunk * H + head) * K + key, mask=key < K, other=0.0)
-    return decay
-
-
-@triton.jit
-def _scan(
-    to_end, reads, values, whole, beta, initial, states, errors, final, firsts, cu, H,
-    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """states [chunks, H, K, V] that chunks start from, errors E [tokens, H, V], the final states [N, H, K, V]."""
-    sequence = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    key = tl.arange(0, BK)
-    value = tl.program_id(2) * BV + tl.arange(0, BV)
-    place, inside = state_tile(sequence, head, H, key, value, K, V)
-    state = tl.zeros((BK, BV), tl.float32)
-    if initial is not None:
-        state += tl.load(initial + place, mask=inside, other=0.0).to(tl.float32)
-    begin = tl.load(cu + sequence).to(tl.int64)
-    end = tl.load(cu + sequence + 1).to(tl.int64)
-    first_chunk = tl.load(firsts + sequence)
-    for step in range(tl.load(firsts + sequence + 1) - first_chunk):
-        chunk = (first_chunk + step).to(tl.int64)
-        at, _ = state_tile(chunk, head, H, key, value, K, V)
-        before = state.to(states.dtype.element_ty)
-        tl.store(states + at, before, mask=inside)
-        token = begin + step * C + tl.arange(0, C)
-        error = load_rows(values, token, end, head, H, value, V).to(tl.float32)
-        read = load_rows(reads, token, end, head, H, key, K)
-        error -= tl.dot(read, before, input_precision="ieee")
-        store_rows(errors, error, token, end, head, H, value, V)
-        write = (error * load_column(beta, token, end, head, H)[:, None]).to(states.dtype.element_ty)
-        keys = load_rows(to_end, token, end, head, H, key, K)
-        state *= load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
-        state += tl.dot(tl.trans(keys), write, input_precision="ieee")
-    if final is not None:
-        tl.store(final + place, state, mask=inside)
-
-
-@triton.jit
 def _outputs(
     from_start, p, states, errors, beta, o, table, cu, scale, H,
     K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -159,10 +94,6 @@ def _outputs(
         store_rows(o, out * scale, token, last, head, H, value, V)
 
 
-SCAN_TILES = [
-    triton.Config({"BV": width}, num_warps=warps, num_stages=stages)
-    for width, warps, stages in ((64, 4, 2), (32, 4, 3), (64, 8, 2), (32, 4, 1), (16, 4, 1), (16, 2, 3))
-]
 _prepare_tuned = Tuned(
     _prepare,
     [
@@ -171,7 +102,6 @@ _prepare_tuned = Tuned(
     ],
     ["K", "V", "SHARED"],
 )
-_scan_tuned = Tuned(_scan, SCAN_TILES, ["K", "V", "SHARED"])
 _outputs_tuned = Tuned(
     _outputs,
     [
@@ -202,21 +132,6 @@ def prepare(
         heads, q.shape[2], k.shape[2], v.shape[2], K=width, V=value_width, SHARED=g.dim() == 3, C=CHUNK,
     )  # fmt: skip
     return Chunked(from_start, to_end, reads, values, whole)
-
-
-def scan(
-    x: Chunked, beta: Tensor, initial: Tensor | None, final: Tensor | None, firsts: Tensor, cu: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The states that chunks start from and E, both in the inputs' dtype; fills `final` if there is one."""
-    heads, width, value_width = beta.shape[2], x.reads.shape[-1], x.values.shape[-1]
-    shape = (x.whole.shape[0], heads, width, value_width)
-    states = torch.empty(shape, dtype=x.reads.dtype, device=x.reads.device)
-    errors = torch.empty_like(x.values)
-    _scan_tuned[lambda meta: (len(cu) - 1, heads, triton.cdiv(value_width, meta["BV"]))](
-        x.to_end, x.reads, x.values, x.whole, beta, initial, states, errors, final, firsts, cu, heads,
-        K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=padded(width),
-    )  # fmt: skip
-    return states, errors
 
 
 def outputs(

@@ -178,11 +178,11 @@ def _solve(a, beta, z, table, cu, H, C: tl.constexpr):
 
 _TILES = [
     triton.Config({"BK": width}, num_warps=warps, num_stages=stages)
-    for width, warps, stages in ((64, 4, 1), (32, 4, 2), (64, 8, 2), (128, 8, 1))
+    for width, warps, stages in ((64, 8, 1), (32, 8, 2), (64, 8, 2), (32, 4, 1))
 ]
 _products_shared_tuned = Tuned(_products_shared, _TILES, ["K"])
 _products_channels_tuned = Tuned(_products_channels, _TILES, ["K"])
-_solve_tuned = Tuned(_solve, [triton.Config({}, num_warps=warps) for warps in (4, 2, 8)], ["C"])
+_solve_tuned = Tuned(_solve, [triton.Config({}, num_warps=warps) for warps in (4, 8)], ["C"])
 
 
 def products_and_triangle(

@@ -1,9 +1,9 @@
 """The chunked gated delta rule: chunks of 64 tokens, in three steps that see them all at once and one that walks.
 
-    forward   products inside chunks and the inverse of their triangle (triton_inside.py), then operands of the walk,
-              the walk from state to state, and outputs (triton_forward.py)
-    backward  the operands and the states are computed again; a walk back, then gradients of all chunks at once
-              (triton_backward.py)
+    forward   products inside chunks and the inverse of their triangle (triton_inside.py), then operands of the walk
+              (triton_forward.py), the walk from state to state (triton_scan.py), and outputs (triton_forward.py)
+    backward  the operands and the states are computed again; a walk back (triton_scan.py), then gradients of all
+              chunks at once (triton_backward.py, triton_inside_back.py)
 
 One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from kernels.launch.packing import boundaries, chunk_table, first_chunks
-from kernels.ops.delta_rule.triton_backward import keys_and_gates_back, scan_back, sum_heads, values_back
-from kernels.ops.delta_rule.triton_forward import outputs, prepare, scan
+from kernels.ops.delta_rule.triton_backward import keys_and_gates_back, sum_heads, values_back
+from kernels.ops.delta_rule.triton_forward import outputs, prepare
 from kernels.ops.delta_rule.triton_inside import products_and_triangle
+from kernels.ops.delta_rule.triton_scan import scan, scan_back
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
 

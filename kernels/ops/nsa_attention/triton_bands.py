@@ -5,8 +5,7 @@ Key j of a sequence is visible from position t iff it has ended and is not too o
     j·STRIDE + SIZE − 1 ≤ t    and    t − window < j
 
 with STRIDE = SIZE = 1 for the window, and no limit of age for compressed blocks. Saved are outputs and
-log-sum-exps; the backward computes the weights again, one kernel with a tile of queries for dq, one with a tile
-of keys for dk and dv: every number has one writer, who adds in a fixed order.
+log-sum-exps, from which triton_bands_back.py computes the weights again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 from kernels.launch.device import chunk_bounds, load_rows, padded, store_rows
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.launch.tuning import Tuned
-from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, load_gradient, product
+from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, product
 
 NO_WINDOW = 1 << 30
 
@@ -47,12 +46,13 @@ class Band:
 
 
 @triton.jit
-def _visible(key, position, WINDOW, SIZE: tl.constexpr, STRIDE: tl.constexpr):
+def sees(key, position, WINDOW, SIZE: tl.constexpr, STRIDE: tl.constexpr):
+    """Whether the query at a position sees a key: the condition above."""
     return (key * STRIDE + (SIZE - 1) <= position) & (position - WINDOW < key)
 
 
 @triton.jit
-def _keys_of(begin, first, end, SHIFT, WINDOW, BQ: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr):
+def keys_of(begin, first, end, SHIFT, WINDOW, BQ: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr):
     """The keys [start, stop) that any query of a tile sees."""
     position = (first - begin).to(tl.int32) + SHIFT
     last = (tl.minimum(first + BQ, end) - begin).to(tl.int32) - 1 + SHIFT
@@ -74,7 +74,7 @@ def _forward(
         position = (token - begin).to(tl.int32) + SHIFT
         queries = load_rows(q, row, inside, K, BK)
         origin = tl.load(first_key + sequence).to(tl.int64)
-        start, stop = _keys_of(begin, first, end, SHIFT, WINDOW, BQ, SIZE, STRIDE)
+        start, stop = keys_of(begin, first, end, SHIFT, WINDOW, BQ, SIZE, STRIDE)
         top = tl.full((BQ,), float("-inf"), tl.float32)
         total = tl.zeros((BQ,), tl.float32)
         out = tl.zeros((BQ, BV), tl.float32)
@@ -82,7 +82,7 @@ def _forward(
             key = at + tl.arange(0, BN)
             key_row = (origin + key) * (HEADS // GROUP) + head // GROUP
             scores = product(queries, load_rows(k, key_row, key < stop, K, BK)) * in_base_2(scale)
-            visible = _visible(key[None], position[:, None], WINDOW, SIZE, STRIDE)
+            visible = sees(key[None], position[:, None], WINDOW, SIZE, STRIDE)
             scores = tl.where(visible, scores, float("-inf"))
             top, total, out = absorb(scores, load_rows(v, key_row, key < stop, V, BV), top, total, out)
         out, total = finish(top, total, out)
@@ -90,106 +90,20 @@ def _forward(
         tl.store(lse + row, total, mask=inside)
 
 
-@triton.jit
-def _query_gradient(
-    q, k, v, do, gates, lse, delta, before, dq, table, cu, first_key, SHIFT, WINDOW, scale, BRANCH: tl.constexpr,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr,
-):  # fmt: skip
-    """dq = (before +) scale · Σ ds·k of a tile of queries of one head."""
-    sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
-    if sequence >= 0:
-        head = tl.program_id(1)
-        token = first + tl.arange(0, BQ)
-        row, inside = token * HEADS + head, token < end
-        position = (token - begin).to(tl.int32) + SHIFT
-        queries = load_rows(q, row, inside, K, BK)
-        d_out = load_gradient(do, gates, row, inside, BRANCH, V, BV)
-        shift = tl.load(lse + row, mask=inside, other=0.0)
-        less = tl.load(delta + row * 3 + BRANCH, mask=inside, other=0.0)
-        origin = tl.load(first_key + sequence).to(tl.int64)
-        start, stop = _keys_of(begin, first, end, SHIFT, WINDOW, BQ, SIZE, STRIDE)
-        total = tl.zeros((BQ, BK), tl.float32)
-        for at in range(start, stop, BN):
-            key = at + tl.arange(0, BN)
-            key_row = (origin + key) * (HEADS // GROUP) + head // GROUP
-            keys = load_rows(k, key_row, key < stop, K, BK)
-            scores = product(queries, keys) * in_base_2(scale) - shift[:, None]
-            visible = _visible(key[None], position[:, None], WINDOW, SIZE, STRIDE)
-            weights = tl.exp2(tl.where(visible, scores, float("-inf")))
-            d_weights = product(d_out, load_rows(v, key_row, key < stop, V, BV))
-            d_scores = (weights * (d_weights - less[:, None])).to(keys.dtype)
-            total += tl.dot(d_scores, keys, input_precision="ieee")
-        total *= scale
-        if before is not None:
-            total += load_rows(before, row, inside, K, BK).to(tl.float32)
-        store_rows(dq, row, inside, total, K, BK)
-
-
-@triton.jit
-def _key_gradients(
-    q, k, v, do, gates, lse, delta, dk, dv, table, cu, first_key, SHIFT, WINDOW, scale, BRANCH: tl.constexpr,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, EACH: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
-    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BN: tl.constexpr, BQ: tl.constexpr,
-):  # fmt: skip
-    """dk and dv of a tile of keys, from EACH heads of queries: of a whole group, or parts of one head each."""
-    sequence, begin, end, first = chunk_bounds(table, first_key, tl.program_id(0), BN)
-    if sequence >= 0:
-        slot = tl.program_id(1)
-        token = first + tl.arange(0, BN)
-        key, inside = (token - begin).to(tl.int32), token < end
-        key_row = token * (HEADS // GROUP) + slot * EACH // GROUP
-        keys, values = load_rows(k, key_row, inside, K, BK), load_rows(v, key_row, inside, V, BV)
-        cu_begin = tl.load(cu + sequence).to(tl.int64)
-        queries_here = (tl.load(cu + sequence + 1).to(tl.int64) - cu_begin).to(tl.int32)
-        low = (first - begin).to(tl.int32)
-        start = tl.maximum(low * STRIDE + (SIZE - 1) - SHIFT, 0)
-        stop = tl.minimum(low + (BN - 1) + WINDOW - SHIFT, queries_here)
-        dk_total, dv_total = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BV), tl.float32)
-        for member in range(EACH):
-            for at in range(start, stop, BQ):
-                query = at + tl.arange(0, BQ)
-                there = query < stop
-                row = (cu_begin + query) * HEADS + slot * EACH + member
-                queries = load_rows(q, row, there, K, BK)
-                d_out = load_gradient(do, gates, row, there, BRANCH, V, BV)
-                shift = tl.load(lse + row, mask=there, other=0.0)
-                less = tl.load(delta + row * 3 + BRANCH, mask=there, other=0.0)
-                scores = product(keys, queries) * in_base_2(scale) - shift[None]
-                visible = _visible(key[:, None], query[None] + SHIFT, WINDOW, SIZE, STRIDE)
-                weights = tl.exp2(tl.where(visible & there[None], scores, float("-inf")))
-                dv_total += tl.dot(weights.to(d_out.dtype), d_out, input_precision="ieee")
-                d_scores = (weights * (product(values, d_out) - less[None])).to(queries.dtype)
-                dk_total += tl.dot(d_scores, queries, input_precision="ieee")
-        out_row = token * (HEADS // EACH) + slot
-        store_rows(dk, out_row, inside, dk_total * scale, K, BK)
-        store_rows(dv, out_row, inside, dv_total, V, BV)
-
-
-@triton.jit
-def _sum_group(
-    parts, out, ROWS, GROUP: tl.constexpr, WIDTH: tl.constexpr, BR: tl.constexpr, BW: tl.constexpr
-):
-    """out [ROWS, WIDTH] = Σ over the group of parts [ROWS, GROUP, WIDTH]."""
-    row = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR)
-    total = tl.zeros((BR, BW), tl.float32)
-    for member in range(GROUP):
-        total += load_rows(parts, row * GROUP + member, row < ROWS, WIDTH, BW)
-    store_rows(out, row, row < ROWS, total, WIDTH, BW)
-
-
-def _configs(name: str) -> list[triton.Config]:
+def banded(kernel, size: str) -> Tuned:
+    """A kernel that walks over a band, so many rows at a time."""
     sizes = ((64, 4, 3), (64, 8, 2), (128, 8, 2), (32, 4, 3), (32, 4, 2), (16, 4, 1))
-    return [triton.Config({name: size}, num_warps=warps, num_stages=stages) for size, warps, stages in sizes]
+    configs = [
+        triton.Config({size: rows}, num_warps=warps, num_stages=stages) for rows, warps, stages in sizes
+    ]
+    return Tuned(kernel, configs, ["HEADS", "GROUP", "SIZE", "STRIDE", "K", "V"])
 
 
-_KEY = ["HEADS", "GROUP", "SIZE", "STRIDE", "K", "V"]
-_forward_tuned = Tuned(_forward, _configs("BN"), _KEY)
-_query_gradient_tuned = Tuned(_query_gradient, _configs("BN"), _KEY)
-_key_gradients_tuned = Tuned(_key_gradients, _configs("BQ"), _KEY)
+_forward_tuned = banded(_forward, "BN")
 
 
-def _options(q: Tensor, k: Tensor, v: Tensor, band: Band) -> dict[str, int]:
+def band_options(q: Tensor, k: Tensor, v: Tensor, band: Band) -> dict[str, int]:
+    """Sizes that a band's kernels are compiled for."""
     widths = {"K": k.shape[3], "V": v.shape[3], "BK": padded(k.shape[3]), "BV": padded(v.shape[3])}
     return {
         **widths,
@@ -210,55 +124,6 @@ def band_forward(
     table = chunk_table(q, cu_seqlens, rows)
     _forward_tuned[(len(table), q.shape[2])](
         q, k, v, out, lse, table, boundaries(q, cu_seqlens), band.first, band.shift, band.window, scale,
-        **_options(q, k, v, band), BQ=rows,
+        **band_options(q, k, v, band), BQ=rows,
     )  # fmt: skip
     return out, lse
-
-
-def band_backward(
-    gradient: tuple[Tensor, Tensor, Tensor],
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    band: Band,
-    scale: float,
-    cu_seqlens: Tensor | None,
-    before: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q (with `before` added), k and v; gradient: do, gates, delta fp32 [B, Tq, H, 3]."""
-    cu, options = boundaries(q, cu_seqlens), _options(q, k, v, band)
-    numbers = (band.first, band.shift, band.window, scale, band.branch)
-    rows = fitting(64, k, v)
-    dq, table = torch.empty_like(q), chunk_table(q, cu_seqlens, rows)
-    _query_gradient_tuned[(len(table), q.shape[2])](
-        q, k, v, *gradient[:2], lse, gradient[2], before, dq, table, cu, *numbers, **options, BQ=rows
-    )
-    dk, dv, each = _key_gradient_room(k, v, q.shape[2], band)
-    table = chunk_table(k, band.first if band.packed else None, rows)
-    _key_gradients_tuned[(len(table), q.shape[2] // each)](
-        q, k, v, *gradient[:2], lse, gradient[2], dk, dv, table, cu, *numbers, **options, EACH=each, BN=rows
-    )
-    if each < options["GROUP"]:
-        dk, dv = _summed(dk, k), _summed(dv, v)
-    return dq, dk, dv
-
-
-def _key_gradient_room(k: Tensor, v: Tensor, heads: int, band: Band) -> tuple[Tensor, Tensor, int]:
-    """Where dk and dv go, and how many heads a program adds up.
-
-    Compressed keys are few, and all later queries see them: there every head has a program and a part of its
-    own, and room that no sequence fills has to hold zeros.
-    """
-    if band.window < NO_WINDOW:
-        return torch.empty_like(k), torch.empty_like(v), heads // k.shape[2]
-    shape, options = (*k.shape[:2], heads), {"dtype": torch.float32, "device": k.device}
-    return torch.zeros(*shape, k.shape[3], **options), torch.zeros(*shape, v.shape[3], **options), 1
-
-
-def _summed(parts: Tensor, like: Tensor) -> Tensor:
-    out, rows = torch.empty_like(like), like.shape[:3].numel()
-    _sum_group[(triton.cdiv(rows, 16),)](
-        parts, out, rows, parts.shape[2] // like.shape[2], like.shape[3], BR=16, BW=padded(like.shape[3])
-    )
-    return out

@@ -6,8 +6,9 @@
               window branch                                 triton_bands.py
               o = Σ_b g_b ⊙ o_b
     backward  dg_b = do·o_b and delta_b = g_b · dg_b of all branches in one pass, then branch by branch with the
-              gradient g_b ⊙ do: dq by queries, dk and dv by keys, weights computed again. Where all branches
-              have one query, each adds its dq to that of the one before it
+              gradient g_b ⊙ do: dq by queries, dk and dv by keys, weights computed again (triton_bands_back.py,
+              triton_selected_back.py). Where all branches have one query, each adds its dq to that of the one
+              before it
 
 Saved: the inputs, the branches' outputs and log-sum-exps, the chosen blocks.
 """
@@ -24,9 +25,11 @@ from torch.autograd.function import once_differentiable
 from kernels.launch.device import load_rows, padded, store_rows
 from kernels.launch.packing import boundaries
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.triton_bands import Band, band_backward, band_forward
+from kernels.ops.nsa_attention.triton_bands import Band, band_forward
+from kernels.ops.nsa_attention.triton_bands_back import band_backward
 from kernels.ops.nsa_attention.triton_choice import choose
-from kernels.ops.nsa_attention.triton_selected import selected_backward, selected_forward
+from kernels.ops.nsa_attention.triton_selected import selected_forward
+from kernels.ops.nsa_attention.triton_selected_back import selected_backward
 
 Pair = tuple[Tensor, Tensor]
 

@@ -51,8 +51,10 @@ class _Swept:
         groups = (s.heads, s.group, s.values)
         own = (len(firsts) - 1) * self.blocks  # blocks of the span, over all sequences
         parts = s.C // 64
+        # Turns of 256 channels fill half of the shared memory: there is no room to fetch one before its time.
+        room = {"num_warps": 8, "num_stages": 1} if s.K > 128 else {}
         carry[(own * parts, s.kv_heads)](
-            p.key, p.turns, copies, firsts, span, s.kv_heads, **tiles, SPLIT=parts
+            p.key, p.turns, copies, firsts, span, s.kv_heads, **tiles, SPLIT=parts, **room
         )
         if sums is not None:
             carry_gates[(own, s.heads)](

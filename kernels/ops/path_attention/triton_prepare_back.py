@@ -159,6 +159,20 @@ def group_back(
 
 
 @triton.jit
+def _rows_meet(
+    x, y, token, end, head, HEADS, WIDTH, C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """X·Yᵀ [C, C] of a block's rows of one head of x and y [T, HEADS, WIDTH], in fp32."""
+    met = tl.zeros((C, C), tl.float32)
+    for start in range(0, K, BK):
+        column = start + tl.arange(0, BK)
+        left = tokens_fp32(x, token, end, head, HEADS, column, WIDTH)
+        right = tokens_fp32(y, token, end, head, HEADS, column, WIDTH)
+        met += tl.dot(left, tl.trans(right), input_precision=PRECISION)
+    return met
+
+
+@triton.jit
 def _system_back(
     k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, token, end, kv, block, own_kv, HEADS, GROUP, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
@@ -166,7 +180,6 @@ def _system_back(
     """d of tril(W·Kᵀ, −1), d of tril(W·Wᵀ, −1) plus its transpose, and the part of dβ that they give."""
     row, KV_HEADS = tl.arange(0, C), HEADS // GROUP
     earlier = row[None] < row[:, None]
-    gram, met = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     dskip, met_rows = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     for head in range(kv * GROUP, (kv + 1) * GROUP):
         own = block * HEADS + head
@@ -175,11 +188,8 @@ def _system_back(
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
         turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
-        keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
         dkeys = tile(dkey + own_kv * C * K, row, column, K).to(tl.float32)
         rows, drows = tile(u + own_kv * C * K, row, column, K), tile(du + own_kv * C * K, row, column, K)
-        gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
-        met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
         dskip -= tl.dot(turning, tl.trans(dkeys), input_precision=PRECISION)
         met_rows += tl.dot(drows, tl.trans(rows), input_precision=PRECISION)
     back = tl.trans(tile(inverse + own_kv * C * C, row, row, C))
@@ -188,7 +198,9 @@ def _system_back(
     dgram += tl.dot(back, met_rows, input_precision=PRECISION)
     dmet, dgram = tl.where(earlier, dmet, 0.0), tl.where(earlier, -dgram, 0.0)
     weight = tokens_line(beta, token, end, kv, KV_HEADS)
-    dweight = tl.sum(dmet * met, 1) + tl.sum(dgram * gram, 1)
+    # A matrix [C, C] fills a quarter of the registers or half of them: these two are made where they are used.
+    dweight = tl.sum(dmet * _rows_meet(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
+    dweight += tl.sum(dgram * _rows_meet(w, w, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
     dgram *= weight[:, None]
     return dmet * weight[:, None], dgram + tl.trans(dgram), dweight
 

@@ -25,7 +25,7 @@ def selected_rows(indices, query, batch, kv_head, start, N, Tk, HKV, BN: tl.cons
     place = start + tl.arange(0, BN)
     index = tl.load(indices + query * N + place, mask=place < N, other=-1).to(tl.int64)
     used = index >= 0
-    return (batch * Tk + tl.where(used, index, 0)) * HKV + kv_head, used
+    return (batch * Tk + tl.maximum(index, 0)) * HKV + kv_head, used
 
 
 @triton.jit

@@ -1,0 +1,54 @@
+"""Who reads which block: the lists of chosen blocks, inverted by sorting whole numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.launch.packing import boundaries, chunk_table, first_chunks
+
+SPLIT = 2048
+"""Queries of a block's list that one program walks over; the average list is n·l' long."""
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Who reads which block. An owner is a pair (block, KV head): number block · Hkv + head.
+
+    queries     int32 [E]: the queries of all owners' lists, one list after another
+    offsets     [owners + 1]: where each begins
+    parts       int32 [P, 2]: owner and number of every part of SPLIT queries, as `chunk_table` has them
+    first_part  int32 [owners + 1]: where the parts of an owner begin
+    blocks      int32 [blocks, 2]: sequence and number of every block
+    first_key   int32 [N+1]: where the sequences begin
+    split       queries of a part
+    """
+
+    queries: Tensor
+    offsets: Tensor
+    parts: Tensor
+    first_part: Tensor
+    blocks: Tensor
+    first_key: Tensor
+    split: int
+
+
+def readers(chosen: Tensor, k: Tensor, select_size: int, cu_seqlens: Tensor | None) -> Readers:
+    """The lists of `chosen`, inverted. Whole numbers only; waits for nothing."""
+    tokens, heads, queries = k.shape[0] * k.shape[1], k.shape[2], chosen.shape[0] * chosen.shape[1]
+    first_key, blocks = boundaries(k, cu_seqlens), chunk_table(k, cu_seqlens, select_size)
+    head = torch.arange(heads, device=k.device)
+    query = torch.arange(queries, device=k.device)[:, None, None]
+    begin = chosen.flatten(0, 1).to(torch.int64)
+    begin = torch.where(begin < 0, tokens + 1, begin)
+    number = ((begin * heads + head[:, None]) * queries + query).flatten().sort().values
+    sequence, place = blocks.to(torch.int64).unbind(1)
+    begin = torch.where(sequence < 0, tokens, first_key[sequence.clamp_min(0)] + place * select_size)
+    owners = (begin[:, None] * heads + head).flatten()
+    owners = torch.cat([owners, owners.new_full((1,), (tokens + 1) * heads)])
+    offsets = torch.searchsorted(number, owners * queries)
+    entries = number[None]
+    parts, first_part = chunk_table(entries, offsets, SPLIT), first_chunks(entries, offsets, SPLIT)
+    return Readers((number % queries).to(torch.int32), offsets, parts, first_part, blocks, first_key, SPLIT)

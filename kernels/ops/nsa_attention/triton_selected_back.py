@@ -1,0 +1,163 @@
+"""Gradients of the selection branch, triton_selected.py: dq by query as there, dk and dv by block of keys.
+
+A block's queries come from triton_readers.py. The first block is chosen by all: a list is cut into parts, and what the
+parts give is added in their order, so that every number has one writer.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.launch.device import chunk_bounds, load_rows, padded, store_rows
+from kernels.launch.tuning import Tuned
+from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
+from kernels.ops.nsa_attention.triton_readers import Readers, readers
+from kernels.ops.nsa_attention.triton_selected import count, keys_at, own_key, walk_options, walking, widths
+
+
+@triton.jit
+def _query_gradient(
+    q, k, v, do, gates, lse, delta, before, dq, chosen, QUERIES, SHIFT, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, N: tl.constexpr, SELECT: tl.constexpr, BLOCKS: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """dq = before + scale · Σ ds·k; before: what another branch gave."""
+    query, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    member = tl.arange(0, BG)
+    row, inside = query * HEADS + kv_head * GROUP + member, member < GROUP
+    queries = load_rows(q, row, inside, K, BK)
+    d_out = load_gradient(do, gates, row, inside, 1, V, BV)
+    shift = tl.load(lse + row, mask=inside, other=0.0)
+    less = tl.load(delta + row * 3 + 1, mask=inside, other=0.0)
+    own = own_key(query, QUERIES, SHIFT)
+    list_of_blocks = chosen + (query * (HEADS // GROUP) + kv_head) * N
+    stop = count(list_of_blocks, N, BLOCKS) * SELECT
+    total = tl.zeros((BG, BK), tl.float32)
+    for at in range(0, stop, BN):
+        key, seen = keys_at(list_of_blocks, at + tl.arange(0, BN), stop, own, SELECT)
+        key_row = key * (HEADS // GROUP) + kv_head
+        keys = load_rows(k, key_row, seen, K, BK)
+        scores = product(queries, keys) * in_base_2(scale) - shift[:, None]
+        weights = tl.exp2(tl.where(seen[None], scores, float("-inf")))
+        d_weights = product(d_out, load_rows(v, key_row, seen, V, BV))
+        d_scores = (weights * (d_weights - less[:, None])).to(keys.dtype)
+        total += tl.dot(d_scores, keys, input_precision="ieee")
+    total = total * scale + load_rows(before, row, inside, K, BK).to(tl.float32)
+    store_rows(dq, row, inside, total, K, BK)
+
+
+@triton.jit
+def _key_gradients(
+    q, k, v, do, gates, lse, delta, dk, dv, entries, parts, offsets, blocks, first_key, QUERIES, SHIFT, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, SELECT: tl.constexpr, SPLIT: tl.constexpr,
+    K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr,
+    BQ: tl.constexpr,
+):  # fmt: skip
+    """dk [parts, SELECT, K] and dv of a tile of keys of a block, from one part of the block's list."""
+    part = tl.program_id(0).to(tl.int64)
+    owner, _, end, first = chunk_bounds(parts, offsets, part, SPLIT)
+    if owner >= 0:
+        kv_head = owner % (HEADS // GROUP)
+        sequence, _, key_end, block = chunk_bounds(blocks, first_key, owner // (HEADS // GROUP), SELECT)
+        if sequence >= 0:
+            offset = tl.program_id(1) * BN + tl.arange(0, BN)
+            key = block + offset
+            inside = (offset < SELECT) & (key < key_end)
+            key_row = key * (HEADS // GROUP) + kv_head
+            keys, values = load_rows(k, key_row, inside, K, BK), load_rows(v, key_row, inside, V, BV)
+            dk_total, dv_total = tl.zeros((BN, BK), tl.float32), tl.zeros((BN, BV), tl.float32)
+            place = tl.arange(0, BQ * BG)
+            for at in range(first, tl.minimum(first + SPLIT, end), BQ):
+                entry = at + place // BG
+                there = (entry < tl.minimum(first + SPLIT, end)) & (place % BG < GROUP)
+                query = tl.load(entries + entry, mask=there, other=0).to(tl.int64)
+                row = query * HEADS + kv_head * GROUP + place % BG
+                queries = load_rows(q, row, there, K, BK)
+                d_out = load_gradient(do, gates, row, there, 1, V, BV)
+                shift = tl.load(lse + row, mask=there, other=0.0)
+                less = tl.load(delta + row * 3 + 1, mask=there, other=0.0)
+                scores = product(keys, queries) * in_base_2(scale) - shift[None]
+                seen = there[None] & (key[:, None] <= own_key(query, QUERIES, SHIFT)[None])
+                weights = tl.exp2(tl.where(seen, scores, float("-inf")))
+                dv_total += tl.dot(weights.to(d_out.dtype), d_out, input_precision="ieee")
+                d_scores = (weights * (product(values, d_out) - less[None])).to(queries.dtype)
+                dk_total += tl.dot(d_scores, queries, input_precision="ieee")
+            out_row = part * SELECT + offset
+            store_rows(dk, out_row, offset < SELECT, dk_total * scale, K, BK)
+            store_rows(dv, out_row, offset < SELECT, dv_total, V, BV)
+
+
+@triton.jit
+def _add_parts(
+    parts, out, first_part, blocks, first_key, KV_HEADS: tl.constexpr, SELECT: tl.constexpr,
+    WIDTH: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """out [Tk, KV_HEADS, WIDTH]: a block's parts added up, first to last."""
+    owner = tl.program_id(0).to(tl.int64)
+    sequence, _, key_end, block = chunk_bounds(blocks, first_key, owner // KV_HEADS, SELECT)
+    if sequence >= 0:
+        offset = tl.program_id(1) * BN + tl.arange(0, BN)
+        total = tl.zeros((BN, BW), tl.float32)
+        for part in range(tl.load(first_part + owner), tl.load(first_part + owner + 1)):
+            row = tl.full((BN,), part, tl.int64) * SELECT + offset
+            total += load_rows(parts, row, offset < SELECT, WIDTH, BW)
+        row = (block + offset) * KV_HEADS + owner % KV_HEADS
+        store_rows(out, row, (offset < SELECT) & (block + offset < key_end), total, WIDTH, BW)
+
+
+_query_gradient_tuned = walking(_query_gradient)
+_key_gradients_tuned = Tuned(
+    _key_gradients,
+    [
+        triton.Config({}, num_warps=warps, num_stages=stages)
+        for warps, stages in ((4, 2), (8, 2), (4, 3), (4, 1))
+    ],
+    ["HEADS", "GROUP", "SELECT", "K", "V"],
+)
+
+
+def selected_backward(
+    gradient: tuple[Tensor, Tensor, Tensor],
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    sizes: Sizes,
+    scale: float,
+    cu_seqlens: Tensor | None,
+    before: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q (with `before` added), k and v; gradient: do, gates, delta fp32 [B, Tq, H, 3]."""
+    dq, shape = torch.empty_like(q), (q.shape[1], k.shape[1] - q.shape[1], scale)
+    given = (q, k, v, *gradient[:2], lse, gradient[2])
+    _query_gradient_tuned[(q.shape[0] * q.shape[1], k.shape[2])](
+        *given, before, dq, chosen, *shape, **walk_options(q, k, v, sizes)
+    )
+    lists, tables = readers(chosen, k, sizes.select_size, cu_seqlens), widths(q, k, v)
+    dk, dv = (
+        torch.empty(len(lists.parts), sizes.select_size, x.shape[3], dtype=torch.float32, device=x.device)
+        for x in (k, v)
+    )
+    rows = fitting(64, k, v)
+    group = triton.next_power_of_2(tables["GROUP"])
+    keys = min(rows, padded(sizes.select_size))
+    tiles = triton.cdiv(sizes.select_size, keys)
+    _key_gradients_tuned[(len(lists.parts), tiles)](
+        *given, dk, dv, lists.queries, lists.parts, lists.offsets, lists.blocks, lists.first_key, *shape,
+        **tables, SELECT=sizes.select_size, SPLIT=lists.split, BG=group, BN=keys, BQ=max(1, rows // group),
+    )  # fmt: skip
+    return dq, *(_added(parts, x, lists, sizes.select_size) for parts, x in ((dk, k), (dv, v)))
+
+
+def _added(parts: Tensor, like: Tensor, lists: Readers, select_size: int) -> Tensor:
+    out, rows = torch.empty_like(like), min(64, padded(select_size))
+    _add_parts[(len(lists.offsets) - 1, triton.cdiv(select_size, rows))](
+        parts, out, lists.first_part, lists.blocks, lists.first_key, like.shape[2], select_size, like.shape[3],
+        BN=rows, BW=padded(like.shape[3]),
+    )  # fmt: skip
+    return out
