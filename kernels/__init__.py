@@ -13,6 +13,7 @@ from kernels.ops.memory_mixture import memory_mixture
 from kernels.ops.mesa import mesa, mesa_residuals
 from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
 from kernels.ops.path_attention import path_attention
+from kernels.ops.path_step import path_step
 from kernels.ops.rms_linear import rms_linear
 from kernels.ops.short_conv import short_conv
 from kernels.ops.sinkhorn import sinkhorn
@@ -37,6 +38,7 @@ __all__ = [
     "nsa_attention",
     "nsa_blocks",
     "path_attention",
+    "path_step",
     "rms_linear",
     "rope",
     "short_conv",

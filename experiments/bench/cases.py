@@ -121,22 +121,34 @@ def _path(d: Draw) -> list[Call]:
     return [_call("path_attention", q, k, v, w, d.share(HEADS), d.log_gate(HEADS))]
 
 
-def _mesa(d: Draw, **options: Any) -> list[Call]:
-    heads, width = 6, 128
+def _path_step(d: Draw) -> list[Call]:
+    """One token over caches of `length`."""
+    token = Draw(d.batch, 1, d.device, d.dtype)
+    keys = d.weight(d.batch, HEADS, d.length, HEAD, dtype=torch.float32)
+    values = d.weight(d.batch, HEADS, d.length, HEAD)
+    forgotten = torch.zeros(d.batch, HEADS, d.length, device=d.device)
+    q, w, beta, g = (
+        x[:, 0]
+        for x in (
+            token.normal(HEADS, HEAD), token.unit(HEADS, HEAD), token.share(HEADS), token.log_gate(HEADS)
+        )
+    )  # fmt: skip
+    return [_call("path_step", q, keys, values, w, beta, g, forgotten)]
+
+
+def _mesa(d: Draw, heads: int = 6, width: int = 128, **options: Any) -> list[Call]:
     q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
     return [_call("mesa", q, k, v, d.log_gate(heads), d.share(heads), d.ones(heads, width), **options)]
 
 
-def _mesa_step(d: Draw) -> list[Call]:
-    states = tuple(torch.zeros(d.batch, 6, 128, 128, device=d.device) for _ in range(2))
-    return _mesa(d, initial_state=states, output_final_state=True)
+def _mesa_step(d: Draw, heads: int = 6, width: int = 128) -> list[Call]:
+    states = tuple(torch.zeros(d.batch, heads, width, width, device=d.device) for _ in range(2))
+    return _mesa(d, heads, width, initial_state=states, output_final_state=True)
 
 
 def _indexer(d: Draw) -> tuple[Tensor, ...]:
     heads = 4
-    wide = torch.float32  # as zoo.indexer makes them: near-ties decide what is chosen
-    q, k = d.normal(heads, HEAD, dtype=wide), d.normal(HEAD, dtype=wide)
-    return q, k, d.share(heads), d.weight(heads, dtype=wide)
+    return d.normal(heads, HEAD), d.normal(HEAD), d.share(heads), d.weight(heads, dtype=torch.float32)
 
 
 def _attention(
@@ -145,22 +157,39 @@ def _attention(
     return d.normal(heads, width), d.normal(kv_heads, width), d.normal(kv_heads, width)
 
 
+def _dsa_indexer(d: Draw) -> tuple[Tensor, ...]:
+    """DeepSeek-V3.2's: 64 heads of 128, ReLU scores with weights of any sign, no bias."""
+    heads, width = 64, 128
+    w, bias = d.normal(heads, dtype=torch.float32), torch.zeros(heads, device=d.device)
+    return d.normal(heads, width), d.normal(width), w, bias
+
+
 def _lightning_topk(d: Draw) -> list[Call]:
     return [_call("lightning_topk", *_indexer(d), k=min(KEPT, d.length))]
 
 
-def _sparse(d: Draw) -> list[Call]:
-    return [_call("sparse_attention", *_attention(d), d.causal_indices(min(KEPT, d.length)))]
+def _dsa_topk(d: Draw) -> list[Call]:
+    return [_call("lightning_topk", *_dsa_indexer(d), k=min(KEPT, d.length), scores="relu")]
 
 
-def _sparse_with_indexer(d: Draw) -> list[Call]:
-    return [*_lightning_topk(d), *_sparse(d)]
+def _sparse(d: Draw, *sizes: int) -> list[Call]:
+    return [_call("sparse_attention", *_attention(d, *sizes), d.causal_indices(min(KEPT, d.length)))]
+
+
+def _sparse_with_indexer(d: Draw, *sizes: int) -> list[Call]:
+    return [*_lightning_topk(d), *_sparse(d, *sizes)]
 
 
 def _indexer_kl(d: Draw) -> list[Call]:
     q, k, _ = _attention(d)
     indices = d.causal_indices(min(KEPT, d.length))
     return [_call("indexer_kl", q, k, *_indexer(d), d.ones(), indices=indices)]
+
+
+def _dsa_kl(d: Draw) -> list[Call]:
+    q, k, _ = _attention(d)
+    options = {"indices": d.causal_indices(min(KEPT, d.length)), "scores": "relu"}
+    return [_call("indexer_kl", q, k, *_dsa_indexer(d), d.ones(), **options)]
 
 
 def _nsa(d: Draw, heads: int = HEADS, width: int = HEAD) -> list[Call]:
@@ -218,12 +247,23 @@ CASES = {
         Case("memory_mixture", _memory_mixture),
         Case("memory_mixture, a step", _memory_step, tokens=64, length=1, backward=False),
         Case("path_attention", _path),
+        Case("path_step", _path_step, backward=False, torch_limit=TOKENS),
         Case("mesa", _mesa),
         Case("mesa, a step", _mesa_step, tokens=64, length=1, backward=False),
+        Case("mesa, heads of 256", lambda d: _mesa(d, 3, 256)),
+        Case(
+            "mesa, heads of 256, a step", lambda d: _mesa_step(d, 3, 256), tokens=64, length=1, backward=False
+        ),
         Case("lightning_topk", _lightning_topk, backward=False),
+        Case("lightning_topk, DSA", _dsa_topk, backward=False),
         Case("sparse_attention", _sparse),
         Case("sparse_attention with its indexer", _sparse_with_indexer),
+        Case(
+            "sparse_attention with its indexer, 64 heads to one",
+            lambda d: _sparse_with_indexer(d, 64, 1, 128),
+        ),
         Case("indexer_kl", _indexer_kl),
+        Case("indexer_kl, DSA", _dsa_kl),
         Case("nsa_attention", _nsa),
         Case("nsa_attention, groups of 16", lambda d: _nsa(d, 64, 128), tokens=65_536),
         Case("timeline_attention", _timelines),

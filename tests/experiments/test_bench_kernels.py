@@ -27,6 +27,8 @@ HEAVY = {
     "nsa_attention, groups of 16",
     "mesa",
     "mesa, a step",
+    "mesa, heads of 256",
+    "mesa, heads of 256, a step",
 }
 
 

@@ -28,7 +28,8 @@ def recall(made: GSA, x: Tensor) -> tuple[float, float, float]:
     k = k.repeat_interleave(made.heads // made.kv_heads, 2)
     scores = torch.einsum("bthd,bshd->bhts", q, k) * made.width**-0.5
     p = scores.masked_fill(hidden, -torch.inf).softmax(-1).mean(1)
-    chosen = kernels.lightning_topk(*made.indexer(x, positions), k=TIME // 8)[:, TIME // 2 :].long()
+    chosen = kernels.lightning_topk(*made.indexer(x, positions), k=TIME // 8, scores=made.indexer.scores)
+    chosen = chosen[:, TIME // 2 :].long()
     own = p.diagonal(dim1=1, dim2=2)[:, TIME // 2 :]
     chance = own + (1 - own) * (TIME // 8 - 1) / positions[TIME // 2 :]
     found = p[:, TIME // 2 :].gather(-1, chosen).sum(-1)
@@ -47,9 +48,9 @@ def layer(**options) -> GSA:
     return made
 
 
-def by_content() -> GSA:
+def by_content(**options) -> GSA:
     """It attends to tokens of the query's own class: W_q = W_k, on channels that rotations leave alone."""
-    made = layer(rope_base=1e8)
+    made = layer(rope_base=1e8, **options)
     with torch.no_grad():
         made.q_proj.weight.mul_(0.8).unflatten(0, (2, -1))[:, :4] = 0
         made.k_proj.weight.copy_(made.q_proj.weight)
@@ -92,8 +93,9 @@ def learn(made: GSA, data, steps: int = 80) -> None:
         optimizer.step()
 
 
-def test_the_trained_indexer_finds_what_dense_attention_looks_at():
-    made, held_out = by_content(), classes(8, seed=10**6)
+@pytest.mark.parametrize("options", [{}, {"scores": "relu", "adaptive": "none"}], ids=["sigmoid", "relu"])
+def test_the_trained_indexer_finds_what_dense_attention_looks_at(options):
+    made, held_out = by_content(**options), classes(8, seed=10**6)
     untrained, chance, _ = recall(made, held_out)
     learn(made, classes)
     trained, *_ = recall(made, held_out)

@@ -7,6 +7,7 @@ comes in, so that fp32 is what can be compared.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import metadata, util
 from types import ModuleType
 
@@ -134,19 +135,21 @@ def test_mesa_by_conjugate_gradients():
 
 
 @every_backend
+@pytest.mark.parametrize("scores", ["sigmoid", "relu"])
 @pytest.mark.parametrize("cu_seqlens", [None, packed(23, 1, 36)], ids=["plain", "packed"])
-def test_sparse_attention_of_a_lightning_indexer(cu_seqlens, backend):
+def test_sparse_attention_of_a_lightning_indexer(cu_seqlens, scores, backend):
     """Three differences. Ours always keeps the query's own token, so that fla ranks all keys and the first of the
-    others are taken; ours has a sigmoid and a bias a head inside, fla any function and no bias; and fla counts
+    others are taken; ours has a bias a head inside and the later key at ties, fla no bias and any key; and fla counts
     positions from the start of a packed sequence, ours along the packed axis.
     """
     batch, time, k_max = 2 if cu_seqlens is None else 1, 60, 9
     q_idx, k_idx = rand(batch, time, 3, 8, seed=1), rand(batch, time, 8, seed=2)
     w_idx = rand(batch, time, 3, seed=3).sigmoid()
     options = {"cu_seqlens": cu_seqlens}
-    chosen = kernels.lightning_topk(q_idx, k_idx, w_idx, torch.zeros(3), k=k_max, **options, backend=backend)
+    call = partial(kernels.lightning_topk, q_idx, k_idx, w_idx, torch.zeros(3), scores=scores, k=k_max)
+    chosen = call(**options, backend=backend)
     fla = naive("dsa")
-    ranking = fla.naive_dsa_indexer(q_idx, k_idx, w_idx, topk=time, activation="sigmoid", **options)
+    ranking = fla.naive_dsa_indexer(q_idx, k_idx, w_idx, topk=time, activation=scores, **options)
     starts = torch.zeros(time, dtype=torch.int64)
     if cu_seqlens is not None:
         starts = cu_seqlens[:-1].long().repeat_interleave(cu_seqlens.diff())

@@ -26,6 +26,12 @@ def layer(batch, time, heads=4, kv_heads=2, width=8, index_heads=3, index_width=
     return (q, k), indexer
 
 
+def signed(attended, indexer):
+    """The same layer with index weights of any sign and a gentler τ, as ReLU scores have them."""
+    q_idx, k_idx, w, bias, tau = indexer
+    return attended, (q_idx, k_idx, 4 * w - 2, bias, tau / 7)
+
+
 def losses(*inputs, call=indexer_kl, **options):
     """The loss as [1], which comparisons of outputs want."""
     return call(*inputs, **options)[None]
@@ -44,6 +50,8 @@ CALLS = {
     "blocks": (layer(1, 150, heads=2, width=4), {}),
     "packed": (layer(1, 37), {"cu_seqlens": CUT}),
     "packed blocks": (layer(1, 150, heads=2), {"cu_seqlens": packed(140, 1, 9)}),
+    "ReLU": (signed(*layer(2, 37)), {"scores": "relu"}),
+    "ReLU, packed": (signed(*layer(1, 37)), {"scores": "relu", "cu_seqlens": CUT}),
 }
 
 ways = pytest.mark.parametrize("gathered", [True, False], ids=["gathered", "masked"])
@@ -79,12 +87,36 @@ def test_selecting_everything_is_the_loss_of_the_warm_up():
 
 
 @ways
-def test_gradients_are_the_derivatives(gathered, monkeypatch):
+@pytest.mark.parametrize("scores", ["sigmoid", "relu"])
+def test_gradients_are_the_derivatives(scores, gathered, monkeypatch):
     monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
     attended, indexer = layer(2, 5, index_heads=2, index_width=2)
     for indices in (None, selected(indexer, 3)):
         inputs = [x.clone().requires_grad_() for x in indexer]
-        assert torch.autograd.gradcheck(partial(indexer_kl, *attended, indices=indices), inputs)
+        call = partial(indexer_kl, *attended, indices=indices, scores=scores)
+        assert torch.autograd.gradcheck(call, inputs)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_the_derivative_of_a_relu_at_zero_is_zero(backend):
+    """Logits of 0 for one query and, by their keys, for one key; every other head is active."""
+    attended, indexer = zeros_among_logits()
+    inputs = [x.requires_grad_() for x in indexer]
+    indexer_kl(*attended, *inputs, scores="relu", backend=backend).backward()
+    d_q, d_k, d_w, d_bias, _ = (x.grad for x in inputs)
+    assert not d_q[:, 3].any()
+    assert not d_k[:, 1].any()
+    assert not d_w[:, 3].any()
+    assert d_q[:, 2].all()
+    assert d_k[:, 2].all()
+    assert d_bias.all()
+
+
+def zeros_among_logits():
+    attended, (q_idx, k_idx, w, bias, tau) = signed(*layer(1, 5))
+    q_idx, k_idx = q_idx.abs(), k_idx.abs()
+    q_idx[:, 3], k_idx[:, 1] = 0, 0
+    return attended, (q_idx, k_idx, w, bias * 0, tau)
 
 
 def test_attention_gets_no_gradient():
@@ -164,13 +196,14 @@ def test_without_gradients_it_is_the_same_number():
         ("q", lambda x: x[:, :4], r"got q \(2, 4, 4, 8\), k \(2, 5, 2, 8\)"),
         ("q_idx", lambda x: x[..., :3], r"index width differ.*q_idx \(2, 5, 3, 3\)"),
         ("tau", lambda x: x[None], r"tau \[\].*tau \(1,\)"),
+        ("scores", lambda _: "gelu", "indexer_kl: scores are one of sigmoid, relu, not 'gelu'"),
         ("indices", lambda x: x[:, :4], r"indexer_kl needs indices.*\(2, 4, 3\)"),
     ],
 )
 def test_errors_name_what_is_wrong(name, change, message):
     attended, indexer = layer(2, 5)
     values = dict(zip(("q", "k", *NAMES), (*attended, *indexer), strict=True))
-    values["indices"] = selected(indexer, 3)
+    values |= {"indices": selected(indexer, 3), "scores": "sigmoid"}
     values[name] = change(values[name])
     with pytest.raises(ValueError, match=message):
         indexer_kl(**values)

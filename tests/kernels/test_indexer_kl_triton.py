@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_cases import packed
-from test_indexer_kl_op import NAMES, layer, losses, selected
+from test_indexer_kl_op import NAMES, layer, losses, selected, signed, zeros_among_logits
 from triton_cases import DEVICE, HALF, assert_kernel_agrees
 
 from kernels import indexer_kl
@@ -28,8 +28,11 @@ CALLS = {
     "lists": (layer(2, 9), {}, 4),
     "lists, one head": (layer(1, 7, heads=1, kv_heads=1, index_heads=1), {}, 3),
     "lists, packed": (layer(1, 25, heads=2, kv_heads=1), {"cu_seqlens": CUT}, 5),
+    "ReLU": (signed(*layer(1, 17, heads=2)), {"scores": "relu"}, None),
+    "ReLU, zeros": (zeros_among_logits(), {"scores": "relu"}, None),
+    "ReLU, lists": (signed(*layer(1, 5, heads=2)), {"scores": "relu"}, 3),
 }
-QUICK = ("one token",)
+QUICK = ("one token", "ReLU, zeros")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from kernel_cases import normal, packed
 
 from kernels import AdaptiveK, lightning_topk
-from kernels.ops.lightning_topk.scores import index_scores, index_scores_alike
+from kernels.ops.lightning_topk.scores import LONGEST, SCORES, index_scores, index_scores_alike, ranks
 
 
 def indexer(batch, time, heads=4, width=8, queries=None, dtype=torch.float64, seed=0):
@@ -17,6 +17,34 @@ def indexer(batch, time, heads=4, width=8, queries=None, dtype=torch.float64, se
     k = normal(batch, time, width, dtype=dtype, seed=seed + 2)
     w = normal(batch, queries, heads, dtype=dtype, seed=seed + 3).sigmoid()
     return q, k, w, normal(heads, dtype=dtype, seed=seed + 4)
+
+
+def signed(inputs):
+    """The same indexer with weights of any sign, as ReLU scores have them."""
+    q, k, w, bias = inputs
+    return q, k, 2 * w - 1, bias
+
+
+def scored(values):
+    """An indexer whose ReLU scores of the last token are these very numbers: I = ReLU(k) − ReLU(−k) = k."""
+    k = torch.tensor(values, dtype=torch.float64)[None, :, None]
+    pair = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    return pair.view(1, 1, 2, 1), k, pair.view(1, 1, 2), torch.zeros(2, dtype=torch.float64)
+
+
+LAST = 2.0**-23  # of 1, the last bit in fp32
+ORDERED = [
+    *(1.0, 1 + 2 * LAST, 0.0, 1e15, -1e15, 2e-38, -0.0, 1 + LAST, 1e-60, -2.0),
+    *(-2 - 2 * LAST, -2 - 4 * LAST, 1 - 1e-14, -2e-38, -1e17),
+]
+ORDER = [14, 3, 1, 12, 7, 0, 5, 8, 6, 2, 13, 10, 9, 11, 4]
+"""ReLU scores, and how they rank: the last token, though it is the lowest; then by size, at ties the later first."""
+
+
+def whole(batch, time, queries=None):
+    """An indexer whose ReLU scores are small whole numbers and halves, exact in fp32: half are 0, many others tie."""
+    q, k, w, bias = indexer(batch, time, queries=queries, width=4)
+    return q.round(), k.round(), signed((q, k, w, bias))[2].mul(2).round(), bias * 0 - 1
 
 
 def counts(batch, time, most, seed=0):
@@ -41,6 +69,11 @@ CALLS = {
     "one head": (indexer(2, 37, heads=1), {"k": 6}),
     "blocks": (indexer(1, 150, heads=2, width=3), {"k": AdaptiveK("inverse", 20, 3, 40)}),
     "packed": (indexer(1, 37), {"k": 4, "cu_seqlens": packed(1, 8, 4, 1, 23)}),
+    "ReLU": (signed(indexer(2, 37)), {"k": 5, "scores": "relu"}),
+    "ReLU, packed, adaptive": (
+        signed(indexer(1, 37)),
+        {"k": AdaptiveK("inverse", 6, 2, 12), "scores": "relu", "cu_seqlens": packed(1, 8, 4, 1, 23)},
+    ),
     "packed, adaptive": (
         indexer(1, 161, heads=2, width=3),
         {"k": AdaptiveK("inverse", 6, 2, 12), "cu_seqlens": packed(1, 130, 0, 7, 1, 22)},
@@ -63,26 +96,57 @@ def test_blocks_equal_definition(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize(
     ("time", "backend"), [(3, "torch"), (17, "torch"), (130, "torch"), (17, "reference")]
 )
-def test_ties_go_to_the_later_position(time, dtype, backend):
+def test_ties_go_to_the_later_position(time, dtype, backend, scores):
     """All keys equal: the window of the last k tokens, itself first, at every length and alignment."""
     q, k, w, bias = indexer(2, time, dtype=dtype)
     k = k[:, :1].expand_as(k).contiguous()
-    got = lightning_topk(q, k, w, bias, k=7, backend=backend)
+    got = lightning_topk(q, k, w, bias, k=7, scores=scores, backend=backend)
     wanted = torch.arange(time)[:, None] - torch.arange(7)
     assert torch.equal(got, wanted.clamp_min(-1).to(torch.int32).expand_as(got))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
-def test_equal_keys_have_equal_scores(dtype):
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_relu_scores_rank_as_fp32_without_its_last_bit(backend, dtype):
+    """Of either sign, far apart and next to each other."""
+    inputs = [x.to(dtype) for x in scored(ORDERED)]
+    for size in (len(ORDER), 5):
+        got = lightning_topk(*inputs, k=size, scores="relu", backend=backend)
+        assert got[0, 0].tolist() == sorted(ORDER[:size], reverse=True)
+
+
+def test_zeros_of_either_sign_have_one_rank():
+    """−0 is what heads with negative weights give where none is active."""
+    scores = torch.tensor([[[-0.0, 0.0, -2e-38, 2e-38]]])
+    zero, same, below, above = (ranks(scores, scores, "relu") // LONGEST).flatten().tolist()
+    assert below < zero == same < above
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+def test_many_exact_ties_of_relu_scores(dtype):
+    inputs = [x.to(dtype) for x in whole(2, 70)]
+    got, wanted = (lightning_topk(*inputs, k=20, scores="relu", backend=b) for b in ("torch", "reference"))
+    assert torch.equal(got, wanted)
+    scores = index_scores(*inputs, "relu")[0, -1]
+    assert (scores == 0).float().mean() > 0.4
+    assert (scores < 0).any()
+    assert len(scores.unique()) < 20
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+def test_equal_keys_have_equal_scores(dtype, scores):
     """Bit for bit, wherever they stand; and the gradient's form of the scores is the same function."""
     for time in (1, 3, 7, 21, 37, 100):
         q, k, w, bias = indexer(2, time, width=5, dtype=dtype, seed=time)
-        torch.testing.assert_close(index_scores_alike(q, k, w, bias), index_scores(q, k, w, bias))
-        scores = index_scores_alike(q, k[:, :1].expand_as(k).contiguous(), w, bias)
-        assert torch.equal(scores, scores[..., :1].expand_as(scores))
+        pair = [form(q, k, w, bias, scores) for form in (index_scores_alike, index_scores)]
+        torch.testing.assert_close(*pair)
+        found = index_scores_alike(q, k[:, :1].expand_as(k).contiguous(), w, bias, scores)
+        assert torch.equal(found, found[..., :1].expand_as(found))
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
@@ -99,10 +163,17 @@ def test_t_is_always_in_and_counted(backend):
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
-def test_a_smaller_k_is_a_prefix(backend):
+def test_a_smaller_k_is_a_part(backend):
     inputs = indexer(1, 30)
-    large, small = (lightning_topk(*inputs, k=k, backend=backend) for k in (12, 5))
-    assert torch.equal(large[..., :5], small)
+    large, small = (sets(lightning_topk(*inputs, k=k, backend=backend)) for k in (12, 5))
+    assert all(few <= many for few, many in zip(small, large, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_keys_come_from_the_latest_to_the_earliest(backend):
+    chosen = lightning_topk(*indexer(2, 30), k=AdaptiveK("inverse", 8, 2, 16), backend=backend)
+    assert (chosen.diff(dim=-1)[chosen[..., 1:] >= 0] < 0).all()
+    assert (chosen[..., 1:][chosen[..., :-1] < 0] < 0).all()
 
 
 @pytest.mark.parametrize("rule", ["seed", "inverse"])
@@ -189,10 +260,17 @@ def test_half_precision_is_scored_in_fp32():
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["plain", "packed"])
 @pytest.mark.parametrize(
-    "k", [5, counts(1, 40, 5), AdaptiveK("inverse", 3, 1, 5)], ids=["int", "tensor", "rule"]
+    ("k", "scores"),
+    [
+        (5, "sigmoid"),
+        (counts(1, 40, 5), "sigmoid"),
+        (AdaptiveK("inverse", 3, 1, 5), "sigmoid"),
+        (5, "relu"),
+    ],
+    ids=["int", "tensor", "rule", "relu"],
 )
-def test_compiles_in_one_graph(k, cu_seqlens):
-    call = partial(lightning_topk, k=k, k_max=5, cu_seqlens=cu_seqlens)
+def test_compiles_in_one_graph(k, scores, cu_seqlens):
+    call = partial(lightning_topk, k=k, k_max=5, scores=scores, cu_seqlens=cu_seqlens)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for seed in (0, 1):
         inputs = indexer(1, 40, seed=seed)
@@ -212,6 +290,7 @@ def test_compiles_in_one_graph(k, cu_seqlens):
         (lambda q, k, w, b: ((q, k, w, b), {"k": counts(2, 4, 3), "k_max": 3}), r"torch.int64 \(2, 4\)"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "backend": "triton2"}), "unknown backend 'triton2'"),
         (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "cu_seqlens": packed(2, 3)}), "B = 1"),
+        (lambda q, k, w, b: ((q, k, w, b), {"k": 2, "scores": "Relu"}), "one of sigmoid, relu, not 'Relu'"),
     ],
 )
 def test_errors_name_what_is_wrong(change, message):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 from kernel_cases import normal, packed
-from test_lightning_topk_op import counts, indexer
+from test_lightning_topk_op import ORDER, ORDERED, counts, indexer, scored, signed, whole
 from triton_cases import DEVICE, HALF, kernels_only
 
 from kernels import AdaptiveK, lightning_topk
+from kernels.ops.lightning_topk import triton_ops
 from kernels.ops.lightning_topk.scores import index_scores
 
 CUT = packed(1, 17, 0, 4)
@@ -23,6 +24,11 @@ CALLS = {
     "three tiles of keys": (indexer(1, 150, queries=10, width=40), {"k": 33}),
     "many heads": (indexer(1, 5, heads=40, width=3), {"k": 3}),
     "packed": (indexer(1, 22), {"k": AdaptiveK("inverse", 6, 2, 12), "cu_seqlens": CUT}),
+    "ReLU": (signed(indexer(1, 17, queries=9)), {"k": 5, "scores": "relu"}),
+    "ReLU, seed rule": (
+        signed(indexer(1, 9)),
+        {"k": AdaptiveK("seed", 1, 1, 8, beta=20.0), "scores": "relu", "cu_seqlens": packed(2, 7)},
+    ),
 }
 QUICK = ("one token", "k by query")
 
@@ -44,8 +50,9 @@ def assert_same_choice(inputs, dtype, **options):
     assert got.shape == wanted.shape
     assert torch.equal(got < 0, wanted < 0)
     assert torch.equal(got[..., 0], wanted[..., 0])
-    scores = index_scores(*(x.to(dtype).double() for x in inputs)).to(got.device)
-    pair = [scores.gather(-1, x.long().clamp_min(0)) for x in (got, wanted)]
+    given = [x.to(dtype).double() for x in inputs]
+    scores = index_scores(*given, options.get("scores", "sigmoid")).to(got.device)
+    pair = [scores.gather(-1, x.long().clamp_min(0)).sort(-1).values for x in (got, wanted)]
     torch.testing.assert_close(*pair, rtol=0, atol=1e-6 * inputs[0].shape[2])
     distinct = got.sort(-1).values
     assert not ((distinct.diff(dim=-1) == 0) & (distinct[..., 1:] >= 0)).any()
@@ -61,8 +68,9 @@ def test_kernels_choose_as_the_definition(case):
 
 @pytest.mark.slow
 @HALF
-def test_half_precision_is_scored_in_fp32(dtype):
-    inputs, options = CALLS["plain"]
+@pytest.mark.parametrize("case", ["plain", "ReLU"])
+def test_half_precision_is_scored_in_fp32(case, dtype):
+    inputs, options = CALLS[case]
     assert_same_choice(inputs, dtype, **options)
 
 
@@ -92,6 +100,20 @@ def test_ties_at_the_threshold_fill_up_from_the_latest():
     assert (kind[got[0, 0].cpu().long()] == 1).sum() == 18
 
 
+def test_relu_scores_rank_as_fp32_without_its_last_bit():
+    got, wanted = select(scored(ORDERED), torch.float32, k=7, scores="relu")
+    assert got[0, 0].tolist() == wanted[0, 0].tolist() == sorted(ORDER[:7], reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
+def test_many_exact_ties_of_relu_scores(dtype):
+    """Key for key, over more than one tile; at thresholds above, at and below 0."""
+    given = torch.tensor([[1, 4, 9, 20, 40, 64, 69, 70]])
+    got, wanted = select(whole(1, 70, queries=8), dtype, k=given, k_max=70, scores="relu")
+    assert torch.equal(got, wanted)
+
+
 @pytest.mark.slow
 def test_the_query_itself_is_in_even_where_its_score_is_the_lowest():
     q, k, w, bias = indexer(1, 12)
@@ -119,3 +141,21 @@ def test_what_it_refuses_is_said_in_words():
     wide = normal(1, 3, 129, 8).float()
     with pytest.raises(ValueError, match=r"at most 128 index heads, got 129"):
         lightning_topk(wide, k, wide[..., 0], wide[0, 0, :, 0], k=2, backend="triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rising", [False, True], ids=["any order", "earlier ones better"])
+def test_full_shelves_are_thinned(rising, monkeypatch):
+    """Keys enough to fill shelves of 256 twice, with eight rows thinned at a time."""
+    monkeypatch.setattr(triton_ops, "ROOM", 64)
+    q, k, w, bias = indexer(1, 300, heads=2, queries=3)
+    if rising:
+        q, k = q.abs(), torch.linspace(2, 0.1, 300)[None, :, None].expand_as(k).to(k.dtype).contiguous()
+    assert_same_choice((q, k, w, bias), torch.float32, k=AdaptiveK("inverse", 20, 5, 70))
+
+
+@pytest.mark.slow
+def test_a_program_goes_on_with_other_queries(monkeypatch):
+    monkeypatch.setattr(triton_ops, "PROGRAMS", 2)
+    inputs, options = CALLS["packed"]
+    assert_same_choice(inputs, torch.float32, **options)

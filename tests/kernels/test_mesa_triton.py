@@ -34,6 +34,11 @@ CASES = {
         {"cu_seqlens": packed(0, 66, 1, 4)},
     ),
     "one token": ({"time": 1, "width": 16, "sequences": 1}, {}),
+    # H in tiles, half a chunk a program.
+    "wide, packed": (
+        {"time": 37, "width": 144, "value_width": 16, "sequences": 2},
+        {"cu_seqlens": packed(34, 3)},
+    ),
 }
 FAST = ("short", "packed")
 
@@ -69,8 +74,9 @@ def test_kernels_equal_the_definition(name):
 
 @pytest.mark.slow
 @HALF
-def test_half_precision(dtype):
-    tensors = case(time=70, width=16, value_width=24, sequences=1)
+@pytest.mark.parametrize("width", [16, pytest.param(192, marks=pytest.mark.gpu)])
+def test_half_precision(width, dtype):
+    tensors = case(time=70, width=width, value_width=24, sequences=1)
     assert_kernel_agrees(call, tensors, dtype, keep=("g", "h_kk", "h_kv"), gates=("g", "beta", "lamb"))
 
 
@@ -80,6 +86,11 @@ def test_few_steps_are_the_same_steps(steps):
     """Far from the solution, where every step shows."""
     tensors = dict(zip(NAMES, inputs(1, 66, heads=1, width=16, gates="0"), strict=False))
     compare_forward(tensors, steps)
+
+
+@pytest.mark.slow
+def test_the_widest_keys():
+    compare_forward(case(time=34, width=256, value_width=16, sequences=1), 2)
 
 
 def compare_forward(tensors: dict[str, Tensor], steps: int) -> None:
@@ -141,8 +152,9 @@ def test_gradients_of_the_state_alone():
     [
         {"batch": 2, "heads": 2, "width": 20, "value_width": 70, "sequences": 2},
         pytest.param({"width": 16}, marks=pytest.mark.slow),
+        pytest.param({"width": 144, "value_width": 200, "sequences": 1}, marks=pytest.mark.slow),
     ],
-    ids=["state", "no state"],
+    ids=["state", "no state", "wide"],
 )
 def test_one_token_is_decoding(shape, monkeypatch):
     """One kernel, without gradients; at few steps too."""
@@ -153,8 +165,8 @@ def test_one_token_is_decoding(shape, monkeypatch):
 
 
 def test_what_the_kernels_refuse():
-    tensors = [torch.zeros(1, 2, 1, 160)] * 3 + [torch.zeros(1, 2, 1)] * 2 + [torch.ones(1, 160)]
-    with pytest.raises(ValueError, match=r"keys of at most 128 channels.*got 160"):
+    tensors = [torch.zeros(1, 2, 1, 272)] * 3 + [torch.zeros(1, 2, 1)] * 2 + [torch.ones(1, 272)]
+    with pytest.raises(ValueError, match=r"widths of at most 256, got 272"):
         mesa(*tensors, backend="triton")
     assert mesa_op.OPERATION.choose("auto", *tensors).name == "torch"
 
@@ -170,8 +182,9 @@ def test_work_counts_what_the_solver_does(device):
 
 
 @pytest.mark.gpu
-def test_long_sequences_repeat_bit_for_bit():
-    tensors = [x.to(DEVICE, torch.float32) for x in inputs(1, 8192, heads=4, width=64)]
+@pytest.mark.parametrize("width", [64, 256])
+def test_long_sequences_repeat_bit_for_bit(width):
+    tensors = [x.to(DEVICE, torch.float32) for x in inputs(1, 8192, heads=4, width=width)]
     tensors = [x.bfloat16() for x in tensors[:3]] + tensors[3:]
 
     def run() -> list[Tensor]:

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "gsa": {
         "selected": {"warmup": 0, "k_base": 3},
         "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": False},
+        "relu": {"warmup": 0, "adaptive": "none", "k_base": 3, "scores": "relu"},
     },
     "mesanet": {"value_conv": {"value_conv": True}},
     "hypergraph": {

@@ -73,11 +73,14 @@ def test_a_small_k_is_not_full_attention():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adaptive", ["inverse", "seed", "none"])
+@pytest.mark.parametrize(
+    ("adaptive", "scores"),
+    [("inverse", "sigmoid"), ("seed", "sigmoid"), ("none", "sigmoid"), ("none", "relu")],
+)
 @pytest.mark.parametrize("capacity", [0, 40])
 @torch.no_grad()
-def test_step_repeated_is_forward_while_keys_are_selected(adaptive, capacity):
-    made, x = mixer(adaptive=adaptive, k_base=3, k_max=5).eval(), inputs(2, 40)
+def test_step_repeated_is_forward_while_keys_are_selected(adaptive, scores, capacity):
+    made, x = mixer(adaptive=adaptive, scores=scores, k_base=3, k_max=5).eval(), inputs(2, 40)
     y, aux = run(made, x)
     assert aux == {}
     state = made.init_state(2, capacity=capacity, dtype=torch.float64)
@@ -123,9 +126,13 @@ def test_packed_is_separate_in_output_loss_and_gradient():
         torch.testing.assert_close(*both)
 
 
-@pytest.mark.parametrize("warmup", [0, 9], ids=["selected", "dense"])
-def test_top_k_passes_no_gradient_and_the_indexer_reads_a_detached_input(warmup):
-    made, x = mixer(warmup=warmup), inputs(2, 19).requires_grad_()
+@pytest.mark.parametrize(
+    "options",
+    [{"warmup": 0}, {"warmup": 9}, {"scores": "relu", "adaptive": "none"}],
+    ids=["selected", "dense", "relu"],
+)
+def test_top_k_passes_no_gradient_and_the_indexer_reads_a_detached_input(options):
+    made, x = mixer(**options), inputs(2, 19).requires_grad_()
     y, aux = run(made, x)
     named = dict(made.named_parameters())
     indexer = {name for name in named if name.startswith("indexer.")}
@@ -136,6 +143,42 @@ def test_top_k_passes_no_gradient_and_the_indexer_reads_a_detached_input(warmup)
 
     assert reached(y.sum()) == {"x", *named} - indexer
     assert reached(aux["indexer_kl"]) == indexer
+
+
+def test_relu_scores_are_those_of_deepseek():
+    """I_ts = Σ_j w_tj/√H^I·ReLU(q_tj·k_s/√d_I), no bias, and a softmax of them without τ."""
+    made, x = mixer(scores="relu", adaptive="none", k_base=3, index_rope=False), inputs(2, 19)
+    part = made.indexer
+    assert {name for name, _ in part.named_parameters()} == {
+        "q_proj.weight",
+        "k_proj.weight",
+        "w_proj.weight",
+    }
+    q, k, w = (x @ p.weight.T for p in (part.q_proj, part.k_proj, part.w_proj))
+    products = torch.einsum("bthd,bsd->bths", q.unflatten(-1, (part.heads, -1)), k)
+    scores = torch.einsum("bth,bths->bts", w, products.relu()) / math.sqrt(part.heads * part.width)
+    assert (scores < 0).any()
+    hidden = torch.ones(19, 19, dtype=torch.bool).triu(1)
+    own = torch.eye(19, dtype=torch.bool)
+    best = (
+        scores.masked_fill(hidden, -torch.inf)
+        .masked_fill(own, torch.inf)
+        .topk(3)
+        .indices.sort(descending=True)
+        .values
+    )
+    positions = torch.arange(19)
+    chosen = kernels.lightning_topk(*part(x, positions), k=made.k, scores="relu")[..., :3].long()
+    torch.testing.assert_close(*(scores[:, 2:].gather(-1, found[:, 2:]) for found in (chosen, best)))
+
+    made.warmup.dense = True
+    q, k, _ = made._qkv(x, positions)
+    k = k.repeat_interleave(made.heads // made.kv_heads, 2)
+    logits = torch.einsum("bthd,bshd->bhts", q, k) * made.width**-0.5
+    p = logits.masked_fill(hidden, -torch.inf).softmax(-1).mean(1)
+    said = scores.masked_fill(hidden, -torch.inf).log_softmax(-1)
+    wanted = torch.where(hidden, 0, p * (p.log() - said)).sum(-1).mean()
+    torch.testing.assert_close(run(made, x)[1]["indexer_kl"], wanted)
 
 
 def test_sizes_follow_the_configured_length():
@@ -251,6 +294,8 @@ def test_a_compiled_model_follows_the_warm_up():
         ({"n_heads": 16, "n_kv_heads": 0}, "gsa.n_kv_heads=0"),
         ({"n_heads": 32}, "head width 1 is odd"),
         ({"adaptive": "invers"}, "seed, inverse, none, not 'invers'"),
+        ({"scores": "Relu"}, "gsa.scores is one of sigmoid, relu, not 'Relu'"),
+        ({"scores": "relu"}, "gsa.adaptive=inverse could go by; set gsa.adaptive=none"),
         ({"k_base": 4, "k_max": 3}, "k_min ≤ k_base ≤ k_max, not 1, 4, 3"),
         ({"index_width": 0}, "gsa.index_width=0"),
         ({"reference_variance": 0.0}, "gsa.reference_variance=0.0"),

@@ -44,6 +44,26 @@ def test_decoding_is_the_forward_pass(options):
         assert (step - logits[:, t]).abs().max() < 1e-9, f"token {t}"
 
 
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@torch.no_grad()
+def test_backends_decode_alike(backend):
+    """Through the whole mixer, in fp32 (Triton's interpreter knows no fp64), while the cache grows."""
+    made = config(n_kv_heads=2)
+    made.depth = 1
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.randn(4, 2, 32, generator=torch.Generator().manual_seed(0)).to(device)
+    outs = []
+    for name in ("torch", backend):
+        made.backend = name
+        one = build(made, dtype=torch.float32).to(device).layers[0].mixer.eval()
+        state, ys = one.init_state(2, capacity=2, device=device), []
+        for x_t in x:
+            y, state = one.step(x_t, state)
+            ys.append(y)
+        outs.append([torch.stack(ys), state.cache.read()[0], state.forgotten])
+    torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 def test_backends_agree_inside_a_model(options):
     made = config(**options)

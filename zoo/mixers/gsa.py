@@ -18,6 +18,7 @@ from zoo.registry import register_mixer
 from zoo.showing import show_gates, show_sparse
 
 ADAPTIVE = ("seed", "inverse", "none")
+SCORES = ("sigmoid", "relu")
 
 
 @dataclass
@@ -27,7 +28,8 @@ class GSAConfig:
     n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
     index_heads, index_width (None: D/12): H^I and d_I of the indexer; index_rope: rotary positions in the
     indexer, as DeepSeek-V3.2's has; False: none, as the OrthGSA document writes it, but then it cannot find the
-    tokens just before t, however strongly attention wants them;
+    tokens just before t, however strongly attention wants them; scores: "sigmoid", the OrthGSA document's bounded
+    scores, or "relu", DeepSeek-V3.2's, which need adaptive=none;
     k_base, k_min, k_max: how many tokens a query attends to (None: min(2048, T/8), k_base/8, 2·k_base for the
     configured length T); adaptive: how k follows the variance of the scores, "inverse", "seed" or "none";
     beta: of "seed"; reference_variance: of "inverse"; output_gate (G1), value_gate (G2); warmup: steps of
@@ -40,6 +42,7 @@ class GSAConfig:
     index_heads: int = 4
     index_width: int | None = None
     index_rope: bool = True
+    scores: str = "sigmoid"
     k_base: int | None = None
     k_min: int | None = None
     k_max: int | None = None
@@ -75,6 +78,7 @@ class GSA(Mixer):
 
         q, k, v = RoPE(x·W_q), RoPE(x·W_k), x·W_v ⊙ σ(x·W_G2 + b)    [B, T, H, K], [B, T, Hkv, K] twice
         I_ts = Σ_j σ(x_t·W_Iw)_j · σ(q^I_tj·k^I_s/√d_I + b_j)        q^I [B, T, H^I, d_I], k^I [B, T, d_I], rotated
+             or Σ_j (x_t·W_Iw)_j/√H^I · ReLU(q^I_tj·k^I_s/√d_I)      by option; then τ = 1
         S_t = top-k_t of I_t over s ≤ t, t itself in it              k_t from the variance of I_t (AdaptiveK)
         o_t = Σ_{s ∈ S_t} softmax_s(q_t·k_s/√K) · v_s,               y = (o ⊙ σ(x·W_G1 + b))·W_o
 
@@ -103,7 +107,7 @@ class GSA(Mixer):
         self.value_gate = Gate(dims.d_model, inner_kv) if config.value_gate else None
         index_width = 4 * math.ceil(dims.d_model / 48) if config.index_width is None else config.index_width
         index_base = config.rope_base if config.index_rope else None
-        self.indexer = Indexer(dims.d_model, config.index_heads, index_width, index_base)
+        self.indexer = Indexer(dims.d_model, config.index_heads, index_width, index_base, config.scores)
         self.warmup = Warmup(config.warmup)
 
     def _check(self, config: GSAConfig) -> None:
@@ -112,6 +116,13 @@ class GSA(Mixer):
             raise UserError(f"gsa.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
         if config.adaptive not in ADAPTIVE:
             raise UserError(f"gsa.adaptive is one of {', '.join(ADAPTIVE)}, not '{config.adaptive}'")
+        if config.scores not in SCORES:
+            raise UserError(f"gsa.scores is one of {', '.join(SCORES)}, not '{config.scores}'")
+        if config.scores == "relu" and config.adaptive != "none":
+            raise UserError(
+                f"gsa.scores=relu has no bound that gsa.adaptive={config.adaptive} could go by; "
+                "set gsa.adaptive=none, which keeps k_base tokens"
+            )
         for key, value in (("index_heads", config.index_heads), ("index_width", config.index_width)):
             if value is not None and value < 1:
                 raise UserError(f"gsa.{key}={value} must be at least 1")
@@ -129,14 +140,14 @@ class GSA(Mixer):
         if self.warmup.dense:
             o = kernels.attention(q, k, v, **options)
         else:
-            indices = kernels.lightning_topk(*indexer, k=self.k, **options)
+            indices = kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
             o = kernels.sparse_attention(q, k, v, indices, **options)
         show_sparse(ctx, q, k, indices)
         show_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         aux = {}
         if self.training:
-            tau = self.indexer.log_tau.exp()
-            aux["indexer_kl"] = kernels.indexer_kl(q, k, *indexer, tau, indices=indices, **options)
+            options = {"indices": indices, "scores": self.indexer.scores, **options}
+            aux["indexer_kl"] = kernels.indexer_kl(q, k, *indexer, self.indexer.tau(), **options)
         return self._out(o, x), aux
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
@@ -157,7 +168,8 @@ class GSA(Mixer):
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
             o = kernels.attention(q, keys, values, causal=False)
         else:
-            indices = kernels.lightning_topk(q_idx, state.index.read(), w_idx, bias, k=self.k)
+            index_keys, options = state.index.read(), {"k": self.k, "scores": self.indexer.scores}
+            indices = kernels.lightning_topk(q_idx, index_keys, w_idx, bias, **options)
             # Only the selected rows are read: the cache is large, and attention's part of it is not.
             keys, values = (_rows(y, indices[:, 0]).to(q.dtype) for y in (keys, values))
             place = torch.arange(indices.shape[-1], device=x.device)

@@ -118,18 +118,13 @@ class PathFox(Mixer):
 
     def step(self, x: Tensor, state: PathState) -> tuple[Tensor, PathState]:
         q, k, v = self._qkv(x)
-        wide = torch.promote_types(x.dtype, torch.float32)
+        w = beta = None
         if self.turn is not None:
             w, beta, state.taps = self.turn.step(x, state.taps)
-            w, keys = w.to(wide), state.cache.read()[0]
-            keys -= (beta[..., None] * (keys @ w[..., None])[..., 0])[..., None] * w[:, :, None]
         state.cache.append(k, v)
-        mask = None if self.forget is None else _remember(state, self._log_gate(x))[:, :, None]
-        keys, values = (y.to(wide) for y in state.cache.read())
-        o = F.scaled_dot_product_attention(
-            q[:, :, None].to(wide), keys, values, attn_mask=mask, enable_gqa=True
-        )
-        return self.o_proj(o.flatten(1).to(x.dtype)), state
+        path = w, beta, self._log_gate(x), _forgotten(state)
+        o = kernels.path_step(q, *state.cache.read(), *path, backend=self.backend)
+        return self.o_proj(o.flatten(1)), state
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(p(x).unflatten(-1, (-1, self.width)) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -169,9 +164,11 @@ def _logits(gate: nn.Linear, x: Tensor) -> Tensor:
     return y + gate.bias.to(y.dtype)
 
 
-def _remember(state: PathState, g: Tensor) -> Tensor:
-    """Add the newest token's log gate g [B, H] to what is forgotten of all before it; returns that [B, H, n]."""
-    n, rows = state.cache.appended, state.cache.keys.shape[2]
-    state.forgotten[:, :, : n - 1] += g[..., None]
-    state.forgotten = F.pad(state.forgotten, (0, rows - state.forgotten.shape[2]))
-    return state.forgotten[:, :, :n]
+def _forgotten(state: PathState) -> Tensor | None:
+    """What is forgotten of every token [B, H, n], as a view; of the newest, 0."""
+    if state.forgotten is None:
+        return None
+    more = state.cache.keys.shape[2] - state.forgotten.shape[2]
+    if more:
+        state.forgotten = F.pad(state.forgotten, (0, more))
+    return state.forgotten[:, :, : state.cache.appended]

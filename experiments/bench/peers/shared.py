@@ -32,6 +32,7 @@ def dense_inputs(calls: list[Call]) -> tuple[Tensor, Tensor, Tensor]:
 ATTENTIONS = (
     "sparse_attention",
     "sparse_attention with its indexer",
+    "sparse_attention with its indexer, 64 heads to one",
     "nsa_attention",
     "nsa_attention, groups of 16",
     "timeline_attention",

@@ -48,6 +48,7 @@ def indexer_kl(
     *,
     indices: Tensor | None = None,
     scale: float | None = None,
+    scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -56,22 +57,24 @@ def indexer_kl(
         p_ts = mean_h softmax_s(scale · q_th·k_s)                      (detached: q, k get no gradient)
         loss = mean_t Σ_s p_ts · (log p_ts − log softmax_s(τ·I_ts))    over each sequence, then over sequences
 
-    with I as in `lightning_topk`; s runs over all visible keys (indices None: warm-up), or over S_t.
+    with I as in `lightning_topk`, by the same `scores`; s runs over all visible keys (indices None: warm-up), or
+    over S_t. The derivative of a ReLU at 0 is 0.
 
     q, k        [B, T, H, K], [B, T, Hkv, K], any floating dtype, as attention sees them (rotated)
     q_idx, k_idx, w_idx, bias   as in `lightning_topk`, with Tq = Tk
-    tau         [], τ > 0
+    tau         [], τ > 0; DeepSeek-V3.2 has none, which is 1
     indices     None, or int32/int64 [B, T, n] as `lightning_topk` returns them
     scale       None: K^(−1/2)
+    scores      "sigmoid", or "relu" as in DeepSeek-V3.2
     cu_seqlens  int32 [N+1] for packed sequences (B = 1), none of them empty
     backend     auto, triton (what auto takes on a GPU), torch (blocks of queries), reference (T × T memory)
     returns     [] in at least fp32, in nats; differentiable in q_idx, k_idx, w_idx, bias, tau (once)
 
-    Raises ValueError for shapes that do not fit, and for a backend that is unknown.
-    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 3 and 4.
+    Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
+    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 3 and 4, and 1 for the ReLU.
     """
     check_attention("indexer_kl", q, k, k, cu_seqlens=cu_seqlens)
-    check_indexer("indexer_kl", q_idx, k_idx, w_idx, bias, cu_seqlens)
+    check_indexer("indexer_kl", q_idx, k_idx, w_idx, bias, cu_seqlens, scores)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, q_idx {tuple(q_idx.shape)}, k_idx {tuple(k_idx.shape)}"
     if not q.shape[:2] == k.shape[:2] == q_idx.shape[:2] == k_idx.shape[:2] or tau.dim():
         raise ValueError(f"indexer_kl needs one [B, T] and tau [], got {shapes}, tau {tuple(tau.shape)}")
@@ -87,6 +90,7 @@ def indexer_kl(
         tau,
         indices=indices,
         scale=scale,
+        scores=scores,
         cu_seqlens=cu_seqlens,
         backend=backend,
     )

@@ -22,6 +22,7 @@ def indexer_kl_reference(
     *,
     indices: Tensor | None = None,
     scale: float | None = None,
+    scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """mean_t KL(p_t ‖ softmax(τ·I_t)) over one sequence, then over sequences; memory T × T × (H + HI)."""
@@ -33,8 +34,9 @@ def indexer_kl_reference(
     with without_autocast(q):
         target = attention_mean(q.detach(), k.detach(), mask, scale)
         similar = torch.einsum("bthd,bsd->btsh", q_idx, k_idx) * q_idx.shape[-1] ** -0.5
-        scores = (w_idx.unsqueeze(2) * torch.sigmoid(similar + bias)).sum(-1)
-        chosen = (tau * scores).masked_fill(~mask, -torch.inf).log_softmax(-1)
+        active = torch.sigmoid(similar + bias) if scores == "sigmoid" else torch.relu(similar + bias)
+        index = (w_idx.unsqueeze(2) * active).sum(-1)
+        chosen = (tau * index).masked_fill(~mask, -torch.inf).log_softmax(-1)
         loss = torch.where(target > 0, target * (target.log() - chosen), 0).sum(-1)
     if cu_seqlens is None:
         return loss.mean()

@@ -26,13 +26,14 @@ def indexer_kl_torch(
     *,
     indices: Tensor | None = None,
     scale: float | None = None,
+    scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """The operator that holds the blocks; without its gradients where nobody will ask for them."""
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return indexer_kl_op(q.detach(), k.detach(), *indexer, indices, scale, cu_seqlens, learns)[0]
+    return indexer_kl_op(q.detach(), k.detach(), *indexer, indices, scale, scores, cu_seqlens, learns)[0]
 
 
 def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -55,25 +56,28 @@ def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor
 
 
 def divergence(
-    indexer: list[Tensor], p: Tensor, mask: Tensor, weight: Tensor, learns: bool
+    indexer: list[Tensor], p: Tensor, mask: Tensor, weight: Tensor, kind: str, learns: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """Σ_t weight_t·KL(p_t ‖ π_t), π = softmax(τ·I) over the mask, and, where asked for, its gradients.
 
     indexer: q [B, C, HI, DI], k [B, S, DI] or gathered [B, C, S, DI], w [B, C, HI], bias [HI], tau []. With
-    z the logits of the indexer's heads: ∂/∂(τI) = weight·(π − p), ∂I/∂w = σ(z), ∂I/∂z = w·σ(z)·(1 − σ(z)).
+    z the logits of the indexer's heads: ∂/∂(τI) = weight·(π − p), ∂I/∂w = σ(z), ∂I/∂z = w·σ′(z), where σ′ is
+    σ(z)·(1 − σ(z)) of a sigmoid, and of a ReLU 1 where σ(z) > 0.
     """
     q, k, w, bias, tau = indexer
-    gate = torch.sigmoid(index_logits(q, k, bias))
-    scores = (w.unsqueeze(-1) * gate).sum(2)
+    logits = index_logits(q, k, bias)
+    active = logits.sigmoid() if kind == "sigmoid" else logits.relu()
+    scores = (w.unsqueeze(-1) * active).sum(2)
     chosen = (tau * scores).masked_fill_(~mask, torch.finfo(p.dtype).min).log_softmax(-1)
     chosen = chosen.masked_fill_(~mask, 0)
     value = (weight * (torch.special.xlogy(p, p) - p * chosen).sum(-1)).sum()
     if not learns:
         return value, []
     slope = (chosen.exp() - p).mul_(weight.unsqueeze(-1)).masked_fill_(~mask, 0)
-    by_gate = (slope * tau).unsqueeze(2)
-    d_w = (by_gate * gate).sum(-1)
-    d_z = gate.mul_(1 - gate).mul_(by_gate).mul_(w.unsqueeze(-1))
+    by_score = (slope * tau).unsqueeze(2)
+    d_w = (by_score * active).sum(-1)
+    d_z = active.mul_(1 - active) if kind == "sigmoid" else active.sign_()
+    d_z = d_z.mul_(by_score).mul_(w.unsqueeze(-1))
     scale = q.shape[-1] ** -0.5
     if k.dim() == 4:
         d_q, d_k = d_z @ k, d_z.transpose(-1, -2) @ q
@@ -94,6 +98,7 @@ def indexer_kl_op(
     tau: Tensor,
     indices: Tensor | None,
     scale: float,
+    scores: str,
     cu_seqlens: Tensor | None,
     learns: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -106,7 +111,7 @@ def indexer_kl_op(
             rows = part.queries
             p = attention_target(q[:, rows], part.read(k), part.mask, scale)
             inputs = [q_idx[:, rows], part.read(k_idx), w_idx[:, rows], bias, tau]
-            value, found = divergence(inputs, p, part.mask, weights[:, rows], learns)
+            value, found = divergence(inputs, p, part.mask, weights[:, rows], scores, learns)
             loss += value
             if learns:
                 grads[0][:, rows], d_k, grads[2][:, rows], d_bias, d_tau = found
@@ -127,7 +132,7 @@ def _weights(q_idx: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 @indexer_kl_op.register_fake
-def _(q, k, q_idx, k_idx, w_idx, bias, tau, indices, scale, cu_seqlens, learns):
+def _(q, k, q_idx, k_idx, w_idx, bias, tau, indices, scale, scores, cu_seqlens, learns):
     inputs = (q_idx, k_idx, w_idx, bias, tau)
     return torch.empty_like(tau), *(x.new_empty(x.shape if learns else 0) for x in inputs)
 
@@ -138,7 +143,7 @@ def _save(ctx, inputs, output):
 
 def _backward(ctx, grad, *_others):
     found = [grad * x for x in ctx.saved_tensors]
-    return None, None, *found, None, None, None, None
+    return None, None, *found, *(None,) * 5
 
 
 indexer_kl_op.register_autograd(_backward, setup_context=_save)
@@ -146,7 +151,7 @@ indexer_kl_op.register_autograd(_backward, setup_context=_save)
 
 @register_flop_formula(torch.ops.archzoo.indexer_kl)
 def _flops(
-    q, k, q_idx, k_idx, w_idx, bias, tau, indices, scale, cu_seqlens, learns, *, out_shape=None, **_
+    q, k, q_idx, k_idx, w_idx, bias, tau, indices, scale, scores, cu_seqlens, learns, *, out_shape=None, **_
 ) -> int:
     """The attention's scores once; the indexer's once and twice more for gradients; all pairs or those selected."""
     batch, time, heads, width = q

@@ -27,7 +27,7 @@ def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, SELECTED: tl.constexp
 @triton.jit
 def _keys(
     q, k, q_idx, k_idx, w_idx, bias, tau, lse, index_lse, weights, dk, table, cu, lists_first, lists_query, lists_bits,
-    scale, index_scale, T, BLOCKS, G, HKV, K, HI, DI, SELECTED: tl.constexpr,
+    scale, index_scale, T, BLOCKS, G, HKV, K, HI, DI, SELECTED: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """d_k = Σ_tj ∂loss/∂(q_tj·k_s/√d_I)·q_tj/√d_I over the queries that see a key."""
@@ -54,10 +54,12 @@ def _keys(
             visible = exists[:, None] & is_key[None] & (key[None] <= query[:, None])
         p = attention_mean(q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK)
         q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
-        gates, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH)
+        active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
         log_total = tl.load(index_lse + query, mask=exists, other=0.0)
         weight = tl.load(weights + query, mask=exists, other=0.0)
-        _, _, by_logit = index_slopes(gates, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH)
+        _, _, by_logit = index_slopes(
+            active, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH, SCORES
+        )
         gradient += tl.dot(tl.trans(by_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
     store_rows(dk, key, is_key, gradient * index_scale, DI, BD)
 
@@ -76,5 +78,5 @@ keys_tuned = Tuned(
         triton.Config({}, num_warps=warps, num_stages=stages)
         for warps, stages in ((4, 2), (8, 2), (8, 1), (4, 1))
     ],
-    ["G", "K", "HI", "DI", "SELECTED"],
+    ["G", "K", "HI", "DI", "SELECTED", "SCORES"],
 )

@@ -31,11 +31,11 @@ PARTS = 32
 
 class _IndexerKL(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, scale, cu_seqlens, learns):
+    def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, scale, scores, cu_seqlens, learns):
         indexer = (*alike(*_wide_enough(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
         q, k = q.contiguous(), k.contiguous()
         indices = None if indices is None else indices.contiguous()
-        loss, found = _loss_and_gradients(q, k, indexer, indices, scale, cu_seqlens, learns)
+        loss, found = _loss_and_gradients(q, k, indexer, indices, scale, scores, cu_seqlens, learns)
         ctx.save_for_backward(*found)
         ctx.dtypes = [x.dtype for x in (q_idx, k_idx, w_idx, bias, tau)]
         return loss
@@ -47,7 +47,7 @@ class _IndexerKL(torch.autograd.Function):
             out = torch.empty_like(x, dtype=dtype)
             scale_by[(triton.cdiv(x.numel(), 1024),)](x, grad, out, x.numel(), BLOCK=1024)
             scaled.append(out)
-        return *scaled, *(None,) * 6
+        return *scaled, *(None,) * 7
 
 
 def _wide_enough(*tensors: Tensor) -> list[Tensor]:
@@ -74,7 +74,8 @@ def _tiles(q: Tensor, k: Tensor, q_idx: Tensor, selected: bool) -> dict[str, int
 
 
 def _loss_and_gradients(
-    q: Tensor, k: Tensor, indexer: tuple[Tensor, ...], indices: Tensor | None, scale: float, cu_seqlens, learns: bool
+    q: Tensor, k: Tensor, indexer: tuple[Tensor, ...], indices: Tensor | None, scale: float, scores: str, cu_seqlens,
+    learns: bool,
 ) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """The loss [] and, in fp32, its gradients for the five tensors of the indexer; undefined unless `learns`."""
     q_idx, k_idx, w_idx, _, tau = indexer
@@ -91,18 +92,20 @@ def _loss_and_gradients(
     parts = torch.zeros(triton.cdiv(len(table), PARTS) * PARTS, sizes["HI"] + 2, **fp32)
     queries_tuned[(len(table),)](
         q, k, *indexer, indices, lse, index_lse, weights, parts, dq, dw, table, cu, scale, index_scale,
-        **lists, **sizes, SEQUENCES=len(cu) - 1, LEARNS=learns,
+        **lists, **sizes, SEQUENCES=len(cu) - 1, LEARNS=learns, SCORES=scores,
     )  # fmt: skip
     total = sum_rows(
         sum_rows(parts.view(-1, PARTS * parts.shape[1]), torch.float32).view(PARTS, -1), torch.float32
     )
     if learns:
-        _key_gradient(q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, cu_seqlens)
+        _key_gradient(
+            q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, scores, cu_seqlens
+        )
     return total[0].clone(), [dq, dk, dw, total[2:].clone(), total[1].clone().view_as(tau)]
 
 
 def _key_gradient(
-    q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, cu_seqlens
+    q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, scores, cu_seqlens
 ) -> None:
     """Fill dk [B, T, DI]."""
     sizes = _tiles(q, k, indexer[0], selected=False)
@@ -117,7 +120,7 @@ def _key_gradient(
         programs = q.shape[0] * blocks
     keys_tuned[(programs,)](
         q, k, *indexer, lse, index_lse, weights, dk, table, cu, *lists, scale, index_scale,
-        T=q.shape[1], BLOCKS=blocks, BS=BLOCK, **sizes,
+        T=q.shape[1], BLOCKS=blocks, BS=BLOCK, SCORES=scores, **sizes,
     )  # fmt: skip
 
 
@@ -132,10 +135,11 @@ def indexer_kl_triton(
     *,
     indices: Tensor | None = None,
     scale: float | None = None,
+    scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """`kernels.indexer_kl` on a GPU; without gradients where nobody will ask for them."""
     indexer = q_idx, k_idx, w_idx, bias, tau
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return _IndexerKL.apply(*indexer, q.detach(), k.detach(), indices, scale, cu_seqlens, learns)
+    return _IndexerKL.apply(*indexer, q.detach(), k.detach(), indices, scale, scores, cu_seqlens, learns)

@@ -58,14 +58,15 @@ def _attention_sums(
 @triton.jit
 def _index_sums(
     q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, tau, scale, T, N, DI,
-    SELECTED: tl.constexpr, BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
+    SELECTED: tl.constexpr, SCORES: tl.constexpr,
+    BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """log Σ_s exp(τ·I_ts) over what t sees, [BQ]."""
     largest, total = tl.full((BQ,), float("-inf"), tl.float32), tl.zeros((BQ,), tl.float32)
     for start in range(start_at, stop_at, BS):
         key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
         k_tile = load_rows(k_idx, key, is_key, DI, BD)
-        _, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, scale, BQ, BH)
+        _, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, scale, BQ, BH, SCORES)
         logits = tl.where(visible, tau * scores, float("-inf"))
         largest, total = _more_exponentials(logits, largest, total)
     return _log_sum(largest, total)
@@ -74,7 +75,8 @@ def _index_sums(
 @triton.jit
 def _queries(
     q, k, q_idx, k_idx, w_idx, bias, tau, indices, lse, index_lse, weights, parts, dq, dw, table, cu,
-    scale, index_scale, T, N, G, HKV, K, HI, DI, SEQUENCES, SELECTED: tl.constexpr, LEARNS: tl.constexpr,
+    scale, index_scale, T, N, G, HKV, K, HI, DI, SEQUENCES,
+    SELECTED: tl.constexpr, LEARNS: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """The loss, d_q and d_w; per program the parts of loss, d_τ and d_bias; for the keys log Σ exp and weights."""
@@ -89,7 +91,7 @@ def _queries(
         q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
         log_total = _index_sums(
             q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, sharpness,
-            index_scale, T, N, DI, SELECTED, BQ, BH, BS, BD,
+            index_scale, T, N, DI, SELECTED, SCORES, BQ, BH, BS, BD,
         )  # fmt: skip
         length = (end - begin).to(tl.float32)
         weight = tl.where(exists, 1 / (length * SEQUENCES), 0.0)
@@ -104,16 +106,16 @@ def _queries(
                 q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK
             )
             k_tile = load_rows(k_idx, key, is_key, DI, BD)
-            gates, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH)
+            active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
             some = p > 0
             apart = tl.log(tl.where(some, p, 1.0)) - (sharpness * scores - log_total[:, None])
             loss += tl.sum(tl.where(some, p * apart, 0.0), axis=1)
             if LEARNS:
-                slope, by_gate, by_logit = index_slopes(
-                    gates, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH
+                slope, by_score, by_logit = index_slopes(
+                    active, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH, SCORES
                 )
                 by_tau += tl.sum(slope * scores, axis=1)
-                by_w += tl.sum(by_gate * gates, axis=1)
+                by_w += tl.sum(by_score * active, axis=1)
                 by_bias += tl.sum(by_logit, axis=1)
                 by_q += tl.dot(by_logit.to(k_tile.dtype), k_tile, input_precision="ieee")
         part = parts + tl.program_id(0).to(tl.int64) * (HI + 2)
@@ -132,4 +134,4 @@ _TILES = [
     for size, warps, stages in ((64, 4, 2), (64, 8, 2), (128, 8, 2), (32, 4, 2), (64, 4, 1))
 ]
 attention_sums_tuned = Tuned(_attention_sums, _TILES, ["G", "K", "SELECTED"])
-queries_tuned = Tuned(_queries, _TILES, ["G", "K", "HI", "DI", "SELECTED", "LEARNS"])
+queries_tuned = Tuned(_queries, _TILES, ["G", "K", "HI", "DI", "SELECTED", "LEARNS", "SCORES"])

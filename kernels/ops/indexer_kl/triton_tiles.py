@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.launch.device import load_rows
-from kernels.ops.lightning_topk.triton_scores import heads_of, index_gates, over_heads
+from kernels.ops.lightning_topk.triton_scores import heads_of, index_activations, over_heads
 
 
 @triton.jit
@@ -72,18 +72,25 @@ def attention_mean(
 
 @triton.jit
 def index_slopes(
-    gates, w_rows, scores, p, visible, log_total, weight, tau, BQ: tl.constexpr, BH: tl.constexpr
-):
-    """The loss's derivatives: by τ·I of each pair [BQ, BS], by the heads' gates and logits [BQ·BH, BS]."""
+    active, w_rows, scores, p, visible, log_total, weight, tau,
+    BQ: tl.constexpr, BH: tl.constexpr, SCORES: tl.constexpr,
+):  # fmt: skip
+    """The loss's derivatives: by τ·I of each pair [BQ, BS]; by I for each head, and by its logits, [BQ·BH, BS]."""
     chosen = tl.exp(tl.where(visible, tau * scores - log_total[:, None], float("-inf")))
     slope = (chosen - p) * weight[:, None]
-    by_gate = tl.broadcast_to((slope * tau)[:, None, :], (BQ, BH, slope.shape[1]))
-    by_gate = tl.reshape(by_gate, (BQ * BH, slope.shape[1]))
-    return slope, by_gate, by_gate * gates * (1 - gates) * w_rows[:, None]
+    by_score = tl.broadcast_to((slope * tau)[:, None, :], (BQ, BH, slope.shape[1]))
+    by_score = tl.reshape(by_score, (BQ * BH, slope.shape[1]))
+    if SCORES == "sigmoid":
+        by_logit = by_score * active * (1 - active) * w_rows[:, None]
+    else:
+        by_logit = tl.where(active > 0, by_score * w_rows[:, None], 0.0)
+    return slope, by_score, by_logit
 
 
 @triton.jit
-def index_scores(q_rows, k_tile, w_rows, bias_rows, scale, BQ: tl.constexpr, BH: tl.constexpr):
-    """The heads' gates [BQ·BH, BS] and I [BQ, BS]."""
-    gates = index_gates(q_rows, k_tile, bias_rows, scale)
-    return gates, over_heads(gates * w_rows[:, None], BQ, BH)
+def index_scores(
+    q_rows, k_tile, w_rows, bias_rows, scale, BQ: tl.constexpr, BH: tl.constexpr, SCORES: tl.constexpr
+):
+    """What the heads make of their logits, [BQ·BH, BS], and I [BQ, BS]."""
+    active = index_activations(q_rows, k_tile, bias_rows, scale, SCORES)
+    return active, over_heads(active * w_rows[:, None], BQ, BH)

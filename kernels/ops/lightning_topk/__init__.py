@@ -15,7 +15,7 @@ from kernels.ops.lightning_topk.torch_ops import lightning_topk_torch
 __all__ = ["AdaptiveK", "lightning_topk"]
 
 MOST_HEADS, MOST_KEPT = 128, 8192
-"""Index heads that a tile holds, and keys of a query that one program sorts."""
+"""Index heads that a tile holds, and half the candidates of a query that one program thins at a time."""
 
 
 def _refuses(
@@ -47,33 +47,39 @@ def lightning_topk(
     *,
     k: Tensor | int | AdaptiveK,
     k_max: int | None = None,
+    scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """The keys that each query attends to, chosen by the lightning indexer.
 
-        I_ts = Σ_j w_tj · σ(q_tj·k_s/√d_I + b_j)          over s ≤ t of t's sequence
+        I_ts = Σ_j w_tj · σ(q_tj·k_s/√d_I + b_j)          over s ≤ t of t's sequence; σ by `scores`
         S_t  = {t} ∪ the k_t − 1 other s of highest I_ts,  ties to the later s
 
     q_idx       [B, Tq, HI, DI], any floating dtype
     k_idx       [B, Tk, DI], one key a token, shared by the HI index heads. Query i stands at position
                 i + Tk − Tq: a shorter q aligns with the end of k
-    w_idx       [B, Tq, HI] ≥ 0, the heads' weights (after their sigmoid)
-    bias        [HI]
+    w_idx       [B, Tq, HI], the heads' weights: with sigmoid scores ≥ 0 (after their own sigmoid), with ReLU of
+                any sign
+    bias        [HI]; DeepSeek-V3.2 has none, which is 0
     k           how many keys a query keeps: an int, an integer tensor [B, Tq], or an AdaptiveK, which looks at
                 the query's own scores; at least 1, at most k_max and as many as the query sees
     k_max       width of the result; None: k, or the most that an AdaptiveK gives
+    scores      "sigmoid": σ(z) = 1/(1 + e^−z), or "relu": σ(z) = max(z, 0)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
-    backend     auto, triton (scores again rather than keep scores; what auto takes on a GPU), torch (blocks of
+    backend     auto, triton (keeps the best so far; what auto takes on a GPU), torch (blocks of
                 queries), reference (one query at a time)
-    returns     int32 [B, Tq, k_max], positions along the (packed) axis: t first, then by falling score, −1
+    returns     int32 [B, Tq, k_max], positions along the (packed) axis from the latest, t, to the earliest, −1
                 where unused
 
-    Scores in at least fp32; scores within 2^−40·Σ_j w_tj are ties. Work is T²·HI·DI, memory T·(k_max + HI·DI).
-    No gradient passes. Raises ValueError for shapes that do not fit, and for a backend that is unknown.
-    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 1, with the sigmoid gates of OrthGSA, step 3.3.
+    Scores in at least fp32. Sigmoid scores within 2^−40·Σ_j w_tj are ties. ReLU scores, which have no such bound,
+    are ties where they are equal in fp32 but for its last bit: above all the many that are 0. Work is T²·HI·DI,
+    memory T·(k_max + HI·DI). No gradient passes.
+    Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
+    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 1, which has the ReLU; the sigmoid gates are those of
+    OrthGSA, step 3.3.
     """
-    check_indexer("lightning_topk", q_idx, k_idx, w_idx, bias, cu_seqlens)
+    check_indexer("lightning_topk", q_idx, k_idx, w_idx, bias, cu_seqlens, scores)
     k_max = _widest(k) if k_max is None else k_max
     if k_max < 1 or (isinstance(k, int) and k < 1):
         raise ValueError(f"lightning_topk needs k ≥ 1 and k_max ≥ 1, got k={k}, k_max={k_max}")
@@ -81,13 +87,14 @@ def lightning_topk(
         k = AdaptiveK("none", k, 1, k)
     if isinstance(k, Tensor):
         _check_counts(k, q_idx)
-    return OPERATION(q_idx, k_idx, w_idx, bias, k=k, k_max=k_max, cu_seqlens=cu_seqlens, backend=backend)
+    options = {"k": k, "k_max": k_max, "scores": scores, "cu_seqlens": cu_seqlens}
+    return OPERATION(q_idx, k_idx, w_idx, bias, **options, backend=backend)
 
 
 def _widest(k: Tensor | int | AdaptiveK) -> int:
     if isinstance(k, Tensor):
         raise ValueError("lightning_topk needs k_max where k is a tensor: the width of the result")
-    return k if isinstance(k, int) else k.most
+    return k if isinstance(k, int) else k.widest
 
 
 def _check_counts(k: Tensor, q_idx: Tensor) -> None:

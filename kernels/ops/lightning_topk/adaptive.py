@@ -19,8 +19,9 @@ class AdaptiveK:
         seed     k = clip(base·(1 + beta·softplus(v)), least, most)       grows with v; never below 1.69·base
         inverse  k = clip(base·√(reference/v), least, most)               fewer keys where scores discriminate
 
-    rounded to the nearest integer. As 0 ≤ v ≤ ¼, `inverse` reaches both limits. Raises ValueError for an
-    unknown rule and for sizes that are not 1 ≤ least ≤ base ≤ most.
+    rounded to the nearest integer. For sigmoid scores 0 ≤ v ≤ ¼, of which `inverse` reaches both limits, and
+    `reference` is made for them; for ReLU scores v has no bound, and any other rule needs a reference or beta of
+    its own. Raises ValueError for an unknown rule and for sizes that are not 1 ≤ least ≤ base ≤ most.
     """
 
     rule: str
@@ -37,6 +38,11 @@ class AdaptiveK:
             raise ValueError(
                 f"AdaptiveK needs 1 ≤ least ≤ base ≤ most, got {self.least}, {self.base}, {self.most}"
             )
+
+    @property
+    def widest(self) -> int:
+        """The most that it gives."""
+        return self.base if self.rule == "none" else self.most
 
     def __call__(self, variance: Tensor) -> Tensor:
         """variance [...] in at least fp32 -> k int64 [...]."""

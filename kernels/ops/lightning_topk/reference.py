@@ -20,9 +20,10 @@ def lightning_topk_reference(
     *,
     k: Tensor | AdaptiveK,
     k_max: int,
+    scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """S_t = top-k_t of I_t over the visible keys, t first: indices [B, Tq, k_max]."""
+    """S_t = top-k_t of I_t over the visible keys, from the latest to the earliest: indices [B, Tq, k_max]."""
     q_idx, k_idx, w_idx, bias = wide(q_idx, k_idx, w_idx, bias)
     batch, queries, keys = *q_idx.shape[:2], k_idx.shape[1]
     starts = sequence_starts(cu_seqlens, keys, q_idx.device).tolist()
@@ -33,15 +34,30 @@ def lightning_topk_reference(
             seen = range(starts[t], t + 1)
             with without_autocast(q_idx):
                 similar = q_idx[b, i] @ k_idx[b, seen.start : seen.stop].T * q_idx.shape[-1] ** -0.5
-            scores = (w_idx[b, i, :, None] / (1 + torch.exp(-similar - bias[:, None]))).sum(0)
-            wanted = k[b, i] if isinstance(k, Tensor) else k(_variance(scores / bias.shape[0]))
+            logits = similar + bias[:, None]
+            w = w_idx[b, i, :, None]
+            heads = w / (1 + torch.exp(-logits)) if scores == "sigmoid" else w * logits.clamp_min(0)
+            total = heads.sum(0)
+            wanted = k[b, i] if isinstance(k, Tensor) else k(_variance(total / bias.shape[0]))
             count = max(1, min(int(wanted), k_max, len(seen)))
-            steps = (scores.double() / w_idx[b, i].sum() / TIE).round().tolist()
+            ranks = _shares(total, w[:, 0]) if scores == "sigmoid" else _cut(total)
             order = sorted(
-                seen, key=lambda s, t=t, rank=steps, first=seen.start: (s == t, rank[s - first], s)
+                seen, key=lambda s, t=t, rank=ranks, first=seen.start: (s == t, rank[s - first], s)
             )
-            out[b, i, :count] = torch.tensor(order[::-1][:count], dtype=torch.int32)
+            best = sorted(order[-count:], reverse=True)
+            out[b, i, :count] = torch.tensor(best, dtype=torch.int32)
     return out.to(q_idx.device)
+
+
+def _shares(scores: Tensor, w: Tensor) -> list[float]:
+    """Scores [S] as shares of Σ_j w_j, in whole steps of 2^−40."""
+    return (scores.double() / w.sum() / TIE).round().tolist()
+
+
+def _cut(scores: Tensor) -> list[float]:
+    """Scores [S] in fp32 without their last bit; −0 is 0."""
+    bits = scores.to(torch.float32).view(torch.int32) & ~1
+    return bits.view(torch.float32).tolist()
 
 
 def _variance(scores: Tensor) -> Tensor:

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from kernels.checks import check_packed
 
+SCORES = ("sigmoid", "relu")
+"""What the heads make of their logits."""
+
 TIE = 2.0**-40
 """Scores I_ts/Σ_j w_tj closer than this tie: fp64 rounds products differently from one batch to another."""
 
@@ -17,22 +20,25 @@ FIRST = 1 << 62
 """A rank above all others."""
 
 
-def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
-    """I_ts = Σ_j w_tj·σ(q_tj·k_s/√d_I + b_j), differentiable.
+def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "sigmoid") -> Tensor:
+    """I_ts = Σ_j w_tj·σ(q_tj·k_s/√d_I + b_j), differentiable; σ is the sigmoid or the ReLU.
 
     q [B, C, HI, DI], w [B, C, HI], bias [HI]; k [B, S, DI], or [B, C, S, DI] with keys of its own for every
     query. Returns [B, C, S].
     """
-    return (w.unsqueeze(-1) * torch.sigmoid(index_logits(q, k, bias))).sum(2)
+    activation = torch.sigmoid if scores == "sigmoid" else torch.relu
+    return (w.unsqueeze(-1) * activation(index_logits(q, k, bias))).sum(2)
 
 
-def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "sigmoid") -> Tensor:
     """`index_scores` without gradient, in which equal keys get equal bits wherever they stand.
 
     torch.sigmoid rounds the last few numbers of a tensor differently from the others, which would decide
     ties; exp, addition and multiplication do not.
     """
-    heads = index_logits(q, k, bias).neg_().exp_().add_(1).reciprocal_().mul_(w.unsqueeze(-1)).unbind(2)
+    heads = index_logits(q, k, bias)
+    heads = heads.neg_().exp_().add_(1).reciprocal_() if scores == "sigmoid" else heads.relu_()
+    heads = heads.mul_(w.unsqueeze(-1)).unbind(2)
     total = heads[0].clone()
     for head in heads[1:]:
         total += head
@@ -49,14 +55,26 @@ def index_logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     return scores + bias[:, None]
 
 
-def ranks(scores: Tensor, w: Tensor) -> Tensor:
-    """int64 [B, C, S], distinct for every key of a query: higher for a higher score, at ties for a later key.
+def ranks(scores: Tensor, w: Tensor, kind: str) -> Tensor:
+    """int64 ≥ 0 [B, C, S], distinct for every key of a query: higher for a higher score, at ties for a later key.
 
-    scores [B, C, S] are compared as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, which is finer than fp32.
+    scores [B, C, S]; those of a sigmoid are compared as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, which is finer
+    than fp32; those of a ReLU in fp32, by all but its last bit.
     """
+    steps = _shares(scores, w) if kind == "sigmoid" else _ordered_bits(scores)
+    return steps.mul_(LONGEST).add_(torch.arange(scores.shape[-1], device=scores.device))
+
+
+def _shares(scores: Tensor, w: Tensor) -> Tensor:
     share = (scores / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)).double()
-    place = torch.arange(scores.shape[-1], device=scores.device)
-    return share.div_(TIE).round_().to(torch.int64).mul_(LONGEST).add_(place)
+    return share.div_(TIE).round_().to(torch.int64)
+
+
+def _ordered_bits(scores: Tensor) -> Tensor:
+    """The bits of an fp32 are its size in order, beside a sign; half of that size, so that ranks have 31 bits."""
+    bits = scores.to(torch.float32).view(torch.int32)
+    size = (bits & 0x7FFFFFFF) >> 1
+    return torch.where(bits < 0, -size, size).add_(1 << 30).to(torch.int64)
 
 
 def variances(scores: Tensor, visible: Tensor, heads: int) -> Tensor:
@@ -76,9 +94,17 @@ def wide(*tensors: Tensor) -> list[Tensor]:
 
 
 def check_indexer(
-    name: str, q: Tensor, k: Tensor, w: Tensor, bias: Tensor, cu_seqlens: Tensor | None = None
+    name: str,
+    q: Tensor,
+    k: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    cu_seqlens: Tensor | None = None,
+    scores: str = "sigmoid",
 ) -> None:
-    """Raise ValueError if q [B, Tq, HI, DI], k [B, Tk, DI], w [B, Tq, HI], bias [HI] do not fit."""
+    """Raise ValueError if q [B, Tq, HI, DI], k [B, Tk, DI], w [B, Tq, HI], bias [HI] do not fit, or for scores."""
+    if scores not in SCORES:
+        raise ValueError(f"{name}: scores are one of {', '.join(SCORES)}, not {scores!r}")
     shapes = (
         f"q_idx {tuple(q.shape)}, k_idx {tuple(k.shape)}, w_idx {tuple(w.shape)}, bias {tuple(bias.shape)}"
     )

@@ -22,6 +22,7 @@ def lightning_topk_torch(
     *,
     k: Tensor | AdaptiveK,
     k_max: int,
+    scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """The blocks, or, where tracing must not look into them, the operator that holds them."""
@@ -30,8 +31,8 @@ def lightning_topk_torch(
         counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
         rule = rule or AdaptiveK("none", 1, 1, 1)
         settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
-        return lightning_topk_op(*inputs, counts, *settings, k_max, cu_seqlens)
-    return lightning_topk_blocks(*inputs, k=k, k_max=k_max, cu_seqlens=cu_seqlens)
+        return lightning_topk_op(*inputs, counts, *settings, k_max, scores, cu_seqlens)
+    return lightning_topk_blocks(*inputs, k=k, k_max=k_max, scores=scores, cu_seqlens=cu_seqlens)
 
 
 @torch.no_grad()
@@ -43,6 +44,7 @@ def lightning_topk_blocks(
     *,
     k: Tensor | AdaptiveK,
     k_max: int,
+    scores: str,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
     """One block after another; memory T·k_max for the result and T for a block."""
@@ -52,21 +54,21 @@ def lightning_topk_blocks(
     with without_autocast(q):
         for block in query_blocks(queries, k_idx.shape[1], size, cu_seqlens, q.device):
             weights = block.rows(w)
-            scores = index_scores_alike(block.rows(q), block.keys(k_idx), weights, bias)
-            counts = block.rows(k) if isinstance(k, Tensor) else k(variances(scores, block.visible, heads))
-            block.rows(out).copy_(_select(ranks(scores, weights), counts, k_max, block))
+            found = index_scores_alike(block.rows(q), block.keys(k_idx), weights, bias, scores)
+            counts = block.rows(k) if isinstance(k, Tensor) else k(variances(found, block.visible, heads))
+            block.rows(out).copy_(_select(ranks(found, weights, scores), counts, k_max, block))
     return out
 
 
 def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
-    """The highest ranks of every query, itself first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
+    """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
     own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
     rank = rank.masked_fill_(~block.visible, -1).scatter_(-1, own, FIRST)
     counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))
     take = min(k_max, rank.shape[-1])
     best = rank.topk(take, -1).indices + block.begin
     used = torch.arange(take, device=rank.device) < counts.unsqueeze(-1)
-    chosen = torch.where(used, best, -1).to(torch.int32)
+    chosen = torch.where(used, best, -1).to(torch.int32).sort(-1, descending=True).values
     return F.pad(chosen, (0, k_max - take), value=-1)
 
 
@@ -84,15 +86,16 @@ def lightning_topk_op(
     beta: float,
     reference: float,
     k_max: int,
+    scores: str,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
     """`lightning_topk_blocks` behind one operator: how many blocks there are depends on the data's shape."""
     k = AdaptiveK(rule, base, least, most, beta, reference) if counts is None else counts
-    return lightning_topk_blocks(q, k_idx, w, bias, k=k, k_max=k_max, cu_seqlens=cu_seqlens)
+    return lightning_topk_blocks(q, k_idx, w, bias, k=k, k_max=k_max, scores=scores, cu_seqlens=cu_seqlens)
 
 
 @lightning_topk_op.register_fake
-def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max, cu_seqlens):
+def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max, scores, cu_seqlens):
     return q.new_empty(*q.shape[:2], k_max, dtype=torch.int32)
 
 

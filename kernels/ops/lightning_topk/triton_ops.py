@@ -1,15 +1,15 @@
-"""Lightning top-k without a matrix of scores: each query's threshold is searched by scoring its keys again.
+"""Lightning top-k without a matrix of scores: every key is scored once, and each query keeps the best so far.
 
 Scores become ranks, 31 bits in the scores' order with ties where the definition has them. A program has BQ queries
-of one sequence with all their index heads as rows of one product, and goes over the keys it sees
+of one sequence, with all their index heads as rows of one product, and goes over the keys that they see from the
+latest to the earliest. What ranks above a query's floor goes onto the query's shelf; a full shelf is thinned to its
+best k_max, the lowest of which is the new floor. Of random scores k·ln(T/k) or so ever reach the shelf, in ln(T/k)
+thinnings or so. At the end, when the variance of the scores is known, an adaptive k says how many of the shelf's best
+are written down. As keys come from the latest, the shelf is in the result's order, and of equal ranks it is the
+later that stay.
 
-    once           lowest and highest rank, and the variance for an adaptive k
-    ~5 times       counts of keys against WAYS ranks between the bounds, which narrows them WAYS-fold, until the
-                   k-th highest rank is known or exactly k keys are above one
-    once           from the latest key to the earliest: what is above is written down, with as many ties as are left
-
-and a second kernel sorts what was written. Scoring again is what the memory costs: a product with d_I columns and
-H^I exponentials a pair of tokens each time; equal tiles give equal bits, so that the passes agree.
+Nothing is saved: no gradient passes. Shelves are the memory: 8 bytes times about 2·k_max a query, for the queries
+that are at work at one time.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from kernels.launch.device import padded
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.triton_select import select_tuned
-from kernels.ops.lightning_topk.triton_sort import sort_entries
 
 MOST_ROWS = 128
-WAYS, ROUNDS = 16, 8
-SORTED = 2048
-"""Entries that a program sorts, in as many rows as that is, if a row is not longer."""
+PROGRAMS = 528
+"""At most so many have shelves at one time: four on each of an H200's multiprocessors."""
+ROOM = 128
+"""A shelf has room for so many newcomers at least, as many as any BS."""
+THINNED = 2048
+"""Candidates that a program thins at a time, in as many rows as that is, if a shelf is not longer."""
 
 
 def queries_a_program(heads: int) -> int:
@@ -62,25 +64,29 @@ def lightning_topk_triton(
     *,
     k: Tensor | AdaptiveK,
     k_max: int,
+    scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """`kernels.lightning_topk` on a GPU; memory B·Tq·k_max for what is sorted, in all 12 bytes an entry."""
+    """`kernels.lightning_topk` on a GPU."""
     q_idx, k_idx = alike(q_idx.detach(), k_idx.detach())
     counts, rule = (k.contiguous(), None) if isinstance(k, Tensor) else (None, k)
     settings = (rule.base, rule.least, rule.most, rule.beta, rule.reference) if rule else (1, 1, 1, 1.0, 1.0)
     sizes = index_sizes(q_idx)
     table = chunk_table(q_idx, cu_seqlens, sizes["BQ"])
-    rows = q_idx.shape[0] * q_idx.shape[1]
-    entries = torch.full((rows, k_max), -1, dtype=torch.int64, device=q_idx.device)
-    select_tuned[(len(table),)](
-        q_idx, k_idx, w_idx.detach().contiguous(), bias.detach().contiguous(), counts, entries, table,
-        boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), q_idx.shape[-1] ** -0.5, *settings,
-        K_MAX=k_max, RULE=rule.rule if rule else "given", PACKED=cu_seqlens is not None,
-        WAYS=WAYS, ROUNDS=ROUNDS, **sizes,
-    )  # fmt: skip
+    programs, size = min(len(table), PROGRAMS), _shelf_size(k_max, k_idx.shape[1])
+    shelf, notes = (
+        torch.empty(programs, sizes["BQ"], 2, n, dtype=torch.int32, device=q_idx.device) for n in (size, 1)
+    )
     indices = torch.empty(*q_idx.shape[:2], k_max, dtype=torch.int32, device=q_idx.device)
-    log = (k_max - 1).bit_length()
-    each = max(1, min(32, SORTED >> log))
-    warps = {"num_warps": 8} if log > 10 else {}
-    sort_entries[(triton.cdiv(rows, each),)](entries, indices, rows, k_max, BR=each, LOG=log, **warps)
+    select_tuned[(programs,)](
+        q_idx, k_idx, w_idx.detach().contiguous(), bias.detach().contiguous(), counts, indices, shelf, notes, table,
+        boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), len(table), q_idx.shape[-1] ** -0.5, *settings,
+        K_MAX=k_max, RULE=rule.rule if rule else "given", PACKED=cu_seqlens is not None, SCORES=scores,
+        SHELF=size, ROWS=max(1, min(sizes["BQ"], THINNED // size)), **sizes,
+    )  # fmt: skip
     return indices
+
+
+def _shelf_size(k_max: int, keys: int) -> int:
+    """Candidates a shelf holds: all keys if there are few, else what is kept and as many again."""
+    return triton.next_power_of_2(max(k_max, min(k_max + max(k_max, 2 * ROOM), keys + ROOM)))

@@ -46,10 +46,11 @@ def index_queries(q, w, bias, query, exists, HI, DI, BQ: tl.constexpr, BH: tl.co
 
 
 @triton.jit
-def index_gates(q_rows, k_tile, bias_rows, scale):
-    """σ(q_tj·k_s·scale + b_j) of rows (query, index head) and keys, [BQ·BH, BS]."""
+def index_activations(q_rows, k_tile, bias_rows, scale, SCORES: tl.constexpr):
+    """σ(q_tj·k_s·scale + b_j) of rows (query, index head) and keys, [BQ·BH, BS]; σ is the sigmoid or the ReLU."""
     similar = tl.dot(q_rows, tl.trans(k_tile), input_precision="ieee")
-    return sigmoid(similar * scale + bias_rows[:, None])
+    logits = similar * scale + bias_rows[:, None]
+    return sigmoid(logits) if SCORES == "sigmoid" else tl.where(logits < 0, 0.0, logits)
 
 
 @triton.jit
@@ -59,11 +60,18 @@ def over_heads(x, BQ: tl.constexpr, BH: tl.constexpr):
 
 
 @triton.jit
-def rank(scores, inverse):
-    """Of scores [BQ, BS] as shares of Σ_j w_tj, whose inverse is given, int32 ≥ 0: higher for a higher score.
+def rank(scores, inverse, SCORES: tl.constexpr):
+    """Of scores [BQ, BS], int32 ≥ 0: higher for a higher score. inverse is 1/Σ_j w_tj.
 
-    The bits of a non-negative fp32 are in its order; it is the share in steps of 2^−40, rounded to whole ones.
+    The bits of a non-negative fp32 are in its order. Of a sigmoid it is the share of Σ_j w_tj in steps of 2^−40,
+    rounded to whole ones. Of a ReLU it is the score's size without its last bit, which makes room for the sign.
     """
-    steps = scores * inverse[:, None] * _STEPS
-    steps = tl.where(steps < _WHOLE, (steps + _WHOLE) - _WHOLE, steps)
-    return steps.to(tl.int32, bitcast=True)
+    if SCORES == "sigmoid":
+        steps = scores * inverse[:, None] * _STEPS
+        steps = tl.where(steps < _WHOLE, (steps + _WHOLE) - _WHOLE, steps)
+        ranked = steps.to(tl.int32, bitcast=True)
+    else:
+        bits = scores.to(tl.int32, bitcast=True)
+        size = (bits & 0x7FFFFFFF) >> 1
+        ranked = tl.where(bits < 0, -size, size) + 0x40000000
+    return ranked

@@ -12,13 +12,12 @@ def work(
 ) -> list[Work]:
     """Of a call with these arguments: the scores of the pairs that are visible in a batch, once; no backward.
 
-    The kernel scores them about seven times rather than keep them, which is not counted. Packed sequences see
-    fewer pairs than this.
+    What goes onto shelves is not counted. Packed sequences see fewer pairs than this.
     """
     batch, queries, heads, width = q_idx.shape
     keys = k_idx.shape[1]
     if k_max is None:
-        k_max = k if isinstance(k, int) else k.most
+        k_max = k if isinstance(k, int) else k.widest
     pairs = batch * (queries * keys - queries * (queries - 1) // 2)
     moved = nbytes(q_idx, k_idx, w_idx, bias) + 4 * batch * queries * k_max
     return [Work("lightning_topk", "forward", 2 * pairs * heads * width, moved)]

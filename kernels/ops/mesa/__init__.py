@@ -13,9 +13,6 @@ from kernels.ops.mesa.torch_ops import mesa_torch
 
 __all__ = ["mesa", "mesa_residuals"]
 
-MAX_KEY_WIDTH = 128
-"""Of the kernels: a K × K state in fp32 has to fit the shared memory of one program, twice in bf16 halves."""
-
 
 def _refuses(
     q: Tensor,
@@ -28,13 +25,7 @@ def _refuses(
     initial_state: tuple[Tensor, Tensor] | None = None,
     **_options,
 ) -> str | None:
-    reason = refusal(q, k, v, g, beta, lamb, *(initial_state or ()), widths=(v.shape[3],))
-    if reason is None and q.shape[3] > MAX_KEY_WIDTH:
-        return (
-            f"needs keys of at most {MAX_KEY_WIDTH} channels, whose square state fits shared memory, "
-            f"got {q.shape[3]}"
-        )
-    return reason
+    return refusal(q, k, v, g, beta, lamb, *(initial_state or ()), widths=(q.shape[3], v.shape[3]))
 
 
 OPERATION = Operation("mesa")
@@ -80,7 +71,7 @@ def mesa(
                    None: zeros
     cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
                    (N = B without it)
-    backend        auto, triton (what auto takes on a GPU; K ≤ 128), torch (chunks of tokens), reference
+    backend        auto, triton (what auto takes on a GPU), torch (chunks of tokens), reference
                    (token by token)
     returns        o [B, T, H, V] in q's dtype, and (H, G) after every sequence in at least fp32, None unless
                    output_final_state

@@ -30,7 +30,7 @@ from kernels.launch import interpreted
 from kernels.launch.device import sum_rows
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.mesa.triton_products import gate_gradients, key_gradients, read
-from kernels.ops.mesa.triton_solve import solve
+from kernels.ops.mesa.triton_solve import RESIDENT, solve
 from kernels.ops.mesa.triton_states import chunk_states
 from kernels.ops.mesa.triton_step import mesa_step
 from kernels.ops.mesa.work import CHUNK
@@ -96,13 +96,14 @@ def _start_states(tokens, initial: State, final: State, cu_seqlens, cu, rows: in
 def _precisions(*tensors: Tensor) -> tuple[str, str]:
     """Of products in the solver, and of the others.
 
-    Three bf16 parts of an fp32 number hold all its bits; those of a state of 128 × 128 exceed shared memory.
+    Three bf16 parts of an fp32 number hold all its bits; those of a whole state of 128 × 128 exceed shared memory.
     The interpreter multiplies in fp32 whatever it is told, and knows no parts.
     """
     if interpreted():
         return "ieee", "ieee"
     if any(x.dtype == torch.float32 for x in tensors):
-        return "bf16x6" if tensors[0].shape[-1] <= 64 else "ieee", "ieee"
+        width = tensors[0].shape[-1]
+        return "bf16x6" if width <= 64 or width > RESIDENT else "ieee", "ieee"
     return "bf16x3", "tf32"
 
 

@@ -66,10 +66,10 @@ def _read(
         strength = load_scalars(beta, first, row, rows, head, H)
         values = load_rows(v, first, row, rows, head, H, column, V)
         if REVERSED:
-            pairs *= tl.trans(left_of_pairs(gates, row)) * strength[:, None]
+            pairs *= tl.trans(left_of_pairs(gates, row, row)) * strength[:, None]
             total *= (left_at_end(g, first, row, rows, head, H, C) * strength)[:, None]
         else:
-            pairs *= left_of_pairs(gates, row) * strength[None]
+            pairs *= left_of_pairs(gates, row, row) * strength[None]
             total *= tl.exp(tl.cumsum(gates, axis=0))[:, None]
         total += tl.dot(pairs, values, input_precision=PRECISION)
         store_rows(out, total, first, row, rows, head, H, column, V)
@@ -106,7 +106,7 @@ def _key_gradients(
             back += tl.dot(output, tl.trans(values), input_precision=PRECISION)
             tile = load_tile(dh_kv + state * V, j, i, K, V)
             total += tl.dot(values, tl.trans(tile), input_precision=PRECISION)
-        left = left_of_pairs(load_scalars(g, first, row, rows, head, H), row)
+        left = left_of_pairs(load_scalars(g, first, row, rows, head, H), row, row)
         total *= left_at_end(g, first, row, rows, head, H, C)[:, None]
         solution = load_rows(x, first, row, rows, head, H, j, K)
         total += tl.dot(tl.trans(left * back), solution, input_precision=PRECISION)
@@ -180,7 +180,7 @@ def _gate_gradients(
             )  # fmt: skip
             from_start, to_end, across = from_start + a, to_end + b, across + c
         gates = load_scalars(g, first, row, rows, head, H)
-        pairs = left_of_pairs(gates, row) * met * back
+        pairs = left_of_pairs(gates, row, row) * met * back
         to_end *= left_at_end(g, first, row, rows, head, H, C)
         store_scalars(dbeta, tl.sum(pairs, axis=0) + to_end, first, row, rows, head, H)
         # From a token s < r or from before the chunk, to a token t ≥ r or beyond the chunk.

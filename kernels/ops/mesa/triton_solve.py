@@ -1,4 +1,10 @@
-"""The linear systems of a chunk's tokens, solved together by one program; none of their matrices is written down."""
+"""The linear systems of a chunk's tokens, solved together by one program; none of their matrices is written down.
+
+A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: every
+step reads it again, from the L2 cache, in tiles of rows, and since the vectors are longer too, a program solves for
+half a chunk or less. A tile of rows is multiplied by the same columns of p; what a program holds cannot be cut, so p
+goes through memory, where the solution will stand.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ from torch import Tensor
 from kernels.launch.device import chunk_bounds, padded
 from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
+    left_at_end,
     left_of_pairs,
     load_rows,
     load_scalars,
@@ -18,26 +25,60 @@ from kernels.ops.mesa.triton_tiles import (
 )  # fmt: skip
 from kernels.ops.mesa.work import CHUNK
 
+RESIDENT = 128
+"""Key widths up to which a program holds a whole state."""
+
+
+@triton.jit
+def _in_tiles(
+    p, x, k, state, first, row, source, rows, head, H, column, K,
+    PRECISION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """p·kᵀ [R, C] and p·S [R, BK], S in tiles of BS rows; overwrites x by p."""
+    store_rows(x, p, first, row, rows, head, H, column, K)
+    tl.debug_barrier()  # p is there as a whole
+    pairs = tl.zeros((R, C), tl.float32)
+    product = tl.zeros((R, BK), tl.float32)
+    for start in range(0, K, BS):
+        i = start + tl.arange(0, BS)
+        part = load_rows(x, first, row, rows, head, H, i, K)
+        keys = load_rows(k, first, source, rows, head, H, i, K)
+        pairs += tl.dot(part, tl.trans(keys), input_precision=PRECISION)
+        tile = load_tile(state, i, column, K, K)
+        product += tl.dot(part, tile, input_precision=PRECISION)
+    tl.debug_barrier()  # every thread has read it, the next p may come
+    return pairs, product
+
 
 @triton.jit
 def _solve(
     b, x, k, g, beta, lamb, state, table, cu, steps, H, K,
-    PRECISION: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    PRECISION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """x_t = (Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)⁻¹·b_t for every token t of a chunk and head."""
+    """x_t = (Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)⁻¹·b_t for R tokens t of a chunk and head.
+
+    BS = BK: S [BK, BK] is held; less: it is read again in every step, BS rows at a time.
+    """
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
-        row, column = tl.arange(0, C), tl.arange(0, BK)
+        offset = tl.program_id(2) * R
+        row, source, column = offset + tl.arange(0, R), tl.arange(0, C), tl.arange(0, BK)
         rows = (end - first).to(tl.int32)
         in_width = column < K
-        keys = load_rows(k, first, row, rows, head, H, column, K)
+        keys = load_rows(k, first, source, rows, head, H, column, K)
         state += (chunk * H + head) * K * K
-        start = load_tile(state, column, column, K, K)
+        if BS == BK:
+            start = load_tile(state, column, column, K, K)
         ridge = tl.load(lamb + head * K + column, mask=in_width, other=1.0).to(tl.float32)
         gates = load_scalars(g, first, row, rows, head, H)
         carry = tl.exp(tl.cumsum(gates, axis=0))[:, None]
-        weights = left_of_pairs(gates, row) * load_scalars(beta, first, row, rows, head, H)[None]
+        weights = left_of_pairs(gates, row, source)
+        weights *= load_scalars(beta, first, source, rows, head, H)[None]
+        if R < C:  # what is left when the first of the R tokens comes
+            earlier = tl.minimum(rows, offset)
+            carry *= tl.exp(tl.sum(load_scalars(g, first, source, earlier, head, H), axis=0))
+            weights *= left_at_end(g, first, source, earlier, head, H, C)[None]
         before = tl.load(state + column * (K + 1), mask=in_width, other=0.0)
         diagonal = ridge[None] + carry * before[None]
         diagonal += tl.dot(weights, keys * keys, input_precision=PRECISION)
@@ -48,16 +89,22 @@ def _solve(
         r /= scale[:, None]
         inverse = 1 / diagonal
         p = r * inverse
-        solution = tl.zeros((C, BK), tl.float32)
+        solution = tl.zeros((R, BK), tl.float32)
         rz = tl.sum(r * p, axis=1)
         # A hundredth of the rounding error of fp32, squared: a residual below it is noise, its ratios too.
         enough = rz * 1.4e-18
         step = 0
         while (step < steps) & (tl.max(rz - enough, axis=0) > 0):
             live = rz > enough
-            pairs = weights * tl.dot(p, tl.trans(keys), input_precision=PRECISION)
-            ap = p * ridge[None] + carry * tl.dot(p, start, input_precision=PRECISION)
-            ap += tl.dot(pairs, keys, input_precision=PRECISION)
+            if BS == BK:
+                pairs = tl.dot(p, tl.trans(keys), input_precision=PRECISION)
+                product = tl.dot(p, start, input_precision=PRECISION)
+            else:
+                pairs, product = _in_tiles(
+                    p, x, k, state, first, row, source, rows, head, H, column, K, PRECISION, R, C, BK, BS
+                )
+            ap = p * ridge[None] + carry * product
+            ap += tl.dot(weights * pairs, keys, input_precision=PRECISION)
             alpha = tl.where(live, rz / tl.where(live, tl.sum(p * ap, axis=1), 1.0), 0.0)
             solution += alpha[:, None] * p
             r -= alpha[:, None] * ap
@@ -72,6 +119,14 @@ def _solve(
 _solve_tuned = Tuned(
     _solve,
     [triton.Config({}, num_warps=warps, num_stages=1) for warps in (8, 4)],
+    ["K", "PRECISION"],
+)
+_solve_in_tiles = Tuned(
+    _solve,
+    [
+        triton.Config({"R": tokens, "BS": rows}, num_warps=warps, num_stages=stages)
+        for tokens, rows, warps, stages in ((32, 32, 8, 2), (32, 16, 8, 3), (32, 32, 16, 2), (16, 32, 8, 2))
+    ],
     ["K", "PRECISION"],
 )
 
@@ -91,8 +146,10 @@ def solve(
     """(H_t + Λ)⁻¹·b_t in fp32 by at most `steps` conjugate gradients: b [B, T, H, K], h_kk [rows, H, K, K]."""
     heads, width = k.shape[2:]
     x = torch.empty(k.shape, dtype=torch.float32, device=k.device)
-    _solve_tuned[(len(table), heads)](
+    columns = padded(width)
+    tuned, tiles = (_solve_in_tiles, {}) if width > RESIDENT else (_solve_tuned, {"R": CHUNK, "BS": columns})
+    tuned[lambda meta: (len(table), heads, CHUNK // meta["R"])](
         b, x, k, g, beta, lamb, h_kk, table, cu, steps, heads, width,
-        PRECISION=precision, C=CHUNK, BK=padded(width),
+        PRECISION=precision, C=CHUNK, BK=columns, **tiles,
     )  # fmt: skip
     return x

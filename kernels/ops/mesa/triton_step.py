@@ -9,7 +9,30 @@ from torch import Tensor
 
 from kernels.launch.device import padded
 from kernels.launch.tuning import Tuned
+from kernels.ops.mesa.triton_solve import RESIDENT
 from kernels.ops.mesa.triton_tiles import load_symmetric, load_tile, store_tile
+
+
+@triton.jit
+def _written(h_kk, left, key, gamma, strength, i, row, K):
+    """Rows i of γ·H + β·k·kᵀ, `left` being k's elements i."""
+    rows = strength * (left[:, None] * key[None])
+    if h_kk is not None:
+        rows += gamma * load_symmetric(h_kk, i, row, K)
+    return rows
+
+
+@triton.jit
+def _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK: tl.constexpr, BS: tl.constexpr):
+    """Write γ·H + β·k·kᵀ, BS rows at a time; returns its diagonal."""
+    diagonal = tl.zeros((BK,), tl.float32)
+    for start in range(0, K, BS):
+        i = start + tl.arange(0, BS)
+        tile = _written(h_kk, tl.gather(key, i, 0), key, gamma, strength, i, row, K)
+        store_tile(new_kk, tile, i, row, K, K)
+        diagonal += tl.sum(tl.where(i[:, None] == row[None], tile, 0.0), axis=0)
+    tl.debug_barrier()  # it is there as a whole, to be read
+    return diagonal
 
 
 @triton.jit
@@ -19,24 +42,43 @@ def _product(matrix, x):
 
 
 @triton.jit
+def _product_in_tiles(matrix, x, row, K, BK: tl.constexpr, BS: tl.constexpr):
+    """A symmetric matrix [K, K] in memory times a vector, BS rows at a time."""
+    terms = tl.zeros((BS, BK), tl.float32)
+    for start in range(0, K, BS):
+        i = start + tl.arange(0, BS)
+        terms += load_tile(matrix, i, row, K, K) * tl.gather(x, i, 0)[:, None]
+    return tl.sum(terms, axis=0)
+
+
+@triton.jit
 def _step(
     q, k, v, g, beta, lamb, h_kk, h_kv, o, new_kk, new_kv, steps, H, K, V,
-    BK: tl.constexpr, BV: tl.constexpr,
+    BK: tl.constexpr, BS: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """One sequence's and head's token. H stays in registers throughout; G passes through in tiles [BK, BV]."""
+    """One sequence's and head's token. G passes through in tiles [BK, BV].
+
+    BS = BK: H stays in registers throughout; less: the new H is read again in every step, BS rows at a time.
+    """
     program = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, BK)
     in_width = row < K
     key = tl.load(k + program * K + row, mask=in_width, other=0.0).to(tl.float32)
     strength = tl.load(beta + program).to(tl.float32)
     gamma = tl.exp(tl.load(g + program).to(tl.float32))
-    matrix = strength * (key[:, None] * key[None])
     if h_kk is not None:
-        matrix += gamma * load_symmetric(h_kk + program * K * K, row, row, K)
+        h_kk += program * K * K
     if new_kk is not None:
-        store_tile(new_kk + program * K * K, matrix, row, row, K, K)
+        new_kk += program * K * K
+    if BS == BK:
+        matrix = _written(h_kk, key, key, gamma, strength, row, row, K)
+        if new_kk is not None:
+            store_tile(new_kk, matrix, row, row, K, K)
+        diagonal = tl.sum(tl.where(row[:, None] == row[None], matrix, 0.0), axis=0)
+    else:
+        diagonal = _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK, BS)
     ridge = tl.load(lamb + (program % H) * K + row, mask=in_width, other=1.0).to(tl.float32)
-    inverse = 1 / (ridge + tl.sum(tl.where(row[:, None] == row[None], matrix, 0.0), axis=0))
+    inverse = 1 / (ridge + diagonal)
     r = tl.load(q + program * K + row, mask=in_width, other=0.0).to(tl.float32)
     scale = tl.max(tl.abs(r), axis=0)
     scale = tl.where(scale == 0, 1.0, scale)
@@ -47,7 +89,8 @@ def _step(
     enough = rz * 1.4e-18  # as in triton_solve; here nothing can be divided by 0 behind it
     step = 0
     while (step < steps) & (rz > enough):
-        ap = p * ridge + _product(matrix, p)
+        ap = p * ridge
+        ap += _product(matrix, p) if BS == BK else _product_in_tiles(new_kk, p, row, K, BK, BS)
         alpha = rz / tl.sum(p * ap, axis=0)
         x += alpha * p
         r -= alpha * ap
@@ -77,6 +120,14 @@ _step_tuned = Tuned(
     ],
     ["K", "V"],
 )
+_step_in_tiles = Tuned(
+    _step,
+    [
+        triton.Config({"BS": rows, "BV": columns}, num_warps=warps, num_stages=1)
+        for rows, columns, warps in ((64, 64, 8), (64, 64, 16), (32, 64, 8), (32, 32, 8))
+    ],
+    ["K", "V"],
+)
 
 
 def mesa_step(
@@ -95,12 +146,15 @@ def mesa_step(
     state = [x if x is None else x.contiguous() for x in state]
     (sequences, _, heads, width), value_width = q.shape, v.shape[3]
     o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
-    final = (None, None)
-    if output_final_state:
-        sizes = ((sequences, heads, width, columns) for columns in (width, value_width))
-        final = tuple(torch.empty(size, dtype=torch.float32, device=q.device) for size in sizes)
-    _step_tuned[(sequences * heads,)](
+    columns, in_tiles = padded(width), width > RESIDENT
+    # Read in tiles, the new H is in memory whether anybody asked for it or not.
+    final = [
+        torch.empty(sequences, heads, width, size, dtype=torch.float32, device=q.device) if wanted else None
+        for size, wanted in ((width, output_final_state or in_tiles), (value_width, output_final_state))
+    ]
+    tuned, tiles = (_step_in_tiles, {}) if in_tiles else (_step_tuned, {"BS": columns})
+    tuned[(sequences * heads,)](
         q, k, v, g, beta, lamb, *state, o, *final, cg_steps, heads, width, value_width,
-        BK=padded(width),
+        BK=columns, **tiles,
     )  # fmt: skip
-    return o, final if output_final_state else None
+    return o, tuple(final) if output_final_state else None

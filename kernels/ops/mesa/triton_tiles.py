@@ -72,7 +72,7 @@ def left_at_end(g, first, row, rows, head, H, C: tl.constexpr):
 
 
 @triton.jit
-def left_of_pairs(gates, row):
-    """[t, s]: what is left after token t of what s has written; 0 for s > t."""
-    sums = tl.cumsum(tl.where(row[:, None] > row[None], gates[:, None], 0.0), axis=0)
-    return tl.where(row[:, None] >= row[None], tl.exp(sums), 0.0)
+def left_of_pairs(gates, row, source):
+    """[t, s]: what is left after token t of `row`, by the gates of these, of what s has written; 0 for s > t."""
+    sums = tl.cumsum(tl.where(row[:, None] > source[None], gates[:, None], 0.0), axis=0)
+    return tl.where(row[:, None] >= source[None], tl.exp(sums), 0.0)
