@@ -7,8 +7,9 @@ In log space the matrix after t iterations is log M_ij = raw_ij − u_i − v_j,
 so that n numbers u, 0 at first, are a matrix's whole state: any finite raw, and nothing adds up over iterations.
 
     forward   saved: raw and the result
-    backward  the forward runs again and writes every u; walking back, v is recomputed, and both steps are
-              undone as softmaxes: d ← d − S_rows·Σ_j d,  d ← d − S_columns·Σ_i d, from d = M ⊙ M̄
+    backward  the forward runs again and keeps every u in a tile, of which a mask picks one; walking back, v is
+              recomputed, and both steps are undone as softmaxes: d ← d − S_rows·Σ_j d,  d ← d − S_columns·Σ_i d,
+              from d = M ⊙ M̄
 """
 
 from __future__ import annotations
@@ -38,49 +39,41 @@ def _log_sum(x, axis: tl.constexpr):
 
 
 @triton.jit
-def _state(states, first, SIZE: tl.constexpr, N: tl.constexpr, MATRICES):
-    """Where a state u [BM, N] stands among [MATRICES, SIZE], and which of it exist."""
-    matrix = tl.reshape(first // (SIZE * SIZE), (first.shape[0], 1))
-    row = tl.arange(0, N)[None]
-    return states + matrix * SIZE + row, (matrix < MATRICES) & (row < SIZE)
+def _iterate(logs, u):
+    """One iteration: the next u, and the v between."""
+    v = _log_sum(logs - u[:, :, None], 1)
+    return _log_sum(logs - v[:, None, :], 2), v
 
 
 @triton.jit
-def _sinkhorn_forward(
-    raw, out, states, MATRICES, ITERS, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr
-):  # fmt: skip
-    """out [MATRICES, SIZE, SIZE] and states [ITERS + 1, MATRICES, SIZE], as far as they are wanted."""
+def _sinkhorn_forward(raw, out, MATRICES, ITERS, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
+    """out [MATRICES, SIZE, SIZE]."""
     first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
     place = first + row * SIZE + column
     logs = _load_raw(raw, place, row, column, mask, SIZE)
     u, v = tl.zeros((BM, N), tl.float32), tl.zeros((BM, N), tl.float32)
-    if states is not None:
-        slot, known = _state(states, first, SIZE, N, MATRICES)
-        tl.store(slot, u, mask=known)
     for _ in range(ITERS):
-        v = _log_sum(logs - u[:, :, None], 1)
-        u = _log_sum(logs - v[:, None, :], 2)
-        if states is not None:
-            slot += MATRICES * SIZE
-            tl.store(slot, u, mask=known)
-    if out is not None:
-        tl.store(out + place, tl.exp(logs - v[:, None, :] - u[:, :, None]), mask=mask)
+        u, v = _iterate(logs, u)
+    tl.store(out + place, tl.exp(logs - v[:, None, :] - u[:, :, None]), mask=mask)
 
 
 @triton.jit
 def _sinkhorn_backward(
-    raw, out, dout, draw, last, MATRICES, ITERS, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr
+    raw, out, dout, draw, MATRICES, ITERS,
+    SIZE: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """draw, from the states up to the last [MATRICES, SIZE]."""
+    """draw [MATRICES, SIZE, SIZE]; STATES, a power of two, is more than ITERS."""
     first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
     place = first + row * SIZE + column
     logs = _load_raw(raw, place, row, column, mask, SIZE)
+    step = tl.arange(0, STATES)[None, None]
+    states, after = tl.zeros((BM, N, STATES), tl.float32), tl.zeros((BM, N), tl.float32)
+    for done in range(ITERS):
+        after, _v = _iterate(logs, after)
+        states = tl.where(step == done + 1, after[:, :, None], states)
     d = tl.load(dout + place, mask=mask, other=0.0) * tl.load(out + place, mask=mask, other=0.0)
-    slot, known = _state(last, first, SIZE, N, MATRICES)
-    after = tl.load(slot, mask=known, other=0.0)
-    for _ in range(ITERS):
-        slot -= MATRICES * SIZE
-        before = tl.load(slot, mask=known, other=0.0)
+    for done in range(ITERS):
+        before = tl.sum(tl.where(step == ITERS - 1 - done, states, 0.0), axis=2)
         v = _log_sum(logs - before[:, :, None], 1)
         columns = logs - v[:, None, :]
         d -= tl.exp(columns - after[:, :, None]) * tl.sum(d, axis=2)[:, :, None]
@@ -101,7 +94,7 @@ class _Sinkhorn(torch.autograd.Function):
     def forward(ctx, raw, iters):
         raw = raw.contiguous()
         out = torch.empty_like(raw, dtype=torch.float32)
-        _forward_tuned[_grid](raw, out, None, **_sizes(raw, iters))
+        _forward_tuned[_grid](raw, out, **_sizes(raw, iters))
         ctx.save_for_backward(raw, out)
         ctx.iters = iters
         return out
@@ -110,11 +103,9 @@ class _Sinkhorn(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dout):
         raw, out = ctx.saved_tensors
-        sizes, draw = _sizes(raw, ctx.iters), torch.empty_like(raw)
-        shape = (ctx.iters + 1, sizes["MATRICES"], sizes["SIZE"])
-        states = torch.empty(shape, dtype=torch.float32, device=raw.device)
-        _forward_tuned[_grid](raw, None, states, **sizes)
-        _backward_tuned[_grid](raw, out, dout.contiguous(), draw, states[-1], **sizes)
+        draw = torch.empty_like(raw)
+        states = triton.next_power_of_2(ctx.iters + 1)
+        _backward_tuned[_grid](raw, out, dout.contiguous(), draw, STATES=states, **_sizes(raw, ctx.iters))
         return draw, None
 
 
@@ -128,6 +119,5 @@ def _grid(meta: dict) -> tuple[int]:
 
 
 def sinkhorn_triton(raw: Tensor, *, iters: int) -> Tensor:
-    """`kernels.sinkhorn` on a GPU: a matrix is read once and written once, its iterations stay in registers; for the
-    backward alone, n numbers of each pass through memory."""
+    """`kernels.sinkhorn` on a GPU: a matrix is read once and written once each way."""
     return _Sinkhorn.apply(raw, iters)
