@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 
 from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
+from analysis.probes import FOLDER, interrupted, record
 from analysis.results import Results
 from analysis.units import engineering, listing, whole
 
@@ -16,7 +19,7 @@ SHOWN = 12
 def notices(results: Results) -> list[str]:
     """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
     runs = with_final_validation(results)
-    checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates)
+    checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates, _probes)
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
     return found + _other_problems(results)
@@ -151,6 +154,28 @@ def _sizes(runs: pd.DataFrame) -> list[str]:
 def _duplicates(runs: pd.DataFrame) -> list[str]:
     repeated = len(runs) - len(unique_seeds(runs))
     return [f"{repeated} run(s) occur in more than one experiment and are counted once."] if repeated else []
+
+
+def _probes(runs: pd.DataFrame) -> list[str]:
+    """What is wrong with the passes that made the probes' tables."""
+    found = []
+    halves = [row for row in runs.itertuples() if interrupted(row.folder)]
+    if halves:
+        each = listing(f"{row.experiment}/{row.run}" for row in halves)
+        found.append(
+            f"an interrupted pass of the probes: {FOLDER}/ of {each} may hold tables of two. job=probe makes them anew."
+        )
+    if len({_settings(record(folder)) for folder in runs["folder"]} - {None}) > 1:
+        found.append("runs were probed with different settings; they stand with each run's config.")
+    return found
+
+
+def _settings(text: str | None) -> str | None:
+    """What decided the tables of a pass, by its record."""
+    try:
+        return None if text is None else json.dumps(json.loads(text)["settings"], sort_keys=True)
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _other_problems(results: Results) -> list[str]:

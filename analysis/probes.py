@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from analysis.results import Results
 
 FOLDER = "probes"
+RECORD = "probes.json"
+"""Written last: the settings, the code and the machine of the pass that made the tables beside it."""
 _KEYS = tuple(column for column in RUN_COLUMNS if column.name in METRIC_KEYS)
 
 
@@ -104,6 +106,21 @@ def read_table(
     columns = (*_KEYS, *TABLES[name])
     whole = keyed(runs, owners, frame.reindex(columns=[c.name for c in TABLES[name]]))
     return whole.astype({c.name: c.dtype for c in columns}), problems
+
+
+def record(folder: str) -> str | None:
+    """The text of a run's record, None if there is none to be read."""
+    try:
+        return (Path(folder) / FOLDER / RECORD).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def interrupted(folder: str) -> bool:
+    """Whether a run has tables of a pass that did not come to its end, and so perhaps of two."""
+    place = Path(folder) / FOLDER
+    names = set(TABLES) - {"training"}
+    return record(folder) is None and any(_is_there(place / f"{name}.parquet") for name in names)
 
 
 def advice(results: Results) -> str:

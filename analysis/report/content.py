@@ -12,6 +12,7 @@ import pandas as pd
 from analysis.comparison import NAMES, compare, order_metric, with_final_validation
 from analysis.gallery import Exhibit, exhibits
 from analysis.notices import notices
+from analysis.probes import record
 from analysis.report import summary
 from analysis.report.samples import Samples, samples
 from analysis.report.tables import Field, comparison
@@ -42,7 +43,8 @@ class Content:
     """Everything a report says.
 
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
-    place on the page), `config` (the text of config.yaml, or None) and `described` (its blocks). exhibits: all
+    place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
+    blocks). exhibits: all
     figures; sections: the same by kind. metric: what ranks the models; fields: the columns that show the comparison.
     """
 
@@ -116,6 +118,7 @@ def _detailed(runs: pd.DataFrame) -> pd.DataFrame:
     return runs.assign(
         anchor=[f"run-{place}" for place in range(1, len(runs) + 1)],
         config=pd.Series([_config(folder) for folder in runs["folder"]], index=runs.index, dtype="object"),
+        probes=pd.Series([record(folder) for folder in runs["folder"]], index=runs.index, dtype="object"),
         described=runs["blocks"].map(summary.blocks),
     )
 

@@ -6,14 +6,18 @@ import copy
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from probe_tables import MODELS, write_probes
 
-from analysis import load_results
+from analysis import load_results, write_report
 from analysis.results import Results
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
 
 BLUE, VERMILION = "#0072b2", "#d55e00"
 
@@ -227,6 +231,16 @@ def latency_csv(tmp_path: Path) -> Path:
     lines.append("harness,transformer,torch,NVIDIA H200,128,8,200,190,210,1000000")
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.fixture(scope="session")
+def eleven(tmp_path_factory) -> Path:
+    """The report of the stored quickstart of all eleven architectures, drawn once for all test processes."""
+    base = tmp_path_factory.getbasetemp()
+    place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "eleven"
+    with FileLock(f"{place}.lock"):
+        page = place / "index.html"
+        return page if page.is_file() else write_report(PUBLISHED / "quickstart", place)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.probes import FOLDER, TABLES
+from analysis.probes import FOLDER, RECORD, TABLES
 
 MODELS = {
     "transformer": ("FFFF", "#4D4D4D"),
@@ -39,6 +39,7 @@ def write_table(run: Path, name: str, rows: Iterable[dict]) -> Path:
     path = run / FOLDER / f"{name}.parquet"
     path.parent.mkdir(exist_ok=True)
     frame.to_parquet(path)
+    (path.parent / RECORD).write_text("{}")
     return path
 
 

@@ -96,13 +96,11 @@ def test_tables_sort_and_figures_enlarge_by_click(page, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_of_the_quickstart_with_all_its_figures(tmp_path):
+def test_the_page_of_the_quickstart_with_all_its_figures(eleven, tmp_path):
     """The stored runs of `make run`, all eleven architectures: what its report shows is there and loads."""
-    published = Path(__file__).resolve().parents[2] / "results" / "published" / "quickstart"
-    page = write_report(published, tmp_path / "report")
-    figures = len(list((tmp_path / "report" / "figures").glob("*.png")))
+    figures = len(list((eleven.parent / "figures").glob("*.png")))
     assert figures >= 20
-    done = browse(page, tmp_path / "profile", "--dump-dom", "--window-size=1280,1000")
+    done = browse(eleven, tmp_path / "profile", "--dump-dom", "--window-size=1280,1000")
     assert f'data-images="{figures}"' in done.stdout
     assert 'data-broken="0"' in done.stdout
     assert "data-errors" not in done.stdout

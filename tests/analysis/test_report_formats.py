@@ -50,6 +50,7 @@ def write_samples(run: Path, *samples: tuple[str, str]) -> None:
     frame = pd.DataFrame(samples, columns=["prompt", "text"])
     frame = frame.assign(temperature=0.0, sample_seed=7, tokens_per_second=123.0)
     frame.to_parquet(run / "probes" / "samples.parquet")
+    (run / "probes" / "probes.json").write_text("{}")
 
 
 class Reader(HTMLParser):

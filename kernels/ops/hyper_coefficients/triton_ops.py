@@ -155,20 +155,9 @@ class _Coefficients(torch.autograd.Function):
         )
         inverse = torch.empty(x.shape[:2], **options)
         _forward_tuned[lambda meta: (triton.cdiv(meta["TOKENS"], meta["BT"]),)](
-            x,
-            phi,
-            scale,
-            bias,
-            pre,
-            post,
-            res,
-            raw,
-            inverse,
-            eps=eps,
-            N=n,
-            PRECISION=_precision(x, phi),
-            **sizes,
-        )
+            x, phi, scale, bias, pre, post, res, raw, inverse,
+            eps=eps, N=n, PRECISION=_precision(x, phi), **sizes,
+        )  # fmt: skip
         ctx.save_for_backward(x, phi, scale, bias, raw, inverse)
         return pre, post, res
 
