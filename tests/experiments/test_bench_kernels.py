@@ -116,6 +116,7 @@ def measured(*words, **bench) -> list[dict[str, str]]:
     return list(csv.DictReader((Path(made.bench.out) / "kernels.csv").read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_the_suite_measures_what_can_serve_and_names_what_cannot(tmp_path):
     rows = measured(tmp_path, "short_conv", "sparse_attention")
     assert {(row["model"], row["tokens"], row["batch"]) for row in rows} >= {

@@ -32,6 +32,7 @@ def rows_in(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "models.csv").read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_every_mode_at_every_length_once(tmp_path):
     made = config(tmp_path, "transformer", "hypergraph", "orthgsa")
     suite.run(made)
@@ -60,6 +61,7 @@ def test_every_preset(tmp_path):
     assert not any(row["note"] for row in rows)
 
 
+@pytest.mark.slow
 def test_out_of_memory_is_a_row_and_longer_ones_are_not_tried(tmp_path):
     made = config(tmp_path, "transformer")
     with mock.patch.object(suite.timing, "interleaved", side_effect=torch.OutOfMemoryError) as tried:

@@ -64,6 +64,7 @@ def test_a_run_follows_the_schedule_down_to_its_floor(finished: Lab):
     assert float(rows[-1]["lr"]) == pytest.approx(config.optim.lr_min)
 
 
+@pytest.mark.slow
 def test_clipping_reaches_the_weights(lab: Lab):
     # With momentum off and a large eps a step's length is nearly proportional to the clipped gradient.
     recipe = ["trainer.max_steps=1", "optim.warmup_steps=0", "optim.eps=1e3", "optim.weight_decay=0"]
