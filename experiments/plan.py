@@ -63,7 +63,7 @@ def check(config: Config) -> None:
     for kind, choice in (("residual", config.model.residual.name), ("channel", config.model.channel.name)):
         registry.get(kind, choice)
     _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
-    _check_numbers(config)
+    check_numbers(config)
     check_probe(config.probe)
     check_choices(config)
     _check_compiled(config)
@@ -124,7 +124,8 @@ def _identity(config: Config, letters: str) -> dict[str, Any]:
     }
 
 
-def _check_numbers(config: Config) -> None:
+def check_numbers(config: Config) -> None:
+    """Refuse a number that means nothing where it stands. Raises UserError."""
     least = {
         "trainer.max_steps": 1,
         "trainer.accumulate": 1,

@@ -118,7 +118,7 @@ class CostConfig:
 @dataclass
 class BenchConfig:
     """lengths: sequence lengths (null: the suite's own); tokens: of kernels and models, batch times length (null: the
-    suite's own); cases: of kernels, models and recompute, the names to measure, by their beginnings (null: all);
+    suite's own); cases: of kernels, compile and models, the names to measure, by their beginnings (null: all);
     repeats: timed repetitions after warm-up; pairs, steps: of the harness suite; budget_s: leave the rest for the
     next time, or the lengths left out, when a suite has taken so long; out: folder for tables (null: results/bench)."""
 

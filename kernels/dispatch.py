@@ -114,6 +114,11 @@ class Operation:
 
     def _unknown(self, backend: str) -> str:
         known = ("auto", *self._backends)
+        if backend in registered_backends():
+            return (
+                f"{self.name} has no form {backend!r}; with 'auto' every operation takes the best that it has. "
+                f"Known: {', '.join(known)}"
+            )
         close = difflib.get_close_matches(str(backend), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
         return f"{self.name}: unknown backend {backend!r}{hint} Known: {', '.join(known)}"

@@ -7,6 +7,7 @@ Routed attention is counted at balanced routing.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from zoo.model import LanguageModel
 
 
 def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
-    """The model without storage: shapes only."""
+    """The model without storage: shapes only, for which any backend is as good as the one that is asked for."""
+    config = dataclasses.replace(config, backend="auto")
     with torch.device("meta"), _NoInit():
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
 

@@ -19,6 +19,7 @@ import kernels
 from experiments.bench.draw import Draw
 from kernels.dispatch import Operation
 from kernels.launch.work import Work
+from zoo.errors import unknown
 
 TOKENS = 131_072
 WIDTH, HEADS, KV_HEADS, HEAD = 768, 12, 4, 64
@@ -280,3 +281,11 @@ CASES = {
         Case("hyper-connections, mHC", lambda d: _wrapped(d, "sinkhorn")),
     )
 }
+
+
+def chosen(wanted: list[str] | None, known: list[str]) -> list[str]:
+    """The names that begin as one of the wanted does. Raises UserError for a beginning that none has."""
+    for start in wanted or []:
+        if not any(name.startswith(start) for name in known):
+            raise unknown("bench.cases", start, known)
+    return [name for name in known if wanted is None or name.startswith(tuple(wanted))]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.bench.cases import CASES, Call
-from experiments.bench.kernels import backward, chosen, forward
+from experiments.bench.cases import CASES, Call, chosen
+from experiments.bench.kernels import backward, forward
 from experiments.schema import Config
 from kernels.launch import interpreted
 from zoo.errors import UserError

@@ -17,10 +17,9 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import peers, roofline, tables, timing
-from experiments.bench.cases import CASES, Call, Case
+from experiments.bench.cases import CASES, Call, Case, chosen
 from experiments.schema import Config
 from kernels.launch import interpreted
-from zoo.errors import unknown
 
 LENGTHS = {"cuda": [512 * 2**i for i in range(9)], "cpu": [256, 512]}
 CPU_TOKENS = 512
@@ -44,14 +43,6 @@ def finished(config: Config) -> bool:
     """Whether every cell has its rows."""
     device = machine.pick(config.device)
     return not tables.Sheet(config, device).left(_cells(config, device))
-
-
-def chosen(wanted: list[str] | None, known: list[str]) -> list[str]:
-    """The names that begin as one of the wanted does. Raises UserError for a beginning that none has."""
-    for start in wanted or []:
-        if not any(name.startswith(start) for name in known):
-            raise unknown("bench.cases", start, known)
-    return [name for name in known if wanted is None or name.startswith(tuple(wanted))]
 
 
 def _cells(config: Config, device: torch.device) -> Iterator[tables.Cell]:

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import tables, timing
+from experiments.bench.cases import chosen
 from experiments.bench.decoding import state_after
-from experiments.bench.kernels import chosen
 from experiments.bench.stepping import LATE, Step, autocast, tokens_of
 from experiments.plan import nominal_vocabulary
 from experiments.presets import architectures

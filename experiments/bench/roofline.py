@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.bench.cases import CASES, Call, Case
+from experiments.bench.cases import CASES, Call, Case, chosen
 from kernels.launch.work import Work
 
 META = torch.device("meta")
 DRY_LENGTH = 8192
+_NAME = max(map(len, CASES)) + 2
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,20 @@ def totals(calls: list[Call], mode: str, peaks: Peaks | None) -> Totals | None:
     return Totals(sum(w.flops for _, w in taken), sum(w.bytes for _, w in taken), least)
 
 
-def dry(lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
-    """Print what every kernel of every case has to do and how long the GPU takes for it at least; measures nothing."""
+def dry(cases: list[str] | None, lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
+    """Print what every kernel of the cases has to do and how long the GPU takes for it at least; measures nothing.
+
+    cases: the beginnings of their names, None for all. Raises UserError for one that none has.
+    """
+    wanted = [CASES[name] for name in chosen(cases, list(CASES))]
     peaks = PEAKS[gpu]
     print(
         f"{gpu} (data sheet): {peaks.bytes / 1e12:g} TB/s, {peaks.half / 1e12:g} TFLOP/s dense bf16, "
         f"{peaks.single / 1e12:g} TFLOP/s fp32. Every input read once, every output written once."
     )
-    head = f"{'case':<34}{'B x T':>12}  {'kernel':<28}{'way':<9}{'MB':>12}{'GFLOP':>12}{'roofline us':>12}  bound"
+    head = f"{'case':<{_NAME}}{'B x T':>12}  {'kernel':<28}{'way':<9}{'MB':>12}{'GFLOP':>12}{'roofline us':>12}  bound"
     print(head)
-    for case in CASES.values():
+    for case in wanted:
         for length in lengths if case.length is None else [case.length]:
             _print_case(case, length, tokens, peaks)
 
@@ -85,7 +90,7 @@ def _print_case(case: Case, length: int, tokens: int | None, peaks: Peaks) -> No
     size = f"{max(1, tokens // length)} x {length}"
     for call in case.calls(length, tokens, META, torch.bfloat16):
         for work in call.work() or [None]:
-            start = f"{case.name:<34}{size:>12}  "
+            start = f"{case.name:<{_NAME}}{size:>12}  "
             if work is None:
                 print(f"{start}{call.operation:<28}not counted: kernels/ops/{call.operation} has no work.py")
             elif case.backward or work.way == "forward":

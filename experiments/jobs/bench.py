@@ -10,10 +10,12 @@ import importlib
 import torch
 
 from experiments.bench import roofline, tables
+from experiments.plan import check_choices, check_numbers
 from experiments.runs import RunFailed
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
+_WITH_CASES = ("compile", "kernels", "models")
 SUITES = ("attention", "compile", "cpu", "harness", "kernels", "latency", "models", "recompute")
 
 
@@ -28,10 +30,16 @@ def run(config: Config) -> None:
             "bench.repeats, bench.pairs, bench.steps, bench.tokens and every length in bench.lengths must be at "
             "least 1"
         )
+    check_choices(config)
+    check_numbers(config)
+    if b.cases is not None and config.suite not in _WITH_CASES:
+        raise UserError(
+            f"bench.cases chooses among those of suite={', '.join(_WITH_CASES)}, not of {config.suite}"
+        )
     if config.dry:
         if config.suite != "kernels":
             raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
-        roofline.dry(b.lengths or [roofline.DRY_LENGTH], b.tokens)
+        roofline.dry(b.cases, b.lengths or [roofline.DRY_LENGTH], b.tokens)
         return
     torch.set_num_threads(config.trainer.threads)
     suite = importlib.import_module(f"experiments.bench.{config.suite}")

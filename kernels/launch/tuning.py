@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ class Tuned:
 
     kernel   the jitted function; writes its outputs whole, so that measuring it twice changes nothing
     configs  tile sizes, warps and stages, in the order of trust; the interpreter takes the first
-    key      names of the arguments that make a shape class: another value is measured anew
+    key      names of the arguments that make a shape class, with the tensors' dtypes: another value is measured anew
 
     Used as `tuned[grid](...)`; the grid may be a function of the tile sizes, as with `triton.autotune`.
     """
@@ -60,7 +60,8 @@ class Tuned:
         if Tuned.afresh:
             return None
         named = {**dict(zip(self.kernel.arg_names, args, strict=False)), **options}
-        shape = self._shape([named[name] for name in self.key])
+        dtypes = [str(named[name].dtype) for name in named if hasattr(named[name], "dtype")]
+        shape = self._shape([named[name] for name in self.key], dtypes)
         return _table(torch.cuda.get_device_name()).get((self.name, shape))
 
     def chosen(self) -> dict[str, dict[str, Any]]:
@@ -69,7 +70,7 @@ class Tuned:
             return {}
         # The autotuner's keys are the values of `key`, and then dtypes.
         return {
-            self._shape(values[: len(self.key)]): {
+            self._shape(values[: len(self.key)], values[len(self.key) :]): {
                 **config.kwargs,
                 "num_warps": config.num_warps,
                 "num_stages": config.num_stages,
@@ -77,8 +78,11 @@ class Tuned:
             for values, config in self.autotuned.cache.items()
         }
 
-    def _shape(self, values: Any) -> str:
-        return ",".join(f"{name}={value}" for name, value in zip(self.key, values, strict=True))
+    def _shape(self, values: Sequence[Any], dtypes: Sequence[str]) -> str:
+        """The shape class as the table has it: values of the key, and the floating dtypes among the tensors."""
+        floating = [name.removeprefix("torch.") for name in dtypes if "float" in name]
+        named = [f"{name}={value}" for name, value in zip(self.key, values, strict=True)]
+        return ",".join([*named, "+".join(dict.fromkeys(floating))])
 
 
 @contextlib.contextmanager

@@ -84,10 +84,27 @@ def test_dry_counts_every_kernel_and_measures_nothing(lab: Lab):
     assert not list(lab.folder.rglob("*.csv"))
 
 
-def test_only_kernels_are_counted_dry(lab: Lab):
-    outcome = lab.here("job=bench", "suite=latency", "dry=true")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["suite=latency", "dry=true"], "suite=kernels"),
+        (["suite=kernels", "dry=true", "bench.cases=[mesi]"], "unknown bench.cases 'mesi'"),
+        (["suite=recompute", "bench.cases=[mesa]"], "not of recompute"),
+        (["suite=recompute", "trainer.recompute_block=0"], "trainer.recompute_block=0 must be at least 1"),
+        (["suite=models", "trainer.recompute=ful"], "did you mean 'full'?"),
+        (["suite=models", "model.backend=tritn"], "did you mean 'triton'?"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(lab: Lab, words, says):
+    outcome = lab.here("job=bench", *words)
     assert outcome.status == 2
-    assert "suite=kernels" in outcome.err
+    assert says in outcome.err
+    assert not list(lab.folder.rglob("*.csv"))
+
+
+def test_some_cases_alone_are_counted(lab: Lab):
+    outcome = lab.here("job=bench", "suite=kernels", "dry=true", "bench.cases=[short_conv]")
+    assert {line[:10] for line in outcome.out.splitlines()[2:]} == {"short_conv"}
 
 
 def test_a_roofline_is_the_longer_of_memory_and_arithmetic():

@@ -119,13 +119,18 @@ def test_choices_of_the_autotuner_become_the_table(tmp_path, monkeypatch):
     assert tuning.record("a GPU", path) == 1
     table = tuning._table("a GPU")
     ((key, config),) = table.items()
-    assert key == ("short_conv.triton_ops._forward", "D=768,TAPS=4")
+    assert key == ("short_conv.triton_ops._forward", "D=768,TAPS=4,bfloat16")
     assert (config.kwargs, config.num_warps, config.num_stages) == ({"BD": 128}, 8, 1)
     assert ("short_conv.triton_ops._forward", "D=1,TAPS=2") in tuning._table("other GPU")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    names = dict.fromkeys(tuned.kernel.arg_names) | {"D": 768, "TAPS": 4}
+    names = dict.fromkeys(tuned.kernel.arg_names) | {
+        "D": 768,
+        "TAPS": 4,
+        "x": torch.zeros(1, dtype=torch.bfloat16),
+    }
     assert tuned._known((), names).num_warps == 8
+    assert tuned._known((), names | {"x": torch.zeros(1)}) is None
     with tuning.afresh():
         assert tuned._known((), names) is None
     tuning._table.cache_clear()

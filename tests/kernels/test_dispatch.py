@@ -46,6 +46,13 @@ def test_an_unknown_backend_gets_a_suggestion():
         attention(*qkv(1, 3), backend="tourch")
 
 
+def test_a_form_that_others_have_is_no_misspelling():
+    with pytest.raises(
+        ValueError, match=r"attention has no form 'triton'; with 'auto' every operation takes"
+    ):
+        attention(*qkv(1, 3), backend="triton")
+
+
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="'even' is registered twice"):
         two_backends().register("even", torch.clone)

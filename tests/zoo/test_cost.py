@@ -141,3 +141,14 @@ def test_any_kind_of_state_is_counted():
     assert mixer.state_bytes(State(tensor, {"a": [tensor, (tensor,)]})) == 3 * 60
     with pytest.raises(TypeError, match="nbytes"):
         mixer.state_bytes([tensor, object()])
+
+
+def test_cost_does_not_depend_on_the_backend():
+    """The meta device has none of a GPU's forms."""
+    counted = []
+    for backend in ("auto", "reference", "triton"):
+        model = cost.on_meta(
+            ModelConfig(pattern="K", depth=1, d_model=32, backend=backend), vocab_size=50, seq_len=16
+        )
+        counted.append((cost.parameters(model), cost.flops_per_token(model, 16)))
+    assert counted[0] == counted[1] == counted[2]
