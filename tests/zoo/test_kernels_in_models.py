@@ -1,0 +1,42 @@
+"""Whole models on Triton kernels alone, in the interpreter: what they compute and learn from is PyTorch's."""
+
+import pytest
+import torch
+from contract_cases import VOCAB, tokens
+from torch import Tensor
+
+from zoo import Context, LanguageModel, ModelConfig
+from zoo.config import from_dict
+
+LENGTH = 17
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def model(pattern: str, residual: str, backend: str) -> LanguageModel:
+    sizes = {"pattern": pattern, "depth": len(pattern), "d_model": 32, "n_heads": 2, "backend": backend}
+    mixers = {"gsa": {"warmup": 0, "k_base": 5}, "nsa": {"window": 6}}
+    config = from_dict(ModelConfig, {**sizes, "mixers": mixers, "residual": {"name": residual}})
+    return LanguageModel(config, vocab_size=VOCAB, seq_len=LENGTH).to(DEVICE)
+
+
+def learned(made: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
+    x = tokens(1, LENGTH).to(DEVICE)
+    logits, aux = made(x, Context.of(x))
+    loss = logits.square().mean() + sum(aux.values())
+    loss.backward()
+    return logits, {name: p.grad for name, p in made.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pattern", "residual"), [("CKMO", "ohc"), ("PNSG", "mhc")])
+def test_a_model_of_kernels_is_the_model(pattern, residual):
+    definition, kernels = (model(pattern, residual, backend) for backend in ("torch", "triton"))
+    kernels.load_state_dict(definition.state_dict())
+    (wanted, wanted_grads), (got, got_grads) = learned(definition), learned(kernels)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert got_grads.keys() == wanted_grads.keys()
+    # mHC's first mixing of equal streams has no gradient but rounding.
+    rounding = 1e-7 * max(float(grad.abs().max()) for grad in wanted_grads.values())
+    for name, grad in wanted_grads.items():
+        allowed = 1e-4 * float(grad.abs().max()) + rounding
+        torch.testing.assert_close(got_grads[name], grad, rtol=1e-3, atol=allowed, msg=name)
