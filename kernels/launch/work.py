@@ -26,3 +26,13 @@ class Work:
 def nbytes(*tensors: Tensor | None) -> int:
     """Bytes of all tensors together; works on the meta device."""
     return sum(x.numel() * x.element_size() for x in tensors if x is not None)
+
+
+def listed_pairs(queries: int, keys: int, places: int) -> int:
+    """Σ_t min(places, keys that query t sees): what causal lists of so many places name; the others hold −1.
+
+    Query t stands at position t + keys − queries. More queries than keys have no such order: all places count.
+    """
+    most = min(places, keys)
+    ramp = max(0, most - 1 - (keys - queries)) if queries <= keys else 0  # queries that see fewer than `most`
+    return queries * most - ramp * (ramp + 1) // 2

@@ -12,10 +12,10 @@ from program import Lab
 
 from experiments.bench import kernels as suite
 from experiments.bench import peers, roofline, tables, timing
-from experiments.bench.cases import CASES, Call
+from experiments.bench.cases import CASES, HEAD, HEADS, KEPT, Call
 from experiments.bench.draw import Draw
 from experiments.schema import BenchConfig, Config
-from kernels.launch.work import Work
+from kernels.launch.work import Work, listed_pairs
 from zoo.errors import UserError
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -119,6 +119,32 @@ def test_a_roofline_is_the_longer_of_memory_and_arithmetic():
     assert roofline.totals([call], "forward", None) == roofline.Totals(3, 5, None)
     assert roofline.totals([call], "forward+backward", None) == roofline.Totals(13, 25, None)
     assert roofline.totals([call, mock.Mock(work=lambda: None)], "forward", None) is None
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "places"), [(9, 9, 4), (9, 9, 1), (5, 5, 9), (3, 9, 8), (1, 9, 9), (2, 9, 4)]
+)
+def test_pairs_of_causal_lists_are_those_one_can_count(queries, keys, places):
+    wanted = sum(min(places, keys - queries + t + 1) for t in range(queries))
+    assert listed_pairs(queries, keys, places) == wanted
+    assert listed_pairs(keys + 1, keys, places) == (keys + 1) * min(places, keys)
+
+
+def flops(name: str, length: int, tokens: int) -> float:
+    return roofline.totals(CASES[name].calls(length, tokens, META, torch.bfloat16), "forward", None).flops
+
+
+@pytest.mark.parametrize("length", [512, KEPT, 8192])
+def test_places_of_a_list_that_hold_no_key_are_not_counted(length):
+    """As many pairs as the drawn lists have, which are twice as few as places where every list is short."""
+    pairs = sum(min(t + 1, KEPT) for t in range(length))
+    assert flops("sparse_attention", length, length) == 2 * pairs * HEADS * 2 * HEAD
+    assert flops("indexer_kl", length, length) == 2 * pairs * (HEADS * HEAD + 3 * 4 * HEAD)
+
+
+def test_a_step_of_mesa_has_no_chunk():
+    """Two states are written, one multiplied 30 times, one read."""
+    assert flops("mesa, a step", 1, 64) == 64 * 6 * 128**2 * (2 * 2 + 30 * 2 + 2)
 
 
 def config(folder: Path, *cases: str, **bench) -> Config:

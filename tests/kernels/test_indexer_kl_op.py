@@ -49,6 +49,7 @@ CALLS = {
     "one head": (layer(2, 13, heads=1, kv_heads=1, index_heads=1), {}),
     "blocks": (layer(1, 150, heads=2, width=4), {}),
     "packed": (layer(1, 37), {"cu_seqlens": CUT}),
+    "packed, empty sequences": (layer(1, 14), {"cu_seqlens": packed(0, 5, 0, 9, 0)}),
     "packed blocks": (layer(1, 150, heads=2), {"cu_seqlens": packed(140, 1, 9)}),
     "ReLU": (signed(*layer(2, 37)), {"scores": "relu"}),
     "ReLU, packed": (signed(*layer(1, 37)), {"scores": "relu", "cu_seqlens": CUT}),
@@ -84,6 +85,16 @@ def test_selecting_everything_is_the_loss_of_the_warm_up():
     attended, indexer = layer(2, 37)
     everything = partial(losses, *attended, indices=selected(indexer, 37))
     assert_agree(everything, partial(losses, *attended), indexer)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_an_empty_sequence_counts_as_a_loss_of_zero(backend):
+    attended, indexer = layer(1, 14)
+    full, sparse = (
+        indexer_kl(*attended, *indexer, cu_seqlens=packed(*lengths), backend=backend)
+        for lengths in ((5, 9), (5, 0, 9, 0))
+    )
+    torch.testing.assert_close(2 * sparse, full)
 
 
 @ways

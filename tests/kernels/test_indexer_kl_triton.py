@@ -25,6 +25,11 @@ CALLS = {
     "a large group": (layer(1, 5, heads=20, kv_heads=1, index_heads=5), {}, None),
     "blocks of keys": (layer(1, 70, heads=1, kv_heads=1), {}, None),
     "packed": (layer(1, 25), {"cu_seqlens": CUT}, None),
+    "packed, empty sequences": (
+        layer(1, 9, heads=2, kv_heads=1),
+        {"cu_seqlens": packed(0, 3, 0, 6)},
+        None,
+    ),
     "lists": (layer(2, 9), {}, 4),
     "lists, one head": (layer(1, 7, heads=1, kv_heads=1, index_heads=1), {}, 3),
     "lists, packed": (layer(1, 25, heads=2, kv_heads=1), {"cu_seqlens": CUT}, 5),

@@ -93,6 +93,8 @@ CASES = {
     "small blocks": (inputs(1, 40, queries=16), {"block_size": 12, "select_size": 2, "n_select": 9, "window": 1}),
     "stride 1": (inputs(1, 30, blocks=30, queries=16), {"block_size": 3, "stride": 1, "select_size": 5}),
     "long blocks, in two tiles": (inputs(1, 90, queries=9), {"select_size": 80}),
+    "the largest window": (inputs(1, 9), {"window": 2**31 - 1}),
+    "a window beyond int32, packed": (inputs(1, 12), {"window": 2**40, "cu_seqlens": packed(3, 9)}),
 }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from kernel_cases import normal, rmse_ratio
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from kernels.dispatch import Operation
 
@@ -38,21 +39,31 @@ _EMPTY = {"empty", "empty_like", "empty_strided", "new_empty"}
 
 
 class LaunchesOnly(TorchDispatchMode):
-    """Fails when PyTorch computes with floating-point numbers, and fills fresh memory with NaN.
+    """Fails when PyTorch computes from or to floating-point numbers, and fills fresh memory with NaN.
 
     So a kernel that leaves work to PyTorch is found, and an element that nobody writes shows.
     """
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
+        takes = any(_floating(x) for x in tree_leaves((args, kwargs)))  # a sort or a comparison gives none
         result = function(*args, **(kwargs or {}))
         if name in _EMPTY and result.is_floating_point():
             result.fill_(float("nan"))
         elif name in _EMPTY and result.dtype in (torch.int32, torch.int64):
             result.fill_(-(2**30))
-        elif name not in _LAYOUT and isinstance(result, Tensor) and result.is_floating_point():
+        elif name not in _LAYOUT and (takes or any(_floating(x) for x in tree_leaves(result))):
             raise AssertionError(f"PyTorch computes {name} beside the kernel")
         return result
+
+
+def _floating(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def unwatched() -> contextlib.AbstractContextManager:
+    """While inside, a test may look at numbers in the midst of a call that is watched."""
+    return _disable_current_modes()
 
 
 @contextlib.contextmanager
@@ -94,10 +105,10 @@ def assert_kernel_agrees(
         for name, x in inputs.items()
     }
     exact = {name: x.double() if x.is_floating_point() else x for name, x in given.items()}
-    got, got_gradients = _run(call, given, "triton", fixed)
-    wanted, wanted_gradients = _run(call, exact, "reference", fixed)
+    wanted, moving, wanted_gradients = _run(call, exact, "reference", fixed)
+    got, _, got_gradients = _run(call, given, "triton", fixed, moving)
     named = {f"o{i}": pair for i, pair in enumerate(zip(got, wanted, strict=True))}
-    named |= {name: (got_gradients[name], wanted_gradients[name]) for name in got_gradients}
+    named |= {name: (got_gradients[name], x) for name, x in wanted_gradients.items()}
     for name, (a, b) in named.items():
         half = (
             OUTPUT_LIMIT
@@ -113,8 +124,13 @@ def assert_kernel_agrees(
         assert error < limit, f"{name}: error {error:.2e}, limit {limit:.0e}"
 
 
-def _run(call, inputs: dict[str, Tensor], backend: str, fixed: Sequence[str]):
-    """Outputs, and gradients by name under fixed output gradients."""
+def _run(
+    call, inputs: dict[str, Tensor], backend: str, fixed: Sequence[str], moving: list[bool] | None = None
+) -> tuple[list[Tensor], list[bool], dict[str, Tensor]]:
+    """Outputs, which of them have gradients, and gradients by name under fixed output gradients.
+
+    moving: which outputs must have gradients; None: those that do
+    """
     leaves = {
         name: x.detach().clone().to(DEVICE).requires_grad_(x.is_floating_point() and name not in fixed)
         for name, x in inputs.items()
@@ -122,10 +138,14 @@ def _run(call, inputs: dict[str, Tensor], backend: str, fixed: Sequence[str]):
     with kernels_only() if backend == "triton" else contextlib.nullcontext():
         outputs = call(**leaves, backend=backend)
     outputs = [x for x in ([outputs] if isinstance(outputs, Tensor) else outputs) if x is not None]
-    moving = [x for x in outputs if x.requires_grad]
-    gradients = [normal(*x.shape, seed=90 + i).to(x) for i, x in enumerate(moving)]
-    wanted = [x for x in leaves.values() if x.requires_grad]
+    moving = [x.requires_grad for x in outputs] if moving is None else moving
+    sources = [x for x, moves in zip(outputs, moving, strict=True) if moves]
+    lost = [f"o{i}" for i, x in enumerate(outputs) if moving[i] and not x.requires_grad]
+    assert not lost, f"no gradient through {', '.join(lost)}"
+    if not sources:
+        return [x.detach() for x in outputs], moving, {}
+    gradients = [normal(*x.shape, seed=90 + i).to(x) for i, x in enumerate(sources)]
+    wanted = {name: x for name, x in leaves.items() if x.requires_grad}
     with kernels_only() if backend == "triton" else contextlib.nullcontext():
-        found = torch.autograd.grad(moving, wanted, gradients) if moving else ()
-    names = [name for name, x in leaves.items() if x.requires_grad]
-    return [x.detach() for x in outputs], dict(zip(names, found, strict=False))
+        found = torch.autograd.grad(sources, list(wanted.values()), gradients)
+    return [x.detach() for x in outputs], moving, dict(zip(wanted, found, strict=True))

@@ -66,7 +66,7 @@ def indexer_kl(
     indices     None, or int32/int64 [B, T, n] as `lightning_topk` returns them
     scale       None: K^(−1/2)
     scores      "sigmoid", or "relu" as in DeepSeek-V3.2
-    cu_seqlens  int32 [N+1] for packed sequences (B = 1), none of them empty
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1); an empty one is one of the N, with a loss of 0
     backend     auto, triton (what auto takes on a GPU), torch (blocks of queries), reference (T × T memory)
     returns     [] in at least fp32, in nats; differentiable in q_idx, k_idx, w_idx, bias, tau (once)
 

@@ -41,7 +41,7 @@ def indexer_kl_reference(
     if cu_seqlens is None:
         return loss.mean()
     sequences = loss[0].split(cu_seqlens.diff().tolist())
-    return torch.stack([sequence.mean() for sequence in sequences]).mean()
+    return torch.stack([sequence.sum() / max(1, len(sequence)) for sequence in sequences]).mean()
 
 
 def attention_mean(q: Tensor, k: Tensor, mask: Tensor, scale: float | None) -> Tensor:

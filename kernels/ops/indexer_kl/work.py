@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.launch.work import Work, nbytes
+from kernels.launch.work import Work, listed_pairs, nbytes
 
 
 def work(
@@ -23,10 +23,10 @@ def work(
 
     All are made in the forward pass; the backward scales gradients. The kernels make the attention's products
     three times and the indexer's scores three, rather than keep them, which is not counted. Pairs are those
-    visible in a batch, or the places of the lists; packed sequences see fewer.
+    visible in a batch or, of those, as many as the lists have places for; packed sequences see fewer.
     """
     batch, time, heads, width = q.shape
-    pairs = batch * time * (time + 1) // 2 if indices is None else batch * time * min(indices.shape[2], time)
+    pairs = batch * listed_pairs(time, time, time if indices is None else indices.shape[2])
     products = heads * width + 3 * q_idx.shape[2] * q_idx.shape[3]
     learnt = nbytes(q_idx, k_idx, w_idx, bias, tau)
     wide = sum(4 * x.numel() for x in (q_idx, k_idx, w_idx, bias, tau))

@@ -23,10 +23,11 @@ def work(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> list[Work]:
-    """Of a call with these arguments, every step taken and every chunk full.
+    """Of a call with these arguments, every step taken and every chunk full, or of one token.
 
     A product with a token's matrix is K or V columns of a chunk's state and, for the chunk itself, twice 64/2
-    tokens. States between chunks and the solutions are not counted as bytes: they could stay in caches.
+    tokens. One token has no chunk: it is written into the state first. States between chunks and the solutions
+    are not counted as bytes: they could stay in caches.
     """
     key, value = q.shape[3], v.shape[3]
     tokens = q.shape[0] * q.shape[1] * q.shape[2]
@@ -36,11 +37,12 @@ def work(
     state_bytes = states[0] + output_final_state * states[1]
     outputs = v.numel() * q.element_size()
     write = 2 * key * (key + value)
-    matrix_product = 2 * key * (key + CHUNK)
-    read = 2 * key * value + CHUNK * (key + value)
+    chunk = 0 if q.shape[1] == 1 and cu_seqlens is None else CHUNK
+    matrix_product = 2 * key * (key + chunk)
+    read = 2 * key * value + chunk * (key + value)
     solve = cg_steps * matrix_product
     # x·kᵀ, y·kᵀ, do·vᵀ and the four products of their pairs; dH·k, dG·k, dG·v, H·x, G·x
-    gradients = CHUNK * (4 * key + 2 * value) + 4 * key * key + 6 * key * value
+    gradients = chunk * (4 * key + 2 * value) + 4 * key * key + 6 * key * value
     return [
         Work("mesa", "forward", tokens * (write + solve + read), inputs + outputs + state_bytes),
         Work(

@@ -80,7 +80,10 @@ def _bands(
         first = F.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     packed, queries = cu is not None, q.shape[1]
     coarse = Band(0, first, packed, selected.shape[1] - queries, sizes.block_size, sizes.stride)
-    near = Band(2, boundaries(sliding, cu), packed, sliding.shape[1] - queries, window=sizes.window)
+    window = min(
+        sizes.window, sliding.shape[1]
+    )  # of any sequence everything, and int32 sums stay far from the end
+    near = Band(2, boundaries(sliding, cu), packed, sliding.shape[1] - queries, window=window)
     return coarse, near
 
 

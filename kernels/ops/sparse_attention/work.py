@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.launch.work import Work, nbytes
+from kernels.launch.work import Work, listed_pairs, nbytes
 
 
 def work(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, **_options) -> list[Work]:
-    """Of a call with these arguments: two products forward and five backward a query, head and place of its list.
+    """Of a call with these arguments: two products forward and five backward a query, head and key of its list.
 
+    Lists are taken to be causal, packed sequences to be one: a query has what it can see, and −1 in other places.
     Keys count once however many queries gather them: what lies above this are gathers that miss the caches.
     """
-    pairs = 2 * q.shape[0] * q.shape[1] * q.shape[2] * min(indices.shape[2], k.shape[1])
+    pairs = 2 * q.shape[0] * q.shape[2] * listed_pairs(q.shape[1], k.shape[1], indices.shape[2])
     width, value_width = q.shape[3], v.shape[3]
     output = q.element_size() * q.shape[0] * q.shape[1] * q.shape[2] * value_width
     sums = 4 * q.shape[0] * q.shape[1] * q.shape[2]  # log Σ exp
