@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch.device import chunk_bounds, sigmoid, sum_rows
+from kernels.launch.gradients import first_order
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.launch.tuning import Tuned
 
@@ -198,6 +199,7 @@ class _ShortConv(torch.autograd.Function):
         return y, after
 
     @staticmethod
+    @first_order
     def backward(ctx, dy, dafter):
         x, weight, state, cu, table = ctx.saved_tensors
         taps, width = weight.shape[1], x.shape[2]
