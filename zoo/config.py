@@ -37,7 +37,8 @@ class ModelConfig:
 
     preset: what a legend calls it (None: named after its pattern); pattern, depth: see zoo.pattern; d_model: width;
     n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
-    weights; backend: kernels' backend.
+    weights; backend: kernels' backend, in decoding too (varlen and flash_attn serve whole sequences; a step of decoding
+    then takes what "auto" does).
     """
 
     preset: str | None = None

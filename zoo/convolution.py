@@ -48,5 +48,7 @@ class ShortConvolution(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """One token: x [B, width] -> (y [B, width], the state after it)."""
-        y, after = kernels.short_conv(x[:, None], self.weight, activation=self.activation, state=state)
+        y, after = kernels.short_conv(
+            x[:, None], self.weight, activation=self.activation, state=state, backend=self.backend
+        )
         return y[:, 0], after

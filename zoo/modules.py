@@ -31,6 +31,15 @@ class Dims:
     depth: int
     backend: str = "auto"
 
+    @property
+    def step_backend(self) -> str:
+        """Attention's backend in a step of decoding: those for packed sequences leave it to "auto".
+
+        They want keys and values of all sequences in one row, and would copy a whole cache for every token; and they
+        do not know the forms that only a step has (MLA's absorbed rows, path_step).
+        """
+        return "auto" if self.backend in ("varlen", "flash_attn") else self.backend
+
 
 class RMSNorm(nn.Module):
     """y = x · rsqrt(mean(x²) + 1e-6) ⊙ gain over the last axis, computed in at least fp32, returned in x's dtype."""

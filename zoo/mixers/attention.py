@@ -59,7 +59,7 @@ class Attention(Mixer):
         self.heads = dims.n_heads if config.n_heads is None else config.n_heads
         self.kv_heads = self.heads if config.n_kv_heads is None else config.n_kv_heads
         self.width = head_width(dims.d_model, self.heads, "n_heads")
-        self.backend = dims.backend
+        self.backend, self.step_backend = dims.backend, dims.step_backend
         self._check(config)
         self.rope_base = config.rope_base if config.positions == "rope" else None
         self.window = config.window
@@ -102,7 +102,7 @@ class Attention(Mixer):
         q, k, v = self._qkv(x, position)
         state.append(k[:, 0], v[:, 0], window=self.window)
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in state.read())
-        o = kernels.attention(q, keys, values, causal=False)
+        o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
         return self._out(o, x)[:, 0], state
 
     def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -96,7 +96,7 @@ class GSA(Mixer):
         self._check(config)
         self.k = sizes(config, dims.seq_len)
         self.rope_base = config.rope_base
-        self.backend = dims.backend
+        self.backend, self.step_backend = dims.backend, dims.step_backend
         self.aux_weights = {"indexer_kl": config.aux_weight}
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
         self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
@@ -166,14 +166,15 @@ class GSA(Mixer):
         keys, values = state.kv.read()
         if self.warmup.dense:
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-            o = kernels.attention(q, keys, values, causal=False)
+            o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
         else:
-            index_keys, options = state.index.read(), {"k": self.k, "scores": self.indexer.scores}
-            indices = kernels.lightning_topk(q_idx, index_keys, w_idx, bias, **options)
+            options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
+            indices = kernels.lightning_topk(q_idx, state.index.read(), w_idx, bias, **options)
             # Only the selected rows are read: the cache is large, and attention's part of it is not.
             keys, values = (_rows(y, indices[:, 0]).to(q.dtype) for y in (keys, values))
             place = torch.arange(indices.shape[-1], device=x.device)
-            o = kernels.sparse_attention(q, keys, values, torch.where(indices < 0, -1, place))
+            indices = torch.where(indices < 0, -1, place)
+            o = kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
         return self._out(o, x)[:, 0], state
 
     def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

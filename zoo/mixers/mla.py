@@ -62,7 +62,7 @@ class MLA(Mixer):
         q_rank = max(8, 8 * round(d_model / 12)) if config.q_rank is None else config.q_rank
         self.rope_dim = max(2, self.width // 4 * 2) if config.rope_dim is None else config.rope_dim
         self.rope_base = config.rope_base
-        self.backend = dims.backend
+        self.backend, self.step_backend = dims.backend, dims.step_backend
         self._check(q_rank)
         inner = self.heads * self.width
         self.q_down = nn.Linear(d_model, q_rank, bias=False)
@@ -110,11 +110,9 @@ class MLA(Mixer):
         q = torch.cat([absorbed, rotated[:, 0]], dim=-1)
         # All heads share one key a token: as H queries of one head, nothing has to be repeated. Values are
         # the whole rows, of which the latent part is kept; cutting it out before would copy the cache.
-        scale = (self.width + self.rope_dim) ** -0.5
-        mixed = kernels.attention(q[:, :, None], rows, rows, causal=False, scale=scale)[
-            :, :, 0, : self.kv_rank
-        ]
-        o = torch.einsum("bhc,hvc->bhv", mixed, self._up_by_head(self.v_up))
+        options = {"scale": (self.width + self.rope_dim) ** -0.5, "backend": self.step_backend}
+        mixed = kernels.attention(q[:, :, None], rows, rows, causal=False, **options)
+        o = torch.einsum("bhc,hvc->bhv", mixed[:, :, 0, : self.kv_rank], self._up_by_head(self.v_up))
         return self.o_proj(o.flatten(1)), state
 
     def _queries(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -77,7 +77,7 @@ class PathFox(Mixer):
         self.heads = dims.n_heads if config.n_heads is None else config.n_heads
         self.kv_heads = self.heads if config.n_kv_heads is None else config.n_kv_heads
         self.width = head_width(dims.d_model, self.heads, "n_heads")
-        self.backend = dims.backend
+        self.backend, self.step_backend = dims.backend, dims.step_backend
         rank = max(1, min(RANK, dims.d_model // 8)) if config.rank is None else config.rank
         self._check(rank)
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
@@ -123,7 +123,7 @@ class PathFox(Mixer):
             w, beta, state.taps = self.turn.step(x, state.taps)
         state.cache.append(k, v)
         path = w, beta, self._log_gate(x), _forgotten(state)
-        o = kernels.path_step(q, *state.cache.read(), *path, backend=self.backend)
+        o = kernels.path_step(q, *state.cache.read(), *path, backend=self.step_backend)
         return self.o_proj(o.flatten(1)), state
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels.launch.gradients import first_order
 from kernels.launch.matrices import matrix_tile
 from kernels.launch.tuning import Tuned
 
@@ -124,7 +124,7 @@ class _Cayley(torch.autograd.Function):
         return q
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dq):
         (q,) = ctx.saved_tensors
         draw = torch.empty_like(q, dtype=ctx.dtype)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.launch.gradients import first_order
 from kernels.launch.packing import boundaries, chunk_table, first_chunks
 from kernels.ops.delta_rule.triton_backward import keys_and_gates_back, sum_heads, values_back
 from kernels.ops.delta_rule.triton_forward import outputs, prepare
@@ -45,6 +46,7 @@ class _DeltaRule(torch.autograd.Function):
         return o, final
 
     @staticmethod
+    @first_order
     def backward(ctx, d_o, d_final):
         q, k, v, g, beta, initial, p, z, cu, table, firsts = ctx.saved_tensors
         shape = (*beta.shape, v.shape[3])

@@ -20,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels.launch.device import padded, sigmoid, sum_rows
+from kernels.launch.gradients import first_order
 from kernels.launch.streams import token_tile
 from kernels.launch.tuning import Tuned
 
@@ -162,7 +162,7 @@ class _Coefficients(torch.autograd.Function):
         return pre, post, res
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dpre, dpost, dres):
         x, phi, scale, bias, raw, inverse = ctx.saved_tensors
         dproduct, along = torch.empty_like(raw), torch.empty_like(inverse)

@@ -16,9 +16,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels.launch.device import sum_rows
+from kernels.launch.gradients import first_order
 from kernels.launch.streams import (
     add_products,
     channel_tile,
@@ -100,7 +100,7 @@ class _HyperPost(torch.autograd.Function):
         return after
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dafter):
         x, z, res, post = ctx.saved_tensors
         dx, dz, dpost = (torch.empty_like(y) for y in (x, z, post))

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels.launch.gradients import first_order
 from kernels.launch.streams import (
     add_products,
     channel_tile,
@@ -72,7 +72,7 @@ class _HyperPre(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dy):
         x, h = ctx.saved_tensors
         batch, time, n, width = x.shape

@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 
 from kernels.launch.device import padded, sum_rows
+from kernels.launch.gradients import first_order
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
 from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
@@ -41,6 +42,7 @@ class _IndexerKL(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         scaled = []
         for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True):

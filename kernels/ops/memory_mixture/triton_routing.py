@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch.gradients import first_order
 from kernels.launch.tuning import Tuned
 from kernels.ops.memory_mixture.visits import Visits
 
@@ -150,6 +151,7 @@ class Gather(torch.autograd.Function):
         return tuple(sorted_)
 
     @staticmethod
+    @first_order
     def backward(ctx, *gradients):
         d_q, *given = (x.contiguous() for x in gradients)
         q_shape, *shapes = ctx.shapes
@@ -172,6 +174,7 @@ class Mix(torch.autograd.Function):
         return mix(x, weights, places, (*weights.shape[:2], *x.shape[2:]))
 
     @staticmethod
+    @first_order
     def backward(ctx, d_out):
         x, weights, places = ctx.saved_tensors
         d_out, d_x, d_weights = d_out.contiguous(), torch.empty_like(x), torch.empty_like(weights)

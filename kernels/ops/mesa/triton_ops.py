@@ -28,6 +28,7 @@ from torch import Tensor
 
 from kernels.launch import interpreted
 from kernels.launch.device import sum_rows
+from kernels.launch.gradients import first_order
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.mesa.triton_products import gate_gradients, key_gradients, read
 from kernels.ops.mesa.triton_solve import RESIDENT, solve
@@ -62,6 +63,7 @@ class _Mesa(torch.autograd.Function):
         return o, *final
 
     @staticmethod
+    @first_order
     def backward(ctx, do, dfinal_kk, dfinal_kv):
         x, k, v, g, beta, lamb, h_kk, h_kv, cu_seqlens, cu, table = ctx.saved_tensors
         steps, exact, products = ctx.settings

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from kernels.launch.device import load_rows, padded, store_rows
+from kernels.launch.gradients import first_order
 from kernels.launch.packing import boundaries
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.triton_bands import Band, band_forward
@@ -105,7 +105,7 @@ class _NSA(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, do):
         *inputs, oc, lc, os, ls, ow, lw, chosen, cu_seqlens = ctx.saved_tensors
         q, q_rotated, kc, vc, ks, vs, kw, vw, gates = inputs

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.launch.gradients import first_order
 from kernels.launch.packing import first_chunks
 from kernels.ops.path_attention.triton_backward import (
     carry,
@@ -121,6 +122,7 @@ class _PathAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_order
     def backward(ctx, grad):
         q, k, v, w, beta, g, out, lse, cu_seqlens = ctx.saved_tensors
         grad = grad.contiguous()

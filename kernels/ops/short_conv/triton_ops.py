@@ -8,6 +8,8 @@ that all but one come from the cache.
     backward  the pre-activation of rows t … t+k−1 is recomputed:
               dpre_t = dy_t · act'(pre_t)    dx_t = Σ_i w_i ⊙ dpre_{t+(k−1)−i} + (state after)'s gradient
               dw_i = Σ_t dpre_t ⊙ row_i as one partial sum a tile, added in a fixed order
+
+One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.launch.device import chunk_bounds, sigmoid, sum_rows
+from kernels.launch.gradients import first_order
 from kernels.launch.packing import boundaries, chunk_table
 from kernels.launch.tuning import Tuned
+from kernels.ops.short_conv.triton_step import short_conv_one_token
 
 CHUNK = 32
 
@@ -198,6 +202,7 @@ class _ShortConv(torch.autograd.Function):
         return y, after
 
     @staticmethod
+    @first_order
     def backward(ctx, dy, dafter):
         x, weight, state, cu, table = ctx.saved_tensors
         taps, width = weight.shape[1], x.shape[2]
@@ -231,5 +236,13 @@ def short_conv_triton(
     state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`kernels.short_conv` on a GPU: memory-bound, each input read once forward and twice backward."""
+    """`kernels.short_conv` on a GPU: memory-bound, each input read once forward and twice backward.
+
+    A single token without gradients has a kernel of its own.
+    """
+    moves = torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in (x, weight, state)
+    )
+    if x.shape[1] == 1 and cu_seqlens is None and not moves:
+        return short_conv_one_token(x, weight, state, activation == "silu")
     return _ShortConv.apply(x, weight, state, cu_seqlens, activation == "silu")

@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels.launch.gradients import first_order
 from kernels.launch.matrices import matrix_tile
 from kernels.launch.tuning import Tuned
 
@@ -100,7 +100,7 @@ class _Sinkhorn(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, dout):
         raw, out = ctx.saved_tensors
         draw = torch.empty_like(raw)

@@ -17,6 +17,7 @@ import triton
 from torch import Tensor
 
 from kernels.launch.device import padded
+from kernels.launch.gradients import first_order
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
 from kernels.ops.sparse_attention.triton_backward import key_gradients_tuned, query_gradient_tuned
 from kernels.ops.sparse_attention.triton_forward import forward_tuned
@@ -37,6 +38,7 @@ class _SparseAttention(torch.autograd.Function):
         return o
 
     @staticmethod
+    @first_order
     def backward(ctx, do):
         q, k, v, indices, o, lse = ctx.saved_tensors
         do, delta = do.contiguous(), torch.empty_like(lse)

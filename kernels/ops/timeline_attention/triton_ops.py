@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from kernels.launch.gradients import first_order
 from kernels.launch.tuning import Tuned
 from kernels.ops.timeline_attention.sort import Timelines, sort_timelines
 from kernels.plugins import flash, varlen
@@ -135,7 +135,7 @@ class _Gather(torch.autograd.Function):
         return tuple(there)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, *there):
         there = [x.contiguous() for x in there]
         found = [x.new_empty(shape) for x, shape in zip(there, ctx.shapes, strict=True)]
@@ -153,7 +153,7 @@ class _PutBack(torch.autograd.Function):
         return _moved(there, timelines.places, (*shape, there.shape[-1]))
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx, gradient):
         return _moved(gradient, ctx.order, ctx.shape), None, None
 
