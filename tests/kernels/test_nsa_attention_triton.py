@@ -1,6 +1,7 @@
 """nsa_attention's Triton kernels against the definition: the three branches, the choice, packing, odd sizes."""
 
 import dataclasses
+import re
 from functools import partial
 
 import pytest
@@ -200,6 +201,16 @@ def test_refusals_say_why():
     tensors = {name: x.float().to(DEVICE) for name, x in tensors.items()}
     with pytest.raises(ValueError, match="chooses at most 256 blocks, got n_select=300"):
         call(**tensors, backend="triton", n_select=300)
+
+
+def test_groups_that_shared_memory_cannot_hold_are_refused():
+    """128 · 256 channels in 16 bit compile for an H200, as do 256 · 128; more do not."""
+    for heads, width, taken in ((128, 256, True), (256, 128, True), (200, 250, False), (512, 128, False)):
+        *given, gates = arguments(inputs(1, 2, heads=heads, width=width), dtype=torch.float16)
+        options = {"q_rotated": given[0], "sizes": Sizes(**SMALL)}
+        reason = OPERATION.refusals(*given, gates, **options).get("triton")
+        wanted = f"needs groups of query heads.* got {heads} heads of {width} channels in 2 bytes"
+        assert reason is None if taken else re.match(wanted, reason)
 
 
 def test_auto_takes_the_kernels_on_a_gpu_for_more_than_one_query():

@@ -18,6 +18,10 @@ Pair = tuple[Tensor, Tensor]
 MOST_SELECTED = 256
 """The longest list of blocks that the kernel keeps while it chooses."""
 
+MOST_GROUP_BYTES = 1 << 16
+"""The queries (or values) of one token's group that fit shared memory beside the keys, heads and width as powers of
+two: 128 heads of 256 channels in 16 bit, 64 in fp32."""
+
 
 def _refuses(
     q: Tensor,
@@ -33,7 +37,16 @@ def _refuses(
     if sizes.n_select > MOST_SELECTED:
         return f"chooses at most {MOST_SELECTED} blocks, got n_select={sizes.n_select}"
     widths = (q.shape[3], selected[1].shape[3])
+    group, width = q.shape[2] // selected[0].shape[2], max(widths)
+    if _power_of_2(group) * _power_of_2(width) * q.element_size() > MOST_GROUP_BYTES:
+        given = f"{group} heads of {width} channels in {q.element_size()} bytes"
+        return f"needs groups of query heads that fit {MOST_GROUP_BYTES} bytes of shared memory, got {given}"
     return refusal(q, q_rotated, *compressed, *selected, *sliding, gates, widths=widths)
+
+
+def _power_of_2(number: int) -> int:
+    """The next one, the number itself if it is one."""
+    return 1 << (number - 1).bit_length()
 
 
 def _suits(q: Tensor, *_args, **_options) -> bool:
@@ -90,8 +103,8 @@ def nsa_attention(
     q_rotated   None, or [B, Tq, H, K]: the query of selection and window, where positions are rotated
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk): blocks start anew in each
-    backend     auto, triton (what auto takes on a GPU for more than one query), torch (blocks of queries; tiles of
-                queries by block), reference (Tq × Tk memory)
+    backend     auto, triton (what auto takes on a GPU for more than one query; n ≤ 256, and of one token's group
+                64 KiB), torch (blocks of queries; tiles of queries by block), reference (Tq × Tk memory)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Memory is linear in T; work a query T/d + n·l' + w scores a head. First order
