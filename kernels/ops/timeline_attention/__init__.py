@@ -9,6 +9,7 @@ from kernels.dispatch import Operation, always, not_unasked
 from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.timeline_attention.packed import register_packed
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
+from kernels.ops.timeline_attention.sort import MAX_TIMELINES
 from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
 from kernels.plugins import flash, varlen
 
@@ -16,8 +17,17 @@ __all__ = ["timeline_attention"]
 
 
 def _refuses(
-    q: Tensor, k: Tensor, v: Tensor, assignment: Tensor, *, rope_base: float | None = None, **_options
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    assignment: Tensor,
+    *,
+    n_timelines: int = 1,
+    rope_base: float | None = None,
+    **_options,
 ) -> str | None:
+    if n_timelines > MAX_TIMELINES:
+        return f"sorts by at most {MAX_TIMELINES} timelines, got {n_timelines}"
     if rope_base is not None and q.shape[-1] % 2:
         return f"needs an even width to rotate, got {q.shape[-1]}"
     return refusal(q, k, v, widths=(q.shape[-1], v.shape[-1]))
@@ -61,8 +71,8 @@ def timeline_attention(
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1)
     backend     auto, triton (what auto takes on a GPU: kernels sort, rotate and put back around the attention
-                of varlen, flash_attn or torch, whichever takes the call first), torch, varlen (CUDA, 16 bit),
-                flash_attn (if installed), reference (T × T memory)
+                of varlen, flash_attn or torch, whichever takes the call first; up to 64 timelines), torch,
+                varlen (CUDA, 16 bit), flash_attn (if installed), reference (T × T memory)
     returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
 
     Balanced timelines cost T²/n_timelines score entries a head, in memory linear in T.

@@ -1,6 +1,6 @@
-"""Timeline attention with its routing in two passes: tokens are sorted and rotated in one, put back in another.
+"""Timeline attention with its routing in kernels: tokens are sorted, moved and rotated, attended to, put back.
 
-    sort      PyTorch's, of integers: which token stands where, and its position inside its timeline
+    sort      a counting sort (triton_sort.py): which token stands where, and its position inside its timeline
     gather    a program has BM places of the sorted axis, reads q, k and v of the tokens that stand there, rotates
               q and k by their positions and writes all three; angles are computed once for both
     attend    over segments, by the best kernel that takes the call
@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.launch.tuning import Tuned
-from kernels.ops.timeline_attention.sort import Timelines, sort_timelines
+from kernels.ops.timeline_attention.sort import Timelines
+from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 from kernels.plugins import flash, varlen
 from kernels.segments import segment_attention
 
@@ -206,7 +207,7 @@ def timeline_attention_triton(
     cu_seqlens: Tensor | None,
 ) -> Tensor:
     """`kernels.timeline_attention` on a GPU: its routing reads and writes q, k, v and o once each way."""
-    timelines = sort_timelines(assignment, n_timelines, cu_seqlens)
+    timelines = sort_timelines_triton(assignment, n_timelines, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = _attend(*gather(q, k, v, timelines, rope_base), timelines.cu_seqlens, scale, q.shape[1])
     return put_back(out, timelines, tuple(q.shape[:3]))

@@ -18,7 +18,10 @@ def work(
     cu_seqlens: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments, for timelines of equal length; sorting itself, of integers, left out."""
+    """Of a call with these arguments, for timelines of equal length.
+
+    The sort reads the assignment to count and writes order, places and positions; its counts are small beside them.
+    """
     batch, time, heads = q.shape[:3]
     places = batch * time * heads
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -29,6 +32,7 @@ def work(
     order, positions = 8 * places, 0 if rope_base is None else 8 * places
     moved = nbytes(q, k, v) + sorted_bytes + order + positions
     return [
+        Work("timeline_sort", "forward", 0, nbytes(assignment) + 3 * order),
         Work("timeline_gather", "forward", turns, moved),
         Work("timeline_attend", "forward", products, sorted_bytes + out),
         Work("timeline_put_back", "forward", 0, 2 * out + order),
