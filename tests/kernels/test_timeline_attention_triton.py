@@ -169,6 +169,23 @@ def test_putting_back_undoes_the_order():
     assert_kernel_agrees(put_back, {"there": normal(72, 1, 5)}, torch.float32)
 
 
+def test_putting_back_weighs():
+    _, options = call_of("grouped heads")
+    options.pop("rope_base")
+    timelines = sort_timelines(**options)
+
+    def put_back(there, weight, backend):
+        if backend == "triton":
+            from kernels.ops.timeline_attention.triton_ops import put_back
+
+            return put_back(there, timelines, (2, 9, 4), weight)
+        return there.squeeze(1)[timelines.places].view(2, 9, 4, 5) * weight[..., None]
+
+    inputs = {"there": normal(72, 1, 5), "weight": normal(2, 9, 4)}
+    assert_kernel_agrees(put_back, inputs, torch.float32)
+    assert_kernel_agrees(put_back, inputs, torch.float16, keep=["weight"])
+
+
 @cases
 def test_the_whole_equals_the_definition(case):
     compare_whole(case, torch.float32, EXACT_LIMIT, EXACT_LIMIT)
@@ -183,10 +200,14 @@ def test_the_whole_in_half_precision(dtype):
 def compare_whole(case: str, dtype: torch.dtype, output_limit: float, gradient_limit: float) -> None:
     inputs, options = call_of(case)
     given = [x.to(DEVICE, dtype) for x in inputs]
-    call = partial(timeline_attention, **options)
+    given.append(normal(*given[0].shape[:3]).to(DEVICE, torch.float32))
+
+    def call(q, k, v, weight, backend):
+        return timeline_attention(q, k, v, weight=weight, backend=backend, **options)
+
     got = value_and_gradients(partial(call, backend="triton"), given)
     wanted = value_and_gradients(partial(call, backend="reference"), [x.double() for x in given])
-    for name, a, b in zip(("o", *"qkv"), got, wanted, strict=True):
+    for name, a, b in zip(("o", *"qkv", "weight"), got, wanted, strict=True):
         limit = output_limit if name == "o" else gradient_limit
         error = rmse_ratio(a, b) if b.any() else a.abs().max()  # of one token, q and k have no gradient
         assert error < limit, f"{name}: {error:.2e}"
