@@ -205,7 +205,8 @@ def _timelines(d: Draw) -> list[Call]:
     timelines = 6
     q, k, v = _attention(d, HEADS, HEADS)
     route = d.choice(timelines, HEADS)
-    return [_call("timeline_attention", q, k, v, route, n_timelines=timelines, rope_base=1e4)]
+    options = {"n_timelines": timelines, "rope_base": 1e4, "weight": d.share(HEADS)}
+    return [_call("timeline_attention", q, k, v, route, **options)]
 
 
 def _short_conv(d: Draw) -> list[Call]:

@@ -3,7 +3,8 @@
 The interpreter checks what kernels compute; this checks that a GPU's compiler takes them, and what they need there:
 registers, memory that registers spill to, shared memory. The calls are those of `cases`, short and in bf16; kernels
 are compiled where they would be launched, so that every launch configuration, size and type is the real one. What
-comes back from such a call is memory as it was found.
+comes back from such a call is memory as it was found; attention that PyTorch does in between takes segments of
+equal length, as boundaries may be such memory.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tqdm import tqdm
 from experiments.bench.cases import CASES, Call, chosen
 from experiments.bench.kernels import backward, forward
 from experiments.schema import Config
+from kernels import segments
 from kernels.launch import interpreted
 from zoo.errors import UserError
 
@@ -54,7 +56,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     if interpreted():
         raise UserError("suite=compile needs the compiler: unset TRITON_INTERPRET")
     rows: list[dict[str, Any]] = []
-    with _compiling(rows):
+    with _compiling(rows), _equal_segments():
         for name in tqdm(
             chosen(config.bench.cases, list(CASES)), desc="compile", disable=not config.trainer.progress
         ):
@@ -92,6 +94,22 @@ def _serving(call: Call) -> Iterator[None]:
         yield
     finally:
         call.registry._backends["triton"] = found
+
+
+@contextlib.contextmanager
+def _equal_segments() -> Iterator[None]:
+    """While inside, attention over segments by PyTorch's operations does not look where they begin."""
+    eager = segments.segment_attention_eager
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
+        count = len(cu_seqlens) - 1
+        return eager(q, k, v, torch.arange(count + 1) * len(q) // count, **options)
+
+    segments.segment_attention_eager = attend
+    try:
+        yield
+    finally:
+        segments.segment_attention_eager = eager
 
 
 @contextlib.contextmanager

@@ -103,13 +103,13 @@ class HyperGraph(Mixer):
             "rope_base": self.rope_base if self.local else None,
             "cu_seqlens": ctx.cu_seqlens,
         }
-        o = kernels.timeline_attention(q, k, v, timeline, backend=self.backend, **options)
+        o = kernels.timeline_attention(q, k, v, timeline, weight=weight, backend=self.backend, **options)
         show_attention(ctx, kernels.timeline_attention, q, k, timeline, **options)
         ctx.show(
             "routing",
             lambda: {"probabilities": probabilities.detach(), "choices": timeline[..., None]},
         )
-        y = self.o_proj((o * weight[..., None].to(o.dtype)).flatten(-2))
+        y = self.o_proj(o.flatten(-2))
         return y, {"timeline_balance": self._balance(logits, probabilities, timeline, ctx)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

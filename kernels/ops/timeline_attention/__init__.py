@@ -9,6 +9,7 @@ from kernels.dispatch import Operation, always, not_unasked
 from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.timeline_attention.packed import register_packed
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
+from kernels.ops.timeline_attention.sort import MAX_TIMELINES
 from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
 from kernels.plugins import flash, varlen
 
@@ -16,11 +17,21 @@ __all__ = ["timeline_attention"]
 
 
 def _refuses(
-    q: Tensor, k: Tensor, v: Tensor, assignment: Tensor, *, rope_base: float | None = None, **_options
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    assignment: Tensor,
+    *,
+    n_timelines: int = 1,
+    rope_base: float | None = None,
+    weight: Tensor | None = None,
+    **_options,
 ) -> str | None:
+    if n_timelines > MAX_TIMELINES:
+        return f"sorts by at most {MAX_TIMELINES} timelines, got {n_timelines}"
     if rope_base is not None and q.shape[-1] % 2:
         return f"needs an even width to rotate, got {q.shape[-1]}"
-    return refusal(q, k, v, widths=(q.shape[-1], v.shape[-1]))
+    return refusal(q, k, v, weight, widths=(q.shape[-1], v.shape[-1]))
 
 
 OPERATION = Operation("timeline_attention")
@@ -44,13 +55,14 @@ def timeline_attention(
     *,
     n_timelines: int,
     rope_base: float | None = None,
+    weight: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Causal softmax attention within (sequence, head, timeline).
 
-        o_i = Σ_j softmax_j(scale · q_i·k_j) · v_j     over j ≤ i of i's sequence with a_j = a_i, per head
+        o_i = w_i · Σ_j softmax_j(scale · q_i·k_j) · v_j     over j ≤ i of i's sequence with a_j = a_i, per head
 
     q           [B, T, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
     k, v        [B, T, Hkv, K], [B, T, Hkv, V]; Hkv divides H
@@ -58,11 +70,12 @@ def timeline_attention(
                 Only `reference` reports values out of range; elsewhere the result is undefined
     rope_base   given: q and k are first rotated by the token's position inside its timeline (0 for the first
                 token there; counted anew in every sequence); None: no rotation
+    weight      [B, T, H], any floating dtype, w_i; None: 1
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1)
     backend     auto, triton (what auto takes on a GPU: kernels sort, rotate and put back around the attention
-                of varlen, flash_attn or torch, whichever takes the call first), torch, varlen (CUDA, 16 bit),
-                flash_attn (if installed), reference (T × T memory)
+                of varlen, flash_attn or torch, whichever takes the call first; up to 64 timelines), torch,
+                varlen (CUDA, 16 bit), flash_attn (if installed), reference (T × T memory)
     returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
 
     Balanced timelines cost T²/n_timelines score entries a head, in memory linear in T.
@@ -70,6 +83,7 @@ def timeline_attention(
     """
     check_attention("timeline_attention", q, k, v, cu_seqlens=cu_seqlens)
     check_assignment(q, k, assignment, n_timelines)
+    check_weight(assignment, weight)
     q, k, v = in_autocast_dtype(q, k, v)
     return OPERATION(
         q,
@@ -78,6 +92,7 @@ def timeline_attention(
         assignment,
         n_timelines=n_timelines,
         rope_base=rope_base,
+        weight=weight,
         scale=scale,
         cu_seqlens=cu_seqlens,
         backend=backend,
@@ -97,4 +112,13 @@ def check_assignment(q: Tensor, k: Tensor, assignment: Tensor, n_timelines: int)
         raise ValueError(
             f"timeline_attention needs an integer assignment and n_timelines ≥ 1, got {assignment.dtype}, "
             f"{n_timelines}"
+        )
+
+
+def check_weight(assignment: Tensor, weight: Tensor | None) -> None:
+    """Raise ValueError if there is a weight and it is not one number for each assigned token."""
+    if weight is not None and (weight.shape != assignment.shape or not weight.dtype.is_floating_point):
+        raise ValueError(
+            f"timeline_attention needs floating weight [B, T, H] = {tuple(assignment.shape)}, got {weight.dtype} "
+            f"{tuple(weight.shape)}"
         )

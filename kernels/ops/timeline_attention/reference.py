@@ -16,6 +16,7 @@ def timeline_attention_reference(
     *,
     n_timelines: int,
     rope_base: float | None = None,
+    weight: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
@@ -36,4 +37,5 @@ def timeline_attention_reference(
         k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
         position = (mask.sum(dim=-1) - 1).transpose(1, 2)
         q, k = rope(q, position, rope_base), rope(k, position, rope_base)
-    return masked_attention(q, k, v, mask, scale)
+    out = masked_attention(q, k, v, mask, scale)
+    return out if weight is None else out * weight[..., None].to(out.dtype)

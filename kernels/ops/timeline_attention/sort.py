@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+MAX_TIMELINES = 64
+"""A counting sort sweeps its tokens once a timeline: past some dozens, comparing is the better way."""
+
 
 @dataclass(frozen=True)
 class Timelines:

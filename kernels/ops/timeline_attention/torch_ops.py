@@ -1,4 +1,4 @@
-"""Timeline attention as attention over segments: sort, rotate, attend, sort back. Work T²/n_timelines."""
+"""Timeline attention as attention over segments: sort, rotate, attend, sort back, weigh. Work T²/n_timelines."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def timeline_attention_sorted(
     *,
     n_timelines: int,
     rope_base: float | None,
+    weight: Tensor | None,
     scale: float | None,
     cu_seqlens: Tensor | None,
     attend: Attend,
@@ -37,7 +38,8 @@ def timeline_attention_sorted(
     by_timeline = (x.flatten(0, 2).index_select(0, timelines.order).unsqueeze(1) for x in (q, k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = attend(*by_timeline, timelines.cu_seqlens, scale)
-    return out.squeeze(1).index_select(0, timelines.places).unflatten(0, q.shape[:3])
+    out = out.squeeze(1).index_select(0, timelines.places).unflatten(0, q.shape[:3])
+    return out if weight is None else out * weight[..., None].to(out.dtype)
 
 
 def timeline_attention_torch(q: Tensor, k: Tensor, v: Tensor, assignment: Tensor, **options) -> Tensor:

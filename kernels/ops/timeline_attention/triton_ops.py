@@ -1,10 +1,11 @@
-"""Timeline attention with its routing in two passes: tokens are sorted and rotated in one, put back in another.
+"""Timeline attention with its routing in kernels: tokens are sorted, moved and rotated, attended to, put back.
 
-    sort      PyTorch's, of integers: which token stands where, and its position inside its timeline
+    sort      a counting sort (triton_sort.py): which token stands where, and its position inside its timeline
     gather    a program has BM places of the sorted axis, reads q, k and v of the tokens that stand there, rotates
               q and k by their positions and writes all three; angles are computed once for both
     attend    over segments, by the best kernel that takes the call
-    put back  every token's output from its place; its backward is the same kernel with the inverse order
+    put back  every token's output from its place, times its weight; its backward goes by tokens too, and finds the
+              weight's gradient on the way
 
 The gather's backward goes by tokens: a KV head's gradients, turned back, are summed over the query heads that share
 it in the order of the heads, so that nothing is added atomically.
@@ -21,7 +22,8 @@ from torch import Tensor
 
 from kernels.launch.gradients import first_order
 from kernels.launch.tuning import Tuned
-from kernels.ops.timeline_attention.sort import Timelines, sort_timelines
+from kernels.ops.timeline_attention.sort import Timelines
+from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 from kernels.plugins import flash, varlen
 from kernels.segments import segment_attention
 
@@ -103,18 +105,37 @@ def _timeline_gather_backward(
 
 
 @triton.jit
-def _timeline_rows(x, y, index, ROWS, WIDTH, BW: tl.constexpr, BM: tl.constexpr):
-    """y_r = x at index_r, for rows r."""
+def _timeline_put_back(there, weight, o, places, ROWS, V, BV: tl.constexpr, BM: tl.constexpr):
+    """o of the rows [ROWS], one a token and head: what stands at the row's place, times its weight."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = row < ROWS
-    source = tl.load(index + row, mask=known, other=0)
-    _store_rows(y, _load_rows(x, source, known, WIDTH, BW), row, known, WIDTH, BW)
+    values = _load_rows(there, tl.load(places + row, mask=known, other=0), known, V, BV)
+    if weight is not None:
+        values = values.to(tl.float32) * tl.load(weight + row, mask=known, other=0.0).to(tl.float32)[:, None]
+    _store_rows(o, values, row, known, V, BV)
+
+
+@triton.jit
+def _timeline_put_back_backward(
+    do, there, weight, dthere, dweight, places, ROWS, V, BV: tl.constexpr, BM: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    known = row < ROWS
+    place = tl.load(places + row, mask=known, other=0)
+    gradient = _load_rows(do, row, known, V, BV).to(tl.float32)
+    if weight is not None:
+        values = _load_rows(there, place, known, V, BV).to(tl.float32)
+        found = tl.sum(gradient * values, axis=1)
+        tl.store(dweight + row, found.to(dweight.dtype.element_ty), mask=known)
+        gradient *= tl.load(weight + row, mask=known, other=0.0).to(tl.float32)[:, None]
+    _store_rows(dthere, gradient, place, known, V, BV)
 
 
 _TILES = [triton.Config({"BM": rows}, num_warps=warps) for rows, warps in ((32, 4), (16, 4), (64, 4), (8, 1))]
 _gather_tuned = Tuned(_timeline_gather, _TILES, ["K", "V", "GROUP", "ROPE"])
 _gather_backward_tuned = Tuned(_timeline_gather_backward, _TILES, ["K", "V", "GROUP", "ROPE"])
-_rows_tuned = Tuned(_timeline_rows, _TILES, ["WIDTH"])
+_put_back_tuned = Tuned(_timeline_put_back, _TILES, ["V"])
+_put_back_backward_tuned = Tuned(_timeline_put_back_backward, _TILES, ["V"])
 
 
 class _Gather(torch.autograd.Function):
@@ -148,24 +169,29 @@ class _Gather(torch.autograd.Function):
 
 class _PutBack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, there, timelines, shape):
-        ctx.order, ctx.shape = timelines.order, there.shape
-        return _moved(there, timelines.places, (*shape, there.shape[-1]))
+    def forward(ctx, there, weight, timelines, shape):
+        there, weight = there.contiguous(), None if weight is None else weight.contiguous()
+        o = there.new_empty(*shape, there.shape[-1])
+        ctx.save_for_backward(*(() if weight is None else (there, weight)))
+        ctx.places, ctx.shape = timelines.places, there.shape
+        _launch(_put_back_tuned, there, weight, o, ctx.places)
+        return o
 
     @staticmethod
     @first_order
-    def backward(ctx, gradient):
-        return _moved(gradient, ctx.order, ctx.shape), None, None
+    def backward(ctx, do):
+        there, weight = ctx.saved_tensors or (None, None)
+        dthere, dweight = do.new_empty(ctx.shape), None if weight is None else torch.empty_like(weight)
+        _launch(_put_back_backward_tuned, do.contiguous(), there, weight, dthere, dweight, ctx.places)
+        return dthere, dweight, None, None
 
 
-def _moved(x: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Rows of x [..., D] in the order of the index."""
-    moved = x.new_empty(shape)
-    width = x.shape[-1]
-    _rows_tuned[lambda meta: (triton.cdiv(len(index), meta["BM"]),)](
-        x.contiguous(), moved, index, len(index), width, BW=triton.next_power_of_2(width)
+def _launch(tuned: Tuned, *tensors: Tensor | None) -> None:
+    """A kernel of putting back: values first, places last."""
+    rows, width = len(tensors[-1]), tensors[0].shape[-1]
+    tuned[lambda meta: (triton.cdiv(rows, meta["BM"]),)](
+        *tensors, rows, width, BV=triton.next_power_of_2(width)
     )
-    return moved
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor, base: float | None) -> dict[str, int | bool]:
@@ -189,9 +215,11 @@ def gather(
     return _Gather.apply(q, k, v, timelines, base)
 
 
-def put_back(there: Tensor, timelines: Timelines, shape: tuple[int, int, int]) -> Tensor:
-    """[M, 1, D] on the sorted axis -> [B, T, H, D]."""
-    return _PutBack.apply(there, timelines, shape)
+def put_back(
+    there: Tensor, timelines: Timelines, shape: tuple[int, int, int], weight: Tensor | None = None
+) -> Tensor:
+    """[M, 1, D] on the sorted axis -> [B, T, H, D], times the weight [B, T, H]."""
+    return _PutBack.apply(there, weight, timelines, shape)
 
 
 def timeline_attention_triton(
@@ -202,14 +230,15 @@ def timeline_attention_triton(
     *,
     n_timelines: int,
     rope_base: float | None,
+    weight: Tensor | None,
     scale: float | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
     """`kernels.timeline_attention` on a GPU: its routing reads and writes q, k, v and o once each way."""
-    timelines = sort_timelines(assignment, n_timelines, cu_seqlens)
+    timelines = sort_timelines_triton(assignment, n_timelines, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = _attend(*gather(q, k, v, timelines, rope_base), timelines.cu_seqlens, scale, q.shape[1])
-    return put_back(out, timelines, tuple(q.shape[:3]))
+    return put_back(out, timelines, tuple(q.shape[:3]), weight)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float, longest: int) -> Tensor:

@@ -15,10 +15,14 @@ def work(
     *,
     n_timelines: int,
     rope_base: float | None = None,
+    weight: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments, for timelines of equal length; sorting itself, of integers, left out."""
+    """Of a call with these arguments, for timelines of equal length.
+
+    The sort reads the assignment to count and writes order, places and positions; its counts are small beside them.
+    """
     batch, time, heads = q.shape[:3]
     places = batch * time * heads
     sequences = batch if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -27,12 +31,14 @@ def work(
     products = places * (places / (sequences * heads * n_timelines)) * (q.shape[-1] + v.shape[-1])
     turns = 0 if rope_base is None else 6 * places * q.shape[-1]
     order, positions = 8 * places, 0 if rope_base is None else 8 * places
+    weighing, again = (0, 0) if weight is None else (places * v.shape[-1], out)
     moved = nbytes(q, k, v) + sorted_bytes + order + positions
     return [
+        Work("timeline_sort", "forward", 0, nbytes(assignment) + 3 * order),
         Work("timeline_gather", "forward", turns, moved),
         Work("timeline_attend", "forward", products, sorted_bytes + out),
-        Work("timeline_put_back", "forward", 0, 2 * out + order),
+        Work("timeline_put_back", "forward", weighing, 2 * out + order + nbytes(weight)),
         Work("timeline_gather", "backward", turns, moved),
         Work("timeline_attend", "backward", 2.5 * products, 2 * sorted_bytes + 2 * out),
-        Work("timeline_put_back", "backward", 0, 2 * out + order),
+        Work("timeline_put_back", "backward", 3 * weighing, again + 2 * out + order + 2 * nbytes(weight)),
     ]
