@@ -21,8 +21,9 @@ from zoo.model import LanguageModel
 
 
 def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
-    """The model without storage: shapes only, for which any backend is as good as the one that is asked for."""
-    config = dataclasses.replace(config, backend="auto")
+    """The model without storage: shapes only. Triton's kernels need data; what they count is what others do."""
+    if config.backend == "triton":
+        config = dataclasses.replace(config, backend="auto")
     with torch.device("meta"), _NoInit():
         return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
 

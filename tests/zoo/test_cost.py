@@ -143,12 +143,12 @@ def test_any_kind_of_state_is_counted():
         mixer.state_bytes([tensor, object()])
 
 
-def test_cost_does_not_depend_on_the_backend():
-    """The meta device has none of a GPU's forms."""
+def test_a_model_of_triton_kernels_costs_what_it_does_on_others():
+    """They need data, and there is none where costs are counted."""
     counted = []
-    for backend in ("auto", "reference", "triton"):
+    for backend in ("auto", "triton"):
         model = cost.on_meta(
             ModelConfig(pattern="K", depth=1, d_model=32, backend=backend), vocab_size=50, seq_len=16
         )
         counted.append((cost.parameters(model), cost.flops_per_token(model, 16)))
-    assert counted[0] == counted[1] == counted[2]
+    assert counted[0] == counted[1]
