@@ -20,27 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.launch.device import load_rows, store_rows
 from kernels.launch.gradients import first_order
 from kernels.launch.tuning import Tuned
 from kernels.ops.timeline_attention.sort import Timelines
 from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 from kernels.plugins import flash, varlen
 from kernels.segments import segment_attention
-
-
-@triton.jit
-def _load_rows(x, row, known, WIDTH, BW: tl.constexpr):
-    """Rows [BM, BW] of x [..., WIDTH]."""
-    channel = tl.arange(0, BW)
-    mask = known[:, None] & (channel < WIDTH)[None]
-    return tl.load(x + row[:, None] * WIDTH + channel[None], mask=mask, other=0.0)
-
-
-@triton.jit
-def _store_rows(x, rows, row, known, WIDTH, BW: tl.constexpr):
-    channel = tl.arange(0, BW)
-    mask = known[:, None] & (channel < WIDTH)[None]
-    tl.store(x + row[:, None] * WIDTH + channel[None], rows.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -70,14 +56,14 @@ def _timeline_gather(
     place = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = place < PLACES
     flat = tl.load(order + place, mask=known, other=0)
-    queries = _load_rows(q, flat, known, K, BK)
-    keys = _load_rows(k, flat // GROUP, known, K, BK)
+    queries = load_rows(q, flat, known, K, BK)
+    keys = load_rows(k, flat // GROUP, known, K, BK)
     if ROPE:
         cos, sin = _angles(positions, frequencies, flat, known, K, BK)
         queries, keys = _turned(queries, cos, sin), _turned(keys, cos, sin)
-    _store_rows(q_there, queries, place, known, K, BK)
-    _store_rows(k_there, keys, place, known, K, BK)
-    _store_rows(v_there, _load_rows(v, flat // GROUP, known, V, BV), place, known, V, BV)
+    store_rows(q_there, place, known, queries, K, BK)
+    store_rows(k_there, place, known, keys, K, BK)
+    store_rows(v_there, place, known, load_rows(v, flat // GROUP, known, V, BV), V, BV)
 
 
 @triton.jit
@@ -92,16 +78,16 @@ def _timeline_gather_backward(
     for member in range(GROUP):
         flat = row * GROUP + member
         place = tl.load(places + flat, mask=known, other=0)
-        query = _load_rows(dq_there, place, known, K, BK).to(tl.float32)
-        key = _load_rows(dk_there, place, known, K, BK).to(tl.float32)
+        query = load_rows(dq_there, place, known, K, BK).to(tl.float32)
+        key = load_rows(dk_there, place, known, K, BK).to(tl.float32)
         if ROPE:
             cos, sin = _angles(positions, frequencies, flat, known, K, BK)
             query, key = _turned(query, cos, -sin), _turned(key, cos, -sin)
-        _store_rows(dq, query, flat, known, K, BK)
+        store_rows(dq, flat, known, query, K, BK)
         keys += key
-        values += _load_rows(dv_there, place, known, V, BV)
-    _store_rows(dk, keys, row, known, K, BK)
-    _store_rows(dv, values, row, known, V, BV)
+        values += load_rows(dv_there, place, known, V, BV)
+    store_rows(dk, row, known, keys, K, BK)
+    store_rows(dv, row, known, values, V, BV)
 
 
 @triton.jit
@@ -109,10 +95,10 @@ def _timeline_put_back(there, weight, o, places, ROWS, V, BV: tl.constexpr, BM: 
     """o of the rows [ROWS], one a token and head: what stands at the row's place, times its weight."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = row < ROWS
-    values = _load_rows(there, tl.load(places + row, mask=known, other=0), known, V, BV)
+    values = load_rows(there, tl.load(places + row, mask=known, other=0), known, V, BV)
     if weight is not None:
         values = values.to(tl.float32) * tl.load(weight + row, mask=known, other=0.0).to(tl.float32)[:, None]
-    _store_rows(o, values, row, known, V, BV)
+    store_rows(o, row, known, values, V, BV)
 
 
 @triton.jit
@@ -122,13 +108,13 @@ def _timeline_put_back_backward(
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = row < ROWS
     place = tl.load(places + row, mask=known, other=0)
-    gradient = _load_rows(do, row, known, V, BV).to(tl.float32)
+    gradient = load_rows(do, row, known, V, BV).to(tl.float32)
     if weight is not None:
-        values = _load_rows(there, place, known, V, BV).to(tl.float32)
+        values = load_rows(there, place, known, V, BV).to(tl.float32)
         found = tl.sum(gradient * values, axis=1)
         tl.store(dweight + row, found.to(dweight.dtype.element_ty), mask=known)
         gradient *= tl.load(weight + row, mask=known, other=0.0).to(tl.float32)[:, None]
-    _store_rows(dthere, gradient, place, known, V, BV)
+    store_rows(dthere, place, known, gradient, V, BV)
 
 
 _TILES = [triton.Config({"BM": rows}, num_warps=warps) for rows, warps in ((32, 4), (16, 4), (64, 4), (8, 1))]
