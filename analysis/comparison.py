@@ -80,7 +80,7 @@ def counted(runs: pd.DataFrame) -> pd.DataFrame:
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per label, best first by `order_metric`.
 
-    Columns: label, SHARED, ESTIMATED each with ``_ci``, peak_memory_bytes (the highest), n_seeds and seeds (those
+    Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and seeds (those
     `counted`). runs: Results.runs, or `with_final_validation`.
     """
     known = set(counted(runs).index)
@@ -96,6 +96,7 @@ def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:
     row = {"label": label, **{name: group[name].iloc[0] for name in SHARED}}
     for name in ESTIMATED:
         row[name], row[f"{name}_ci"], _ = estimate(group[name].astype("float64"))
+    row["workers"] = group["workers"].max()
     row["peak_memory_bytes"] = group["peak_memory_bytes"].max()
     row["n_seeds"] = int(sum(known))
     row["seeds"] = ", ".join(str(seed) for seed in sorted(group.loc[known, "seed"].dropna())) or None

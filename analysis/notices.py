@@ -6,6 +6,7 @@ import json
 
 import pandas as pd
 
+from analysis import speeds
 from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
 from analysis.probes import FOLDER, interrupted, record
 from analysis.results import Results
@@ -19,7 +20,7 @@ SHOWN = 12
 def notices(results: Results) -> list[str]:
     """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
     runs = with_final_validation(results)
-    checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates, _probes)
+    checks = (_code, _machines, speeds.notices, _texts, _tokenizers, _budgets, _sizes, _duplicates, _probes)
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
     return found + _other_problems(results)

@@ -58,6 +58,8 @@ def _commit(value: Any) -> str:
     return text(value)[:10]
 
 
+BESIDE = "beside how many other runs says the line under the heading"
+
 COMPARISON = (
     _text("name", "label", "name"),
     _text("pattern", "pattern", "code"),
@@ -68,8 +70,8 @@ COMPARISON = (
     _number("word ppl", "test_word_perplexity", units.number),
     _interval("bits per byte", "test_bits_per_byte"),
     _number("best step", "best_step", units.whole),
-    _number("tokens/s", "tokens_per_second", units.engineering),
-    _number("MFU", "mfu", units.percent),
+    _number("tokens/s", "tokens_per_second", units.engineering, note=BESIDE),
+    _number("MFU", "mfu", units.percent, note=f"share of the peak FLOP/s; {BESIDE}"),
     _number("peak memory", "peak_memory_bytes", units.memory),
     _text("seeds", "seeds"),
 )
@@ -110,7 +112,9 @@ MACHINES = (
     _text("GPU", "gpu", show=partial(text, missing="none")),
     _text("processor", "cpu"),
     _number("cores", "cores", units.whole),
+    _text("instructions", "capability", show=partial(text, missing="not recorded")),
     _number("threads a run", "threads", units.whole),
+    _number("runs at a time", "workers", units.whole),
     _number("memory", "memory_bytes", units.memory),
     _text("system", "platform", "wrap"),
     _number("runs", "n_runs", units.whole),

@@ -23,9 +23,10 @@ def run(config: Config) -> None:
     print(_report(planned))
 
 
-def execute(planned: Plan, sink: Sink) -> bool:
+def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
     """Bring a run to completion, going on from its last checkpoint; False if there was nothing to do.
 
+    workers: cells of one sweep that train at the same time, this one included.
     A failure is recorded in the run folder and raised as RunFailed, except a pause, which is no failure.
     """
     folder = planned.folder
@@ -39,7 +40,7 @@ def execute(planned: Plan, sink: Sink) -> bool:
 
         try:
             folder.begin(planned.yaml(), planned.identity)
-            folder.finish(train(planned, sink))
+            folder.finish(train(planned, sink, workers))
         except Paused as pause:
             raise RunFailed(f"{planned.title}: {pause}") from pause
         except UserError:
