@@ -149,7 +149,9 @@ RUN_COLUMNS: tuple[Column, ...] = (
         "instructions that PyTorch and MKL used, e.g. AVX512",
         optional=True,
     ),
-    Column("workers", "Int64", "workers", "", "cells of a sweep that trained at the same time", optional=True),
+    Column(
+        "workers", "Int64", "workers", "", "cells of a sweep that trained at the same time", optional=True
+    ),
     Column(
         "load",
         "float64",

@@ -80,8 +80,8 @@ def counted(runs: pd.DataFrame) -> pd.DataFrame:
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per label, best first by `order_metric`.
 
-    Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and seeds (those
-    `counted`). runs: Results.runs, or `with_final_validation`.
+    Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
+    seeds (those `counted`). runs: Results.runs, or `with_final_validation`.
     """
     known = set(counted(runs).index)
     rows = [

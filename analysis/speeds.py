@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.units import engineering, listing, whole
 
 PEAKS_APART = 0.1
-"""Two measurements of one machine's peak that differ by more have found different things: one of them a busy machine."""
+"""Two measurements of one machine's peak that differ by more tell that the machine was busy."""
 
 MACHINE = ("cpu", "gpu", "cores", "threads", "capability")
 
@@ -70,8 +70,8 @@ def _company(runs: pd.DataFrame) -> list[str]:
     unknown = int(runs["workers"].isna().sum())
     if unknown:
         found.append(
-            f"speeds of {unknown} of {len(runs)} runs may have been measured beside others: how many trained at a time was "
-            "not recorded."
+            f"speeds of {unknown} of {len(runs)} runs may have been measured beside others: how many trained at a time "
+            "was not recorded."
         )
     own = runs["workers"].astype("float64") * runs["threads"].astype("float64")
     busy = runs[runs["load"] > own + 1]

@@ -17,8 +17,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy")
 
-MKL_INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS")
-"""Environment variables by which MKL is told other instructions than the processor's best."""
+INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables by which MKL and oneDNN are told other instructions than the processor's best."""
 
 
 def versions() -> dict[str, str]:
@@ -68,7 +68,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 def capability() -> str:
     """Which instructions PyTorch and MKL use here, "AVX512" say: results differ between them as between processors."""
-    asked = [f"{name}={os.environ[name]}" for name in MKL_INSTRUCTIONS if os.environ.get(name)]
+    asked = [f"{name}={os.environ[name]}" for name in INSTRUCTIONS if os.environ.get(name)]
     return ", ".join([torch.backends.cpu.get_cpu_capability(), *asked])
 
 

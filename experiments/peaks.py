@@ -45,17 +45,21 @@ def peak(device: torch.device, cache: Path, above: float = 0.0) -> Peak:
             if key in name:
                 return Peak(flops, f"{key} data sheet, dense bf16")
     key = _key(device)
-    file = cache / "peaks" / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]}.json"
+    file = (
+        cache / "peaks" / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]}.json"
+    )
     flops = _kept(file)
     if flops <= above:
         flops = max(flops, _measured(device))
         if flops > _kept(file):  # another process may have found a higher one meanwhile
             remember(file, {**key, "flops": flops, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
-    return Peak(flops, f"measured once per machine: fp32 matrix products, {key['threads']} thread(s), the fastest")
+    return Peak(
+        flops, f"measured once per machine: fp32 matrix products, {key['threads']} thread(s), the fastest"
+    )
 
 
 def utilisation(rate: float, peak: float) -> float | None:
-    """MFU: rate / peak, both in FLOP/s; None where it is above 1, for then the peak is wrong and no share of it is known."""
+    """MFU: rate / peak, both in FLOP/s; None where it is above 1, for then the peak is wrong."""
     share = rate / peak
     return share if share <= 1 else None
 

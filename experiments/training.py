@@ -68,7 +68,11 @@ class _Attempt:
         names = [f"aux:{name}" for name in self.model.aux_weights]
         self.rows = Rows(folder.path / METRICS, names)
         self.metrics = callbacks.MetricRows(
-            self.rows, config.trainer.log_every, tokens_per_step(config), self.flops["training"], self.peak.flops
+            self.rows,
+            config.trainer.log_every,
+            tokens_per_step(config),
+            self.flops["training"],
+            self.peak.flops,
         )
         self.validation = callbacks.Validation(
             config, corpus.splits["validation"], self.metrics, folder.path, self.bos
@@ -91,12 +95,13 @@ class _Attempt:
         actions: list[pl.Callback] = [
             self.metrics,
             self.validation,
+            callbacks.Weights(t.keep_steps, self.validation, self.metrics, folder),
             callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
             callbacks.Progress(self.sink),
         ]
         if t.probe_every is not None:
             actions.insert(
-                2, callbacks.Probing(config, self.corpus.splits["validation"], self.metrics, folder)
+                3, callbacks.Probing(config, self.corpus.splits["validation"], self.metrics, folder)
             )
         if t.max_minutes is not None:
             actions.append(callbacks.TimeLimit(t.max_minutes, folder / "checkpoints"))

@@ -82,7 +82,9 @@ def blocks(described: object) -> str:
 
 def machines(runs: pd.DataFrame) -> pd.DataFrame:
     """One row a machine, with n_runs, the busiest first."""
-    return _counted(runs, ["gpu", "cpu", "cores", "threads", "capability", "workers", "memory_bytes", "platform"])
+    return _counted(
+        runs, ["gpu", "cpu", "cores", "threads", "capability", "workers", "memory_bytes", "platform"]
+    )
 
 
 def versions(runs: pd.DataFrame) -> pd.DataFrame:

@@ -35,12 +35,14 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
     with folder.locked():
         if folder.complete:  # another process finished it while this one waited
             return False
-        from experiments.callbacks import Paused
+        from experiments.callbacks import Paused, discard
         from experiments.training import train
 
         try:
             folder.begin(planned.yaml(), planned.identity)
             folder.finish(train(planned, sink, workers))
+            if not planned.config.trainer.keep_checkpoints:
+                discard(folder.checkpoints)
         except Paused as pause:
             raise RunFailed(f"{planned.title}: {pause}") from pause
         except UserError:

@@ -77,7 +77,11 @@ def test_peaks_of_one_machine_that_differ_are_told(tmp_path, write_run):
     [
         ((1, 1), (0.9, 1.9), []),
         ((2, 2), (2.1, 2.4), ["2 cells at a time on 2 cores"]),
-        ((2, None), (2.1, None), ["2 cells at a time on 2 cores and how many at a time", "1 of 2 runs may have"]),
+        (
+            (2, None),
+            (2.1, None),
+            ["2 cells at a time on 2 cores and how many at a time", "1 of 2 runs may have"],
+        ),
         ((1, 1), (0.9, 6.3), ["transformer seed 1 trained (load 6.3 to 6.3)"]),
     ],
 )
