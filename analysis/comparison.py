@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.matching import deviations
 from analysis.results import Results
 from analysis.statistics import estimate
 from analysis.units import engineering, number
@@ -81,14 +82,16 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per label, best first by `order_metric`.
 
     Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
-    seeds (those `counted`). runs: Results.runs, or `with_final_validation`.
+    seeds (those `counted`), and those of `analysis.matching.deviations`.
+    runs: Results.runs, or `with_final_validation`.
     """
     known = set(counted(runs).index)
     rows = [
         _summarise(label, group, group.index.isin(known))
         for label, group in unique_seeds(runs).groupby("label", sort=False)
     ]
-    return pd.DataFrame(rows).sort_values([order_metric(runs), "label"], ignore_index=True)
+    table = pd.DataFrame(rows).join(deviations(runs), on="label")
+    return table.sort_values([order_metric(runs), "label"], ignore_index=True)
 
 
 def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.files import write_atomically
+from analysis.matching import bare
 
 WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
@@ -92,7 +93,7 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
     The order of the series does not matter: figures of the same set agree.
     """
     families: dict[str, list[str]] = {}
-    for position, (label, color) in enumerate(sorted(dict(series).items())):
+    for position, (label, color) in enumerate(sorted(dict(series).items(), key=_unmarked)):
         valid = is_color_like(color)
         families.setdefault(to_hex(color if valid else PALETTE[position % len(PALETTE)]), []).append(label)
     found = {}
@@ -102,6 +103,11 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
             shade, turn = _shade(color, place, len(labels)), first + place
             found[label] = Look(shade, LINESTYLES[turn % len(LINESTYLES)], MARKERS[turn % len(MARKERS)])
     return found
+
+
+def _unmarked(series: tuple[str, str | None]) -> str:
+    """What the order goes by: a mark behind a label must not move its shade."""
+    return bare(str(series[0]))
 
 
 def _shade(color: str, place: int, count: int) -> str:
@@ -161,6 +167,12 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         write_atomically(stem.with_name(stem.name + suffix), partial(figure.savefig, **options))
         for suffix, options in formats.items()
     ]
+
+
+def head(figure: Figure, text: str) -> None:
+    """A small line over the whole figure, at the right; nothing for an empty text."""
+    if text:
+        figure.suptitle(text, x=0.995, ha="right", fontsize=8, color="#5a5f69")
 
 
 def seeds_text(seeds: Iterable) -> str:

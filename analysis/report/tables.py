@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis import units
 from analysis.comparison import FINAL, interval_text
+from analysis.matching import MARKS, MATCHED, marked
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,26 @@ def _commit(value: Any) -> str:
 
 BESIDE = "beside how many other runs says the line under the heading"
 
+
+def _matched(row: Any) -> str:
+    """By how much a model is more or less than the one it is held against, where that is above the limit."""
+    names = {"parameters_off": "params", "flops_off": "FLOPs", "state_off": "state"}
+    off = [f"{what} {getattr(row, name):+.1%}" for name, what in names.items() if MARKS[name] in row.marks]
+    if pd.isna(row.matched_with):
+        return units.MISSING
+    return ", ".join(off) or ("reference" if row.matched_with == row.label else "yes")
+
+
 COMPARISON = (
-    _text("name", "label", "name"),
+    Field("name", lambda row: marked(row.label, row.marks), kind="name"),
     _text("pattern", "pattern", "code"),
     _number("params", "parameters", units.engineering, note="parameters, tied ones once"),
+    _number("beside embedding", "parameters_non_embedding", units.engineering, "params"),
+    Field(
+        "matched",
+        _matched,
+        note=f"within {MATCHED:.0%}: parameters beside the embedding, FLOPs, decode state",
+    ),
     _number("FLOPs/token", "flops_forward", units.engineering, note="forward pass at the trained context"),
     _interval("test loss", "test_loss", "nats/token"),
     _number("ppl", "test_perplexity", units.number, "per token"),
