@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 SPREAD ?= -n auto --maxprocesses 4
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-matrix lint format gpu report clean help
+.PHONY: run test test-fast test-matrix lint check-log format gpu report clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -33,6 +33,9 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
+
+check-log: $(STAMP)
+	$(PY) -m analysis.written LOG.md README.md
 
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
@@ -59,6 +62,7 @@ help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
 	@echo 'make test         all tests;  make test-fast  those of under three minutes'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
+	@echo 'make check-log    the numbers in LOG and README against the tables that they name'
 	@echo 'make test-matrix  the tests on every supported Python and torch that can be had here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'
