@@ -1,4 +1,4 @@
-"""python -m analysis.written FILE ...: every marked number of these texts against its table; ends with 1 if one is off."""
+"""python -m analysis.written FILE ...: every marked number of these texts against its table; 1 if one is off."""
 
 from __future__ import annotations
 
