@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import normal, packed, value_and_gradients
+from margins import below
 from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import delta_rule
@@ -62,7 +63,7 @@ def assert_close(got, wanted, limit, least=1e-30):
     for index, (x, y) in enumerate(zip(got, wanted, strict=True)):
         assert x.isfinite().all()
         error = (x - y).abs().max() / y.abs().max().clamp_min(least)
-        assert error < limit, f"{index}: relative error {error:.2e}"
+        below(error, limit, f"{index}")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import normal, packed
+from margins import below
 from torch import Tensor
 from triton_cases import DEVICE, HALF, assert_kernel_agrees
 
@@ -140,4 +141,4 @@ def test_long_sequences_agree_with_the_blocks_of_torch():
         out = path_attention(*leaves, backend=backend)
         results.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
     for got, wanted in zip(*results, strict=True):
-        assert (got - wanted).norm() < limit * wanted.norm()
+        below((got - wanted).norm(), limit * wanted.norm())

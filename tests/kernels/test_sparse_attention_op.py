@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_cases import assert_agree, normal, packed, qkv
+from margins import below
 
 from kernels import attention, sparse_attention
 from kernels.ops.sparse_attention import select
@@ -139,7 +140,7 @@ def test_half_precision_is_near_the_definition(cost, monkeypatch):
     got = sparse_attention(*(x.bfloat16() for x in inputs), indices)
     wanted = sparse_attention(*inputs, indices, backend="reference")
     assert got.dtype == torch.bfloat16
-    assert (got - wanted).norm() < 0.01 * wanted.norm()
+    below((got - wanted).norm(), 0.01 * wanted.norm())
 
 
 @pytest.mark.parametrize(

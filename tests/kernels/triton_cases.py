@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 import torch
 from kernel_cases import normal, rmse_ratio
+from margins import below
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -121,7 +122,7 @@ def assert_kernel_agrees(
         assert a.shape == b.shape, name
         assert a.isfinite().all(), f"{name} is not finite"
         error = rmse_ratio(a, b) if b.any() else a.abs().sum()
-        assert error < limit, f"{name}: error {error:.2e}, limit {limit:.0e}"
+        below(error, limit, name)
 
 
 def _run(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from margins import below
 from torch import Tensor
 
 import kernels
@@ -86,7 +87,7 @@ def test_step_repeated_is_forward_while_keys_are_selected(adaptive, scores, capa
     state = made.init_state(2, capacity=capacity, dtype=torch.float64)
     for t in range(40):
         step, state = made.step(x[:, t], state)
-        assert (step - y[:, t]).abs().max() < 1e-9, f"token {t}"
+        below((step - y[:, t]).abs().max(), 1e-9, f"token {t}")
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from contract_cases import SEQ_LEN, VOCAB, build, tokens
+from margins import below
 
 import kernels
 from zoo import LanguageModel, ModelConfig, UserError, cost, registry
@@ -90,7 +91,7 @@ def test_what_the_mixing_matrices_are():
     x = 10 * streams()
     res = {scheme: random_residual(scheme)(x).res for scheme in SCHEMES}
     eye = torch.eye(N, dtype=torch.float64)
-    assert (res["ohc"].mT @ res["ohc"] - eye).abs().max() < 1e-13
+    below((res["ohc"].mT @ res["ohc"] - eye).abs().max(), 1e-13)
     assert (res["mhc"] >= 0).all()
     torch.testing.assert_close(res["mhc"].sum(-1), torch.ones(2, 5, N, dtype=torch.float64))
     assert torch.linalg.svdvals(res["shc"]).max() <= 1 + 1e-13
@@ -256,7 +257,7 @@ def test_the_numbers_called_norm():
     signed = gains(torch.tensor([[1.0, -1.0], [0.0, 1.0]]))
     assert (signed["amax"].item(), signed["row_sum"].item()) == (1, 2)
     turn = kernels.cayley(torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
-    assert gains((turn + turn.T) / 2)["sigma_max"] < 1e-6
+    below(gains((turn + turn.T) / 2)["sigma_max"], 1e-6)
 
 
 @torch.no_grad()
@@ -266,8 +267,8 @@ def test_composites_over_depth():
     turns = 0.3 * torch.randn(60, 2, 4, 4, generator=generator, dtype=torch.float64)
     rotations = kernels.cayley(turns)
     one, mixed = gains(composite(rotations[:, 0])), gains(composite(rotations.mean(1)))
-    assert abs(one["sigma_max"] - 1) < 1e-12
-    assert abs(one["sigma_min"] - 1) < 1e-12
+    below(abs(one["sigma_max"] - 1), 1e-12)
+    below(abs(one["sigma_min"] - 1), 1e-12)
     assert mixed["sigma_max"] <= 1
     assert mixed["sigma_min"] < 0.2
     with pytest.raises(ValueError, match="at least one matrix"):
