@@ -129,8 +129,8 @@ def test_compiles_in_one_graph(cost, dtype, monkeypatch):
         inputs = [x.to(dtype).requires_grad_() for x in qkv(2, 40)]
         pair = [f(*inputs, chosen(2, 40, 5, seed=seed)) for f in (compiled, sparse_attention)]
         grads = [torch.autograd.grad(out.sum(), inputs) for out in pair]
-        assert torch.equal(*pair)
-        assert all(torch.equal(*two) for two in zip(*grads, strict=True))
+        torch.testing.assert_close(*pair)  # a graph may lay its gradients out otherwise
+        torch.testing.assert_close(*grads)
 
 
 @ways
