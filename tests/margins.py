@@ -15,7 +15,9 @@ How to choose a limit
      ATEN_CPU_CAPABILITY=default and avx2, MKL_CBWR=COMPATIBLE, ARCHZOO_TEST_THREADS=2.
   4. A wrong formula still has to show: where that is not plain, the test says how large a real mistake is.
      `above` is for the other side, and wants the same room.
-  5. If no limit does both, better condition the case, or better the code.
+  5. Bounds on what no processor changes (counts, bytes, FLOPs, statistics of draws under a fixed seed), and on losses
+     after training, are plain asserts and not in the table.
+  6. If no limit does both, better condition the case, or better the code.
 """
 
 from __future__ import annotations
@@ -53,16 +55,20 @@ _DEFAULTS = {
 
 def below(error: float | Tensor, limit: float, name: str = "") -> None:
     """Fails unless error < limit (error = limit = 0 holds); recorded as error / limit. name: what is compared."""
-    error, limit = float(error), float(limit)
+    error, limit = _number(error), _number(limit)
     record(_ratio(error, limit), name)
     assert error < limit or error == limit == 0, f"{name or 'error'}: {error:.3e}, limit {limit:.1e}"
 
 
 def above(value: float | Tensor, least: float, name: str = "") -> None:
     """Fails unless value > least, of what has to show; recorded as least / value."""
-    value, least = float(value), float(least)
+    value, least = _number(value), _number(least)
     record(_ratio(least, value), name)
     assert value > least, f"{name or 'value'}: {value:.3e}, not above {least:.1e}"
+
+
+def _number(x: float | Tensor) -> float:
+    return x.item() if isinstance(x, Tensor) else float(x)
 
 
 def record(ratio: float, name: str = "", kind: str = "limit") -> None:

@@ -225,7 +225,7 @@ def test_what_is_kept_is_linear_in_time(per_channel):
             delta_rule(*given[:5])
         return sum(sizes.values())
 
-    assert kept(2048) / kept(1024) == pytest.approx(2, rel=0.05)
+    assert abs(kept(2048) / kept(1024) - 2) < 0.1
     assert kept(1024) < 4 * (1024 * 2 * 64 * 4) * 4  # four times q, k, v and g of a channel-wise gate
 
 

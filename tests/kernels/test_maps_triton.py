@@ -53,7 +53,7 @@ def test_half_precision(dtype):
 @pytest.mark.parametrize("size", [1e2, 1e8])
 def test_the_closed_form_stays_orthogonal_however_large_its_input(size):
     q = cayley(size * normal(50, 4, 4, device=DEVICE).float(), backend="triton")
-    below((q.mT @ q - torch.eye(4, device=DEVICE)).abs().max(), 2e-6)
+    below((q.mT @ q - torch.eye(4, device=DEVICE)).abs().max(), 4e-6)
 
 
 @slow

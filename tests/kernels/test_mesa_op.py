@@ -182,13 +182,13 @@ def test_thirty_steps_reach_the_exact_solve_at_default_lambda(width):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_the_exact_solve(backend):
-    """The steps that 1e-9 needs are printed."""
+    """The steps that 2e-10 needs are printed."""
     tensors = inputs(1, 20, width=16, gates="0")
     wanted = value_and_gradients(exact, tensors)
     for steps in range(6, 31, 2):
         got = value_and_gradients(lambda *x, n=steps: mesa(*x, cg_steps=n, backend=backend)[0], tensors)
         error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, wanted, strict=True))
-        if error < 1e-9:
+        if error < 2e-10:
             break
     print(f"{backend}: {steps} steps, relative error {error:.1e}")
     below(error, 1e-9)
@@ -275,7 +275,9 @@ def test_half_precision_is_computed_in_fp32(backend):
     with torch.autocast("cpu", torch.bfloat16):
         o, h_kk, h_kv = call(*tensors, backend=backend)
     assert (o.dtype, h_kk.dtype, h_kv.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-    torch.testing.assert_close(o.double(), wanted, rtol=2**-8, atol=1e-5)
+    # But for exact numbers that lie, for fp32, half-way between two.
+    assert (o == wanted.bfloat16()).float().mean() > 0.98
+    torch.testing.assert_close(o.double(), wanted, rtol=2**-6, atol=1e-5)
 
 
 def test_no_state_unless_asked_for():

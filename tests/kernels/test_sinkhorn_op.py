@@ -40,7 +40,7 @@ def test_rows_sum_to_one_and_columns_nearly(spread, limit, record_property):
     """Mean over matrices of the largest column error after 20 iterations, n = 4."""
     m = sinkhorn(spread * normal(20_000, 4, 4).float())
     assert (m >= 0).all()
-    below((m.sum(-1) - 1).abs().max(), 1e-6)
+    below((m.sum(-1) - 1).abs().max(), 2e-6)  # four quotients and their sum: some units of 6e-8
     error = column_error(m)
     record_property("column_error_mean", error.mean().item())
     record_property("column_error_max", error.max().item())

@@ -140,7 +140,8 @@ def test_half_precision_is_near_the_definition(cost, monkeypatch):
     got = sparse_attention(*(x.bfloat16() for x in inputs), indices)
     wanted = sparse_attention(*inputs, indices, backend="reference")
     assert got.dtype == torch.bfloat16
-    below((got - wanted).norm(), 0.01 * wanted.norm())
+    # Every input, the weights and the output are rounded to 2^-9 at most, which adds up to about one unit, 2^-8.
+    below((got - wanted).norm(), 5 * 2**-8 * wanted.norm())
 
 
 @pytest.mark.parametrize(
