@@ -18,7 +18,8 @@ def frames(tmp_path, write_run):
         write_run(
             tmp_path / "exp",
             seed=seed,
-            metrics={"validation": evaluation(2.5 + shift), "test": evaluation(3.0 + shift)},
+            loss=3.0 + shift,
+            validation_loss=2.5 + shift,
             best_step=200,
             mfu=0.345,
             peak_memory_bytes=300 * 2**20,

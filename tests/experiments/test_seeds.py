@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -51,4 +53,4 @@ def test_losses_of_other_weights_and_other_batches_are_told_apart(lab: Lab):
             logits, _ = model(batch["tokens"])
         losses.append(float(F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())))
     losses.sort()
-    assert min(b - a for a, b in zip(losses, losses[1:], strict=False)) > 1e-4 * losses[0]
+    assert min(b - a for a, b in itertools.pairwise(losses)) > 1e-4 * losses[0]
