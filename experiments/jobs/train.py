@@ -66,7 +66,9 @@ def _report(planned: Plan) -> str:
     summary = planned.folder.summary()
     try:
         lines = [f"{planned.title}: {summary['parameters']:,} parameters, best step {summary['best_step']}"]
-        lines += [metrics_line(name, m, summary["data"].get(name, "")) for name, m in summary["metrics"].items()]
+        lines += [
+            metrics_line(name, m, summary["data"].get(name, "")) for name, m in summary["metrics"].items()
+        ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise planned.folder.damaged(SUMMARY, error) from error
     return "\n".join([*lines, f"run folder: {planned.folder.path}"])

@@ -22,7 +22,10 @@ def to_probe(config: Config) -> tuple[list[Path], list[str]]:
     place = Path(config.run or config.runs or f"{config.results}/{config.name}")
     if not place.is_dir():
         raise UserError(f"{place} is no folder; give run=results/NAME/RUN or runs=results/NAME")
-    found = [(folder, _elsewhere(folder, place) or _problem(folder)) for folder in _folders(place, 0 if config.run else _DEPTH)]
+    found = [
+        (folder, _elsewhere(folder, place) or _problem(folder))
+        for folder in _folders(place, 0 if config.run else _DEPTH)
+    ]
     runs = [folder for folder, problem in found if not problem]
     others = [f"{folder}: {problem}" for folder, problem in found if problem]
     if not runs:

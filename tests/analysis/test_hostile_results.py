@@ -15,8 +15,8 @@ from analysis.notices import notices
 
 SECRET = "token-of-somebody-else"
 MEASURE = {
-    **{"step": 300, "layer": 0, "part": "mixer", "block": "attention", "head": 1, "axis": "position"},
-    **{"start": 0.0, "end": 16.0, "measure": "top_mass", "value": 0.5, "count": 64},
+    "step": 300, "layer": 0, "part": "mixer", "block": "attention", "head": 1, "axis": "position",
+    "start": 0.0, "end": 16.0, "measure": "top_mass", "value": 0.5, "count": 64,
 }
 
 
@@ -71,7 +71,9 @@ def test_files_that_are_links_out_are_not_read(tmp_path, write_run, name):
     run = write_run(tmp_path / "exp", seed=1, option="told by its identity alone")
     if name == "failure.json":
         shutil.move(run / "summary.json", run / name)
-    setting = dict(zip(*[load_results(tmp_path / "exp").runs[column] for column in ("seed", "setting")], strict=True))
+    setting = dict(
+        zip(*[load_results(tmp_path / "exp").runs[column] for column in ("seed", "setting")], strict=True)
+    )
     link(run / name, tmp_path / "outside")
     results = load_results(tmp_path / "exp")
     said = "\n".join(results.problems)
@@ -89,7 +91,9 @@ def test_a_run_that_is_a_link_out_is_named_and_read_only_where_it_is_asked_for(t
     (tmp_path / "exp" / "guest").symlink_to(other)
     results = load_results(tmp_path / "exp")
     assert list(results.runs["seed"]) == [0]
-    assert results.problems == [f"exp/guest: foreign: is a link to {other}; to have that too, name it as well"]
+    assert results.problems == [
+        f"exp/guest: foreign: is a link to {other}; to have that too, name it as well"
+    ]
     assert any("exp/guest" in text for text in notices(results))
     for places in ([tmp_path / "exp", other], [other, tmp_path / "exp"]):
         both = load_results(places)
@@ -135,7 +139,9 @@ def test_linked_files_of_an_export_are_not_read(tmp_path, write_run, name):
     load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
     link(tmp_path / "out" / name, tmp_path / "outside.parquet")
     if name == "runs.parquet":
-        with pytest.raises(ResultsError, match=r"runs.parquet cannot be read \(it is a link out of its folder"):
+        with pytest.raises(
+            ResultsError, match=r"runs.parquet cannot be read \(it is a link out of its folder"
+        ):
             load_results(tmp_path / "out")
         return
     results = load_results(tmp_path / "out")

@@ -35,7 +35,8 @@ def linked(place: Path, target: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "job", [["evaluate"], ["generate", "generate.tokens=2"], ["probe", "probe.prompts=[]", "probe.extrapolate=1"]]
+    "job",
+    [["evaluate"], ["generate", "generate.tokens=2"], ["probe", "probe.prompts=[]", "probe.extrapolate=1"]],
 )
 def test_the_config_of_a_run_chooses_no_place(lab: Lab, guest: Path, tmp_path: Path, job: list[str]):
     config = yaml.safe_load((guest / "config.yaml").read_text())
@@ -61,7 +62,15 @@ def test_a_damaged_config_is_one_line(lab: Lab, guest: Path, text: str):
 @pytest.mark.parametrize(
     "name",
     [
-        *(".lock", "checkpoints", "metrics.csv", "model.safetensors", "summary.json", "probes", "tensorboard"),
+        *(
+            ".lock",
+            "checkpoints",
+            "metrics.csv",
+            "model.safetensors",
+            "summary.json",
+            "probes",
+            "tensorboard",
+        ),
         *("checkpoints/step-00000020.ckpt", "."),
     ],
 )

@@ -40,7 +40,8 @@ def interrupted(lab: Lab, marker: Path, modules: Path, monkeypatch, *words: str)
     process = lab.start(*words)
     deadline = time.monotonic() + 240
     while not marker.exists():
-        assert process.running and time.monotonic() < deadline, process.err.read_text()
+        assert process.running, process.err.read_text()
+        assert time.monotonic() < deadline, "it never came that far"
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     return process.wait(120)

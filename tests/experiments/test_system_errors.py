@@ -50,7 +50,9 @@ def test_training_where_files_cannot_grow(lab: Lab, finished: Lab, size: int):
     with small_files(size):
         outcome = lab.here()
     assert_one_line(outcome, 1, "File too large")
-    assert ("failure.json" in outcome.err) == (size > 0), "a record that could not be written is not pointed to"
+    assert ("failure.json" in outcome.err) == (size > 0), (
+        "a record that could not be written is not pointed to"
+    )
     assert not [path for path in lab.results.rglob("*") if "partial" in path.name]
 
 
@@ -98,7 +100,9 @@ def test_a_file_or_folder_of_the_wrong_kind(lab: Lab, guest: Path, job: str, pla
         (guest / "summary.json").unlink() if job == "train" else None
         path.unlink(missing_ok=True)
         path.mkdir(parents=True)
-    outcome = lab.here(f"job={job}", "sweep.workers=1", f"runs={guest.parent}" if job == "probe" else "seed=0")
+    outcome = lab.here(
+        f"job={job}", "sweep.workers=1", f"runs={guest.parent}" if job == "probe" else "seed=0"
+    )
     assert_one_line(outcome, 1 if job == "probe" else 2)
     assert path.name in outcome.err + outcome.out
 
