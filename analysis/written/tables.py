@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import re
 import subprocess
-import tarfile
+import zipfile
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -59,8 +59,8 @@ class Tables:
         """A folder with results/published as of the commit."""
         if commit not in self._earlier:
             folder = TemporaryDirectory(prefix="archzoo-")
-            with tarfile.open(fileobj=io.BytesIO(self._archive(commit))) as archive:
-                archive.extractall(folder.name, filter="data")
+            with zipfile.ZipFile(io.BytesIO(self._archive(commit))) as archive:
+                archive.extractall(folder.name)
             self._earlier[commit] = folder
         return Path(self._earlier[commit].name)
 
@@ -68,7 +68,7 @@ class Tables:
         shallow = self._git("rev-parse", "--is-shallow-repository")
         if shallow is None or shallow.strip() == b"true":
             raise Unavailable(f"tables of commit {commit} need a clone with its history")
-        archive = self._git("archive", commit, "--", PUBLISHED.as_posix())
+        archive = self._git("archive", "--format=zip", commit, "--", PUBLISHED.as_posix())
         if archive is None:
             raise ResultsError(f"no commit {commit} with {PUBLISHED.as_posix()} in this repository")
         return archive
