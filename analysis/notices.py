@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import machines, matching, speeds, steps
 from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
-from analysis.probes import FOLDER, interrupted, record
+from analysis.probes import FOLDER, interrupted, records
 from analysis.results import Results
 from analysis.units import engineering, listing, whole
 
@@ -28,12 +28,10 @@ def notices(results: Results) -> list[str]:
         _budgets,
         matching.notices,
         _duplicates,
-        _probes,
     )
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
-    found += steps.notices(results)
-    return found + _other_problems(results)
+    return found + _probes(results) + steps.notices(results) + _other_problems(results)
 
 
 def _untested(runs: pd.DataFrame) -> list[str]:
@@ -150,16 +148,16 @@ def _duplicates(runs: pd.DataFrame) -> list[str]:
     return [f"{repeated} run(s) occur in more than one folder and are counted once."] if repeated else []
 
 
-def _probes(runs: pd.DataFrame) -> list[str]:
+def _probes(results: Results) -> list[str]:
     """What is wrong with the passes that made the probes' tables."""
     found = []
-    halves = [row for row in runs.itertuples() if interrupted(row.folder)]
+    halves = interrupted(results)
     if halves:
-        each = listing(f"{row.experiment}/{row.run}" for row in halves)
         found.append(
-            f"an interrupted pass of the probes: {FOLDER}/ of {each} may hold tables of two. job=probe makes them anew."
+            f"an interrupted pass of the probes: {FOLDER}/ of {listing(halves)} may hold tables of two. "
+            "job=probe makes them anew."
         )
-    if len({_settings(record(folder)) for folder in runs["folder"]} - {None}) > 1:
+    if len({_settings(text) for text in records(results)} - {None}) > 1:
         found.append("runs were probed with different settings; they stand with each run's config.")
     return found
 

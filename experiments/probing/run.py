@@ -18,7 +18,7 @@ from experiments.probing import looks, tables
 from experiments.probing.measures import loss_by_position, measured
 from experiments.probing.samples import samples
 from experiments.probing.windows import sentence, spread
-from experiments.runs import CONFIG, digest
+from experiments.runs import CONFIG, digest, refuse_link
 from experiments.schema import Config, ProbeConfig
 from experiments.trained import Trained, open_text, open_trained
 from zoo.errors import UserError
@@ -39,7 +39,7 @@ def probed(run: Path, probe: ProbeConfig) -> bool:
             and record["step"] == weights.find(run, at)[1]
             and all(tables.file(run, name).is_file() for name in record["tables"])
         )
-    except (OSError, ValueError, KeyError, TypeError, UserError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
 
 
@@ -47,8 +47,10 @@ def wanted(run: Path, probe: ProbeConfig) -> str:
     """Whose weights to look at: what is asked for, or else what the run was configured with, or else the best."""
     if probe.at is not None:
         return probe.at
-    config = yaml.safe_load((run / CONFIG).read_text())
-    at = (config.get("probe") or {}).get("at") if isinstance(config, dict) else None
+    try:
+        at = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))["probe"]["at"]
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
+        at = None  # a run of before this key; a damaged file is complained of where the text is read from it
     weights.check(at)
     return weights.BEST if at is None else str(at)
 
@@ -63,8 +65,10 @@ def settings(probe: ProbeConfig, at: str = weights.BEST) -> dict[str, Any]:
 def probe_run(run: Path, config: Config) -> list[str]:
     """Write all tables that a complete run has something for, and last what made them; returns the tables' names.
 
-    Tables of an earlier pass go. Raises UserError where weights or text are not as they were in training.
+    Tables of an earlier pass go, and what a killed one left. Raises UserError where weights or text are not as they
+    were in training, or where the folder of the tables is a link.
     """
+    refuse_link(run / tables.FOLDER)
     began = time.perf_counter()
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
@@ -74,6 +78,7 @@ def probe_run(run: Path, config: Config) -> list[str]:
     split = open_text(trained, config.data, config.trainer.progress).splits["validation"]
     made = _make(trained, split, config.probe, machine.precision(config.trainer.precision, device))
     (run / tables.FOLDER).mkdir(exist_ok=True)
+    tables.remove_partials(run)
     (run / tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
     for name, rows in made.items():
         if rows:
