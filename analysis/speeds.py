@@ -28,7 +28,7 @@ def conditions(runs: pd.DataFrame) -> str:
     known = runs.dropna(subset=["workers"])
     told = [_beside(*each) for each in known[["workers", "cores"]].drop_duplicates().itertuples(index=False)]
     if len(known) < len(runs):
-        told.append("how many at a time was not recorded" + ("" if known.empty else " for some"))
+        told.append("how many runs at a time was not recorded" + ("" if known.empty else " for some"))
     return listing(told)
 
 

@@ -24,6 +24,9 @@ from analysis.matching import bare
 WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
 
+LEGEND = 50
+"""Characters that stand side by side in a legend of this width, besides what is drawn before them."""
+
 INK, FAINT = "#22252b", "#d9dce1"
 
 STYLE = {
@@ -150,8 +153,11 @@ def heat(axes: Axes, values: object, *, low: float = 0.0, high: float | None = N
 
 
 def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:
-    """A legend under the axes, where it hides no data."""
-    figure.legend(handles=handles, loc="outside lower left", ncols=min(columns, max(1, len(handles))))
+    """A legend under the axes, where it hides no data; its text is smaller where labels would be cut off."""
+    columns = min(columns, max(1, len(handles)))
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    size = STYLE["legend.fontsize"] * min(1, LEGEND / max(1, columns * longest))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=size)
 
 
 @styled

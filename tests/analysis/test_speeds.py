@@ -80,7 +80,7 @@ def test_peaks_of_one_machine_that_differ_are_told(tmp_path, write_run):
         (
             (2, None),
             (2.1, None),
-            ["2 cells at a time on 2 cores and how many at a time", "1 of 2 runs may have"],
+            ["2 cells at a time on 2 cores and how many runs at a time", "1 of 2 runs may have"],
         ),
         ((1, 1), (0.9, 6.3), ["transformer seed 1 trained (load 6.3 to 6.3)"]),
     ],
@@ -104,4 +104,4 @@ def test_the_summary_of_an_older_version_lacks_nothing(tmp_path, write_run):
     file.write_text(json.dumps(record))
     results = load_results(tmp_path / "exp")
     assert results.problems == []
-    assert conditions(results.runs) == "how many at a time was not recorded"
+    assert conditions(results.runs) == "how many runs at a time was not recorded"
