@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,6 +14,8 @@ from analysis.notices import notices
 from analysis.report import latex, summary
 from analysis.report.tables import COMPARISON, rows
 from analysis.speeds import conditions
+
+PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
 
 # 7402.4 tokens/s of 4.2 MFLOPs are 31 GFLOP/s: 346 % of this peak.
 BUSY = {"mfu": 3.46, "mfu_peak_flops": 31.09e9 / 3.46}
@@ -105,3 +108,10 @@ def test_the_summary_of_an_older_version_lacks_nothing(tmp_path, write_run):
     results = load_results(tmp_path / "exp")
     assert results.problems == []
     assert conditions(results.runs) == "how many runs at a time was not recorded"
+
+
+@pytest.mark.parametrize(
+    "table", sorted(PUBLISHED.glob("*/comparison.csv")), ids=lambda path: path.parent.name
+)
+def test_no_published_comparison_shows_a_share_above_the_peak(table):
+    assert not (pd.read_csv(table)["mfu"] > 1).any()
