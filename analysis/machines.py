@@ -6,6 +6,8 @@ another order; training multiplies the difference.
 
 from __future__ import annotations
 
+import math
+
 import pandas as pd
 
 from analysis.comparison import NAMES, order_metric, with_final_validation
@@ -70,14 +72,19 @@ def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
         loss_a=("loss_a", "mean"),
         loss_b=("loss_b", "mean"),
         largest_of_a_run=("difference", lambda values: values.loc[values.abs().idxmax()]),
-        seeds_a=("loss_a", lambda values: values.max() - values.min()),
-        seeds_b=("loss_b", lambda values: values.max() - values.min()),
+        seeds_a=("loss_a", _spread),
+        seeds_b=("loss_b", _spread),
         n_seeds=("seed", "nunique"),
         rank_a=("rank_a", "first"),
         rank_b=("rank_b", "first"),
     )
     found.insert(2, "difference", found["loss_b"] - found["loss_a"])
     return found.reset_index()
+
+
+def _spread(values: pd.Series) -> float:
+    """How far seeds lie apart; unknown of one."""
+    return values.max() - values.min() if len(values) > 1 else math.nan
 
 
 def notices(runs: pd.DataFrame) -> list[str]:
