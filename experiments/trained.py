@@ -48,7 +48,7 @@ def open_trained(path: str | None, device: torch.device) -> Trained:
         raise UserError(
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
-    text = from_dict(DataConfig, yaml.safe_load((folder / CONFIG).read_text())["data"], "data")
+    text = from_dict(DataConfig, yaml.safe_load((folder / CONFIG).read_text())["data"], "data", recorded=True)
     return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, text, card.get("step"))
 
 

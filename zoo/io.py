@@ -57,7 +57,7 @@ def build(description: dict[str, Any]) -> LanguageModel:
             raise UserError(
                 f"the model's {CARD} has no {key}, or one of the wrong kind; export the model again"
             )
-    config = from_dict(ModelConfig, description["model"])
+    config = from_dict(ModelConfig, description["model"], recorded=True)
     return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
 
 
