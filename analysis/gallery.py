@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
+import signal
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from itertools import repeat
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +92,27 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
     results.table("measures")
     options = {"mp_context": get_context("spawn"), "initializer": _inherit, "initargs": (results,)}
     with ProcessPoolExecutor(workers, **options) as pool:
-        return list(bar(pool.map(_exhibit_inherited, entries, repeat(folder))))
+        try:
+            with _uninterrupted():
+                drawn = pool.map(_exhibit_inherited, entries, repeat(folder))
+            return list(bar(drawn))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started inside never get Ctrl-C, which a terminal sends to all: the one that started them ends them.
+
+    What arrives here meanwhile is kept until the end.
+    """
+    resource_tracker.ensure_running()  # a process that, started inside, would let Ctrl-C in again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _inherit(results: Results) -> None:
@@ -106,12 +128,14 @@ def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
     """One figure, or why it is missing.
 
     A figure that fails on odd data must not take the others with it: its place names the error, and the traceback
-    is logged.
+    is logged. Raises OSError where files cannot be written: no other figure could be.
     """
     try:
         return _drawn(entry, results, folder)
     except NoData as reason:
         missing = str(reason)
+    except OSError:
+        raise
     except Exception as error:
         _log.exception("figure %s", entry.name)
         missing = f"drawing it failed ({type(error).__name__}: {error})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from experiments import interrupts
 from experiments.plan import Plan, plan
 from experiments.progress import Bar, Sink
 from experiments.runs import RunFailed
@@ -34,8 +35,9 @@ def execute(planned: Plan, sink: Sink) -> bool:
     with folder.locked():
         if folder.complete:  # another process finished it while this one waited
             return False
-        from experiments.callbacks import Paused
-        from experiments.training import train
+        with interrupts.leaving():
+            from experiments.callbacks import Paused
+            from experiments.training import train
 
         try:
             folder.begin(planned.yaml(), planned.identity)
