@@ -102,6 +102,7 @@ def _record(trained: Trained, config: Config, names: list[str], seconds: float) 
         "digest": digest(settings(config.probe)),
         "step": trained.step,
         "tables": names,
+        "command": machine.command(),
         "commit": commit,
         "dirty": dirty,
         "versions": machine.versions(),
