@@ -114,9 +114,9 @@ def _hashed(identity: Tree) -> str:
 
 
 def _portable(value: Any) -> Any:
-    """A configuration without this machine's folders: of an absolute path, its last part."""
+    """A configuration without this machine's folders (of an absolute path, its last part), in the order of its keys."""
     if isinstance(value, dict):
-        return {key: _portable(item) for key, item in value.items()}
+        return {key: _portable(value[key]) for key in sorted(value, key=str)}
     if isinstance(value, list):
         return [_portable(item) for item in value]
     return PurePosixPath(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value

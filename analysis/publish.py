@@ -17,6 +17,7 @@ from analysis.comparison import compare, with_final_validation
 from analysis.errors import NoData, ResultsError
 from analysis.files import remove_partials, write_atomically, write_text
 from analysis.gallery import draw, listed
+from analysis.notices import notices
 from analysis.probes import TABLES
 from analysis.provenance import Provenance, without_paths
 from analysis.results import PathLike, Results
@@ -61,6 +62,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
     told = _provenance(results, publication)
     configs, identities = configurations.gather(results)
     figures = [_drawn(name, results) for name in _known(publication.figures)]
+    warnings = [without_paths(text) for text in notices(results)]
     shown = portable(results, _tables(publication.leave_out))
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
@@ -78,7 +80,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         provenance.write(folder, told)
         for name in earlier - set(names):
             (folder / name).unlink(missing_ok=True)
-        write_text(folder / README, readme(shown, told, [one.name for one in figures]))
+        write_text(folder / README, readme(shown, told, [one.name for one in figures], warnings))
     return folder
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.notices import notices
 from analysis.provenance import Pass, Provenance, origins
 from analysis.results import Results
 from analysis.units import engineering
@@ -25,8 +24,8 @@ FILES = {
 }
 
 
-def readme(results: Results, provenance: Provenance, figures: Iterable[str]) -> str:
-    """The whole page as Markdown."""
+def readme(results: Results, provenance: Provenance, figures: Iterable[str], warnings: Iterable[str]) -> str:
+    """The whole page as Markdown; warnings: what a reader has to know, beside the provenance's own notes."""
     runs = results.runs
     parts = [
         f"# {_text(runs['experiment'].iloc[0])}",
@@ -40,7 +39,7 @@ def readme(results: Results, provenance: Provenance, figures: Iterable[str]) -> 
         *_texts(results, provenance),
         *_settings(provenance.probing),
         "## What to know before believing it",
-        _points([*provenance.notes, *notices(results)]) or "Nothing stands out.",
+        _points([*provenance.notes, *warnings]) or "Nothing stands out.",
         "## Files",
         _points(
             [
