@@ -43,13 +43,12 @@ def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
     stored = {folder: read(folder) for folder in dict.fromkeys(results.exported.values())}
     configs, identities, lacking = {}, {}, []
     for home, row in zip(results.homes(), results.runs.itertuples(), strict=True):
-        place = results.exported.get((row.experiment, row.run))
         try:
             if home is None:
-                found = tuple(part[row.run] for part in stored[place])
+                found = _stored(stored[results.exported[row.experiment, row.run]], row.run)
             else:
                 found = _load(home, "config.yaml"), _load(home, "identity.json")
-        except (Unreadable, KeyError) as error:
+        except Unreadable as error:
             lacking.append(f"{row.experiment}/{row.run} ({error})")
             continue
         configs[row.run], identities[row.run] = found
@@ -79,6 +78,14 @@ def _load(folder: Path, name: str) -> Tree:
     if not isinstance(value, dict):
         raise Unreadable(f"{name} holds no mapping")
     return value
+
+
+def _stored(published: tuple[dict[str, Tree], dict[str, Tree]], run: str) -> tuple[Tree, Tree]:
+    """A run's two mappings among those of a published folder. Raises Unreadable."""
+    for rows, name in zip(published, (CONFIGS, IDENTITIES), strict=True):
+        if not isinstance(rows.get(run), dict):
+            raise Unreadable(f"not in {name}")
+    return published[0][run], published[1][run]
 
 
 def read(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]:

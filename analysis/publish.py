@@ -104,7 +104,7 @@ def lacking(folder: PathLike) -> list[str]:
     tables = [results.table(name) for name in TABLES if name != "training"]
     seen = {run for table in tables for run in table["run"]}
     found += [f"nothing says how run {run} was probed" for run in sorted(seen - probed)]
-    found += [f"no {name}" for name in told.files if not (folder / name).is_file()]
+    found += [f"no {name}" for name in told.files if name != README and not (folder / name).is_file()]
     return found + ["no question"] * (not told.question.strip())
 
 

@@ -184,6 +184,32 @@ def test_a_run_without_its_configuration_is_refused(tmp_path, write_run, damage)
     assert not (tmp_path / "published").exists()
 
 
+def test_exported_runs_without_their_configurations_are_refused(tmp_path, probed_runs):
+    load_results(probed_runs).to_parquet(tmp_path / "export")
+    with pytest.raises(ResultsError, match=r"exp/\w+ \(not in configs.yaml\).*from the folders of its runs"):
+        publish(load_results(tmp_path / "export"), tmp_path / "published", ASKED)
+    folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    (folder / "identities.json").write_text("{}")
+    with pytest.raises(ResultsError, match=r"not in identities.json"):
+        publish(load_results(folder), tmp_path / "published", ASKED)
+
+
+def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs, monkeypatch):
+    folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    assert lacking(folder) == []
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(configurations, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    assert lacking(folder) == ["no README.md"]
+    publish(load_results(folder), tmp_path / "published", ASKED)
+    assert lacking(folder) == []
+
+
 def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
     (record,) = probed_runs.glob("*/probes/probes.json")
     record.unlink()
@@ -196,7 +222,7 @@ def test_what_a_published_folder_lacks_is_found(tmp_path, probed_runs):
     assert lacking(folder) == []
     runs = sorted(path.name for path in probed_runs.iterdir())
     for name, said in (
-        ("README.md", ["no README.md", "no README.md"]),
+        ("README.md", ["no README.md"]),
         ("configs.yaml", [f"configs.yaml lacks run {run}" for run in runs] + ["no configs.yaml"]),
         ("identities.json", [f"identities.json lacks run {run}" for run in runs] + ["no identities.json"]),
         ("provenance.json", ["no provenance.json"]),
