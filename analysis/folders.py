@@ -80,7 +80,9 @@ def _find(path: Path, depth: int, root: Path) -> Iterator[tuple[Path, str]]:
     if not children and not export:
         yield path, FOREIGN
     for child in children:
-        yield from ((x, kind) for x, kind in _find(child, depth - 1, root) if not (export and kind == FOREIGN))
+        yield from (
+            (x, kind) for x, kind in _find(child, depth - 1, root) if not (export and kind == FOREIGN)
+        )
 
 
 def _children(path: Path) -> list[Path]:

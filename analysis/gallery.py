@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -23,7 +24,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from analysis.columns import RUN_COLUMNS
-from analysis.errors import NoData
+from analysis.errors import NoData, ResultsError
 from analysis.files import write_atomically
 from analysis.probes import TABLES, advice
 from analysis.results import Results
@@ -87,8 +88,11 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
         return list(bar(exhibit(entry, results, folder) for entry in entries))
-    for table in {need.partition(".")[2] for entry in entries for need in entry.needs} & set(TABLES):
-        results.table(table)  # read here: what cannot be read belongs into this process's list of problems
+    for kind, _, name in sorted({need.partition(".") for entry in entries for need in entry.needs}):
+        if kind == "table":
+            results.table(name)  # read here: what cannot be read belongs into this process's list of problems
+        elif kind == "bench":
+            results.bench(name)
     results.table("measures")
     options = {"mp_context": get_context("spawn"), "initializer": _inherit, "initargs": (results,)}
     with ProcessPoolExecutor(workers, **options) as pool:
@@ -96,6 +100,10 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
             with _uninterrupted():
                 drawn = pool.map(_exhibit_inherited, entries, repeat(folder))
             return list(bar(drawn))
+        except BrokenProcessPool as error:
+            raise ResultsError(
+                "a process that draws figures was killed, perhaps for want of memory; draw with fewer (sweep.workers=1)"
+            ) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -162,7 +162,8 @@ def _probes(results: Results) -> list[str]:
     halves = interrupted(results)
     if halves:
         found.append(
-            f"an interrupted pass of the probes: {FOLDER}/ of {listing(halves)} may hold tables of two. job=probe makes them anew."
+            f"an interrupted pass of the probes: {FOLDER}/ of {listing(halves)} may hold tables of two. "
+            "job=probe makes them anew."
         )
     if len({_settings(text) for text in records(results)} - {None}) > 1:
         found.append("runs were probed with different settings; they stand with each run's config.")

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.folders import EXPORT, EXPORTED_RUNS, Unfinished, find_folders, readable, run_title
+from analysis.folders import EXPORT, EXPORTED_RUNS, LINK, Unfinished, find_folders, readable, run_title
 from analysis.inside import leads_out, read_text
 from analysis.metrics import read_metrics
 from analysis.probes import TABLES, read_table
@@ -149,7 +149,9 @@ def _folders(paths: list[Path]) -> list[tuple[Path, str]]:
                 f"{path} {what}; give the folder of a run, of an experiment, or of all results"
             )
         for folder, kind in find_folders(path):
-            found.setdefault(folder.resolve(), (folder, kind))
+            real = folder.resolve()
+            if real not in found or found[real][1] == LINK:
+                found[real] = folder, kind
     return list(found.values())
 
 

@@ -109,7 +109,9 @@ def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str
     if kind == CLOSED:
         return Unfinished(folder, "broken", "may not be opened: no permission")
     if kind == LINK:
-        return Unfinished(folder, "foreign", f"is a link to {folder.resolve()}; to have that too, name it as well")
+        return Unfinished(
+            folder, "foreign", f"is a link to {folder.resolve()}; to have that too, name it as well"
+        )
     if kind == EXPORT:
         try:
             return _read_exported(folder)

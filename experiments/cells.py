@@ -76,7 +76,9 @@ class _Pool:
         here, there = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_work, args=(planned.config, there), daemon=True)
         try:
-            with interrupts.unheard():  # by the fork server and all that it starts; its imports are waited for below
+            with (
+                interrupts.unheard()
+            ):  # by the fork server and all that it starts; its imports are waited for below
                 forkserver.ensure_running()
             process.start()
         except OSError as error:

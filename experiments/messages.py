@@ -25,7 +25,8 @@ def explain(error: BaseException) -> str:
 
 def of_system(error: OSError) -> str:
     """What the operating system would not do, with which file, and what to do about it."""
-    file = f"{error.filename}: " if isinstance(error.filename, str | os.PathLike) else ""
+    place = error.filename2 or error.filename  # of two, where a finished file should have gone
+    file = f"{place}: " if isinstance(place, str | os.PathLike) else ""
     said = error.strerror or str(error) or type(error).__name__
     return f"{file}{said}; {_REMEDIES.get(error.errno, 'put that right')}, then give the same command again"
 

@@ -39,7 +39,7 @@ def write_report(
     """
     folder = _target(runs, out)
     parts = (folder / "figures", folder / "tables")
-    for place in (parts if out is not None else (folder, *parts)):
+    for place in parts if out is not None else (folder, *parts):
         refuse_link(place)
     results = runs if isinstance(runs, Results) else load_results(runs)
     for place in (folder, *parts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
 import sys
@@ -84,8 +85,10 @@ def _attempt(run: Path, config: Config) -> Attempt:
     except UserError as error:
         return run, str(error), []
     except Exception as error:
-        inside.path.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # the place may be why it failed
+            inside.path.mkdir(exist_ok=True)
         inside.fail(error)
-        return run, f"{type(error).__name__}: {error} (see {inside.path}/failure.json)", []
+        record = f" (see {inside.path / FAILURE})" if inside.failed else ""
+        return run, f"{type(error).__name__}: {error}{record}", []
     (inside.path / FAILURE).unlink(missing_ok=True)
     return run, "", made

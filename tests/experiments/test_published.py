@@ -52,6 +52,7 @@ def test_a_folder_without_its_readme_is_seen(tmp_path):
     assert "no README.md" in lacking(study)
 
 
+@pytest.mark.slow
 def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
     study = next(path for path in STUDIES if path.name == "architectures")
     words = ["job=publish", f"runs={study}", "source=somewhere"]
