@@ -37,14 +37,17 @@ class Trained:
 
 
 def open_trained(path: str | None, device: torch.device) -> Trained:
-    """Open `run=PATH`, a run folder or a checkpoint in one. Raises UserError with how to give one."""
+    """Open `run=PATH`, a run folder, or a checkpoint or a folder of weights in one.
+
+    Raises UserError with how to give one.
+    """
     if path is None:
         raise UserError(
             "which model? Give run=results/NAME/RUN (a run folder) or run=.../checkpoints/STEP.ckpt"
         )
     where = Path(path)
     card = read_card(where)
-    folder = where if where.is_dir() else where.parent.parent
+    folder = where if (where / CONFIG).is_file() else where.parent.parent
     if "tokenizer" not in card or not (folder / CONFIG).is_file():
         raise UserError(
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"

@@ -33,6 +33,7 @@ SPECIAL = {
     "“": "``",
     "”": "''",
     "…": r"\ldots{}",
+    "§": r"\S{}",
 }
 
 GREEK = {
@@ -52,7 +53,7 @@ CAPITALS = dict(
 )
 SIGNS = dict(
     zip(
-        "±×·÷∞≈≤≥≠→←∑∏√∂∇∈µ°",
+        "±×·÷∞≈≤≥≠→←∑∏√∂∇∈µ°†‡",
         [
             r"pm",
             r"times",
@@ -73,6 +74,8 @@ SIGNS = dict(
             r"in",
             r"mu",
             r"circ",
+            r"dagger",
+            r"ddagger",
         ],
         strict=True,
     )
