@@ -12,7 +12,7 @@ from program import ROOT, Lab, write_text
 
 from experiments.cells import names
 from experiments.cli import CONF
-from experiments.plan import meta_model, plan
+from experiments.plan import dominant, meta_model, plan
 from zoo import cost
 from zoo.pattern import LAYOUTS
 
@@ -172,3 +172,12 @@ def test_cells_of_equal_titles_are_told_apart(lab: Lab):
         f"{plans[3].title} optim.lr=0.002",
     ]
     assert list(names(plans[:2]).values()) == [p.title for p in plans[:2]]
+
+
+@pytest.mark.parametrize(
+    ("letters", "name"),
+    [("KKKL", "kda"), ("LLLK", "mla"), ("SFFF", "hypergraph"), ("FFFF", "attention"), ("LK", "kda")],
+)
+def test_a_model_is_called_by_its_most_frequent_mixer_beside_plain_attention(letters: str, name: str):
+    """Of two as frequent ones by the first letter."""
+    assert dominant(letters).name == name
