@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 SPREAD ?= -n auto --maxprocesses 4
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-long test-matrix lint format gpu report clean help
+.PHONY: run test test-fast test-long test-matrix lint check-log format gpu report clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -36,6 +36,9 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
+
+check-log: $(STAMP)
+	$(PY) -m analysis.written LOG.md README.md
 
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
@@ -63,6 +66,7 @@ help:
 	@echo 'make test         the tests that guard behaviour;  make test-fast  those of under three minutes'
 	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
+	@echo 'make check-log    the numbers in LOG and README against the tables that they name'
 	@echo 'make test-matrix  the tests on every supported Python and torch that can be had here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'
