@@ -95,9 +95,10 @@ def test_equal_keys_and_a_beta_near_two():
 
 
 @channels
-def test_one_token(per_channel):
-    """Decoding: a kernel of its own, where nobody asks for gradients."""
-    given = inputs(1, per_channel, heads=4, shared=(2, 1, 4), states=2, batch=2)
+@pytest.mark.parametrize("shared", [(2, 1, 4), (4, 2, 1), (1, 4, 2)], ids=str)
+def test_one_token(per_channel, shared):
+    """Decoding: a kernel of its own, where nobody asks for gradients. shared: heads of q, k and v, of four."""
+    given = inputs(1, per_channel, heads=4, shared=shared, states=2, batch=2)
     given = {name: x.float().to(DEVICE) for name, x in given.items()}
     with kernels_only(), torch.no_grad():
         got = delta_rule(**given, output_final_state=True, backend="triton")

@@ -69,6 +69,12 @@ def test_draws_follow_the_probabilities():
         assert (draws(logits, **options) - wanted).abs().max() < 0.03
 
 
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (1.0, 4)])
+def test_a_nucleus_stops_where_its_probabilities_reach_p(top_p, kept):
+    """Quarters add up without rounding: two of them are a half, and no third is needed."""
+    assert int((draws([0.0] * 4, top_p=top_p) > 0).sum()) == kept
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_the_model_returns_to_its_mode(model, training):
     model.train(training)
