@@ -143,7 +143,7 @@ def test_untested_models_are_compared_by_the_validation_loss_at_the_end(tmp_path
     assert "test loss" not in lines[0]
     assert lines[1].split()[1:3] == ["hypergraph", "bookend"]
     headings = [field.heading for field in comparison("final_validation_loss")]
-    assert headings[4] == "final validation loss"
+    assert headings[6] == "final validation loss"
     assert not {"test loss", "ppl", "word ppl", "bits per byte"} & set(headings)
 
 
@@ -190,3 +190,12 @@ def run_of(results, label: str) -> str:
     """The only run of a label."""
     (run,) = results.runs.loc[results.runs["label"] == label, "run"]
     return run
+
+
+def test_runs_that_recorded_no_state_of_their_tree_are_not_called_changed(tmp_path, write_run):
+    write_run(tmp_path / "exp", seed=0, dirty=None, commit=None)
+    write_run(tmp_path / "exp", seed=1)
+    assert not [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
+    write_run(tmp_path / "exp", seed=2, dirty=True)
+    (said,) = [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
+    assert "1 of 3 runs" in said

@@ -59,6 +59,16 @@ def test_the_summary_has_every_key_of_the_contract(finished: Lab):
     assert re.fullmatch(r"#[0-9A-Fa-f]{6}", summary["model"]["color"])
 
 
+def test_the_summarys_speed_is_the_median_row_and_its_mfu_of_forward_and_backward(finished: Lab):
+    summary = json.loads((finished.run_folder() / "summary.json").read_text())
+    rows = read(finished.run_folder() / "metrics.csv")
+    rates = sorted(float(row["tokens_per_second"]) for row in rows if row["split"] == "train")
+    assert summary["tokens_per_second"] in rates[1:3]  # the middle two of four
+    done = summary["tokens_per_second"] * summary["flops_per_token"]["training"]
+    assert summary["flops_per_token"]["training"] > 2 * summary["flops_per_token"]["forward"]
+    assert summary["mfu"] == pytest.approx(done / summary["mfu_peak_flops"])
+
+
 def test_metric_rows_have_the_columns_of_the_contract(finished: Lab):
     rows = read(finished.run_folder() / "metrics.csv")
     assert list(rows[0]) == [*COLUMNS, "aux:timeline_balance"]

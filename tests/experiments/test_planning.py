@@ -12,7 +12,8 @@ from program import ROOT, Lab, write_text
 
 from experiments.cells import names
 from experiments.cli import CONF
-from experiments.plan import meta_model, plan
+from experiments.plan import dominant, meta_model, plan
+from experiments.runs import digest
 from zoo import cost
 from zoo.pattern import LAYOUTS
 
@@ -80,6 +81,7 @@ def run_of(lab: Lab, *words: str) -> str:
         ["trainer.threads=2"],
         ["trainer.log_every=1", "trainer.progress=true", "trainer.checkpoint_every=3"],
         ["trainer.loggers=[tensorboard]", "trainer.max_minutes=3", "trainer.keep_checkpoints=false"],
+        ["trainer.keep_steps=[3,7]", "probe.at=last"],
         ["results=/elsewhere"],
         ["device=auto", "model.backend=torch"],
         ["sweep.workers=7", "evaluate.batch_size=3", "name=other"],
@@ -172,3 +174,18 @@ def test_cells_of_equal_titles_are_told_apart(lab: Lab):
         f"{plans[3].title} optim.lr=0.002",
     ]
     assert list(names(plans[:2]).values()) == [p.title for p in plans[:2]]
+
+
+@pytest.mark.parametrize(
+    ("letters", "name"),
+    [("KKKL", "kda"), ("LLLK", "mla"), ("SFFF", "hypergraph"), ("FFFF", "attention"), ("LK", "kda")],
+)
+def test_a_model_is_called_by_its_most_frequent_mixer_beside_plain_attention(letters: str, name: str):
+    """Of two as frequent ones by the first letter."""
+    assert dominant(letters).name == name
+
+
+def test_an_identity_is_hashed_by_its_content_and_not_by_the_order_of_its_keys():
+    one, other = {"a": 1, "b": {"c": 2, "d": [3, 4]}}, {"b": {"d": [3, 4], "c": 2}, "a": 1}
+    assert digest(one) == digest(other) == "d20de7372091"
+    assert digest(one) != digest({"a": 1, "b": {"c": 2, "d": [4, 3]}})

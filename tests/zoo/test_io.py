@@ -39,6 +39,10 @@ def rewrite(folder, change) -> None:
     (folder / "model.json").write_text(json.dumps(description))
 
 
+def test_a_loaded_model_evaluates(folder):
+    assert not any(module.training for module in zoo.load(folder).modules())
+
+
 def test_a_card_goes_round(model, folder):
     found = read_card(folder)
     assert found["tokenizer"] == {"kind": "bytes"}

@@ -54,6 +54,20 @@ def test_many_files_go_whole_to_one_split(config, tmp_path):
     assert Counter(chain(*found.values())) == Counter(prose(3, i) for i in range(40))
 
 
+def test_many_files_of_which_one_is_most_of_the_text_are_each_cut(config, tmp_path):
+    """A tenth of the bytes in one file would make a split of that file alone."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(prose(3, i), "utf-8")
+    (folder / "long.txt").write_text(prose(60, 99), "utf-8")
+    found = {split: texts(config(path=str(folder)), split, tmp_path) for split in SPLITS}
+    assert [len(found[split]) for split in SPLITS] == [41, 41, 41]
+    assert sorted(map("".join, zip(*found.values(), strict=True))) == sorted(
+        [*(prose(3, i) for i in range(40)), prose(60, 99)]
+    )
+
+
 def test_few_files_are_each_cut(config, tmp_path):
     folder = tmp_path / "chapters"
     folder.mkdir()
