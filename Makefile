@@ -42,7 +42,7 @@ gpu:
 	@if [ -x $(PY) ]; then $(PY) run.py job=gpu; else $(PYTHON) run.py job=gpu; fi
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Archzoo needs Python 3.11 or 3.12, and $(PYTHON) is {v[0]}.{v[1]}; use make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 15) else f"Archzoo needs Python 3.11 to 3.14, and $(PYTHON) is {v[0]}.{v[1]}; use make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -59,6 +59,6 @@ help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
 	@echo 'make test         all tests;  make test-fast  those of under three minutes'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
-	@echo 'make test-matrix  the tests on every supported Python and torch that can be had here'
+	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be had here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'
