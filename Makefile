@@ -1,5 +1,5 @@
 # make run    set up, run the quickstart comparison, look inside its models, write its report
-# make test   set up, run every test that this machine can run
+# make test   set up, run the tests that guard behaviour (make test-long: the rest)
 # make help   the other targets
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 SPREAD ?= -n auto --maxprocesses 4
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-matrix lint format gpu report clean help
+.PHONY: run test test-fast test-long test-matrix lint check-log format gpu report clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -21,10 +21,13 @@ run: $(STAMP)
 	$(PY) run.py job=report runs=results/quickstart
 
 test: $(PEERS)
-	$(PY) -m pytest tests $(SPREAD)
+	$(PY) -m pytest tests $(SPREAD) -m "not long"
 
 test-fast: $(PEERS)
-	$(PY) -m pytest tests $(SPREAD) -m "not slow and not gpu and not browser"
+	$(PY) -m pytest tests $(SPREAD) -m "not slow and not long and not gpu and not browser"
+
+test-long: $(PEERS)
+	$(PY) -m pytest tests $(SPREAD) -m long
 
 test-matrix:
 	$(PYTHON) tests/matrix.py
@@ -33,6 +36,9 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/lint-imports
+
+check-log: $(STAMP)
+	$(PY) -m analysis.written LOG.md README.md
 
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
@@ -57,8 +63,10 @@ clean:
 
 help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
-	@echo 'make test         all tests;  make test-fast  those of under three minutes'
+	@echo 'make test         the tests that guard behaviour;  make test-fast  those of under three minutes'
+	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
+	@echo 'make check-log    the numbers in LOG and README against the tables that they name'
 	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be had here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'

@@ -2,10 +2,13 @@
 
 import sys
 
+from experiments import interrupts
+
 
 def report(config) -> None:
     """job=report runs=results/EXPERIMENT: compare the runs of an experiment on one HTML page."""
-    from analysis import ResultsError, comparison_text, load_results, write_report
+    with interrupts.leaving():
+        from analysis import ResultsError, comparison_text, load_results, write_report
     from zoo import UserError
 
     runs = config.runs or f"{config.results}/{config.name}"
@@ -18,8 +21,9 @@ def report(config) -> None:
 
 def publish(config) -> None:
     """job=publish runs=results/EXPERIMENT: its tables and some figures into RESULTS/published/EXPERIMENT, to commit."""
-    from analysis import ResultsError, load_results
-    from analysis.publish import publish
+    with interrupts.leaving():
+        from analysis import ResultsError, load_results
+        from analysis.publish import publish
     from zoo import UserError
 
     runs = config.runs or f"{config.results}/{config.name}"
@@ -60,6 +64,7 @@ def draw(table) -> None:
 
 
 if __name__ == "__main__":
+    interrupts.leave_at_once()
     from experiments.cli import main
 
     sys.exit(main(report=report, publish=publish, bench=bench, gpu=gpu))

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from analysis.errors import ResultsError
+
+_PARTIAL = ".partial"
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Call ``write(temporary path)`` beside ``path``, then rename over it; a failure leaves ``path`` alone.
 
-    The temporary name keeps the suffix, because pandas and matplotlib choose a format by it.
+    The temporary name keeps the suffix, because pandas and matplotlib choose a format by it. It is locked as long as
+    its writer lives, so that `remove_partials` knows whose writer was killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=_PARTIAL + path.suffix)
     temporary = Path(name)
     try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write(temporary)
         temporary.chmod(0o644)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
     """Write UTF-8 text atomically."""
     return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what killed processes left of `write_atomically` in a folder; what is being written stays."""
+    for path in folder.glob(f".*{_PARTIAL}*"):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or (path.is_file() and not _held(path)):
+                path.unlink()
+
+
+def _held(path: Path) -> bool:
+    """Whether a living process has the file locked."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def refuse_link(folder: Path) -> None:
+    """Raise ResultsError where a folder to write into is a link, which may lead anywhere."""
+    if folder.is_symlink():
+        raise ResultsError(
+            f"{folder} is a link to {os.path.realpath(folder)}, and nothing is written through links; remove it"
+        )

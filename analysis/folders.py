@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from analysis.columns import RATES, RUN_COLUMNS, SETTING_COLUMNS
+from analysis.inside import leads_out, read_text
 
 SCHEMA = 1
 RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")
 NOT_RUNS = ("report", "published")
 NEEDED = ("experiment", "run", "name")
 DEPTH = 2  # results / experiment / run
-RUN, EXPORT, FOREIGN, CLOSED = "run", "export", "foreign", "closed"
+RUN, EXPORT, FOREIGN, CLOSED, LINK = "run", "export", "foreign", "closed", "link"
 EXPORTED_RUNS = "runs.parquet"
 WHOLE = range(-(2**63), 2**63)  # what a column of whole numbers holds
 
@@ -38,8 +39,9 @@ class Unfinished:
 
 
 def run_title(folder: Path) -> str:
-    """experiment/run, also for a folder given as "."."""
-    return readable("/".join(folder.resolve().parts[-2:]))
+    """experiment/run, also for a folder given as "."; of a link its own name."""
+    place = folder.parent.resolve() / folder.name if folder.is_symlink() else folder.resolve()
+    return readable("/".join(place.parts[-2:]))
 
 
 def readable(text: str) -> str:
@@ -54,14 +56,17 @@ class Broken(Exception):
 def find_folders(path: Path) -> Iterator[tuple[Path, str]]:
     """Yield (folder, what it is) below a run, an experiment or the whole results folder.
 
-    What it is: a run; an export, the folder of a runs.parquet; foreign, with no file of a run anywhere; or closed,
-    which may not be looked into: both so that they can be named. Beside exported tables other folders (figures,
-    say) are nobody's concern.
+    What it is: a run; an export, the folder of a runs.parquet; foreign, with no file of a run anywhere; closed,
+    which may not be looked into; or a link out of ``path``: these so that they can be named. Beside exported tables
+    other folders (figures, say) are nobody's concern.
     """
-    yield from _find(path, DEPTH)
+    yield from _find(path, DEPTH, path)
 
 
-def _find(path: Path, depth: int) -> Iterator[tuple[Path, str]]:
+def _find(path: Path, depth: int, root: Path) -> Iterator[tuple[Path, str]]:
+    if leads_out(path, root):
+        yield path, LINK
+        return
     if not os.access(path, os.R_OK | os.X_OK):
         yield path, CLOSED
         return
@@ -75,7 +80,9 @@ def _find(path: Path, depth: int) -> Iterator[tuple[Path, str]]:
     if not children and not export:
         yield path, FOREIGN
     for child in children:
-        yield from ((x, kind) for x, kind in _find(child, depth - 1) if not (export and kind == FOREIGN))
+        yield from (
+            (x, kind) for x, kind in _find(child, depth - 1, root) if not (export and kind == FOREIGN)
+        )
 
 
 def _children(path: Path) -> list[Path]:
@@ -135,7 +142,7 @@ def _failure_text(failure: dict[str, Any]) -> str:
 
 def _last_step(folder: Path) -> int | None:
     try:
-        header, *rows = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+        header, *rows = read_text(folder, "metrics.csv").splitlines()
         step = int(rows[-1].split(",")[header.split(",").index("step")])
         return step if step in WHOLE else None
     except (OSError, ValueError, IndexError):
@@ -144,7 +151,7 @@ def _last_step(folder: Path) -> int | None:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path.parent, path.name))
     except (OSError, ValueError) as error:
         raise Broken(f"{path.name} cannot be read ({error})") from error
     except RecursionError as error:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import logging
+import signal
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from itertools import repeat
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from analysis.columns import RUN_COLUMNS
-from analysis.errors import NoData
+from analysis.errors import NoData, ResultsError
 from analysis.files import write_atomically
 from analysis.probes import TABLES, advice
 from analysis.results import Results
@@ -85,12 +88,39 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
         return list(bar(exhibit(entry, results, folder) for entry in entries))
-    for table in {need.partition(".")[2] for entry in entries for need in entry.needs} & set(TABLES):
-        results.table(table)  # read here: what cannot be read belongs into this process's list of problems
+    for kind, _, name in sorted({need.partition(".") for entry in entries for need in entry.needs}):
+        if kind == "table":
+            results.table(name)  # read here: what cannot be read belongs into this process's list of problems
+        elif kind == "bench":
+            results.bench(name)
     results.table("measures")
     options = {"mp_context": get_context("spawn"), "initializer": _inherit, "initargs": (results,)}
     with ProcessPoolExecutor(workers, **options) as pool:
-        return list(bar(pool.map(_exhibit_inherited, entries, repeat(folder))))
+        try:
+            with _uninterrupted():
+                drawn = pool.map(_exhibit_inherited, entries, repeat(folder))
+            return list(bar(drawn))
+        except BrokenProcessPool as error:
+            raise ResultsError(
+                "a process that draws figures was killed, perhaps for want of memory; draw with fewer (sweep.workers=1)"
+            ) from error
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes started inside never get Ctrl-C, which a terminal sends to all: the one that started them ends them.
+
+    What arrives here meanwhile is kept until the end.
+    """
+    resource_tracker.ensure_running()  # a process that, started inside, would let Ctrl-C in again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _inherit(results: Results) -> None:
@@ -106,12 +136,14 @@ def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
     """One figure, or why it is missing.
 
     A figure that fails on odd data must not take the others with it: its place names the error, and the traceback
-    is logged.
+    is logged. Raises OSError where files cannot be written: no other figure could be.
     """
     try:
         return _drawn(entry, results, folder)
     except NoData as reason:
         missing = str(reason)
+    except OSError:
+        raise
     except Exception as error:
         _log.exception("figure %s", entry.name)
         missing = f"drawing it failed ({type(error).__name__}: {error})"

@@ -23,9 +23,9 @@ def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.Data
     def read(source: Source) -> pd.DataFrame:
         path = source.path
         if source.shared:
-            raw = pd.read_parquet(path)
+            raw = pd.read_parquet(source.own())
         else:
-            text, torn = _whole_lines(path)
+            text, torn = _whole_lines(source.own())
             raw = pd.read_csv(BytesIO(text), low_memory=False)
             if raw.empty:
                 lacking.append(f"{source.title}: its metrics have no row: it has no curve")

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 
 from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
-from analysis.probes import FOLDER, interrupted, record
+from analysis.probes import FOLDER, interrupted, records
 from analysis.results import Results
 from analysis.units import engineering, listing, whole
 
@@ -19,10 +19,10 @@ SHOWN = 12
 def notices(results: Results) -> list[str]:
     """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
     runs = with_final_validation(results)
-    checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates, _probes)
+    checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates)
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
-    return found + _other_problems(results)
+    return found + _probes(results) + _other_problems(results)
 
 
 def _untested(runs: pd.DataFrame) -> list[str]:
@@ -156,16 +156,16 @@ def _duplicates(runs: pd.DataFrame) -> list[str]:
     return [f"{repeated} run(s) occur in more than one experiment and are counted once."] if repeated else []
 
 
-def _probes(runs: pd.DataFrame) -> list[str]:
+def _probes(results: Results) -> list[str]:
     """What is wrong with the passes that made the probes' tables."""
     found = []
-    halves = [row for row in runs.itertuples() if interrupted(row.folder)]
+    halves = interrupted(results)
     if halves:
-        each = listing(f"{row.experiment}/{row.run}" for row in halves)
         found.append(
-            f"an interrupted pass of the probes: {FOLDER}/ of {each} may hold tables of two. job=probe makes them anew."
+            f"an interrupted pass of the probes: {FOLDER}/ of {listing(halves)} may hold tables of two. "
+            "job=probe makes them anew."
         )
-    if len({_settings(record(folder)) for folder in runs["folder"]} - {None}) > 1:
+    if len({_settings(text) for text in records(results)} - {None}) > 1:
         found.append("runs were probed with different settings; they stand with each run's config.")
     return found
 

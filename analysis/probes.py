@@ -108,19 +108,24 @@ def read_table(
     return whole.astype({c.name: c.dtype for c in columns}), problems
 
 
-def record(folder: str) -> str | None:
-    """The text of a run's record, None if there is none to be read."""
-    try:
-        return (Path(folder) / FOLDER / RECORD).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+def records(results: Results) -> list[str | None]:
+    """The text of every run's record, None where there is none to be read."""
+    return results.texts(f"{FOLDER}/{RECORD}")
 
 
-def interrupted(folder: str) -> bool:
-    """Whether a run has tables of a pass that did not come to its end, and so perhaps of two."""
-    place = Path(folder) / FOLDER
+def interrupted(results: Results) -> list[str]:
+    """experiment/run of those with tables of a pass that did not come to its end, and so perhaps of two."""
+    found = zip(results.homes(), records(results), results.runs.itertuples(), strict=True)
+    return [
+        f"{run.experiment}/{run.run}"
+        for home, record, run in found
+        if home is not None and record is None and _tables(home)
+    ]
+
+
+def _tables(home: Path) -> bool:
     names = set(TABLES) - {"training"}
-    return record(folder) is None and any(_is_there(place / f"{name}.parquet") for name in names)
+    return any(_is_there(home / FOLDER / f"{name}.parquet") for name in names)
 
 
 def advice(results: Results) -> str:
@@ -151,7 +156,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _read(source: Source, columns: tuple[Column, ...]) -> pd.DataFrame:
-    frame = pd.read_parquet(source.path)
+    frame = pd.read_parquet(source.own())
     keys = [frame[name] for name in ("experiment", "run")] if source.shared else []
     return pd.concat([*keys, _typed(frame, columns)], axis=1)
 

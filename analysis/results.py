@@ -12,12 +12,15 @@ import pandas as pd
 from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.folders import EXPORT, EXPORTED_RUNS, Unfinished, find_folders, readable, run_title
+from analysis.folders import EXPORT, EXPORTED_RUNS, LINK, Unfinished, find_folders, readable, run_title
+from analysis.inside import leads_out, read_text
 from analysis.metrics import read_metrics
 from analysis.probes import TABLES, read_table
 from analysis.sources import EXPORTED_METRICS, Key, read_folder
 
 PathLike = str | os.PathLike
+LONGEST = 2**20
+"""Bytes of the longest config or record that a report carries."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,36 @@ class Results:
             around = (folder / "published" for folder in (place, *place.parents[:2]))
             for folder in (place, *around):
                 if os.path.isfile(folder / name):
-                    return folder / name
+                    if not leads_out(folder / name, folder):
+                        return folder / name
+                    self._complain(f"{folder / name}: it is a link out of its folder and was not read")
         return None
+
+    def homes(self) -> list[Path | None]:
+        """The folder of every run; None for one of an export, whose ``folder`` says what its writer pleased."""
+        found = self.runs[["experiment", "run", "folder"]].itertuples(index=False)
+        return [None if (one.experiment, one.run) in self.exported else Path(one.folder) for one in found]
+
+    def texts(self, file: str) -> list[str | None]:
+        """The text of a file in every run's folder; None where there is none, or none that may be read.
+
+        Those that are there and cannot be read are named in `problems` from then on.
+        """
+        found: list[str | None] = []
+        for home, run in zip(self.homes(), self.runs.itertuples(), strict=True):
+            text = None
+            try:
+                text = home and read_text(home, file, LONGEST, errors="replace")
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                self._complain(f"{run.experiment}/{run.run}: {file} cannot be read ({error})")
+            found.append(text)
+        return found
+
+    def _complain(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
         """What probes wrote, over all runs that have it: one of `analysis.probes.TABLES`; read at the first call.
@@ -118,7 +149,9 @@ def _folders(paths: list[Path]) -> list[tuple[Path, str]]:
                 f"{path} {what}; give the folder of a run, of an experiment, or of all results"
             )
         for folder, kind in find_folders(path):
-            found.setdefault(folder.resolve(), (folder, kind))
+            real = folder.resolve()
+            if real not in found or found[real][1] == LINK:
+                found[real] = folder, kind
     return list(found.values())
 
 

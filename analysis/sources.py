@@ -14,7 +14,18 @@ import numpy as np
 import pandas as pd
 
 from analysis.columns import METRIC_KEYS, RUN_COLUMNS
-from analysis.folders import CLOSED, EXPORT, EXPORTED_RUNS, FOREIGN, NEEDED, Broken, Unfinished, read_run
+from analysis.folders import (
+    CLOSED,
+    EXPORT,
+    EXPORTED_RUNS,
+    FOREIGN,
+    LINK,
+    NEEDED,
+    Broken,
+    Unfinished,
+    read_run,
+)
+from analysis.inside import own_file
 
 EXPORTED_METRICS = "metrics.parquet"
 # What reading a damaged or foreign file raises; pyarrow's errors are among these.
@@ -25,12 +36,21 @@ Key = tuple[str, str]  # experiment, run
 
 @dataclass(frozen=True)
 class Source:
-    """A file, the rows of `Results.runs` it is about, by experiment and run, and what to call it in a message."""
+    """A file in a folder, the rows of `Results.runs` it is about, by experiment and run, and its name in messages."""
 
-    path: Path
+    folder: Path
+    file: str
     rows: dict[Key, int]
     title: str
     shared: bool
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.file
+
+    def own(self) -> Path:
+        """The path, once it is certain that the file is the folder's own. Raises OSError."""
+        return own_file(self.folder, self.file)
 
     def share(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
         """The rows of this source's runs, and for each the row of `Results.runs`. Raises KeyError."""
@@ -50,9 +70,9 @@ def sources(runs: pd.DataFrame, exported: dict[Key, Path], own: str, shared: str
         if key in exported:
             exports.setdefault(exported[key], {})[key] = row
         else:
-            yield Source(Path(run.folder) / own, {key: row}, "/".join(key), shared=False)
+            yield Source(Path(run.folder), own, {key: row}, "/".join(key), shared=False)
     for folder, rows in exports.items():
-        yield Source(folder / shared, rows, str(folder), shared=True)
+        yield Source(folder, shared, rows, str(folder), shared=True)
 
 
 def gather(
@@ -88,6 +108,10 @@ def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str
         return Unfinished(folder, "foreign", "holds no file of a run")
     if kind == CLOSED:
         return Unfinished(folder, "broken", "may not be opened: no permission")
+    if kind == LINK:
+        return Unfinished(
+            folder, "foreign", f"is a link to {folder.resolve()}; to have that too, name it as well"
+        )
     if kind == EXPORT:
         try:
             return _read_exported(folder)
@@ -100,7 +124,7 @@ def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str
 def _read_exported(folder: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """The runs that were exported to a folder, as rows, and the problems met. Raises Broken."""
     try:
-        frame = pd.read_parquet(folder / EXPORTED_RUNS)
+        frame = pd.read_parquet(own_file(folder, EXPORTED_RUNS))
         typed = frame.astype({c.name: c.dtype for c in RUN_COLUMNS if c.name in frame})
     except UNREADABLE as error:
         raise Broken(f"{EXPORTED_RUNS} cannot be read ({error})") from error

@@ -11,12 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from tqdm import tqdm
 
-from experiments import data
+from experiments import data, interrupts
 from experiments.plan import Plan, plan
 from experiments.progress import MIN_SECONDS, Messages
 from experiments.runs import RunFailed
@@ -75,6 +76,10 @@ class _Pool:
         here, there = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_work, args=(planned.config, there), daemon=True)
         try:
+            with (
+                interrupts.unheard()
+            ):  # by the fork server and all that it starts; its imports are waited for below
+                forkserver.ensure_running()
             process.start()
         except OSError as error:
             if "AF_UNIX path too long" not in str(error):

@@ -17,7 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import messages, schema
+from experiments import interrupts, messages, schema
 from experiments.jobs import JOBS
 from experiments.runs import RunFailed
 from zoo.errors import UserError, unknown
@@ -31,24 +31,31 @@ class Terminated(KeyboardInterrupt):
 
 
 def main(**more_jobs: Job) -> int:
-    """Run the command line; returns the exit status: 0 fine, 1 a run or cell failed, 2 a mistake in the input.
+    """Run the command line; returns the exit status: 0 fine, 1 a run or cell failed, 2 a mistake in the input, or the
+    system would not read or write a file.
 
     130 and 143 are what shells know for Ctrl-C and SIGTERM.
 
     more_jobs: jobs that live outside this package (the report).
     """
     try:
-        with _terminable():
+        with interrupts.raising(), _terminable():
             perform(compose(), {**JOBS, **more_jobs})
+            sys.stdout.flush()  # here, where it is told that nobody reads any more, or that the disk is full
     except RunFailed as error:
         return _complain(error, 1)
     except UserError as error:
         return _complain(error, 2)
     except (HydraException, OmegaConfBaseException) as error:
         return _complain(messages.explain(error), 2)
+    except BrokenPipeError:  # `| head` has read enough
+        _drop_output()
+        return 141
+    except OSError as error:
+        _drop_output()
+        return _complain(messages.of_system(error), 2)
     except KeyboardInterrupt as stop:
-        status = 143 if isinstance(stop, Terminated) else 130
-        return _complain("interrupted; the same command goes on from the last checkpoint", status)
+        return _complain(interrupts.INTERRUPTED, 143 if isinstance(stop, Terminated) else interrupts.STATUS)
     return 0
 
 
@@ -107,7 +114,8 @@ def perform(configs: list[schema.Config], jobs: dict[str, Job]) -> None:
 
 
 def _train_cells(configs: list[schema.Config]) -> None:
-    from experiments.cells import run_cells
+    with interrupts.leaving():
+        from experiments.cells import run_cells
 
     run_cells(configs)
 
@@ -145,6 +153,15 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _drop_output() -> None:
+    """What cannot be written any more is given up, or the interpreter complains of it again as it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _complain(error: object, status: int) -> int:

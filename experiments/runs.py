@@ -11,12 +11,14 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import os
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 
 SUMMARY, FAILURE, CONFIG, IDENTITY, METRICS = (
@@ -41,7 +43,7 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        return (self.path / SUMMARY).is_file()
+        return (self.path / SUMMARY).is_file() and not (self.path / SUMMARY).is_symlink()
 
     @property
     def failed(self) -> bool:
@@ -52,8 +54,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def begin(self, config_yaml: str, identity: dict[str, Any]) -> None:
-        """Write what the run is, before it runs; half-written files of a killed attempt go."""
+        """Write what the run is, before it runs; half-written files of a killed attempt go.
+
+        Raises UserError where something in it is a link.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        refuse_links(self.path)
         for leftover in self.path.glob("*.partial"):
             leftover.unlink()
         write_atomic(self.path / CONFIG, config_yaml)
@@ -78,24 +84,66 @@ class RunFolder:
             write_json(self.path / FAILURE, record)
 
     def failure(self) -> dict[str, Any]:
-        """The record of the last failed attempt."""
-        return json.loads((self.path / FAILURE).read_text())
+        """The record of the last failed attempt; of a damaged one no more than that it is."""
+        try:
+            return {"message": "no message", **self._read(FAILURE)}
+        except (UserError, TypeError) as error:
+            return {"message": str(error)}
 
     def summary(self) -> dict[str, Any]:
         """The summary of a complete run."""
-        return json.loads((self.path / SUMMARY).read_text())
+        return self._read(SUMMARY)
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Raises UserError where the file is damaged."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise self.damaged(name, error) from error
+
+    def damaged(self, name: str, error: Exception) -> UserError:
+        """What to raise for a file of the run that does not hold what it should."""
+        return UserError(
+            f"{self.path / name} cannot be read ({type(error).__name__}: {error}); remove it, and the same command "
+            "goes on with the run"
+        )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for this process; waits while another one works on it. A killed process lets go by itself."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / LOCK, "w") as file:
+        """Hold the run for this process; waits while another one works on it. A killed process lets go by itself.
+
+        Raises UserError where the folder or its lock is a link.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for place in (self.path, self.path / LOCK):
+            refuse_link(place)
+        self.path.mkdir(exist_ok=True)
+        with open(os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 print(f"{self.path} is being computed by another process; waiting for it", flush=True)
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
+
+
+def leads_out(path: Path, root: Path) -> bool:
+    """Whether a path below a folder ends, by links, outside of it."""
+    return not path.resolve().is_relative_to(root.resolve())
+
+
+def refuse_link(place: Path) -> None:
+    """Raise UserError where a file or folder is a link: what is written goes into the run, not where others point."""
+    if place.is_symlink():
+        raise UserError(
+            f"{place} is a link to {os.path.realpath(place)}, and nothing is written through links; remove it"
+        )
+
+
+def refuse_links(folder: Path) -> None:
+    """The same of everything in a run's folder, and in those of its checkpoints and probes; loggers may use links."""
+    for place in [*folder.glob("*"), *folder.glob("checkpoints/*"), *folder.glob("probes/*")]:
+        refuse_link(place)
 
 
 def digest(identity: dict[str, Any]) -> str:

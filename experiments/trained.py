@@ -25,7 +25,8 @@ class Trained:
 
     step: optimiser steps behind the weights, if that was recorded.
 
-    Of the run's configuration only the text is read: runs made before some other key existed stay readable.
+    Of the run's configuration only the text is read: runs made before some other key existed stay readable, and it
+    names no place that is written to. Where the cache lies is decided by who reads the run, who may not have made it.
     """
 
     model: LanguageModel
@@ -48,8 +49,19 @@ def open_trained(path: str | None, device: torch.device) -> Trained:
         raise UserError(
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
-    text = from_dict(DataConfig, yaml.safe_load((folder / CONFIG).read_text())["data"], "data")
+    text = _text(folder / CONFIG)
     return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, text, card.get("step"))
+
+
+def _text(path: Path) -> DataConfig:
+    """The text of a run's configuration. Raises UserError where the file is damaged."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"cannot read {path} ({type(error).__name__}: {error}); restore it") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} says nothing of the run's data; restore it")
+    return dataclasses.replace(from_dict(DataConfig, values, "data"), cache_dir=None)
 
 
 def open_text(trained: Trained, paths: DataConfig, progress: bool = True) -> Corpus:

@@ -1,14 +1,20 @@
-"""What every test shares: one thread, because workers share the cores; Triton's interpreter where no GPU is."""
+"""What every test shares: one thread, because workers share the cores; Triton's interpreter where no GPU is.
+
+ARCHZOO_TEST_THREADS=2 gives another number of threads; --margins prints the room under every limit (margins.py).
+"""
 
 import os
 import sys
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it; child processes inherit it
+os.environ["OMP_NUM_THREADS"] = os.environ.get(
+    "ARCHZOO_TEST_THREADS", "1"
+)  # before torch reads it; inherited
 
 import pytest
 import torch
 
-torch.set_num_threads(1)
+pytest_plugins = ["margins"]
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported; child processes inherit it
 

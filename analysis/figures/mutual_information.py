@@ -13,6 +13,7 @@ from analysis.measured import band_text, dots_text, draw_line, over_seeds, prove
 from analysis.results import Results
 from analysis.routed import mutual_information, routed
 from analysis.style import INK, Look, legend_below, looks, panels, styled
+from analysis.units import listing
 
 COLUMNS = (
     *("run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"),
@@ -109,5 +110,24 @@ def caption(table: pd.DataFrame) -> str:
         "Mutual information of a token's kind and its first choice on held-out text, in nats: mean over heads "
         f"({band_text(table)}); dots: {dots_text(table)}. Dashed: with the token replaced by its frequency, rounded "
         "down to a power of two; dotted: choices dealt out anew among the tokens, what so few tokens show by chance. "
-        f"Mean over layers and heads: {'; '.join(told)}. {provenance(table)}"
+        f"Mean over layers and heads: {'; '.join(told)}. {_by_construction(table)}{provenance(table)}"
+    )
+
+
+def _by_construction(table: pd.DataFrame) -> str:
+    """Who says all there is in layer 0, where a router reads the token alone: that is no finding."""
+    first = table[table["layer"] == 0].pivot_table(
+        index=["series", "run", "head"], columns="measure", values="value"
+    )
+    if first.empty:
+        return ""
+    whole = np.isclose(first["token"], first["entropy"], rtol=1e-9)
+    series = [
+        name for name, all_heads in pd.Series(whole, first.index).groupby("series").all().items() if all_heads
+    ]
+    if not series:
+        return ""
+    return (
+        f"In layer 0 the routers of {listing(series, 20)} read the token and nothing else: their choice is a function "
+        "of it, and what the two share is the choice's whole entropy, by construction. "
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.errors import ResultsError
-from analysis.files import write_atomically, write_text
+from analysis.files import refuse_link, remove_partials, write_atomically, write_text
 from analysis.report import latex, markdown, page
 from analysis.report.content import Content, gather
 from analysis.report.tables import RUNS, rows
@@ -34,12 +34,17 @@ def write_report(
     runs: a run, experiment or results folder, a list of them, or loaded Results.
     out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
     workers: processes that draw figures; above 1 only from under ``if __name__ == "__main__"``.
-    Raises ResultsError if there is nothing complete to report.
+    Raises ResultsError if there is nothing complete to report, or where the folder cannot be written; it may be a
+    link only where ``out`` names it. What a killed report left half-written goes.
     """
     folder = _target(runs, out)
+    parts = (folder / "figures", folder / "tables")
+    for place in parts if out is not None else (folder, *parts):
+        refuse_link(place)
     results = runs if isinstance(runs, Results) else load_results(runs)
-    for place in (folder, folder / "figures", folder / "tables"):
+    for place in (folder, *parts):
         _make(place)
+        remove_partials(place)
     content = gather(results, folder / "figures", workers)
     results.to_parquet(folder)
     _write_tables(results, content, folder / "tables")

@@ -12,7 +12,7 @@ import pandas as pd
 from analysis.comparison import NAMES, compare, order_metric, with_final_validation
 from analysis.gallery import Exhibit, exhibits
 from analysis.notices import notices
-from analysis.probes import record
+from analysis.probes import records
 from analysis.report import summary
 from analysis.report.samples import Samples, samples
 from analysis.report.tables import Field, comparison
@@ -98,33 +98,28 @@ def gather(results: Results, figures: Path, workers: int = 1) -> Content:
     styles = looks(zip(table["label"], table["color"], strict=True))
     shown = exhibits(results, figures, workers)
     written = samples(results, list(table["label"]))
+    detailed = _detailed(results)
     return Content(
         title=summary.title(results.runs),
         summary=summary.paragraph(results.runs, table["label"]),
-        notices=notices(results),  # after the tables of the probes were read: their problems are known now
+        notices=notices(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
         fields=comparison(metric),
         comparison=table.assign(dot=[styles[label].color for label in table["label"]]),
         exhibits=shown,
         samples=written,
-        runs=_detailed(results.runs),
+        runs=detailed,
         machines=summary.machines(results.runs),
         versions=summary.versions(results.runs),
         missing=summary.missing(results.runs, shown),
     )
 
 
-def _detailed(runs: pd.DataFrame) -> pd.DataFrame:
+def _detailed(results: Results) -> pd.DataFrame:
+    runs = results.runs
     return runs.assign(
         anchor=[f"run-{place}" for place in range(1, len(runs) + 1)],
-        config=pd.Series([_config(folder) for folder in runs["folder"]], index=runs.index, dtype="object"),
-        probes=pd.Series([record(folder) for folder in runs["folder"]], index=runs.index, dtype="object"),
+        config=pd.Series(results.texts("config.yaml"), index=runs.index, dtype="object"),
+        probes=pd.Series(records(results), index=runs.index, dtype="object"),
         described=runs["blocks"].map(summary.blocks),
     )
-
-
-def _config(folder: str) -> str | None:
-    try:
-        return (Path(folder) / "config.yaml").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None

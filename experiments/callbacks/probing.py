@@ -32,8 +32,7 @@ class Probing(StepCallback):
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
         path = tables.file(self.run, tables.TRAINING)
-        for leftover in path.parent.glob(".*.partial"):  # of a process that was killed while it wrote
-            leftover.unlink()
+        tables.remove_partials(self.run)
         if not path.is_file():
             return
         try:

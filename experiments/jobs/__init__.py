@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
+from experiments import interrupts
 from experiments.schema import Config
 
 # Name -> the first line people see in job=list. The function of a job is `run` in experiments/jobs/NAME.py.
@@ -22,7 +23,9 @@ DESCRIPTIONS = {
 
 def _lazily(name: str) -> Callable[[Config], None]:
     def run(config: Config) -> None:
-        importlib.import_module(f"experiments.jobs.{name}").run(config)
+        with interrupts.leaving():
+            job = importlib.import_module(f"experiments.jobs.{name}")
+        job.run(config)
 
     return run
 

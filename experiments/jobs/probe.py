@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments import machine
+from experiments import interrupts, machine
 from experiments.probing import settings, tables
 from experiments.probing.folders import title, to_probe
 from experiments.probing.run import probe_run, probed
@@ -64,9 +64,10 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
         return
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(config.trainer.threads)  # before the workers import torch
-    pool = ProcessPoolExecutor(workers, mp.get_context("spawn"), initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(workers, mp.get_context("spawn"))
     try:
-        waiting = {pool.submit(_attempt, run, config): run for run in runs}
+        with interrupts.unheard():
+            waiting = {pool.submit(_attempt, run, config): run for run in runs}
         for future in as_completed(waiting):
             try:
                 yield future.result()
@@ -74,11 +75,6 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
                 yield waiting[future], "a worker was killed", []
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of a terminal: a worker then ends its run, and gets no other."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _attempt(run: Path, config: Config) -> Attempt:
@@ -89,8 +85,10 @@ def _attempt(run: Path, config: Config) -> Attempt:
     except UserError as error:
         return run, str(error), []
     except Exception as error:
-        inside.path.mkdir(exist_ok=True)
+        with contextlib.suppress(OSError):  # the place may be why it failed
+            inside.path.mkdir(exist_ok=True)
         inside.fail(error)
-        return run, f"{type(error).__name__}: {error} (see {inside.path}/failure.json)", []
+        record = f" (see {inside.path / FAILURE})" if inside.failed else ""
+        return run, f"{type(error).__name__}: {error}{record}", []
     (inside.path / FAILURE).unlink(missing_ok=True)
     return run, "", made

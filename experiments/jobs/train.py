@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 
+from experiments import interrupts
 from experiments.plan import Plan, plan
 from experiments.progress import Bar, Sink
-from experiments.runs import RunFailed
+from experiments.runs import SUMMARY, RunFailed
 from experiments.schema import Config
 from zoo.errors import UserError
 
@@ -34,8 +35,9 @@ def execute(planned: Plan, sink: Sink) -> bool:
     with folder.locked():
         if folder.complete:  # another process finished it while this one waited
             return False
-        from experiments.callbacks import Paused
-        from experiments.training import train
+        with interrupts.leaving():
+            from experiments.callbacks import Paused
+            from experiments.training import train
 
         try:
             folder.begin(planned.yaml(), planned.identity)
@@ -56,15 +58,19 @@ def _explained(planned: Plan, error: Exception) -> Exception:
             f"{planned.title}: the disk is full ({error}). Earlier files are intact: "
             "free some space and give the same command again; it goes on from the last checkpoint"
         )
-    return RunFailed(
-        f"{planned.title}: {type(error).__name__}: {error} (see {planned.folder.path}/failure.json)"
-    )
+    record = f" (see {planned.folder.path}/failure.json)" if planned.folder.failed else ""
+    return RunFailed(f"{planned.title}: {type(error).__name__}: {error}{record}")
 
 
 def _report(planned: Plan) -> str:
     summary = planned.folder.summary()
-    lines = [f"{planned.title}: {summary['parameters']:,} parameters, best step {summary['best_step']}"]
-    lines += [metrics_line(name, m, summary["data"].get(name, "")) for name, m in summary["metrics"].items()]
+    try:
+        lines = [f"{planned.title}: {summary['parameters']:,} parameters, best step {summary['best_step']}"]
+        lines += [
+            metrics_line(name, m, summary["data"].get(name, "")) for name, m in summary["metrics"].items()
+        ]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise planned.folder.damaged(SUMMARY, error) from error
     return "\n".join([*lines, f"run folder: {planned.folder.path}"])
 
 

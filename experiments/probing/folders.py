@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder
+from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, leads_out
 from experiments.schema import Config
 from zoo.errors import UserError
 
@@ -22,7 +22,10 @@ def to_probe(config: Config) -> tuple[list[Path], list[str]]:
     place = Path(config.run or config.runs or f"{config.results}/{config.name}")
     if not place.is_dir():
         raise UserError(f"{place} is no folder; give run=results/NAME/RUN or runs=results/NAME")
-    found = [(folder, _problem(folder)) for folder in _folders(place, 0 if config.run else _DEPTH)]
+    found = [
+        (folder, _elsewhere(folder, place) or _problem(folder))
+        for folder in _folders(place, 0 if config.run else _DEPTH)
+    ]
     runs = [folder for folder, problem in found if not problem]
     others = [f"{folder}: {problem}" for folder, problem in found if problem]
     if not runs:
@@ -36,14 +39,20 @@ def title(run: Path) -> str:
     return f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}"
 
 
-def _folders(place: Path, depth: int) -> Iterator[Path]:
-    """Run folders below a run, an experiment or all results, and folders without any."""
-    ends = _is_run(place) or not depth or _closed(place)
+def _folders(place: Path, depth: int, root: Path | None = None) -> Iterator[Path]:
+    """Run folders below a run, an experiment or all results, folders without any, and links out of the first one."""
+    root = root or place
+    ends = leads_out(place, root) or _is_run(place) or not depth or _closed(place)
     inside = [] if ends else [x for x in sorted(place.iterdir()) if _may_hold_runs(x)]
     if not inside:
         yield place
     for folder in inside:
-        yield from _folders(folder, depth - 1)
+        yield from _folders(folder, depth - 1, root)
+
+
+def _elsewhere(folder: Path, root: Path) -> str:
+    """That a folder is a link to another place, into which nothing is written unasked; "" if it is none."""
+    return f"is a link to {folder.resolve()}; name that to have it probed" if leads_out(folder, root) else ""
 
 
 def _closed(folder: Path) -> bool:

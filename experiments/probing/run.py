@@ -17,7 +17,7 @@ from experiments.probing import looks, tables
 from experiments.probing.measures import loss_by_position, measured
 from experiments.probing.samples import samples
 from experiments.probing.windows import sentence, spread
-from experiments.runs import digest
+from experiments.runs import digest, refuse_link
 from experiments.schema import Config, ProbeConfig
 from experiments.trained import Trained, open_text, open_trained
 from zoo.files import write_json
@@ -49,8 +49,10 @@ def settings(probe: ProbeConfig) -> dict[str, Any]:
 def probe_run(run: Path, config: Config) -> list[str]:
     """Write all tables that a complete run has something for, and last what made them; returns the tables' names.
 
-    Tables of an earlier pass go. Raises UserError where weights or text are not as they were in training.
+    Tables of an earlier pass go, and what a killed one left. Raises UserError where weights or text are not as they
+    were in training, or where the folder of the tables is a link.
     """
+    refuse_link(run / tables.FOLDER)
     began = time.perf_counter()
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
@@ -58,6 +60,7 @@ def probe_run(run: Path, config: Config) -> list[str]:
     split = open_text(trained, config.data, config.trainer.progress).splits["validation"]
     made = _make(trained, split, config.probe, machine.precision(config.trainer.precision, device))
     (run / tables.FOLDER).mkdir(exist_ok=True)
+    tables.remove_partials(run)
     (run / tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
     for name, rows in made.items():
         if rows:

@@ -58,6 +58,12 @@ def file(run: Path, name: str) -> Path:
     return run / FOLDER / f"{name}.parquet"
 
 
+def remove_partials(run: Path) -> None:
+    """Remove what a process left that was killed while it wrote."""
+    for leftover in (run / FOLDER).glob(".*.partial"):
+        leftover.unlink(missing_ok=True)
+
+
 def write(run: Path, name: str, rows: Iterable[tuple[Any, ...]]) -> None:
     """Write rows, tuples in the order of the columns, by an atomic rename."""
     schema = SCHEMAS[name]

@@ -23,7 +23,7 @@ def drawn(results, folder: Path) -> set[str]:
     return {one.name for one in shown if not one.missing}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_quickstart_of_all_eleven_supports_every_figure_but_those_of_sweeps_and_gpus(eleven):
     assert set(pd.read_parquet(eleven.with_name("runs.parquet"))["preset"]) == ARCHITECTURES
     names = {entry.name for entry in listed()}

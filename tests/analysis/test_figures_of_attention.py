@@ -67,6 +67,31 @@ def test_sinks_draw_means_heads_seeds_and_the_base_rate(first_tokens):
     assert "Seeds 0, 1. Trained on pydocs." in text
 
 
+def test_each_model_is_compared_with_the_uniform_share_of_its_own_length(tmp_path, write_run):
+    """0.1 is no sink where a window of 16 tokens gives 0.05 to each, and one where 128 give 0.01."""
+    uniforms = {"short": 0.05, "long": 0.01}
+    for name, uniform in uniforms.items():
+        run = write_run(tmp_path / "made", name, option=name)
+        at = {"layer": 0, "head": 0}
+        write_table(
+            run,
+            "measures",
+            [measure("first_token_mass", 0.1, **at), measure("first_token_uniform", uniform, **at)],
+        )
+    table = sinks.table(load_results(tmp_path))
+    assert table.set_index("label")["uniform"].to_dict() == uniforms
+    assert sinks.strongest(table, ["layer"])["times"].to_dict() == pytest.approx({"short": 2.0, "long": 10.0})
+    text = sinks.caption(table)
+    assert "uniform or more): long (0.1 in layer 0, 10.0×)." in text
+    assert "(0.01 and 0.05)" in text
+    whole, *single = sinks.draw(table).axes
+    for axes in single:
+        mine = uniforms[axes.get_title(loc="left")]
+        assert line(axes, "_uniform").get_ydata()[0] == pytest.approx(mine)
+    drawn = [found.get_ydata()[0] for found in whole.get_lines() if found.get_label() == "_uniform"]
+    assert sorted(drawn) == pytest.approx([0.01, 0.05])
+
+
 def test_no_sink_is_said_plainly_and_a_single_head_beside_it(first_tokens):
     results = first_tokens([[0.05, 0.06]])()
     text = sinks.caption(sinks.table(results))

@@ -40,6 +40,26 @@ def test_states_by_tokens_seen_and_half_lives_by_layer(tmp_path, write_run):
     assert "rank 8 after 32 tokens" in recurrence.caption(table)
 
 
+def test_a_head_that_never_forgets_does_not_move_the_half_life_of_its_layer(tmp_path, write_run):
+    """The median over heads and seeds, not the mean."""
+    for seed in (0, 1):
+        run = write_run(tmp_path / "exp", "kda", seed)
+        lives = [4.0, 6.0 + seed, 5000.0]
+        write_table(
+            run,
+            "measures",
+            [
+                measure("decay_half_life", factor * life, axis="quantile", end=q, layer=0, head=head)
+                for head, life in enumerate(lives)
+                for q, factor in ((0.1, 0.5), (0.5, 1), (0.9, 2))
+            ],
+        )
+    table = recurrence.table(load_results(tmp_path / "exp"))
+    (half_life,) = recurrence.draw(table).axes
+    assert line(half_life, "kda").get_ydata().tolist() == [6.5]
+    assert "kda: median half-life 6.5 tokens" in recurrence.caption(table)
+
+
 def test_residuals_of_the_solver_are_means_over_heads_by_layer(tmp_path, write_run):
     run = write_run(tmp_path / "exp", "mesanet")
     at = {(layer, head): (layer + 1) * (head + 1) for layer in (0, 1) for head in (0, 1)}

@@ -79,6 +79,30 @@ def test_mutual_information_is_the_double_sum_over_choices_and_tokens(tmp_path, 
     assert "Seeds 0, 1. Trained on pydocs." in said
 
 
+def test_what_routers_of_the_first_layer_say_is_called_by_construction():
+    def said(layer: int, *information: float) -> str:
+        rows = [
+            {
+                "label": "m",
+                "series": "m",
+                "seed": 0,
+                "run": "r",
+                "layer": layer,
+                "head": head,
+                "measure": name,
+                "value": x,
+            }
+            for head, token in enumerate(information)
+            for name, x in {"token": token, "entropy": 1.5, "frequency": 0.1, "shuffled": 0.1}.items()
+        ]
+        table = pd.DataFrame(rows).assign(color="#000000", training_set="pydocs", block="hypergraph")
+        return mutual_information.caption(table)
+
+    assert "In layer 0 the routers of m read the token and nothing else" in said(0, 1.5, 1.5)
+    assert "by construction" not in said(0, 1.5, 1.4)
+    assert "by construction" not in said(2, 1.5, 1.5)
+
+
 def test_controls_of_independent_choices_and_of_choices_by_frequency():
     rng = np.random.default_rng(1)
     tokens = np.repeat(np.arange(40), 50 * 2 ** (np.arange(40) % 3))

@@ -147,6 +147,20 @@ def test_untested_models_are_compared_by_the_validation_loss_at_the_end(tmp_path
     assert not {"test loss", "ppl", "word ppl", "bits per byte"} & set(headings)
 
 
+def test_the_final_validation_loss_is_the_last_one_and_not_the_lowest(tmp_path, write_run):
+    """Also where rows were written out of order, and where the lowest loss would rank the models otherwise."""
+    curves = {"turned": [(10, 3.0), (30, 3.6), (20, 2.0)], "steady": [(10, 3.5), (20, 3.4), (30, 3.3)]}
+    for name, rows in curves.items():
+        run = write_run(tmp_path / "exp", name=name, option=name, metrics={})
+        lines = ["step,tokens,split,loss", "40,40,train,1.0"]
+        (run / "metrics.csv").write_text(
+            "\n".join([*lines, *(f"{step},{step},validation,{loss}" for step, loss in rows)]) + "\n"
+        )
+    table = compare(with_final_validation(load_results(tmp_path / "exp")))
+    assert list(table["label"]) == ["steady", "turned"]
+    assert list(table["final_validation_loss"]) == [3.3, 3.6]
+
+
 def test_untested_models_are_not_said_to_be_tested(tmp_path, write_run, layout_changes):
     results = load_results(untested(tmp_path / "exp", write_run, layout_changes))
     said = summary.paragraph(results.runs, results.runs["label"])

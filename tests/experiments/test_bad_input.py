@@ -44,7 +44,9 @@ def named_mistakes(folder: Path) -> dict[str, tuple[list[str], str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("multirun", [False, True], ids=["single", "multirun"])
+@pytest.mark.parametrize(
+    "multirun", [False, pytest.param(True, marks=pytest.mark.long)], ids=["single", "multirun"]
+)
 def test_named_mistakes_in_a_process_of_their_own(
     multirun: bool, tmp_path: Path, small_text: Path, shared_cache: Path
 ):

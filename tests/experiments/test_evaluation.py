@@ -16,6 +16,7 @@ from experiments.data import DataConfig, Split
 from experiments.evaluate import score_split
 from experiments.runs import RunFolder
 from zoo import LanguageModel, ModelConfig
+from zoo.config import from_dict
 
 T = 12
 
@@ -91,6 +92,24 @@ def test_splits_about_as_long_as_a_window(model, length: int):
     score = score_split(model, Split(tokens, 1, 1, 1), stride=5, batch_size=3)
     assert score.tokens == length - 1
     assert score.nats == pytest.approx(nats_by_hand(model, tokens, 5), rel=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_scoring_evaluates_and_leaves_the_model_as_it_was(training: bool):
+    """A balanced mixture of experts counts what it sees in training, and moves its routing by that."""
+    model = LanguageModel(
+        from_dict(ModelConfig, {"pattern": "S", "d_model": 16, "n_heads": 2, "channel": {"name": "moe"}}),
+        vocab_size=257,
+        seq_len=T,
+    ).train(training)
+    before, modes = {name: x.clone() for name, x in model.state_dict().items()}, set()
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda module, _: modes.add(module.training))
+    tokens = np.random.default_rng(0).integers(0, 257, 40).astype(np.uint16)
+    score_split(model, Split(tokens, 1, 1, 1), stride=5, batch_size=3)
+    assert modes == {False}
+    assert {module.training for module in model.modules()} == {training}
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
 def test_metrics_are_normalised_by_the_raw_text(model, documents: data.Corpus):

@@ -22,7 +22,7 @@ from kernels.ops.short_conv.triton_ops import _forward_tuned
 from zoo.errors import UserError
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_stage_runs_once_and_is_skipped_afterwards(lab: Lab):
     words = ["job=gpu", "gpu.rehearse=true"]
     first = lab.run(*words, timeout=600)

@@ -161,7 +161,7 @@ def train(folder: Path, steps: int) -> LanguageModel:
     return model.eval()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_indexer_of_a_trained_model_finds_what_dense_attention_looks_at(tmp_path):
     """A minute. T/8 keys hold 80 % of the mass, chance 25 %; with a fresh indexer the same model has no such keys."""
     model = train(tmp_path, 400)

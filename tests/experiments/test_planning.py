@@ -21,7 +21,10 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
+@pytest.mark.parametrize(
+    "experiment",
+    [pytest.param(x, marks=pytest.mark.long if x == "architectures" else []) for x in EXPERIMENTS],
+)
 def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypatch):
     monkeypatch.setenv("ARCHZOO_CACHE", str(lab.cache))
     lab.arguments = lambda: [f"+experiment={experiment}", f"results={lab.results}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from margins import below
 from torch import Tensor
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -54,7 +55,7 @@ def assert_agree(function: Callable[..., Tensor], expected: Callable[..., Tensor
         assert got.shape == wanted.shape
         assert got.isfinite().all(), name
         error = (got - wanted).abs().max() / wanted.abs().max().clamp_min(0.1)
-        assert error < limit, f"{name}: relative error {error:.2e}"
+        below(error, limit, name)
 
 
 def rmse_ratio(got: Tensor, wanted: Tensor) -> float:

@@ -5,12 +5,14 @@ from functools import partial
 import pytest
 import torch
 from kernel_cases import assert_agree, normal
+from margins import below
 
 from kernels import cayley
 
 every_n = pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 dtypes = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
-ROUNDING = {torch.float64: 1e-14, torch.float32: 3e-6}
+# Some hundred units of rounding: entries of random matrices reach 10, the condition of I + A with them.
+ROUNDING = {torch.float64: 2e-14, torch.float32: 1e-5}
 
 
 def skew(raw: torch.Tensor) -> torch.Tensor:
@@ -25,9 +27,9 @@ def test_cayley_is_a_rotation(n, dtype, backend):
     q = cayley(normal(500, n, n, dtype=dtype), backend=backend)
     limit = ROUNDING[dtype]
     for product in (q.mT @ q, q @ q.mT):
-        assert (product - torch.eye(n, dtype=dtype)).abs().max() < limit
-    assert (torch.linalg.det(q) - 1).abs().max() < 2 * limit
-    assert (torch.linalg.svdvals(q) - 1).abs().max() < limit
+        below((product - torch.eye(n, dtype=dtype)).abs().max(), limit)
+    below((torch.linalg.det(q) - 1).abs().max(), 2 * limit)
+    below((torch.linalg.svdvals(q) - 1).abs().max(), limit)
 
 
 @every_n
@@ -86,7 +88,7 @@ def test_only_the_skew_part_has_a_gradient():
 def test_the_closed_form_stays_orthogonal_however_large_its_input(n, size):
     """In fp32, where the solve loses what the condition number costs."""
     q = cayley(size * normal(1000, n, n).float())
-    assert (q.mT @ q - torch.eye(n)).abs().max() < 2e-6
+    below((q.mT @ q - torch.eye(n)).abs().max(), 4e-6)
 
 
 @pytest.mark.parametrize(("norm", "terms", "low", "high"), [(0.9, 5, 0.3, 3.0), (0.1, 5, 0.0, 1e-5)])

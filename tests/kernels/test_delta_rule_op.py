@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import normal, packed, value_and_gradients
+from margins import below
 
 from kernels import delta_rule
 from kernels.flops import flop_counter
@@ -62,7 +63,7 @@ def assert_close(got, wanted, limit, least=1e-30):
     for index, (x, y) in enumerate(zip(got, wanted, strict=True)):
         assert x.isfinite().all()
         error = (x - y).abs().max() / y.abs().max().clamp_min(least)
-        assert error < limit, f"{index}: relative error {error:.2e}"
+        below(error, limit, f"{index}")
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
@@ -224,7 +225,7 @@ def test_what_is_kept_is_linear_in_time(per_channel):
             delta_rule(*given[:5])
         return sum(sizes.values())
 
-    assert kept(2048) / kept(1024) == pytest.approx(2, rel=0.05)
+    assert abs(kept(2048) / kept(1024) - 2) < 0.1
     assert kept(1024) < 4 * (1024 * 2 * 64 * 4) * 4  # four times q, k, v and g of a channel-wise gate
 
 

@@ -5,7 +5,7 @@ import torch
 from kernel_cases import packed, qkv
 from torch.utils.flop_counter import flop_registry
 
-from kernels import attention, timeline_attention
+from kernels import attention, indexer_kl, lightning_topk, sparse_attention, timeline_attention
 from kernels.flops import FORMULAS, flop_counter
 
 
@@ -74,6 +74,36 @@ def test_packed_timelines_on_meta():
     cu = torch.zeros(4, dtype=torch.int32, device="meta")
     call = lambda *x: timeline_attention(*x, assignment, n_timelines=5, cu_seqlens=cu)  # noqa: E731
     assert count(call, *inputs)[0] == 4 * 4 * (2 * 60) ** 2 // (3 * 2 * 5)
+
+
+@pytest.mark.parametrize(("time", "places"), [(40, 8), (6, 8)], ids=["few of many", "more places than keys"])
+def test_sparse_attention_counts_the_places_of_its_lists_up_to_all_keys(time, places):
+    inputs = on_meta(*qkv(2, time, heads=4, kv_heads=2, width=8, value_width=5))
+    indices = torch.empty(2, time, places, dtype=torch.int32, device="meta")
+    wanted = 2 * 2 * 4 * time * min(time, places) * (8 + 5)
+    assert count(lambda *x: sparse_attention(*x, indices), *inputs) == (wanted, 3 * wanted)
+
+
+def indexer(time: int) -> list[torch.Tensor]:
+    """q [2, T, 3, 16], k [2, T, 16], w [2, T, 3], bias [3] without storage."""
+    shapes = (2, time, 3, 16), (2, time, 16), (2, time, 3), (3,)
+    return [torch.empty(shape, device="meta") for shape in shapes]
+
+
+def test_the_indexer_scores_every_pair():
+    with flop_counter() as counter:
+        lightning_topk(*indexer(40), k=4)
+    assert counter.get_total_flops() == 2 * 2 * 40 * 40 * 3 * 16
+
+
+@pytest.mark.parametrize(("places", "pairs"), [(None, 40), (8, 8), (50, 40)])
+def test_the_indexers_loss_counts_attention_once_and_its_own_products_three_times(places, pairs):
+    q, k, _ = on_meta(*qkv(2, 40, heads=4, kv_heads=2, width=8))
+    indices = None if places is None else torch.empty(2, 40, places, dtype=torch.int32, device="meta")
+    tau = torch.empty((), device="meta")
+    wanted = 2 * 2 * 40 * pairs * (4 * 8 + 3 * 3 * 16)
+    call = lambda *x: indexer_kl(q, k, *x, indices=indices)  # noqa: E731
+    assert count(call, *indexer(40), tau) == (wanted, wanted)
 
 
 FUSED = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_cases import normal, packed
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import AdaptiveK, lightning_topk
 from kernels.ops.lightning_topk.scores import LONGEST, SCORES, index_scores, index_scores_alike, ranks
@@ -137,16 +138,47 @@ def test_many_exact_ties_of_relu_scores(dtype):
     assert len(scores.unique()) < 20
 
 
+class RoundsByPlace(TorchDispatchMode):
+    """A BLAS in which an element's place decides its last bits, more than on any processor: two units either way."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.mv):
+            units = torch.arange(result.numel()).view(result.shape) * 7919 % 5 - 2
+            result = result + units * torch.finfo(result.dtype).eps * result
+        return result
+
+
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
-def test_equal_keys_have_equal_scores(dtype, scores):
-    """Bit for bit, wherever they stand; and the gradient's form of the scores is the same function."""
+def test_equal_keys_tie_wherever_they_stand(dtype, scores):
+    """In rank, though a matrix product gives them other bits; and both forms of the scores are one function."""
     for time in (1, 3, 7, 21, 37, 100):
         q, k, w, bias = indexer(2, time, width=5, dtype=dtype, seed=time)
         pair = [form(q, k, w, bias, scores) for form in (index_scores_alike, index_scores)]
         torch.testing.assert_close(*pair)
-        found = index_scores_alike(q, k[:, :1].expand_as(k).contiguous(), w, bias, scores)
-        assert torch.equal(found, found[..., :1].expand_as(found))
+        with RoundsByPlace():
+            found = index_scores_alike(q, k[:, :1].expand_as(k).contiguous(), w, bias, scores)
+        rank = ranks(found, w, scores) // LONGEST
+        assert torch.equal(rank, rank[..., :1].expand_as(rank))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("scores", SCORES)
+def test_a_product_that_rounds_by_place_decides_no_tie(dtype, scores, backend):
+    """Two kinds of keys by turns: of each kind the latest, whatever the last bits of its products are."""
+    q, k, w, bias = indexer(2, 37, width=5, dtype=dtype)
+    k = k[:, :2].repeat(1, 19, 1)[:, :37].contiguous()
+    call = partial(lightning_topk, q, k, w, bias, k=9, scores=scores, backend=backend)
+    with RoundsByPlace():
+        got = call()
+    assert torch.equal(got, call())
+    for t, indices in enumerate(got[0].tolist()):
+        for kind in (0, 1):
+            chosen = [s for s in indices if s >= 0 and s % 2 == kind and s != t]
+            latest = [s for s in range(t - 1, -1, -1) if s % 2 == kind]
+            assert chosen == latest[: len(chosen)]
 
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])

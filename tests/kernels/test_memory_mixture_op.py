@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import normal, packed, value_and_gradients
+from margins import below
 
 from kernels import delta_rule, memory_mixture
 from kernels.flops import flop_counter
@@ -59,7 +60,7 @@ def test_sorted_equals_recurrence(shape, gate, dtype):
     results = [value_and_gradients(everything(b, routes, cu), given) for b in ("torch", "reference")]
     for index, (x, y) in enumerate(zip(*results, strict=True)):
         error = (x - y).abs().max() / y.abs().max()
-        assert error < TOLERANCE[dtype], f"{index}: relative error {error:.2e}"
+        below(error, TOLERANCE[dtype], f"{index}")
 
 
 @backends

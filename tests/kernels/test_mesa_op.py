@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_cases import TOLERANCE, normal, packed, rmse_ratio, value_and_gradients
+from margins import above, below
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -81,7 +82,7 @@ def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], limit: float)
     for name, value in wanted.items():
         assert got[name].shape == value.shape
         error = (got[name] - value).abs().max() / value.abs().max().clamp_min(0.1)
-        assert error < limit, f"{name}: relative error {error:.2e}"
+        below(error, limit, name)
 
 
 def states_of(q, k, v, g, beta, lamb) -> tuple[Tensor, Tensor]:
@@ -146,7 +147,7 @@ def test_few_steps_are_the_same_steps(steps):
     """Far from the solution too: at every number of steps both forms stand at the same point."""
     tensors = inputs(1, 50, width=32, gates="0")
     got, wanted = (call(*tensors, cg_steps=steps, backend=backend)[0] for backend in BACKENDS)
-    assert rmse_ratio(exact(*tensors), wanted) > 1e-6
+    above(rmse_ratio(exact(*tensors), wanted), 1e-6)
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
@@ -176,21 +177,21 @@ def test_thirty_steps_reach_the_exact_solve_at_default_lambda(width):
     wanted = exact(*tensors)
     errors = {steps: rmse_ratio(mesa(*tensors, cg_steps=steps)[0], wanted) for steps in (5, 10, 30)}
     print(f"K = {width}, relative error by steps:", {n: f"{error:.1e}" for n, error in errors.items()})
-    assert errors[30] < 1e-9
+    below(errors[30], 1e-9)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_the_exact_solve(backend):
-    """The steps that 1e-9 needs are printed."""
+    """The steps that 2e-10 needs are printed."""
     tensors = inputs(1, 20, width=16, gates="0")
     wanted = value_and_gradients(exact, tensors)
     for steps in range(6, 31, 2):
         got = value_and_gradients(lambda *x, n=steps: mesa(*x, cg_steps=n, backend=backend)[0], tensors)
         error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, wanted, strict=True))
-        if error < 1e-9:
+        if error < 2e-10:
             break
     print(f"{backend}: {steps} steps, relative error {error:.1e}")
-    assert error < 1e-9
+    below(error, 1e-9)
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(3, 0, 4)], ids=["batch", "packed"])
@@ -274,7 +275,9 @@ def test_half_precision_is_computed_in_fp32(backend):
     with torch.autocast("cpu", torch.bfloat16):
         o, h_kk, h_kv = call(*tensors, backend=backend)
     assert (o.dtype, h_kk.dtype, h_kv.dtype) == (torch.bfloat16, torch.float32, torch.float32)
-    torch.testing.assert_close(o.double(), wanted, rtol=2**-8, atol=1e-5)
+    # But for exact numbers that lie, for fp32, half-way between two.
+    assert (o == wanted.bfloat16()).float().mean() > 0.98
+    torch.testing.assert_close(o.double(), wanted, rtol=2**-6, atol=1e-5)
 
 
 def test_no_state_unless_asked_for():

@@ -71,7 +71,7 @@ def test_a_draw_is_a_function_of_its_coordinates():
     noise = gumbel_noise(keys, positions, 2, 4, 6)
     assert torch.equal(noise, gumbel_noise(keys, positions, 2, 4, 6))
     alone = gumbel_noise(keys[1:2, 5:6], positions[1:2, 5:6], 2, 4, 6)
-    assert torch.equal(noise[1:2, 5:6], alone)
+    torch.testing.assert_close(noise[1:2, 5:6], alone)  # log rounds by place; another draw is about 1 off
     compiled = torch.compile(gumbel_noise, fullgraph=True, backend="aot_eager")
     assert torch.equal(noise, compiled(keys, positions, 2, 4, 6))
 

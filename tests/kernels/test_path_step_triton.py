@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from margins import below
 from path_step_cases import WITHOUT, token, untouched, within
 from torch import Tensor
 from triton_cases import DEVICE, HALF, assert_kernel_agrees, unwatched
@@ -132,4 +133,4 @@ def test_long_caches_repeat_bit_for_bit(kv_heads):
         assert all(torch.equal(a, b) for a, b in zip(runs[0], again, strict=True))
     assert OPERATION.choose("auto", *keep.values()).name == "triton"
     wanted = path_step(**{name: x.double() for name, x in keep.items()}, backend="torch")
-    assert (runs[0][0] - wanted).norm() < 0.005 * wanted.norm()
+    below((runs[0][0] - wanted).norm(), 0.005 * wanted.norm())

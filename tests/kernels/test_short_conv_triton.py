@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_cases import normal, packed, rmse_ratio
+from margins import below
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton_cases import DEVICE, EXACT_LIMIT, HALF, OUTPUT_LIMIT, assert_kernel_agrees, kernels_only
 
@@ -64,7 +65,7 @@ def compare_step(taps: int, with_state: bool, activation: str | None, dtype: tor
     wanted, moved = short_conv(x.double(), weight.double(), backend="reference", **options)
     assert y.dtype == after.dtype == dtype
     assert y.shape == wanted.shape
-    assert rmse_ratio(y, wanted) < (EXACT_LIMIT if dtype == torch.float32 else OUTPUT_LIMIT)
+    below(rmse_ratio(y, wanted), EXACT_LIMIT if dtype == torch.float32 else OUTPUT_LIMIT)
     assert torch.equal(after.double(), moved)
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from kernel_cases import assert_agree, normal
+from margins import above, below
 
 from kernels import sinkhorn
 
@@ -39,12 +40,12 @@ def test_rows_sum_to_one_and_columns_nearly(spread, limit, record_property):
     """Mean over matrices of the largest column error after 20 iterations, n = 4."""
     m = sinkhorn(spread * normal(20_000, 4, 4).float())
     assert (m >= 0).all()
-    assert (m.sum(-1) - 1).abs().max() < 1e-6
+    below((m.sum(-1) - 1).abs().max(), 2e-6)  # four quotients and their sum: some units of 6e-8
     error = column_error(m)
     record_property("column_error_mean", error.mean().item())
     record_property("column_error_max", error.max().item())
     assert error.mean() < limit
-    assert error.max() > 1e-6, "columns are not exact: SPEC says to report them"
+    above(error.max(), 1e-6, "columns are not exact: SPEC says to report them")
 
 
 def test_more_iterations_bring_the_columns_nearer():
@@ -57,7 +58,7 @@ def test_four_times_the_identity_has_0_948_on_the_diagonal():
     m = sinkhorn(4 * torch.eye(4, dtype=torch.float64))
     assert m.diagonal().tolist() == pytest.approx([0.948] * 4, abs=5e-4)
     torch.testing.assert_close(m, m.mT)
-    assert column_error(m) < 1e-14
+    below(column_error(m), 1e-14)
 
 
 def test_a_doubly_stochastic_matrix_stays():
@@ -71,7 +72,7 @@ def test_any_finite_input_gives_finite_rows(size):
     raw = (size * normal(200, 4, 4).float()).requires_grad_()
     m = sinkhorn(raw)
     m.square().sum().backward()
-    assert (m.sum(-1) - 1).abs().max() < 1e-5
+    below((m.sum(-1) - 1).abs().max(), 1e-5)
     assert raw.grad.isfinite().all()
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from margins import below
 from torch import Tensor, nn
 
 from zoo import LanguageModel, ModelConfig, registry
@@ -156,4 +157,4 @@ def assert_same(got: dict[str, Tensor], wanted: dict[str, Tensor], limit: float 
     assert got.keys() == wanted.keys()
     for name, value in wanted.items():
         error = (got[name] - value).detach().abs().max() / value.detach().abs().max().clamp_min(1.0)
-        assert error <= limit, f"{name}: relative error {error:.2e}"
+        below(error, limit, name)

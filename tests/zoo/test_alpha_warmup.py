@@ -3,6 +3,7 @@
 import pytest
 import torch
 from contract_cases import build, tokens
+from margins import below
 
 import zoo
 from zoo import ModelConfig
@@ -58,7 +59,7 @@ def test_the_step_is_part_of_an_exported_model_and_of_decoding(tmp_path):
     state = loaded.init_state(2)
     for t in range(5):
         step, state = loaded.step(batch[:, t], state)
-        torch.testing.assert_close(step, logits[:, t], rtol=0, atol=1e-5)
+        below((step - logits[:, t]).abs().max(), 1e-5 * logits.abs().max())  # 160 units of fp32
 
 
 def test_a_new_step_needs_no_new_graph():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from contract_cases import SEQ_LEN, VOCAB, build, every_case, keys, tokens
+from margins import below
 
 from zoo import Context
 
@@ -37,7 +38,7 @@ def test_step_repeated_is_forward(case, capacity):
     state = model.init_state(2, capacity=capacity)
     for t in range(batch.shape[1]):
         step, state = model.step(batch[:, t], state)
-        assert (step - logits[:, t]).abs().max() < 1e-9, f"token {t}"
+        below((step - logits[:, t]).abs().max(), 1e-9, f"token {t}")
 
 
 @every_case

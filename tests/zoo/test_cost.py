@@ -161,3 +161,13 @@ def test_a_model_of_triton_kernels_costs_what_it_does_on_others():
         )
         counted.append((cost.parameters(model), cost.flops_per_token(model, 16)))
     assert counted[0] == counted[1]
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "training"])
+@pytest.mark.parametrize("training", [False, True], ids=["evaluating", "in training"])
+def test_counting_leaves_a_model_in_its_mode(training, backward):
+    """And counts the same, whatever that mode is."""
+    model = LanguageModel(config("SF"), vocab_size=VOCAB, seq_len=32).train(training)
+    count = cost.flops_per_token(model, 32, backward=backward)
+    assert {module.training for module in model.modules()} == {training}
+    assert cost.flops_per_token(model.train(not training), 32, backward=backward) == count

@@ -66,7 +66,13 @@ def test_draws_follow_the_probabilities():
         ({"top_p": 1.0}, p),
         ({"top_k": 99}, p),
     ]:
-        torch.testing.assert_close(draws(logits, **options), wanted, rtol=0, atol=0.03)
+        assert (draws(logits, **options) - wanted).abs().max() < 0.03
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (1.0, 4)])
+def test_a_nucleus_stops_where_its_probabilities_reach_p(top_p, kept):
+    """Quarters add up without rounding: two of them are a half, and no third is needed."""
+    assert int((draws([0.0] * 4, top_p=top_p) > 0).sum()) == kept
 
 
 @pytest.mark.parametrize("training", [True, False])

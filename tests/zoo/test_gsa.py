@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from margins import below
 from torch import Tensor
 
 import kernels
@@ -86,7 +87,7 @@ def test_step_repeated_is_forward_while_keys_are_selected(adaptive, scores, capa
     state = made.init_state(2, capacity=capacity, dtype=torch.float64)
     for t in range(40):
         step, state = made.step(x[:, t], state)
-        assert (step - y[:, t]).abs().max() < 1e-9, f"token {t}"
+        below((step - y[:, t]).abs().max(), 1e-9, f"token {t}")
 
 
 @torch.no_grad()
@@ -220,8 +221,8 @@ def test_initialisation():
     for projection, out in ((made.indexer.q_proj, 4 * 8), (made.indexer.k_proj, 8)):
         bound = math.sqrt(6 / (96 + out))
         assert 0.9 * bound < projection.weight.abs().max() <= bound
-        assert projection.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
-    assert made.indexer.w_proj.weight.std().item() == pytest.approx(0.02, rel=0.15)
+        assert abs(projection.weight.std().item() * math.sqrt(3) / bound - 1) < 0.1
+    assert abs(made.indexer.w_proj.weight.std().item() / 0.02 - 1) < 0.15
     assert not made.indexer.bias.any()
     assert made.indexer.log_tau.exp().item() == pytest.approx(10)
     assert (made.output_gate.bias == 0.5).all()

@@ -4,12 +4,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from contract_cases import SEQ_LEN, VOCAB, gradients, tokens
+from margins import above, below
 
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict
 
 SCHEMES = ("hc", "mhc", "ohc", "shc")
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
+
+
+# A gradient that is 0 in exact numbers: sums of some hundred terms of at most 1 in fp64. Others are 1e-9 and more.
+NOTHING = 1e-13
 
 
 def made(scheme: str, pattern: str = "F", dtype: torch.dtype = torch.float64, **options) -> LanguageModel:
@@ -53,7 +58,7 @@ def test_a_identity_starts_as_the_plain_residual(scheme, pattern, options):
     """Logits in fp32, though the streams differ: patterns are on."""
     plain = made("add", pattern, torch.float32)
     model = without_turns(made(scheme, pattern, torch.float32, **options))
-    assert relative(model(tokens(2, SEQ_LEN))[0], plain(tokens(2, SEQ_LEN))[0]) < 1e-5
+    below(relative(model(tokens(2, SEQ_LEN))[0], plain(tokens(2, SEQ_LEN))[0]), 1e-5)
     assert spread_of_streams(model) > 0.05
 
 
@@ -62,7 +67,7 @@ def test_a_identity_starts_as_the_plain_residual(scheme, pattern, options):
 def test_a_holds_for_factorised_streams(factorise):
     model = without_turns(made("shc", dtype=torch.float32, factorise=factorise))
     wanted = made("add", dtype=torch.float32)(tokens(2, SEQ_LEN))[0]
-    assert relative(model(tokens(2, SEQ_LEN))[0], wanted) < 1e-5
+    below(relative(model(tokens(2, SEQ_LEN))[0], wanted), 1e-5)
 
 
 @every_scheme
@@ -94,21 +99,21 @@ def test_b_every_coefficient_has_a_gradient_at_step_1(scheme, options):
         if name.endswith("alpha"):
             assert not grad.any(), name
         elif not (scheme == "mhc" and name in first):
-            assert grad.norm() > 1e-8, name
+            above(grad.norm(), NOTHING, name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loss_of(model).backward()
     optimizer.step()
     for name, grad in coefficient_gradients(model).items():
         if name.endswith("alpha"):
-            assert grad.norm() > 1e-8, name
+            above(grad.norm(), NOTHING, name)
 
 
 def test_b_of_mhc_the_first_mixing_has_none():
     """Equal streams through rows that sum to 1 stay what they are, whatever H_res is."""
     grads = coefficient_gradients(made("mhc"))
     for name in ("phi_res", "b_res"):
-        assert grads[f"layers.0.mixer_residual.{name}"].norm() < 1e-15
-        assert grads[f"layers.0.channel_residual.{name}"].norm() > 1e-8
+        below(grads[f"layers.0.mixer_residual.{name}"].norm(), NOTHING)
+        above(grads[f"layers.0.channel_residual.{name}"].norm(), NOTHING)
 
 
 # (c)
@@ -123,7 +128,7 @@ def test_c_of_an_ohc_bias_only_the_skew_part_has_a_gradient(perturbed):
     grads = [grad for name, grad in coefficient_gradients(model).items() if name.endswith("b_res")]
     assert len(grads) == 8
     for grad in grads:
-        assert (grad + grad.mT).norm() < 1e-12 * grad.norm()
+        below((grad + grad.mT).norm(), 1e-12 * grad.norm())
 
 
 @pytest.mark.slow
@@ -135,12 +140,12 @@ def test_d_the_seeds_values_keep_the_streams_equal_and_the_mixing_without_gradie
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(3):
         with torch.no_grad():
-            assert spread_of_streams(model) < 1e-12
+            below(spread_of_streams(model), 1e-12)
         for name, grad in coefficient_gradients(model).items():
             if name.endswith(("phi_res", "b_res")):
-                assert grad.norm() < 1e-13, name
+                below(grad.norm(), NOTHING, name)
             elif name.endswith(("b_post", "phi_post")):
-                assert grad.norm() > 1e-8, name
+                above(grad.norm(), NOTHING, name)
         optimizer.zero_grad()
         loss_of(model).backward()
         optimizer.step()
@@ -149,7 +154,7 @@ def test_d_the_seeds_values_keep_the_streams_equal_and_the_mixing_without_gradie
 def test_d_unconstrained_mixing_does_learn_from_equal_streams():
     """Row sums of `hc` are free, so that the trap is one of the constrained schemes."""
     grads = coefficient_gradients(made("hc", init="seed"))
-    assert all(grad.norm() > 1e-8 for name, grad in grads.items() if name.endswith("b_res"))
+    assert all(grad.norm() > NOTHING for name, grad in grads.items() if name.endswith("b_res"))
 
 
 def test_a_the_starting_values_are_those_of_the_table():

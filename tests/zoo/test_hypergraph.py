@@ -123,7 +123,9 @@ def test_routing_noise_depends_on_key_layer_and_position():
 
     one = route(torch.tensor([1, 2]))
     assert torch.equal(one, route(torch.tensor([1, 2])))
-    assert torch.equal(one[0], route(torch.tensor([1, 3]))[0])
+    torch.testing.assert_close(
+        one[0], route(torch.tensor([1, 3]))[0]
+    )  # not by the bit: its tiles hold others
     assert not torch.allclose(one[1], route(torch.tensor([1, 3]))[1])
     assert not torch.allclose(one, route(torch.tensor([1, 2]), layer=LAYER + 1))
     assert not torch.allclose(one, route(None))

@@ -34,7 +34,7 @@ def test_parameters_agree_within_one_percent(model, width):
     size = {"d_model": width, "n_heads": 4, "depth": 3}
     plain = beside_the_embedding(ModelConfig(**size))
     matched = match_parameters(from_dict(ModelConfig, {**model, **size}), 64)
-    assert beside_the_embedding(matched) == pytest.approx(plain, rel=0.01)
+    assert abs(beside_the_embedding(matched) / plain - 1) <= 0.01
 
 
 def test_only_the_width_changes_and_solving_again_changes_nothing():
@@ -66,3 +66,11 @@ def test_a_width_of_ones_own_contradicts_matching():
     config = from_dict(ModelConfig, {"pattern": "K", "channel": {"swiglu": {"hidden": 99}}})
     with pytest.raises(UserError, match="not 99"):
         match_parameters(config, 64)
+
+
+@pytest.mark.parametrize(("pattern", "layers"), [("KF", 2), ("K*5", 5), ("interlaced_sf", 14)])
+def test_without_a_depth_the_target_has_as_many_layers_as_the_pattern(pattern, layers):
+    size = {"d_model": 64, "n_heads": 4}
+    plain = beside_the_embedding(ModelConfig(**size, pattern="F", depth=layers))
+    matched = match_parameters(from_dict(ModelConfig, {"pattern": pattern, "depth": None, **size}), 64)
+    assert beside_the_embedding(matched) == pytest.approx(plain, rel=0.01)

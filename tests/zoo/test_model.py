@@ -81,7 +81,7 @@ def test_weights_start_normal_and_output_projections_smaller():
             assert (parameter == 1).all(), name
             continue
         std = smaller if name.endswith(("o_proj.weight", "down.weight")) else 0.02
-        assert parameter.std().item() == pytest.approx(std, rel=0.1), name
+        assert abs(parameter.std().item() / std - 1) < 0.1, name
         assert abs(parameter.mean().item()) < 0.1 * std, name
         assert parameter.abs().max() > 2.5 * std, name
 

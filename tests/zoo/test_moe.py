@@ -221,8 +221,8 @@ def test_weights_start_like_those_of_a_swiglu():
     config.channel.name = "moe"
     moe = zoo.LanguageModel(config, vocab_size=VOCAB, seq_len=SEQ_LEN).layers[1].channel
     for name, std in (("gate", 0.02), ("up", 0.02), ("down", 0.01)):
-        assert getattr(moe, name).std().item() == pytest.approx(std, rel=0.03)
-    assert moe.shared.down.weight.std().item() == pytest.approx(0.01, rel=0.05)
+        assert abs(getattr(moe, name).std().item() / std - 1) < 0.03
+    assert abs(moe.shared.down.weight.std().item() / 0.01 - 1) < 0.05
 
 
 def test_autocast_runs_the_experts_in_16_bits_and_the_router_in_32():

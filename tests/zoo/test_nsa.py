@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from margins import below
 from torch import Tensor
 
 from kernels.flops import flop_counter
@@ -98,7 +99,7 @@ def test_step_repeated_is_forward_while_blocks_are_selected(capacity):
     y, state = run(made, x), made.init_state(2, capacity=capacity, dtype=torch.float64)
     for t in range(50):
         step, state = made.step(x[:, t], state)
-        assert (step - y[:, t]).abs().max() < 1e-9, f"token {t}"
+        below((step - y[:, t]).abs().max(), 1e-9, f"token {t}")
         assert state.compressed.appended == max(0, (t + 1 - 4) // 2 + 1)
 
 
@@ -167,7 +168,7 @@ def test_intra_block_positions_start_as_an_embedding():
     model = LanguageModel(ModelConfig(pattern="N", depth=1, d_model=64), vocab_size=9, seq_len=4096)
     positions = model.layers[0].mixer.compress_k.positions
     assert positions.shape == (32, 16)
-    assert positions.std().item() == pytest.approx(0.02, rel=0.15)
+    assert abs(positions.std().item() / 0.02 - 1) < 0.15
 
 
 @pytest.mark.parametrize(

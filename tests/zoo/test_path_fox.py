@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from contract_cases import build, tokens
+from margins import below
 
 from zoo import Context, LanguageModel, ModelConfig, UserError
 from zoo.mixers.attention import AttentionConfig
@@ -41,7 +42,7 @@ def test_decoding_is_the_forward_pass(options):
     state = model.init_state(2, capacity=5)
     for t in range(21):
         step, state = model.step(batch[:, t], state)
-        assert (step - logits[:, t]).abs().max() < 1e-9, f"token {t}"
+        below((step - logits[:, t]).abs().max(), 1e-9, f"token {t}")
 
 
 @pytest.mark.parametrize("backend", ["reference", "triton"])
@@ -61,7 +62,9 @@ def test_backends_decode_alike(backend):
             y, state = one.step(x_t, state)
             ys.append(y)
         outs.append([torch.stack(ys), state.cache.read()[0], state.forgotten])
-    torch.testing.assert_close(*outs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        *outs, rtol=1e-5, atol=1e-5
+    )  # sums of 32 products about 1, some layers of them
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
@@ -151,7 +154,7 @@ def test_bfloat16_weights_decode(options):
     for t in range(9):
         step, state = model.step(batch[:, t], state)
     assert step.dtype == torch.bfloat16
-    assert (step - logits[:, -1]).abs().max() < 0.1 * logits.abs().max()
+    below((step - logits[:, -1]).abs().max(), 0.1 * logits.abs().max())
 
 
 def test_it_costs_1_03_of_plain_attention_at_reference_width():
@@ -159,7 +162,7 @@ def test_it_costs_1_03_of_plain_attention_at_reference_width():
         count = sum(p.numel() for p in mixer(768, 12).parameters())
     extra = 768 * 32 + 32 * 768 + 3 * 768 + 2 * (768 * 12 + 12)
     assert count == 4 * 768**2 + extra
-    assert count / (4 * 768**2) == pytest.approx(1.03, abs=0.005)
+    assert round(count / (4 * 768**2), 2) == 1.03
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from contract_cases import SEQ_LEN, VOCAB, build, tokens
+from margins import below
 
 import kernels
 from zoo import LanguageModel, ModelConfig, UserError, cost, registry
@@ -90,7 +91,7 @@ def test_what_the_mixing_matrices_are():
     x = 10 * streams()
     res = {scheme: random_residual(scheme)(x).res for scheme in SCHEMES}
     eye = torch.eye(N, dtype=torch.float64)
-    assert (res["ohc"].mT @ res["ohc"] - eye).abs().max() < 1e-13
+    below((res["ohc"].mT @ res["ohc"] - eye).abs().max(), 1e-13)
     assert (res["mhc"] >= 0).all()
     torch.testing.assert_close(res["mhc"].sum(-1), torch.ones(2, 5, N, dtype=torch.float64))
     assert torch.linalg.svdvals(res["shc"]).max() <= 1 + 1e-13
@@ -173,6 +174,11 @@ def test_parameters_a_sub_block(scheme, per_block):
 # Factorised streams
 
 
+# The harmonics are kept in fp32: products of up to 8 entries, each a few units of 6e-8 off, applied to numbers up
+# to 4. A basis that is not one is off by 0.1.
+HARMONIC = 8 * 4 * 4 * 2.0**-24
+
+
 def factorised(n: int, r: int) -> FactorisedStreams:
     module = FactorisedStreams(SHCConfig(n_streams=n, factorise=r), DIMS).double()
     if module.turn is not None:
@@ -184,7 +190,7 @@ def factorised(n: int, r: int) -> FactorisedStreams:
 def test_harmonics_are_an_orthonormal_basis_with_the_mean_first(n):
     basis = harmonics(n)
     assert basis.shape == (n, n)
-    torch.testing.assert_close(basis.T @ basis, torch.eye(n), rtol=0, atol=1e-6)
+    torch.testing.assert_close(basis.T @ basis, torch.eye(n), rtol=0, atol=HARMONIC)
     torch.testing.assert_close(basis[:, 0], torch.full((n,), n**-0.5))
 
 
@@ -193,13 +199,13 @@ def test_harmonics_are_an_orthonormal_basis_with_the_mean_first(n):
 def test_factorised_streams_are_a_projection_that_keeps_the_mean(n, r):
     module, x = factorised(n, r), streams(n=n)
     u = module.basis()
-    torch.testing.assert_close(u.mT @ u, torch.eye(r, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(u.mT @ u, torch.eye(r, dtype=torch.float64), rtol=0, atol=HARMONIC)
     once = module.between(x)
     torch.testing.assert_close(once, torch.einsum("ir,jr,btjd->btid", u, u, x))
-    torch.testing.assert_close(module.between(once), once, rtol=0, atol=1e-6)
-    torch.testing.assert_close(once.mean(-2), x.mean(-2), rtol=0, atol=1e-6)
+    torch.testing.assert_close(module.between(once), once, rtol=0, atol=HARMONIC)
+    torch.testing.assert_close(once.mean(-2), x.mean(-2), rtol=0, atol=HARMONIC)
     assert module.pack(x).shape == (2, 5, r, D)
-    assert torch.allclose(once, x, atol=1e-6) == (r == n)
+    assert torch.allclose(once, x, atol=HARMONIC) == (r == n)
 
 
 def test_factorised_streams_are_not_rounded_under_autocast():
@@ -256,7 +262,7 @@ def test_the_numbers_called_norm():
     signed = gains(torch.tensor([[1.0, -1.0], [0.0, 1.0]]))
     assert (signed["amax"].item(), signed["row_sum"].item()) == (1, 2)
     turn = kernels.cayley(torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
-    assert gains((turn + turn.T) / 2)["sigma_max"] < 1e-6
+    below(gains((turn + turn.T) / 2)["sigma_max"], 1e-6)
 
 
 @torch.no_grad()
@@ -266,8 +272,8 @@ def test_composites_over_depth():
     turns = 0.3 * torch.randn(60, 2, 4, 4, generator=generator, dtype=torch.float64)
     rotations = kernels.cayley(turns)
     one, mixed = gains(composite(rotations[:, 0])), gains(composite(rotations.mean(1)))
-    assert abs(one["sigma_max"] - 1) < 1e-12
-    assert abs(one["sigma_min"] - 1) < 1e-12
+    below(abs(one["sigma_max"] - 1), 1e-12)
+    below(abs(one["sigma_min"] - 1), 1e-12)
     assert mixed["sigma_max"] <= 1
     assert mixed["sigma_min"] < 0.2
     with pytest.raises(ValueError, match="at least one matrix"):
@@ -299,5 +305,5 @@ def test_shc_starts_with_independent_small_turns():
     module = SHC(SHCConfig(), Dims(32, 4, seq_len=8, layer=0, depth=1))
     module.init_weights(torch.Generator().manual_seed(0))
     assert not torch.equal(module.turns[0], module.turns[1])
-    assert module.turns.std().item() == pytest.approx(0.01, rel=0.3)
+    assert abs(module.turns.std().item() / 0.01 - 1) < 0.3
     assert not module.phi_res.any()

@@ -72,8 +72,9 @@ def lightning_topk(
     returns     int32 [B, Tq, k_max], positions along the (packed) axis from the latest, t, to the earliest, −1
                 where unused
 
-    Scores in at least fp32. Sigmoid scores within 2^−40·Σ_j w_tj are ties. ReLU scores, which have no such bound,
-    are ties where they are equal in fp32 but for its last bit: above all the many that are 0. Work is T²·HI·DI,
+    Scores in at least fp32, products summed in fp64 (triton: fp32), so that equal keys get equal scores and tie.
+    Scores are ranked in fp32: those of a sigmoid as I_ts/Σ_j w_tj in steps of 2^−40; those of a ReLU, which have no
+    such bound, without the last bit: above all the many that are 0 tie. Work is T²·HI·DI,
     memory T·(k_max + HI·DI). No gradient passes.
     Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
     Source: DeepSeek-AI 2025, DeepSeek-V3.2, equation 1, which has the ReLU; the sigmoid gates are those of

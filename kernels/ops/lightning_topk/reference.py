@@ -33,8 +33,8 @@ def lightning_topk_reference(
             t = i + keys - queries
             seen = range(starts[t], t + 1)
             with without_autocast(q_idx):
-                similar = q_idx[b, i] @ k_idx[b, seen.start : seen.stop].T * q_idx.shape[-1] ** -0.5
-            logits = similar + bias[:, None]
+                similar = q_idx[b, i].double() @ k_idx[b, seen.start : seen.stop].double().T
+            logits = (similar * q_idx.shape[-1] ** -0.5).to(q_idx.dtype) + bias[:, None]
             w = w_idx[b, i, :, None]
             heads = w / (1 + torch.exp(-logits)) if scores == "sigmoid" else w * logits.clamp_min(0)
             total = heads.sum(0)
@@ -50,8 +50,8 @@ def lightning_topk_reference(
 
 
 def _shares(scores: Tensor, w: Tensor) -> list[float]:
-    """Scores [S] as shares of Σ_j w_j, in whole steps of 2^−40."""
-    return (scores.double() / w.sum() / TIE).round().tolist()
+    """Scores [S] as shares of Σ_j w_j, in fp32 and whole steps of 2^−40."""
+    return ((scores / w.sum()).float().double() / TIE).round().tolist()
 
 
 def _cut(scores: Tensor) -> list[float]:

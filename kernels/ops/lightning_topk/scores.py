@@ -11,7 +11,7 @@ SCORES = ("sigmoid", "relu")
 """What the heads make of their logits."""
 
 TIE = 2.0**-40
-"""Scores I_ts/Σ_j w_tj closer than this tie: fp64 rounds products differently from one batch to another."""
+"""The steps in which shares I_ts/Σ_j w_tj are compared, after they are rounded to fp32."""
 
 LONGEST = 1 << 22
 """Key positions that a rank has room for."""
@@ -31,12 +31,13 @@ def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "s
 
 
 def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "sigmoid") -> Tensor:
-    """`index_scores` without gradient, in which equal keys get equal bits wherever they stand.
+    """`index_scores` without gradient, in which equal keys get equal scores in fp32 wherever they stand.
 
-    torch.sigmoid rounds the last few numbers of a tensor differently from the others, which would decide
-    ties; exp, addition and multiplication do not.
+    A matrix product rounds by an element's place in a tile, so it is summed in fp64 and then rounded: two sums that
+    differ by 2^−52 fall on two sides of an fp32's edge once in 2^27 times. torch.sigmoid rounds the last few numbers
+    of a tensor differently from the others; exp, addition and multiplication do not.
     """
-    heads = index_logits(q, k, bias)
+    heads = _similar(q.double() * q.shape[-1] ** -0.5, k.double()).to(q.dtype).add_(bias[:, None])
     heads = heads.neg_().exp_().add_(1).reciprocal_() if scores == "sigmoid" else heads.relu_()
     heads = heads.mul_(w.unsqueeze(-1)).unbind(2)
     total = heads[0].clone()
@@ -47,27 +48,28 @@ def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: st
 
 def index_logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """q_tj·k_s/√d_I + b_j, [B, C, HI, S]; arguments as in `index_scores`."""
-    q = q * q.shape[-1] ** -0.5
+    return _similar(q * q.shape[-1] ** -0.5, k) + bias[:, None]
+
+
+def _similar(q: Tensor, k: Tensor) -> Tensor:
     if k.dim() == 4:
-        scores = q @ k.transpose(-1, -2)
-    else:
-        scores = (q.flatten(1, 2) @ k.transpose(-1, -2)).unflatten(1, q.shape[1:3])
-    return scores + bias[:, None]
+        return q @ k.transpose(-1, -2)
+    return (q.flatten(1, 2) @ k.transpose(-1, -2)).unflatten(1, q.shape[1:3])
 
 
 def ranks(scores: Tensor, w: Tensor, kind: str) -> Tensor:
     """int64 ≥ 0 [B, C, S], distinct for every key of a query: higher for a higher score, at ties for a later key.
 
-    scores [B, C, S]; those of a sigmoid are compared as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, which is finer
-    than fp32; those of a ReLU in fp32, by all but its last bit.
+    scores [B, C, S], compared in fp32: those of a sigmoid as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, those of a
+    ReLU by all but the last bit.
     """
     steps = _shares(scores, w) if kind == "sigmoid" else _ordered_bits(scores)
     return steps.mul_(LONGEST).add_(torch.arange(scores.shape[-1], device=scores.device))
 
 
 def _shares(scores: Tensor, w: Tensor) -> Tensor:
-    share = (scores / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)).double()
-    return share.div_(TIE).round_().to(torch.int64)
+    share = scores / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
+    return share.float().double().div_(TIE).round_().to(torch.int64)
 
 
 def _ordered_bits(scores: Tensor) -> Tensor:

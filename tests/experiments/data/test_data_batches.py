@@ -69,6 +69,19 @@ def test_every_token_is_seen_once_an_epoch_up_to_the_remainder(n):
     assert orders[0] != orders[1] != orders[2]
 
 
+def test_windows_come_in_another_order_each_epoch():
+    """Not only cut elsewhere: the order of the windows counted from the epoch's own offset differs, too."""
+    batches, orders = Batches(numbered(1024), 16, 1, seed=1), []
+    for epoch in range(3):
+        first = [int(batches.batch(epoch * 64 + i)["tokens"][0, 0]) for i in range(64)]
+        starts = sorted(first)
+        place = {start: starts.index(start) for start in first}
+        # The circle has 64 windows and no rest, so offsets only turn the order of places around.
+        turns = [place[start] for start in first]
+        orders.append([(turn - turns[0]) % 64 for turn in turns])
+    assert len({tuple(order) for order in orders}) == 3
+
+
 def test_windows_are_cut_elsewhere_each_epoch():
     batches = Batches(numbered(1024), 16, 1, seed=1)
     phases = [int(batches.batch(epoch * 64)["tokens"][0, 0]) % 16 for epoch in range(8)]

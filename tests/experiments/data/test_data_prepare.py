@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.data import fingerprint, prepare
-from experiments.data.sources import SPLITS
+from experiments.data.sources import SOURCES, SPLITS
 
 
 def corpora(cache: Path) -> list[str]:
@@ -27,6 +27,12 @@ def test_fingerprint_covers_what_the_model_sees(config, text_file, tmp_path):
     copy.write_bytes(text_file.read_bytes().replace(b"layer", b"LAYER", 1))
     changed = [config(path=str(copy)), config(tokenizer="bpe", vocab_size=300), config(tokenizer="bpe")]
     assert len({first, *map(fingerprint, changed)}) == 4
+
+
+def test_fingerprint_covers_the_rule_by_which_text_is_split(config, monkeypatch):
+    first = fingerprint(config())
+    monkeypatch.setattr(type(SOURCES["text"]), "rule", "another rule")
+    assert fingerprint(config()) != first
 
 
 def test_an_edit_of_equal_length_right_away_is_seen(config, text_file):
@@ -82,12 +88,13 @@ def test_bpe_is_trained_on_the_training_split_only(config, text_file, tmp_path, 
     "damage",
     [
         lambda folder: os.truncate(folder / "tokens-train.bin", 100),
+        lambda folder: (folder / "tokens-train.bin").open("ab").write(b"12"),
         lambda folder: (folder / "tokens-test.bin").unlink(),
         lambda folder: (folder / "meta.json").write_text("{"),
         lambda folder: (folder / "meta.json").write_text("{}"),
         lambda folder: (folder / "tokenizer.json").write_text(""),
     ],
-    ids=["truncated", "missing", "meta cut", "meta empty", "tokenizer empty"],
+    ids=["truncated", "too long", "missing", "meta cut", "meta empty", "tokenizer empty"],
 )
 def test_a_damaged_cache_is_rebuilt_with_a_warning(config, cache, damage):
     first = prepare(config(), progress=False)

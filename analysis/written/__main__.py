@@ -1,0 +1,28 @@
+"""python -m analysis.written FILE ...: every marked number of these texts against its table; 1 if one is off."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from analysis.written.check import check
+from analysis.written.tables import Tables
+
+
+def main(names: list[str], root: Path) -> int:
+    """Print one line a problem and one a file; returns the exit status."""
+    tables, wrong = Tables(root), False
+    for name in names:
+        outcome = check(Path(name), tables)
+        for line in outcome.problems:
+            print(line, file=sys.stderr)
+        for line in outcome.unseen:
+            print(f"not checked: {line}")
+        said = f"{outcome.numbers} numbers and {outcome.statements} statements compared with their tables"
+        print(f"{name}: {said}, {len(outcome.problems)} wrong")
+        wrong = wrong or bool(outcome.problems)
+    return int(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Path.cwd()))

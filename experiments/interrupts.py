@@ -1,0 +1,71 @@
+"""Ctrl-C where it cannot be caught as an exception: while modules load, and in worker processes.
+
+Imports nothing that takes time: it has to be there before everything else is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+INTERRUPTED = "interrupted; the same command goes on from the last checkpoint"
+STATUS = 130  # what shells know for Ctrl-C
+
+
+def leave_at_once() -> None:
+    """From now on Ctrl-C ends the process with one line, if it was listened to at all.
+
+    While modules load, an exception would be raised anywhere in them, and be lost where they swallow it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: object) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    os.write(2, f"error: {INTERRUPTED}\n".encode())
+    os._exit(STATUS)
+
+
+@contextlib.contextmanager
+def leaving() -> Iterator[None]:
+    """While inside, as after `leave_at_once`: for imports that take seconds. Nothing may be half-done there."""
+    before = signal.getsignal(signal.SIGINT)
+    leave_at_once()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """While inside, Ctrl-C raises KeyboardInterrupt, also after `leave_at_once`."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Processes started inside never get Ctrl-C, which a terminal sends to all: the one that started them ends them.
+
+    What arrives here meanwhile is kept until the end.
+    """
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # a process that, started inside, would let Ctrl-C in again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,61 @@
+"""Which learning rate of a sweep a model is shown with: chosen by means over seeds of lowest validation losses."""
+
+from __future__ import annotations
+
+import pytest
+
+from analysis import load_results
+from analysis.figures import learning_rates, loss_curves
+from analysis.models import best_rates
+
+
+@pytest.fixture
+def swept(tmp_path, write_run):
+    """A run at each rate and seed, with these validation losses in order of time; its test loss is the last one."""
+
+    def make(curves: dict[float, list[list[float]]], name: str = "transformer", option: int = 0):
+        for rate, seeds in curves.items():
+            for seed, losses in enumerate(seeds):
+                run = write_run(
+                    tmp_path / "exp",
+                    name,
+                    seed,
+                    losses[-1],
+                    recipe={"lr": rate, "lr_min": rate / 10},
+                    option=option,
+                )
+                lines = [f"{step},{step},validation,{loss}" for step, loss in enumerate(losses, 1)]
+                (run / "metrics.csv").write_text("\n".join(["step,tokens,split,loss", *lines]) + "\n")
+        return load_results(tmp_path / "exp")
+
+    return make
+
+
+def rates(results) -> list[float]:
+    return sorted(set(best_rates(results)["lr"]))
+
+
+def test_the_luckiest_seed_does_not_choose_the_rate(swept):
+    results = swept({1e-3: [[3.0], [3.1]], 1e-2: [[2.5], [3.9]]})
+    assert rates(results) == [1e-3]
+    winner = learning_rates.best(learning_rates.points(learning_rates.table(results)))
+    assert (winner["lr"].tolist(), winner["mean"].tolist()) == ([1e-3], pytest.approx([3.05]))
+
+
+def test_a_run_counts_with_its_lowest_validation_loss(swept):
+    """The weights of that step are what is scored and exported."""
+    assert rates(swept({1e-3: [[3.2, 3.1]], 1e-2: [[2.9, 3.5]]})) == [1e-2]
+
+
+def test_training_losses_choose_nothing(swept, tmp_path):
+    results = swept({1e-3: [[3.0]], 1e-2: [[3.5]]})
+    for run in results.runs.itertuples():
+        with (tmp_path / "exp" / run.run / "metrics.csv").open("a") as file:
+            file.write(f"9,9,train,{0.001 / run.lr}\n")
+    assert rates(load_results(tmp_path / "exp")) == [1e-3]
+
+
+def test_curves_are_ordered_by_where_they_end(swept):
+    swept({1e-3: [[3.0, 2.0, 3.6]]}, "turned", 1)
+    results = swept({1e-3: [[3.5, 3.4, 3.3]]}, "steady", 2)
+    assert loss_curves._by_final_loss(loss_curves.table(results)) == ["steady", "turned"]

@@ -1,0 +1,98 @@
+"""Numbers as people read them, at the borders between their units."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from analysis import units
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (2**20, "1.00 MiB"),
+        (10**6, "0.95 MiB"),
+        (300 * 2**20, "300 MiB"),
+        (1023 * 2**20, "1023 MiB"),
+        (2**30, "1.00 GiB"),
+        (1536 * 2**20, "1.50 GiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (None, "–"),
+    ],
+)
+def test_memory_is_in_binary_units(size, said):
+    assert units.memory(size) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "0.00"),
+        (9.994, "9.99"),
+        (9.996, "10.0"),
+        (99.94, "99.9"),
+        (99.96, "100"),
+        (999.4, "999"),
+        (999.6, "1.00k"),
+        (12_345, "12.3k"),
+        (460_000, "460k"),
+        (1.4e6, "1.40M"),
+        (137_710_080, "138M"),
+        (2.5e9, "2.50G"),
+        (9.89e14, "989T"),
+        (-2_000, "-2.00k"),
+        (math.nan, "–"),
+    ],
+)
+def test_three_digits_with_their_suffix(value, said):
+    assert units.engineering(value) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (3.00249, "3.0025"),
+        (9.99994, "9.9999"),
+        (10.0, "10.00"),
+        (-12.345, "-12.35"),
+        (1234.5, "1,234"),
+        (2e7, "2e+07"),
+        (math.inf, "∞"),
+        (-math.inf, "−∞"),
+        (None, "–"),
+    ],
+)
+def test_numbers_of_quality(value, said):
+    assert units.number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (12.34, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (11_220, "3 h 07 min"),
+        (None, "–"),
+    ],
+)
+def test_durations(seconds, said):
+    assert units.duration(seconds) == said
+
+
+def test_shares_counts_and_lists():
+    assert (units.percent(0.4567), units.percent(None)) == ("45.7 %", "–")
+    assert (units.whole(1234.5), units.whole(1235.5), units.whole(math.nan)) == ("1,234", "1,236", "–")
+    assert [units.listing(range(n), 3) for n in range(6)] == [
+        "none",
+        "0",
+        "0 and 1",
+        "0, 1 and 2",
+        "0, 1, 2 and 1 more",
+        "0, 1, 2 and 2 more",
+    ]

@@ -1,0 +1,187 @@
+"""What happens at the end of a step, with a clock, a trainer and a task of our own: rows, validation, time limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.callbacks import checkpoints, metrics, pacing, validation
+from experiments.data import Split
+from experiments.rows import Rows, read
+from experiments.schema import Config
+from zoo import LanguageModel, ModelConfig
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    for module in (metrics, pacing, checkpoints, validation):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
+    """As much of a trainer as the callbacks look at."""
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.125}])
+    found = {"global_step": step, "max_steps": last, "optimizers": [optimizer], "loggers": []}
+    found |= {"accumulate_grad_batches": 2, "should_stop": False, "precision": "32-true"}
+    return SimpleNamespace(**{**found, **more})
+
+
+def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> None:
+    """The end of a micro-batch; every second one completes a step."""
+    at.global_step += index % 2
+    task = SimpleNamespace(seen={k: torch.tensor(v) for k, v in seen.items()}, device=CPU)
+    callback.on_train_batch_end(at, task, None, None, index)
+
+
+def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
+    at, path = trainer(), tmp_path / "metrics.csv"
+    rows = metrics.MetricRows(Rows(path, ["aux:x"]), 2, 100, flops_per_token=7.0, peak=1e4)
+    rows.on_train_start(at, None)
+    for i in range(8):
+        clock.now += 1
+        if i == 2:
+            clock.now += 5
+            rows.paused += 5  # a validation, say
+        micro_batch(rows, at, i, loss=float(i), aux_loss=0.5 * i, grad_norm=10.0 + i, **{"aux:x": -float(i)})
+    first, second = read(path)
+    assert (first["step"], first["tokens"], second["step"], second["tokens"]) == ("2", "200", "4", "400")
+    for row, mean in ((first, 1.5), (second, 5.5)):
+        assert [float(row[name]) for name in ("loss", "aux_loss", "aux:x")] == [mean, mean / 2, -mean]
+    assert [float(row["grad_norm"]) for row in (first, second)] == [13.0, 17.0]  # of the last step
+    assert [float(row["seconds"]) for row in (first, second)] == [4.0, 8.0]
+    for row in (first, second):
+        assert float(row["tokens_per_second"]) == 200 / 4
+        assert float(row["mfu"]) == 200 / 4 * 7 / 1e4
+        assert float(row["lr"]) == 0.125
+
+
+def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_between(
+    tmp_path: Path, clock: Clock
+):
+    at, path = trainer(), tmp_path / "metrics.csv"
+    first = metrics.MetricRows(Rows(path, []), 4, 100, 1.0, 1.0)
+    first.on_train_start(at, None)
+    for i in range(4):
+        clock.now += 1
+        micro_batch(first, at, i, loss=float(i), grad_norm=1.0)
+    state = first.state_dict()
+    clock.now += 500
+    second = metrics.MetricRows(Rows(path, []), 4, 100, 1.0, 1.0)
+    second.load_state_dict(state)
+    second.on_train_start(at, None)
+    for i in range(4, 8):
+        clock.now += 1
+        micro_batch(second, at, i, loss=float(i), grad_norm=1.0)
+    (row,) = read(path)
+    assert float(row["loss"]) == 3.5
+    assert float(row["tokens_per_second"]) == 2 * 100 / 4  # of the steps of this attempt
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
+def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
+    saved = []
+    monkeypatch.setattr(pacing, "save", lambda trainer, folder: saved.append(trainer.global_step))
+    limit = pacing.TimeLimit(minutes, tmp_path)
+    clock.now += seconds - 0.5
+    limit.after_step(trainer(3), None)
+    clock.now += 1
+    limit.after_step(trainer(100), None)  # the last step needs no pause
+    assert saved == []
+    with pytest.raises(pacing.Paused, match="time is up at step 4 of 100"):
+        limit.after_step(trainer(4), None)
+    assert saved == [4]
+
+
+def test_checkpoints_come_when_due_at_the_end_and_where_training_stops(tmp_path: Path, clock, monkeypatch):
+    saved = []
+    monkeypatch.setattr(checkpoints, "save", lambda trainer, folder: saved.append(trainer.global_step))
+    callback = checkpoints.Checkpoints(tmp_path, 3, SimpleNamespace(paused=0.0))
+    for step in range(1, 9):
+        callback.after_step(trainer(step, 8), None)
+    callback.after_step(trainer(5, 8, should_stop=True), None)
+    assert saved == [3, 6, 8, 5]
+
+
+def test_the_last_two_checkpoints_stay(tmp_path: Path):
+    def write(path: Path) -> None:
+        path.write_text("x")
+
+    for step in (9, 10, 100, 1000):
+        checkpoints.save(trainer(step, save_checkpoint=write), tmp_path)
+    assert [path.name for path in checkpoints.saved(tmp_path)] == ["step-00001000.ckpt", "step-00000100.ckpt"]
+
+
+@pytest.fixture
+def validated(tmp_path: Path):
+    """A validation with these settings, the losses that it is given, and the windows that it asked for."""
+    model = LanguageModel(ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2), vocab_size=9, seq_len=8)
+    split = Split(np.arange(100, dtype=np.uint16) % 9, 1, 1, 1)
+    task = SimpleNamespace(model=model, tokenizer="a tokenizer")
+
+    def make(monkeypatch, losses: list[float], **settings):
+        config, windows, given = Config(), [], iter(losses)
+        for name, value in {"val_every": 1, **settings}.items():
+            setattr(config.trainer, name, value)
+
+        def score(_model, asked, **options):
+            windows.append((list(asked), options))
+            return 10 * next(given), 10
+
+        monkeypatch.setattr(validation, "score_windows", score)
+        written = SimpleNamespace(paused=0.0, rows=[])
+        written.write = lambda trainer, row: written.rows.append((trainer.global_step, row["loss"]))
+        return validation.Validation(config, split, written, tmp_path, None), task, written, windows
+
+    return make
+
+
+@pytest.mark.parametrize(("limit", "count"), [(None, 13), (24, 3), (31, 3), (1, 1)])
+def test_val_tokens_counts_tokens(validated, monkeypatch, limit, count: int):
+    callback, task, _, windows = validated(monkeypatch, [1.0], val_tokens=limit)
+    callback.after_step(trainer(1), task)
+    ((asked, options),) = windows
+    assert len(asked) == count
+    assert options["precision"] == "fp32"
+
+
+def test_the_best_weights_are_exported_with_their_step_and_patience_ends_it(
+    validated, monkeypatch, tmp_path: Path
+):
+    callback, task, written, _ = validated(monkeypatch, [3.0, 2.0, 2.5, 2.0, 2.1], patience=3)
+    stopped = []
+    for step in range(1, 6):
+        at = trainer(10 * step, val_every=1)
+        callback.after_step(at, task)
+        stopped.append(at.should_stop)
+    assert written.rows == [(10, 3.0), (20, 2.0), (30, 2.5), (40, 2.0), (50, 2.1)]
+    assert stopped == [False, False, False, False, True]
+    assert (callback.best, callback.best_step, callback.worse) == (2.0, 20, 3)
+    card = json.loads((tmp_path / "model.json").read_text())
+    assert (card["step"], card["tokenizer"]) == (20, "a tokenizer")
+
+
+def test_bf16_training_is_validated_in_bf16(validated, monkeypatch):
+    callback, task, _, windows = validated(monkeypatch, [1.0])
+    callback.after_step(trainer(1, precision="bf16-mixed"), task)
+    assert windows[0][1]["precision"] == "bf16"

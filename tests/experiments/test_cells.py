@@ -1,0 +1,63 @@
+"""How a sweep tells what became of a cell whose worker ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from program import Lab
+
+from experiments.cells import _Pool
+from experiments.plan import Plan, plan
+
+
+@pytest.fixture
+def planned(lab: Lab) -> Plan:
+    (config,) = lab.compose()
+    made = plan(config)
+    made.folder.begin(made.yaml(), made.identity)
+    return made
+
+
+def told(planned: Plan, status: int | None, capsys) -> tuple[str, int]:
+    """What is printed of a cell whose worker ended so, and how many failures the sweep counts."""
+    pool = _Pool([planned], 1)
+    pool._ended(planned, status)
+    pool.screen.close()
+    return capsys.readouterr().out, pool.failed
+
+
+def test_a_worker_that_failed_tells_its_record(planned: Plan, capsys):
+    planned.folder.fail(ValueError("the loss is not finite"))
+    out, failed = told(planned, 1, capsys)
+    assert f"FAILED: the loss is not finite ({planned.folder.path})" in out
+    assert failed == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(-9, "killed by signal 9"), (143, "stopped with status 143"), (0, "stopped with status 0")],
+)
+def test_a_killed_worker_does_not_tell_the_failure_of_an_earlier_attempt(
+    planned: Plan, capsys, status: int, said: str
+):
+    planned.folder.fail(ValueError("an older story"))
+    out, failed = told(planned, status, capsys)
+    assert f"FAILED: {said} ({planned.folder.path})" in out
+    assert "older story" not in out
+    assert failed == 1
+
+
+def test_a_worker_without_a_record_tells_its_status(planned: Plan, capsys):
+    out, failed = told(planned, 1, capsys)
+    assert f"FAILED: stopped with status 1 ({planned.folder.path})" in out
+    assert failed == 1
+
+
+def test_a_complete_cell_is_done_however_its_worker_ended(planned: Plan, capsys):
+    metrics = {"test": {"loss": 1.23456, "bits_per_byte": 2.5}}
+    Path(planned.folder.path / "summary.json").write_text(json.dumps({"metrics": metrics}))
+    out, failed = told(planned, -9, capsys)
+    assert f"[1/1] {planned.title}: done: test loss 1.2346, 2.5000 bits/byte" in out
+    assert failed == 0

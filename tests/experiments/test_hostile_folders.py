@@ -1,0 +1,134 @@
+"""Run folders that a stranger made, or that something damaged: they decide no place that is written to."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+from program import Lab, Outcome
+
+from experiments.runs import RunFolder
+
+
+@pytest.fixture
+def guest(lab: Lab, finished: Lab) -> Path:
+    """A copy of the finished run, which tests may change."""
+    shutil.copytree(finished.results, lab.results)
+    return lab.run_folder()
+
+
+def assert_one_line(outcome: Outcome, *says: str) -> None:
+    assert outcome.status == 2, outcome
+    assert outcome.err.startswith("error: "), outcome
+    assert outcome.err.count("\n") == 1, outcome
+    for words in says:
+        assert words in outcome.err, outcome
+
+
+def linked(place: Path, target: Path) -> Path:
+    """Move what is there to the target and put a link to it in its place."""
+    shutil.move(place, target)
+    place.symlink_to(target)
+    return target
+
+
+@pytest.mark.parametrize(
+    "job",
+    [["evaluate"], ["generate", "generate.tokens=2"], ["probe", "probe.prompts=[]", "probe.extrapolate=1"]],
+)
+def test_the_config_of_a_run_chooses_no_place(lab: Lab, guest: Path, tmp_path: Path, job: list[str]):
+    config = yaml.safe_load((guest / "config.yaml").read_text())
+    config["data"]["cache_dir"] = str(tmp_path / "theirs")
+    config["results"] = config["bench"]["out"] = config["gpu"]["inputs"] = str(tmp_path / "theirs")
+    config["trainer"]["loggers"] = ["tensorboard"]
+    (guest / "config.yaml").write_text(yaml.safe_dump(config))
+    outcome = lab.here(f"job={job[0]}", f"run={guest}", *job[1:])
+    assert outcome.status == 0, outcome
+    assert not (tmp_path / "theirs").exists()
+    assert not (guest / "tensorboard").exists()
+    if job[0] == "evaluate":
+        assert lab.here("job=evaluate", f"run={guest}", f"data.cache_dir={tmp_path / 'mine'}").status == 0
+        assert (tmp_path / "mine").is_dir(), "the place that was given here"
+
+
+@pytest.mark.parametrize("text", ["data: [", "data: 3", "[]", "data: {name: 5}", "\ud800"])
+def test_a_damaged_config_is_one_line(lab: Lab, guest: Path, text: str):
+    (guest / "config.yaml").write_bytes(text.encode(errors="surrogatepass"))
+    assert_one_line(lab.here("job=evaluate", f"run={guest}"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            ".lock",
+            "checkpoints",
+            "metrics.csv",
+            "model.safetensors",
+            "summary.json",
+            "probes",
+            "tensorboard",
+        ),
+        *("checkpoints/step-00000020.ckpt", "."),
+    ],
+)
+def test_a_link_in_a_run_folder_is_refused(lab: Lab, guest: Path, tmp_path: Path, name: str):
+    if name != "summary.json":
+        (guest / "summary.json").unlink()
+    for folder in ("probes", "tensorboard"):
+        (guest / folder).mkdir()
+    place = guest / name if name != "." else guest
+    target = linked(place, tmp_path / "target")
+    before = {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()}
+    assert_one_line(lab.here(), f"{place} is a link to {target}", "remove it")
+    assert {path: path.read_bytes() for path in [target, *target.rglob("*")] if path.is_file()} == before
+    if name == "tensorboard":
+        place.unlink()
+        assert lab.here().status == 0
+
+
+def test_a_link_to_nothing_is_refused_too(lab: Lab, guest: Path, tmp_path: Path):
+    (guest / "summary.json").unlink()
+    (guest / ".lock").unlink()
+    (guest / ".lock").symlink_to(tmp_path / "made")
+    assert_one_line(lab.here(), ".lock is a link to")
+    assert not (tmp_path / "made").exists()
+
+
+def test_probes_are_not_written_through_links(lab: Lab, guest: Path, finished: Lab, tmp_path: Path):
+    (tmp_path / "target").mkdir()
+    (guest / "probes").symlink_to(tmp_path / "target")
+    stranger = shutil.copytree(guest, tmp_path / "stranger", ignore=lambda *_: ["probes"])
+    (guest.parent / "other").symlink_to(stranger)
+    outcome = lab.here("job=probe", f"runs={guest.parent}")
+    assert outcome.status == 1
+    assert f"probes is a link to {tmp_path / 'target'}" in outcome.out
+    assert f"skipped {guest.parent / 'other'}: is a link to {stranger}; name that" in outcome.out
+    assert list((tmp_path / "target").iterdir()) == []
+    assert not (stranger / "probes").exists()
+
+
+def test_what_a_killed_pass_of_the_probes_left_goes(lab: Lab, guest: Path):
+    (guest / "probes").mkdir()
+    (guest / "probes" / ".measures.parquet.123.partial").touch()
+    assert lab.here("job=probe", f"run={guest}", "probe.prompts=[]", "probe.extrapolate=1").status == 0
+    assert not list((guest / "probes").glob(".*"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "[" * 100_000, '{"parameters": "x", "best_step": 1}'])
+def test_a_damaged_summary_is_one_line(lab: Lab, guest: Path, text: str):
+    (guest / "summary.json").write_text(text)
+    outcome = lab.here()
+    assert outcome.status == 2, outcome
+    assert outcome.err.count("\n") == 1, outcome
+    assert "summary.json cannot be read" in outcome.err
+    assert "remove it" in outcome.err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_record_of_a_failure_is_told_as_that(tmp_path: Path, text: str):
+    (tmp_path / "failure.json").write_text(text)
+    said = RunFolder(tmp_path).failure()["message"]
+    assert said == "no message" if text == "{}" else "failure.json" in said or "list" in said

@@ -1,0 +1,144 @@
+"""What the operating system will not do (a full disk, a file where a folder belongs) is one line in every job."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+from program import Lab, Outcome
+
+from analysis.gallery import listed
+from experiments import messages
+from experiments.cli import main
+
+
+@contextlib.contextmanager
+def small_files(size: int):
+    """Writing beyond so many bytes of a file fails, also for root, who may write into every folder."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def assert_one_line(outcome: Outcome, status: int, *says: str) -> None:
+    assert outcome.status == status, outcome
+    assert "Traceback" not in outcome.out + outcome.err, outcome
+    errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1, outcome
+    for words in says:
+        assert words in errors[0], outcome
+
+
+@pytest.fixture
+def guest(lab: Lab, finished: Lab) -> Path:
+    """A copy of the finished run, which tests may change."""
+    shutil.copytree(finished.results, lab.results)
+    return lab.run_folder()
+
+
+@pytest.mark.parametrize("size", [0, 4096])
+def test_training_where_files_cannot_grow(lab: Lab, finished: Lab, size: int):
+    with small_files(size):
+        outcome = lab.here()
+    assert_one_line(outcome, 1, "File too large")
+    assert ("failure.json" in outcome.err) == (size > 0), (
+        "a record that could not be written is not pointed to"
+    )
+    assert not [path for path in lab.results.rglob("*") if "partial" in path.name]
+
+
+def test_probing_where_files_cannot_grow(lab: Lab, guest: Path):
+    with small_files(0):
+        outcome = lab.here("job=probe", f"run={guest}", "probe.prompts=[]", "probe.extrapolate=1")
+    assert_one_line(outcome, 1, "could not be probed")
+    assert "File too large" in outcome.out
+    assert "failure.json" not in outcome.out
+    assert not list((guest / "probes").iterdir())
+
+
+@pytest.mark.parametrize("size", [0, 20_000])
+def test_a_report_where_files_cannot_grow(lab: Lab, guest: Path, size: int):
+    with small_files(size):
+        outcome = lab.here("job=report", "sweep.workers=1")
+    assert_one_line(outcome, 2, "File too large", "ulimit -f")
+    assert not [path for path in (lab.results / "default" / "report").rglob(".*") if path.is_file()]
+    assert not (lab.results / "default" / "report" / "index.html").exists()
+
+
+def test_a_bench_where_files_cannot_grow(lab: Lab):
+    with small_files(0):
+        outcome = lab.here("job=bench", "suite=recompute", "bench.repeats=1", "bench.lengths=[16]")
+    assert_one_line(outcome, 2, "File too large")
+
+
+@pytest.mark.parametrize(
+    ("job", "place"),
+    [
+        ("train", "default"),
+        ("train", "default/RUN"),
+        ("train", "default/RUN/.lock"),
+        ("report", "default/report/index.html"),
+        ("report", "default/report/figures/FIGURE.svg"),
+        ("probe", "default/RUN/probes"),
+    ],
+)
+def test_a_file_or_folder_of_the_wrong_kind(lab: Lab, guest: Path, job: str, place: str):
+    path = lab.results / place.replace("RUN", guest.name).replace("FIGURE", listed()[0].name)
+    if path == guest / "probes" or path in (guest, guest.parent):
+        shutil.rmtree(path, ignore_errors=True)
+        path.touch()
+    else:
+        (guest / "summary.json").unlink() if job == "train" else None
+        path.unlink(missing_ok=True)
+        path.mkdir(parents=True)
+    outcome = lab.here(
+        f"job={job}", "sweep.workers=1", f"runs={guest.parent}" if job == "probe" else "seed=0"
+    )
+    assert_one_line(outcome, 1 if job == "probe" else 2)
+    assert path.name in outcome.err + outcome.out
+
+
+def test_output_that_nobody_takes(lab: Lab):
+    for file, status in (("/dev/full", 2), (None, 141)):
+        reader, writer = os.pipe() if file is None else (None, os.open(file, os.O_WRONLY))
+        if reader is not None:
+            os.close(reader)  # as `| head` does when it has read enough
+        with open(writer, "w") as out:
+            outcome = _onto(lab, out, "job=list")
+            out.flush()  # as the interpreter does at its end: nobody complains
+        assert outcome.status == status
+        assert outcome.err.count("\n") == (status == 2), outcome
+        assert ("No space left on device; the disk is full" in outcome.err) == (status == 2)
+
+
+def _onto(lab: Lab, out, *words: str) -> Outcome:
+    """A command whose output goes to a file."""
+    err = io.StringIO()
+    with lab._inside(*words), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main()
+    return Outcome(status, "", err.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "/a/b: Read-only file system; it may not be"),
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; the disk is full"),
+        (PermissionError(errno.EACCES, "Permission denied", "/a"), "/a: Permission denied; it may not be"),
+        (OSError("the network is gone"), "the network is gone; put that right, then"),
+        (TimeoutError(), "TimeoutError; put that right, then"),
+    ],
+)
+def test_errors_of_the_system_say_what_to_do(error: OSError, says: str):
+    line = messages.of_system(error)
+    assert line.startswith(says)
+    assert line.endswith("then give the same command again")

@@ -1,0 +1,90 @@
+"""The table of margins: what it lists, how it measures, and that a suite spread over processes has one."""
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from margins import above, below, markdown
+
+SUITE = """
+import math
+import numpy as np
+import pytest
+import torch
+from margins import above, below
+
+def test_narrow():
+    torch.testing.assert_close(torch.tensor([1.0, 2.0]).double(), torch.tensor([1.0, 2.5]).double(), rtol=0, atol=1)
+
+@pytest.mark.parametrize("error", [0.1, 0.2])
+def test_of_its_own(error):
+    below(error, 1.0, "y")
+    above(5.0, 0.2)
+
+def test_others():
+    assert torch.allclose(torch.tensor(1.0), torch.tensor(1.1), rtol=0, atol=1)
+    np.testing.assert_allclose([1.0], [1.03], rtol=0, atol=1)
+    assert 1.02 == pytest.approx(1, abs=1)
+    assert [1.0, 1.03] == pytest.approx([1.0, 1.0], abs=1)
+    assert math.isclose(1, 1.25, rel_tol=1)
+
+def test_what_must_differ():
+    assert not torch.allclose(torch.tensor(1.0), torch.tensor(3.0), rtol=0, atol=1)
+    assert 11 != pytest.approx(1, abs=1)
+
+def test_bits():
+    assert torch.equal(torch.ones(2), torch.ones(2))
+"""
+RATIOS = {
+    9: 0.5, 13: 0.2, 14: 0.04, 17: 0.1, 18: 0.03, 19: 0.02, 20: 0.03, 21: 0.2, 24: 0.5, 25: 0.1,
+}  # fmt: skip
+
+
+def run(folder: Path, *words: str) -> tuple[str, list[dict]]:
+    (folder / "test_suite.py").write_text(SUITE)
+    tests = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-p", "margins", "-c", os.devnull, "--rootdir", ".", *words]
+    paths = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    made = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    return made.stdout, list(csv.DictReader((folder / "all.csv").open()))
+
+
+@pytest.mark.parametrize("spread", [(), ("-n", "2")], ids=["one process", "two workers"])
+def test_every_comparison_is_listed_with_its_room(tmp_path, spread):
+    shown, rows = run(tmp_path, "--margins=all.csv", *spread)
+    limits = {int(row["limit_at"].split(":")[1]): row for row in rows if row["kind"] == "limit"}
+    assert {line: float(row["ratio"]) for line, row in limits.items()} == pytest.approx(RATIOS, rel=1e-3)
+    assert limits[13]["case"] == "[0.2] y"
+    assert limits[13]["times"] == "2"
+    assert [row["test"].split("::")[1] for row in rows if row["kind"] == "equal bits"] == ["test_bits"]
+    table = [line.split() for line in shown.splitlines() if "test_suite.py:" in line]
+    assert [float(words[0]) for words in table] == sorted(RATIOS.values(), reverse=True)
+    assert "10 limits, 2 with less than 4 times of room" in shown
+
+
+def test_files_of_several_settings_become_one_table(tmp_path):
+    for name, ratios in (("a", {"x.py:1": 0.1, "x.py:2": 0.3}), ("b", {"x.py:1": 0.5})):
+        lines = [f"{ratio},{at},t.py::test_x,,limit,1" for at, ratio in ratios.items()]
+        (tmp_path / name).write_text("\n".join(["ratio,limit_at,test,case,kind,times", *lines]))
+    assert markdown([f"one={tmp_path / 'a'}", f"two={tmp_path / 'b'}"]).splitlines()[2:] == [
+        "| `x.py:1` | `test_x` | 0.1 | 0.5 |",
+        "| `x.py:2` | `test_x` | 0.3 | – |",
+        "| worst of 2 limits | | 0.3 | 0.5 |",
+    ]
+
+
+def test_limits_fail_with_the_numbers():
+    below(0, 0)
+    for error in (1.0, 2.0, math.nan, math.inf):
+        with pytest.raises(AssertionError, match=r"q: .*, limit 1"):
+            below(error, 1.0, "q")
+    for value in (1.0, 0.5, math.nan):
+        with pytest.raises(AssertionError, match=r"g: .*, not above 1"):
+            above(value, 1.0, "g")
