@@ -12,6 +12,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+FAST = "not slow and not long and not gpu and not browser"
+"""What `make test-fast` runs."""
+
 TRITON_OF = {"2.11.0": "3.6.0", "2.12.1": "3.7.1", "2.13.0": "3.7.1", "2.14.1": "3.8.0", "2.15.0": "3.9.0"}
 """torch -> the triton that its CUDA builds ask for; builds without CUDA ask for none, and would get the newest."""
 PAIRS = (
@@ -76,7 +79,7 @@ def attempt(py: str, torch: str) -> str:
 
 def tested(python: Path) -> str:
     """Run the fast tests with this interpreter: "passed" or "FAILED", and pytest's count of them."""
-    fast = [python, "-m", "pytest", "tests", "-m", "not slow and not gpu and not browser"]
+    fast = [python, "-m", "pytest", "tests", "-m", FAST]
     last = ""
     with subprocess.Popen(fast, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace") as run:
         for line in run.stdout:

@@ -78,6 +78,12 @@ def test_the_matrix_covers_what_make_sets_up_and_both_ends():
     assert f"torch ({first} to {last})" in README
 
 
+def test_the_matrix_runs_what_make_test_fast_runs():
+    assert f'test-fast: $(PEERS)\n\t$(PY) -m pytest tests $(SPREAD) -m "{matrix.FAST}"\n' in (
+        ROOT / "Makefile"
+    ).read_text(encoding="utf-8")
+
+
 def test_a_matrix_without_a_tested_pair_fails(monkeypatch, capsys):
     assert matrix.verdict(["passed: 3 passed in 1s", "not run: no Python 3.14 here"]) == 0
     assert matrix.verdict(["passed: 3 passed in 1s", "FAILED: 1 failed in 1s"]) == 1
