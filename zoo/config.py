@@ -72,7 +72,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
             value = from_dict(hints[key], value, f"{where}.{key}", recorded)
         elif not _fits(value, hints[key]):
-            kind = getattr(hints[key], "__name__", hints[key])
+            kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
             raise UserError(f"{where}.{key}={value!r} must be of type {kind}, not {type(value).__name__}")
         out[key] = value
     return cls(**out)

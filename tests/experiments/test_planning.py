@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,25 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
 
 
 @pytest.mark.slow
+def test_a_help_that_is_no_string_stops_no_command(lab: Lab, monkeypatch):
+    """What Python 3.14's argparse does when an argument is added, on every Python."""
+
+    def check(self, action):
+        if not isinstance(action.help, str):
+            raise ValueError("badly formed help string")
+
+    def add(self, action):
+        self._check_help(action)
+        return action_added(self, action)
+
+    action_added = argparse.ArgumentParser._add_action
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check, raising=False)
+    monkeypatch.setattr(argparse.ArgumentParser, "_add_action", add)
+    assert lab.compose("seed=3")[0].seed == 3
+    with pytest.raises(ValueError, match="badly formed"):
+        argparse.ArgumentParser().add_argument("--lazy", help=object())
+
+
 def test_presets_and_sizes_compose(lab: Lab):
     for group in ("model", "size"):
         for path in (CONF / group).glob("*.yaml"):

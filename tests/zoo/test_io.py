@@ -151,7 +151,7 @@ def test_a_config_goes_through_plain_values():
         ({"d_model": None}, "model.d_model=None"),
         ({"pattern": 7}, "model.pattern=7"),
         ({"tie_embeddings": "yes"}, "model.tie_embeddings='yes'"),
-        ({"depth": "4"}, "model.depth='4'"),
+        ({"depth": "4"}, "model.depth='4' must be of type int | None, not str"),
         ({"mixers": {"attention": {"rope_base": "big"}}}, "model.mixers.attention.rope_base='big'"),
         ({"mixers": {"attention": []}}, "model.mixers.attention=[]"),
         ({"residual": "add"}, "model.residual='add'"),

@@ -192,9 +192,12 @@ def test_pydocs(cache):
     assert not cache.exists()
     corpus = prepare(cfg, progress=False)
     train, validation, test = (corpus.splits[split] for split in SPLITS)
-    assert train.n_bytes > 3_000_000
-    assert min(validation.n_bytes, test.n_bytes) > 100_000
-    assert train.n_documents > 500
+    # Pythons differ: 3.13 has 3.0 MB in 464 training documents, 3.11 more. 18 of 20 names are for training.
+    assert train.n_bytes > 2_000_000
+    assert min(validation.n_bytes, test.n_bytes) > 50_000
+    documents = [split.n_documents for split in (train, validation, test)]
+    assert sum(documents) > 300
+    assert 0.8 < documents[0] / sum(documents) < 0.97
     assert corpus.tokenizer.vocab_size == 4096
     assert 0.25 < len(train.tokens) / train.n_bytes < 0.35
     assert prepare(cfg, progress=False).fingerprint == corpus.fingerprint == fingerprint(cfg)
