@@ -12,12 +12,13 @@ from importlib import import_module
 _HOME = {
     "Results": "analysis.results",
     "ResultsError": "analysis.errors",
+    "across_machines": "analysis.machines",
     "comparison_text": "analysis.comparison",
     "load_results": "analysis.results",
     "write_report": "analysis.report",
 }
 
-__all__ = ["Results", "ResultsError", "comparison_text", "load_results", "write_report"]
+__all__ = ["Results", "ResultsError", "across_machines", "comparison_text", "load_results", "write_report"]
 
 
 def __getattr__(name: str):

@@ -128,7 +128,7 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("tokens", "Int64", "tokens", "tokens", "tokens trained on"),
     Column("seconds", "float64", "seconds", "s", "training time"),
     Column("tokens_per_second", "float64", "tokens_per_second", "tokens/s", "training throughput"),
-    Column("mfu", "float64", "mfu", "", "share of mfu_peak_flops used", optional=True),
+    Column("mfu", "float64", "mfu", "", "share of mfu_peak_flops used; missing where above 1", optional=True),
     Column("mfu_peak_flops", "float64", "mfu_peak_flops", "FLOP/s", "peak the MFU refers to", optional=True),
     Column("mfu_peak_source", "str", "mfu_peak_source", "", "where that peak comes from", optional=True),
     Column("peak_memory_bytes", "Int64", "peak_memory_bytes", "bytes", "highest memory use", optional=True),
@@ -141,6 +141,25 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("gpu", "str", "machine.gpu", "", "GPU, empty on a CPU run", optional=True),
     Column("cores", "Int64", "machine.cores", "", "processor cores"),
     Column("threads", "Int64", "machine.threads", "", "threads the run used"),
+    Column(
+        "capability",
+        "str",
+        "machine.capability",
+        "",
+        "instructions that PyTorch and MKL used, e.g. AVX512",
+        optional=True,
+    ),
+    Column(
+        "workers", "Int64", "workers", "", "cells of a sweep that trained at the same time", optional=True
+    ),
+    Column(
+        "load",
+        "float64",
+        "load",
+        "",
+        "processes that wanted a core in the last minute of training, on average",
+        optional=True,
+    ),
     Column("memory_bytes", "Int64", "machine.memory_bytes", "bytes", "memory of the machine"),
     Column("platform", "str", "machine.platform", "", "operating system"),
     Column("command", "str", "command", "", "the exact command"),
@@ -167,7 +186,7 @@ METRIC_COLUMNS: tuple[Column, ...] = (
     Column("grad_norm", "float64", "grad_norm", "", "gradient norm before clipping", optional=True),
     Column("seconds", "float64", "seconds", "s", "training time so far", optional=True),
     Column("tokens_per_second", "float64", "tokens_per_second", "tokens/s", "throughput", optional=True),
-    Column("mfu", "float64", "mfu", "", "model FLOPs utilisation", optional=True),
+    Column("mfu", "float64", "mfu", "", "model FLOPs utilisation; missing where above 1", optional=True),
     Column(
         "peak_memory_bytes", "Int64", "peak_memory_bytes", "bytes", "highest memory use so far", optional=True
     ),

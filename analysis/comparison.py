@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.matching import deviations
 from analysis.results import Results
 from analysis.statistics import estimate
-from analysis.units import engineering, number
+from analysis.units import engineering, number, visible
 
 ESTIMATED = (
     "test_loss",
@@ -80,15 +81,17 @@ def counted(runs: pd.DataFrame) -> pd.DataFrame:
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per label, best first by `order_metric`.
 
-    Columns: label, SHARED, ESTIMATED each with ``_ci``, peak_memory_bytes (the highest), n_seeds and seeds (those
-    `counted`). runs: Results.runs, or `with_final_validation`.
+    Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
+    seeds (those `counted`), and those of `analysis.matching.deviations`.
+    runs: Results.runs, or `with_final_validation`.
     """
     known = set(counted(runs).index)
     rows = [
         _summarise(label, group, group.index.isin(known))
         for label, group in unique_seeds(runs).groupby("label", sort=False)
     ]
-    return pd.DataFrame(rows).sort_values([order_metric(runs), "label"], ignore_index=True)
+    table = pd.DataFrame(rows).join(deviations(runs), on="label")
+    return table.sort_values([order_metric(runs), "label"], ignore_index=True)
 
 
 def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:
@@ -96,6 +99,7 @@ def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:
     row = {"label": label, **{name: group[name].iloc[0] for name in SHARED}}
     for name in ESTIMATED:
         row[name], row[f"{name}_ci"], _ = estimate(group[name].astype("float64"))
+    row["workers"] = group["workers"].max()
     row["peak_memory_bytes"] = group["peak_memory_bytes"].max()
     row["n_seeds"] = int(sum(known))
     row["seeds"] = ", ".join(str(seed) for seed in sorted(group.loc[known, "seed"].dropna())) or None
@@ -118,8 +122,8 @@ def comparison_text(results: Results) -> str:
     lines = [head] + [
         (
             str(rank),
-            row.label,
-            row.pattern,
+            visible(row.label),
+            visible(row.pattern),
             engineering(row.parameters),
             interval_text(getattr(row, loss), getattr(row, f"{loss}_ci")),
             number(row.test_word_perplexity),

@@ -26,9 +26,11 @@ from tqdm import tqdm
 from analysis.columns import RUN_COLUMNS
 from analysis.errors import NoData, ResultsError
 from analysis.files import write_atomically
+from analysis.matching import with_marks
 from analysis.probes import TABLES, advice
 from analysis.results import Results
-from analysis.style import save
+from analysis.steps import probed_steps, steps_text
+from analysis.style import head, save
 
 LIST = Path(__file__).with_name("figures.toml")
 SECTIONS = ("Quality", "Cost", "Attention", "Residual streams", "Routing", "Recurrences", "Length")
@@ -43,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of figures.toml."""
+    """A line of figures.toml; compares: its models are marked where they are not matched."""
 
     name: str
     family: str
@@ -51,6 +53,12 @@ class Entry:
     needs: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict)
     section: str = ""
+    compares: bool = False
+
+    @property
+    def probed(self) -> bool:
+        """Whether it shows what probes found, and so weights of some step."""
+        return any(need.partition(".")[0] in ("measures", "table") for need in self.needs)
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,17 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
     for need in entry.needs:
         require(need, results)
     table: pd.DataFrame = module.table(results, **entry.options)
-    return module.draw(table, **entry.options), module.caption(table, **entry.options), table
+    runs = [] if "run" not in table else list(table["run"].dropna().unique())
+    shown, notes = table, []
+    if entry.compares:
+        shown, unmatched = with_marks(table, results.runs)
+        notes.append(unmatched)
+    figure = module.draw(shown, **entry.options)
+    if entry.probed:
+        steps = steps_text(probed_steps(results, runs))
+        head(figure, steps)
+        notes.append(f"{steps[:1].upper()}{steps[1:]}." if steps else "")
+    return figure, " ".join(filter(None, [module.caption(shown, **entry.options), *notes])), table
 
 
 def _data_url(path: Path) -> str:

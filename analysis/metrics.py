@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS
 from analysis.sources import EXPORTED_METRICS, Key, Source, gather, keyed, sources
+from analysis.speeds import believable
 
 _RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KEYS]
 
@@ -102,4 +103,5 @@ def _number(value: Any) -> float:
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     types = {column.name: column.dtype for column in METRIC_COLUMNS}
     types |= {name: "float64" for name in frame.columns if name.startswith(AUX_PREFIX)}
-    return frame.astype(types)
+    typed = frame.astype(types)
+    return typed.assign(mfu=believable(typed["mfu"]))

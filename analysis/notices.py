@@ -6,12 +6,12 @@ import json
 
 import pandas as pd
 
+from analysis import machines, matching, speeds, steps
 from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
 from analysis.probes import FOLDER, interrupted, records
 from analysis.results import Results
 from analysis.units import engineering, listing, whole
 
-PARAMETER_SPREAD = 0.05
 SHOWN = 12
 """Problems inside runs that are told one by one; `Results.problems` has them all."""
 
@@ -19,10 +19,19 @@ SHOWN = 12
 def notices(results: Results) -> list[str]:
     """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
     runs = with_final_validation(results)
-    checks = (_code, _machines, _texts, _tokenizers, _budgets, _sizes, _duplicates)
+    checks = (
+        _code,
+        machines.notices,
+        speeds.notices,
+        _texts,
+        _tokenizers,
+        _budgets,
+        matching.notices,
+        _duplicates,
+    )
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
-    return found + _probes(results) + _other_problems(results)
+    return found + _probes(results) + steps.notices(results) + _other_problems(results)
 
 
 def _untested(runs: pd.DataFrame) -> list[str]:
@@ -106,13 +115,6 @@ def _code(runs: pd.DataFrame) -> list[str]:
     return found
 
 
-def _machines(runs: pd.DataFrame) -> list[str]:
-    machine = runs["gpu"].fillna(runs["cpu"]) + ", " + runs["threads"].map(whole) + " thread(s)"
-    if machine.nunique() > 1:
-        return [f"mixed machines, so speeds and memory cannot be compared: {_counted(machine)}."]
-    return []
-
-
 def _texts(runs: pd.DataFrame) -> list[str]:
     found = []
     for column, what in (("training_set", "training sets"), ("test_set", "test sets")):
@@ -141,19 +143,9 @@ def _budgets(runs: pd.DataFrame) -> list[str]:
     return []
 
 
-def _sizes(runs: pd.DataFrame) -> list[str]:
-    low, high = runs["parameters"].min(), runs["parameters"].max()
-    if pd.isna(low) or high <= low * (1 + PARAMETER_SPREAD):
-        return []
-    return [
-        f"unequal sizes: {engineering(low)} to {engineering(high)} parameters (+{high / low - 1:.0%}), "
-        "which may explain part of a difference."
-    ]
-
-
 def _duplicates(runs: pd.DataFrame) -> list[str]:
     repeated = len(runs) - len(unique_seeds(runs))
-    return [f"{repeated} run(s) occur in more than one experiment and are counted once."] if repeated else []
+    return [f"{repeated} run(s) occur in more than one folder and are counted once."] if repeated else []
 
 
 def _probes(results: Results) -> list[str]:

@@ -17,6 +17,7 @@ from analysis.inside import leads_out, read_text
 from analysis.metrics import read_metrics
 from analysis.probes import TABLES, read_table
 from analysis.sources import EXPORTED_METRICS, Key, read_folder
+from analysis.speeds import believable
 
 PathLike = str | os.PathLike
 LONGEST = 2**20
@@ -169,6 +170,7 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     names = [column.name for column in RUN_COLUMNS if column.name != "label"]
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
+    frame["mfu"] = believable(frame["mfu"])
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
 

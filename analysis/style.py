@@ -19,9 +19,13 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from analysis.files import write_atomically
+from analysis.matching import bare
 
 WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
+
+LEGEND = 50
+"""Characters that stand side by side in a legend of this width, besides what is drawn before them."""
 
 INK, FAINT = "#22252b", "#d9dce1"
 
@@ -92,7 +96,7 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
     The order of the series does not matter: figures of the same set agree.
     """
     families: dict[str, list[str]] = {}
-    for position, (label, color) in enumerate(sorted(dict(series).items())):
+    for position, (label, color) in enumerate(sorted(dict(series).items(), key=_unmarked)):
         valid = is_color_like(color)
         families.setdefault(to_hex(color if valid else PALETTE[position % len(PALETTE)]), []).append(label)
     found = {}
@@ -102,6 +106,11 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
             shade, turn = _shade(color, place, len(labels)), first + place
             found[label] = Look(shade, LINESTYLES[turn % len(LINESTYLES)], MARKERS[turn % len(MARKERS)])
     return found
+
+
+def _unmarked(series: tuple[str, str | None]) -> str:
+    """What the order goes by: a mark behind a label must not move its shade."""
+    return bare(str(series[0]))
 
 
 def _shade(color: str, place: int, count: int) -> str:
@@ -144,8 +153,11 @@ def heat(axes: Axes, values: object, *, low: float = 0.0, high: float | None = N
 
 
 def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:
-    """A legend under the axes, where it hides no data."""
-    figure.legend(handles=handles, loc="outside lower left", ncols=min(columns, max(1, len(handles))))
+    """A legend under the axes, where it hides no data; its text is smaller where labels would be cut off."""
+    columns = min(columns, max(1, len(handles)))
+    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+    size = STYLE["legend.fontsize"] * min(1, LEGEND / max(1, columns * longest))
+    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=size)
 
 
 @styled
@@ -161,6 +173,12 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         write_atomically(stem.with_name(stem.name + suffix), partial(figure.savefig, **options))
         for suffix, options in formats.items()
     ]
+
+
+def head(figure: Figure, text: str) -> None:
+    """A small line over the whole figure, at the right; nothing for an empty text."""
+    if text:
+        figure.suptitle(text, x=0.995, ha="right", fontsize=8, color="#5a5f69")
 
 
 def seeds_text(seeds: Iterable) -> str:

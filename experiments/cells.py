@@ -15,9 +15,11 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
-from experiments import data, interrupts
+from experiments import data, interrupts, machine, peaks
+from experiments.data.config import cache_root
 from experiments.plan import Plan, plan
 from experiments.progress import MIN_SECONDS, Messages
 from experiments.runs import RunFailed
@@ -37,9 +39,18 @@ def run_cells(configs: list[Config]) -> None:
         return
     for config in {repr(p.config.data): p.config.data for p in todo}.values():
         data.prepare(config)  # once, here, so that workers do not wait for each other
+    _measure_peak(todo[0].config)
     failed = _Pool(todo, min(todo[0].config.sweep.workers, len(todo))).run()
     if failed:
         raise RunFailed(f"{failed} of {len(plans)} cells failed; the same command tries them again")
+
+
+def _measure_peak(config: Config) -> None:
+    """Once, here, while no worker trains; workers then find what MFU is a share of in the cache."""
+    device = machine.pick(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.trainer.threads)
+        peaks.peak(device, cache_root(config.data))
 
 
 class _Pool:
@@ -74,11 +85,10 @@ class _Pool:
 
     def _start(self, planned: Plan) -> None:
         here, there = self.context.Pipe(duplex=False)
-        process = self.context.Process(target=_work, args=(planned.config, there), daemon=True)
+        process = self.context.Process(target=_work, args=(planned.config, there, self.workers), daemon=True)
         try:
-            with (
-                interrupts.unheard()
-            ):  # by the fork server and all that it starts; its imports are waited for below
+            # Only the server's start: its imports, which take seconds, are waited for by the first process's.
+            with interrupts.unheard():
                 forkserver.ensure_running()
             process.start()
         except OSError as error:
@@ -112,8 +122,8 @@ class _Pool:
         self.screen.end(planned, f"FAILED: {why} ({planned.folder.path})")
 
 
-def _work(config: Config, channel: Connection) -> None:
-    """A worker's whole life: train one cell, tell how far it is."""
+def _work(config: Config, channel: Connection, workers: int) -> None:
+    """A worker's whole life: train one cell, as one of so many at a time, tell how far it is."""
     from experiments.jobs.train import execute
 
     # Ctrl-C in a terminal reaches everybody: the sweep decides. A terminated worker dies as a killed one does.
@@ -126,7 +136,7 @@ def _work(config: Config, channel: Connection) -> None:
 
     config.trainer.progress = False
     try:
-        execute(plan(config), Messages(send))
+        execute(plan(config), Messages(send), workers)
     except Exception as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

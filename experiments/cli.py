@@ -146,5 +146,5 @@ def _drop_output() -> None:
 
 
 def _complain(error: object, status: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"error: {messages.plain(error)}", file=sys.stderr)
     return status

@@ -1,4 +1,4 @@
-"""Facts about where a run happened: versions, commit, machine, memory, peak arithmetic."""
+"""Facts about where a run happened: versions, commit, machine, memory, load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import platform
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy")
 
-# Dense bf16 tensor-core peak in FLOP/s, from the vendors' data sheets.
-GPU_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
+INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables by which MKL and oneDNN are told other instructions than the processor's best."""
 
 
 def versions() -> dict[str, str]:
@@ -62,8 +61,23 @@ def describe(device: torch.device) -> dict[str, Any]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
+        "capability": capability(),
         "platform": platform.platform(),
     }
+
+
+def capability() -> str:
+    """Which instructions PyTorch and MKL use here, "AVX512" say: results differ between them as between processors."""
+    asked = [f"{name}={os.environ[name]}" for name in INSTRUCTIONS if os.environ.get(name)]
+    return ", ".join([torch.backends.cpu.get_cpu_capability(), *asked])
+
+
+def load() -> float | None:
+    """Processes that wanted a core over the last minute, on average; None where the system does not say."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
 
 
 def _cpu_name() -> str:
@@ -102,29 +116,3 @@ def peak_memory(device: torch.device) -> int:
         return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def peak_flops(device: torch.device) -> tuple[float, str]:
-    """FLOP/s that MFU is measured against, and where the number comes from.
-
-    A GPU's bf16 peak from its data sheet; elsewhere the best of a few large fp32 matrix products at this process's
-    thread count, timed now.
-    """
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        for key, peak in GPU_PEAKS.items():
-            if key in name:
-                return peak, f"{key} data sheet, dense bf16"
-    return _measured_peak(
-        device
-    ), f"measured: 1024x1024 fp32 matrix product, {torch.get_num_threads()} thread(s)"
-
-
-def _measured_peak(device: torch.device, size: int = 1024, repeats: int = 4) -> float:
-    a = torch.ones(size, size, device=device)
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        float((a @ a)[0, 0])  # reading one number waits for the product
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best

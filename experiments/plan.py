@@ -147,6 +147,11 @@ def check_numbers(config: Config) -> None:
         value = functools.reduce(getattr, key.split("."), config)
         if value is not None and value < low:
             raise UserError(f"{key}={value} must be at least {low}")
+    beyond = [step for step in config.trainer.keep_steps if not 1 <= step <= config.trainer.max_steps]
+    if beyond:
+        raise UserError(
+            f"trainer.keep_steps has {beyond[0]}; give steps from 1 to trainer.max_steps={config.trainer.max_steps}"
+        )
     for key in ("lr", "clip", "eps"):
         if not 0 < getattr(config.optim, key) < math.inf:
             raise UserError(f"optim.{key}={getattr(config.optim, key)} must be a number above 0")

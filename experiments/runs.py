@@ -141,8 +141,9 @@ def refuse_link(place: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """The same of everything in a run's folder, and in those of its checkpoints and probes; loggers may use links."""
-    for place in [*folder.glob("*"), *folder.glob("checkpoints/*"), *folder.glob("probes/*")]:
+    """The same of everything in a run's folder, and in those of its checkpoints, weights and probes; loggers may."""
+    inside = ("*", "checkpoints/*", "weights/*", "weights/*/*", "probes/*")
+    for place in [place for pattern in inside for place in folder.glob(pattern)]:
         refuse_link(place)
 
 

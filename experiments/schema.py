@@ -38,7 +38,8 @@ class TrainerConfig:
     each validation during training uses (null: all; the final evaluation always uses the whole split); patience:
     stop after that many validations without improvement (null: never); compile: torch.compile; threads: CPU threads;
     max_minutes: pause after so long, to be resumed by the same command; progress: show a progress bar;
-    keep_checkpoints: keep optimiser states after a run has completed; loggers: of "tensorboard", "wandb";
+    keep_checkpoints: keep optimiser states after a run has completed; keep_steps: steps whose weights are kept beside
+    the best and the last, for probe.at; loggers: of "tensorboard", "wandb";
     probe_every: measure what probes see (`probe.*`) every so many steps and at the last (null: never); recompute: what
     the backward pass computes again to save memory, none, full (whole layers) or selective (residual arithmetic and
     indexers, see zoo.recompute), in blocks of recompute_block layers (null: the best by count).
@@ -58,6 +59,7 @@ class TrainerConfig:
     max_minutes: float | None = None
     progress: bool = True
     keep_checkpoints: bool = True
+    keep_steps: list[int] = field(default_factory=list)
     recompute: str = "none"
     recompute_block: int | None = None
     loggers: list[str] = field(default_factory=list)
@@ -88,6 +90,9 @@ class GenerateConfig:
 class ProbeConfig:
     """What job=probe takes from every run; none of it is part of a run's identity.
 
+    at: whose weights, those of the best validation loss (best), of the last step (last) or of a step by its number
+    (null: what a run's own configuration says, or best): models that reached their best at different steps are compared
+    fairly at one.
     windows: held-out windows of the trained length that are measured, batch_size of them at once; extrapolate: the
     loss by position goes out to so many times the trained length, for the tokens in the second half of long_windows
     such windows, the same ones at every position; map_tokens: length of
@@ -95,6 +100,7 @@ class ProbeConfig:
     are gone on from by `tokens` tokens, drawn at temperature (0: the most likely) among the top_k, from sample_seed.
     """
 
+    at: str | None = None
     windows: int = 4
     batch_size: int = 4
     extrapolate: int = 8

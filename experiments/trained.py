@@ -37,20 +37,38 @@ class Trained:
 
 
 def open_trained(path: str | None, device: torch.device) -> Trained:
-    """Open `run=PATH`, a run folder or a checkpoint in one. Raises UserError with how to give one."""
+    """Open `run=PATH`, a run folder, or a checkpoint or a folder of weights in one.
+
+    Raises UserError with how to give one.
+    """
     if path is None:
         raise UserError(
             "which model? Give run=results/NAME/RUN (a run folder) or run=.../checkpoints/STEP.ckpt"
         )
     where = Path(path)
     card = read_card(where)
-    folder = where if where.is_dir() else where.parent.parent
+    folder = where if (where / CONFIG).is_file() else where.parent.parent
     if "tokenizer" not in card or not (folder / CONFIG).is_file():
         raise UserError(
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
     text = _text(folder / CONFIG)
-    return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, text, card.get("step"))
+    tokenizer, model = _tokenizer(card["tokenizer"], where), zoo.load(where, device)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise UserError(
+            f"the tokenizer at {path} has {tokenizer.vocab_size:,} tokens and its model knows {model.vocab_size:,}"
+        )
+    return Trained(model, tokenizer, folder, text, card.get("step"))
+
+
+def _tokenizer(saved: str, where: Path) -> Tokenizer:
+    """The tokenizer that travels with a model. Raises UserError where it is damaged."""
+    try:
+        return from_json(saved)
+    except Exception as error:  # the tokenizers' library raises bare ones
+        raise UserError(
+            f"the tokenizer of the model at {where} is damaged ({error}); export it again"
+        ) from error
 
 
 def _text(path: Path) -> DataConfig:

@@ -18,7 +18,8 @@ import lightning.pytorch as pl
 import torch
 
 import zoo
-from experiments import callbacks, data, machine
+from experiments import callbacks, data, machine, peaks
+from experiments.data.config import cache_root
 from experiments.evaluate import score_split
 from experiments.plan import Plan, dominant, label
 from experiments.progress import Sink
@@ -31,8 +32,11 @@ from zoo.model import LanguageModel
 from zoo.recompute import Recompute
 
 
-def train(planned: Plan, sink: Sink) -> dict[str, Any]:
-    """Train to the end (or go on from the last checkpoint), score the best weights; returns the run's summary."""
+def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
+    """Train to the end (or go on from the last checkpoint), score the best weights; returns the run's summary.
+
+    workers: cells of one sweep that train at the same time, this one included.
+    """
     config = planned.config
     quiet()
     torch.set_num_threads(config.trainer.threads)
@@ -41,8 +45,10 @@ def train(planned: Plan, sink: Sink) -> dict[str, Any]:
     attempt = _Attempt(planned, corpus, device, sink)
     began = time.perf_counter()
     attempt.fit()
+    load = machine.load()
     metrics = score_best(config, corpus, planned.folder.path, device, sink)
-    return _summary(attempt, metrics, time.perf_counter() - began)
+    summary = _summary(attempt, metrics, time.perf_counter() - began)
+    return {**summary, "workers": workers, "load": load}
 
 
 class _Attempt:
@@ -54,7 +60,7 @@ class _Attempt:
         self.precision = machine.precision(config.trainer.precision, device)
         self.model = make_model(config, corpus)
         self.flops = _flops(config, corpus.tokenizer.vocab_size)
-        self.peak, self.peak_source = machine.peak_flops(device)
+        self.peak = peaks.peak(device, cache_root(config.data))
         self.bos = document_bos(corpus)
         self.task = LanguageModelling(
             self.model, config, make_batches(config, corpus), tokenizer_card(corpus)
@@ -62,7 +68,11 @@ class _Attempt:
         names = [f"aux:{name}" for name in self.model.aux_weights]
         self.rows = Rows(folder.path / METRICS, names)
         self.metrics = callbacks.MetricRows(
-            self.rows, config.trainer.log_every, tokens_per_step(config), self.flops["training"], self.peak
+            self.rows,
+            config.trainer.log_every,
+            tokens_per_step(config),
+            self.flops["training"],
+            self.peak.flops,
         )
         self.validation = callbacks.Validation(
             config, corpus.splits["validation"], self.metrics, folder.path, self.bos
@@ -85,12 +95,13 @@ class _Attempt:
         actions: list[pl.Callback] = [
             self.metrics,
             self.validation,
+            callbacks.Weights(t.keep_steps, self.validation, self.metrics, folder),
             callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
             callbacks.Progress(self.sink),
         ]
         if t.probe_every is not None:
             actions.insert(
-                2, callbacks.Probing(config, self.corpus.splits["validation"], self.metrics, folder)
+                3, callbacks.Probing(config, self.corpus.splits["validation"], self.metrics, folder)
             )
         if t.max_minutes is not None:
             actions.append(callbacks.TimeLimit(t.max_minutes, folder / "checkpoints"))
@@ -222,6 +233,8 @@ def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict
     planned, config = attempt.planned, attempt.planned.config
     rows = [row for row in _train_rows(attempt.rows) if row["tokens_per_second"]]
     rate = _median([float(row["tokens_per_second"]) for row in rows])
+    reached = rate * attempt.flops["training"]
+    peak = peaks.peak(attempt.device, cache_root(config.data), above=reached)
     commit, dirty = machine.commit()
     return {
         "schema": 1,
@@ -245,9 +258,9 @@ def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "seconds": round(attempt.metrics.seconds, 3),
         "seconds_with_evaluation": round(seconds, 3),
         "tokens_per_second": rate,
-        "mfu": rate * attempt.flops["training"] / attempt.peak,
-        "mfu_peak_flops": attempt.peak,
-        "mfu_peak_source": attempt.peak_source,
+        "mfu": peaks.utilisation(reached, peak.flops),
+        "mfu_peak_flops": peak.flops,
+        "mfu_peak_source": peak.source,
         "peak_memory_bytes": machine.peak_memory(attempt.device),
         "recompute": config.trainer.recompute,
         "commit": commit,

@@ -13,6 +13,7 @@ from analysis.errors import NoData
 from analysis.marks import handle
 from analysis.models import best_rates, origin_text, rates_text
 from analysis.results import Results
+from analysis.speeds import conditions
 from analysis.style import INK, Look, legend_below, looks, new_figure, styled
 from analysis.units import listing
 
@@ -25,6 +26,7 @@ COLUMNS = (
     "training_set",
     "validation_set",
     "machine",
+    "company",
     "tokens",
     "flops",
     "seconds",
@@ -39,7 +41,8 @@ def table(results: Results, against: str = "tokens") -> pd.DataFrame:
     """Every loss of every run, once a seed: flops = tokens · FLOPs a token, seconds as `_times` says."""
     runs = best_rates(results).rename(columns={"steps": "last_step", "seconds": "last_second"})
     runs["machine"] = runs["gpu"].fillna(runs["cpu"]) + ", " + runs["threads"].astype("string") + " thread(s)"
-    wanted = ["rates", "color", "training_set", "validation_set", "machine"]
+    runs["company"] = conditions(runs)
+    wanted = ["rates", "color", "training_set", "validation_set", "machine", "company"]
     wanted += ["flops_training", "last_step", "last_second"]
     joined = results.metrics.merge(runs[["experiment", "run", *wanted]], on=["experiment", "run"])
     joined["flops"] = joined["tokens"].astype("float64") * joined["flops_training"]
@@ -150,7 +153,7 @@ def caption(table: pd.DataFrame, against: str = "tokens") -> str:
         if several
         else "Strong lines: validation loss (one seed: no band)"
     )
-    machines = listing(table["machine"].dropna().unique())
+    machines = f"{listing(table['machine'].dropna().unique())}, {listing(table['company'].unique())}"
     return (
         f"{lines}. Faint lines: training loss, the mean since the last point.{rates_text(table)} "
         f"{_EXPLAINED[against].format(machines=machines)}{origin_text(table)} "

@@ -80,7 +80,10 @@ def _write_tables(results: Results, content: Content, folder: Path) -> None:
         ("runs", results.runs, RUNS),
     ):
         _write_csv(frame, folder / f"{name}.csv")
-        write_text(folder / f"{name}.tex", latex.table(fields, rows(frame), content.summary))
+        write_text(
+            folder / f"{name}.tex",
+            latex.table(fields, rows(frame), f"{content.summary} Speeds: {content.speeds}."),
+        )
     if content.samples.prompts:
         _write_csv(results.table("samples"), folder / "samples.csv")
 

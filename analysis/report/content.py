@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis import speeds
 from analysis.comparison import NAMES, compare, order_metric, with_final_validation
 from analysis.gallery import Exhibit, exhibits
 from analysis.notices import notices
@@ -45,7 +46,8 @@ class Content:
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
     place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
     blocks). exhibits: all
-    figures; sections: the same by kind. metric: what ranks the models; fields: the columns that show the comparison.
+    figures; sections: the same by kind. metric: what ranks the models; fields: the columns that show the comparison;
+    speeds: how many runs trained at a time.
     """
 
     title: str
@@ -57,6 +59,7 @@ class Content:
     exhibits: list[Exhibit]
     samples: Samples
     runs: pd.DataFrame
+    speeds: str
     machines: pd.DataFrame
     versions: pd.DataFrame
     missing: list[str]
@@ -109,6 +112,7 @@ def gather(results: Results, figures: Path, workers: int = 1) -> Content:
         exhibits=shown,
         samples=written,
         runs=detailed,
+        speeds=speeds.conditions(results.runs),
         machines=summary.machines(results.runs),
         versions=summary.versions(results.runs),
         missing=summary.missing(results.runs, shown),

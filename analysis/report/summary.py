@@ -82,7 +82,9 @@ def blocks(described: object) -> str:
 
 def machines(runs: pd.DataFrame) -> pd.DataFrame:
     """One row a machine, with n_runs, the busiest first."""
-    return _counted(runs, ["gpu", "cpu", "cores", "threads", "memory_bytes", "platform"])
+    return _counted(
+        runs, ["gpu", "cpu", "cores", "threads", "capability", "workers", "memory_bytes", "platform"]
+    )
 
 
 def versions(runs: pd.DataFrame) -> pd.DataFrame:
@@ -114,10 +116,13 @@ def missing(runs: pd.DataFrame, exhibits: list[Exhibit]) -> list[str]:
             f"{len(absent)} of {count(len(exhibits), 'figure')}, each with its reason at the end of its section: "
             f"{units.listing(absent, limit=60)}."
         )
-    for column, what in (("mfu", "MFU"), ("peak_memory_bytes", "Peak memory")):
+    for column, what, why in (
+        ("mfu", "MFU", "not recorded, or above the peak"),
+        ("peak_memory_bytes", "Peak memory", "not recorded"),
+    ):
         unknown = int(runs[column].isna().sum())
         if unknown:
-            found.append(f"{what} of {unknown} of {count(len(runs), 'run')}: not recorded.")
+            found.append(f"{what} of {unknown} of {count(len(runs), 'run')}: {why}.")
     if runs["gpu"].isna().all():
         found.append("Speed on a GPU: none of these runs used one.")
     return found

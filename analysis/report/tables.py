@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis import units
 from analysis.comparison import FINAL, interval_text
+from analysis.matching import MARKS, MATCHED, marked
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,36 @@ def _commit(value: Any) -> str:
     return text(value)[:10]
 
 
+BESIDE = "beside how many other runs says the line under the heading"
+
+
+def _matched(row: Any) -> str:
+    """By how much a model is more or less than the one it is held against, where that is above the limit."""
+    names = {"parameters_off": "params", "flops_off": "FLOPs", "state_off": "state"}
+    off = [f"{what} {getattr(row, name):+.1%}" for name, what in names.items() if MARKS[name] in row.marks]
+    if pd.isna(row.matched_with):
+        return units.MISSING
+    return ", ".join(off) or ("reference" if row.matched_with == row.label else "yes")
+
+
 COMPARISON = (
-    _text("name", "label", "name"),
+    Field("name", lambda row: marked(row.label, row.marks), kind="name"),
     _text("pattern", "pattern", "code"),
     _number("params", "parameters", units.engineering, note="parameters, tied ones once"),
+    _number("beside embedding", "parameters_non_embedding", units.engineering, "params"),
+    Field(
+        "matched",
+        _matched,
+        note=f"within {MATCHED:.0%}: parameters beside the embedding, FLOPs, decode state",
+    ),
     _number("FLOPs/token", "flops_forward", units.engineering, note="forward pass at the trained context"),
     _interval("test loss", "test_loss", "nats/token"),
     _number("ppl", "test_perplexity", units.number, "per token"),
     _number("word ppl", "test_word_perplexity", units.number),
     _interval("bits per byte", "test_bits_per_byte"),
     _number("best step", "best_step", units.whole),
-    _number("tokens/s", "tokens_per_second", units.engineering),
-    _number("MFU", "mfu", units.percent),
+    _number("tokens/s", "tokens_per_second", units.engineering, note=BESIDE),
+    _number("MFU", "mfu", units.percent, note=f"share of the peak FLOP/s; {BESIDE}"),
     _number("peak memory", "peak_memory_bytes", units.memory),
     _text("seeds", "seeds"),
 )
@@ -110,7 +129,9 @@ MACHINES = (
     _text("GPU", "gpu", show=partial(text, missing="none")),
     _text("processor", "cpu"),
     _number("cores", "cores", units.whole),
+    _text("instructions", "capability", show=partial(text, missing="not recorded")),
     _number("threads a run", "threads", units.whole),
+    _number("runs at a time", "workers", units.whole),
     _number("memory", "memory_bytes", units.memory),
     _text("system", "platform", "wrap"),
     _number("runs", "n_runs", units.whole),

@@ -58,6 +58,12 @@ def saved(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.ckpt"), reverse=True)
 
 
+def discard(folder: Path) -> None:
+    """Remove the checkpoints of a run that is complete and does not keep them."""
+    for path in saved(folder):
+        path.unlink()
+
+
 def restore_point(folder: Path) -> Path | None:
     """The newest checkpoint that can be read. A damaged one is named in a warning and the one before it is tried."""
     for leftover in folder.glob("*.partial"):  # of a process that was killed while it wrote

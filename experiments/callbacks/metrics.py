@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from experiments import machine
+from experiments import machine, peaks
 from experiments.callbacks.step import StepCallback, due
 from experiments.rows import Rows
 from experiments.task import LanguageModelling
@@ -18,7 +18,7 @@ from experiments.task import LanguageModelling
 class MetricRows(StepCallback):
     """Writes a row every log_every steps; its running sums are part of the checkpoint, so that rows survive a kill.
 
-    flops_per_token (forward and backward) and peak_flops give MFU = FLOPs done / (peak · time).
+    flops_per_token (forward and backward) and peak (FLOP/s) give MFU = FLOPs done / (peak · time), empty where above 1.
     """
 
     def __init__(
@@ -67,16 +67,17 @@ class MetricRows(StepCallback):
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step)
 
-    def _speed(self, task: LanguageModelling) -> dict[str, float | int]:
+    def _speed(self, task: LanguageModelling) -> dict[str, float | int | None]:
         now = time.perf_counter()
         elapsed = max(now - self.since - self.paused, 1e-9)
         self.seconds += elapsed
         self.since, self.paused = now, 0.0
         rate = self.steps * self.tokens_per_step / elapsed
+        mfu = peaks.utilisation(rate * self.flops_per_token, self.peak)
         return {
             "seconds": round(self.seconds, 3),
             "tokens_per_second": round(rate, 1),
-            "mfu": round(rate * self.flops_per_token / self.peak, 5),
+            "mfu": None if mfu is None else round(mfu, 5),
             "peak_memory_bytes": machine.peak_memory(task.device),
         }
 

@@ -24,9 +24,10 @@ def run(config: Config) -> None:
     print(_report(planned))
 
 
-def execute(planned: Plan, sink: Sink) -> bool:
+def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
     """Bring a run to completion, going on from its last checkpoint; False if there was nothing to do.
 
+    workers: cells of one sweep that train at the same time, this one included.
     A failure is recorded in the run folder and raised as RunFailed, except a pause, which is no failure.
     """
     folder = planned.folder
@@ -36,12 +37,14 @@ def execute(planned: Plan, sink: Sink) -> bool:
         if folder.complete:  # another process finished it while this one waited
             return False
         with interrupts.leaving():
-            from experiments.callbacks import Paused
+            from experiments.callbacks import Paused, discard
             from experiments.training import train
 
         try:
             folder.begin(planned.yaml(), planned.identity)
-            folder.finish(train(planned, sink))
+            folder.finish(train(planned, sink, workers))
+            if not planned.config.trainer.keep_checkpoints:
+                discard(folder.checkpoints)
         except Paused as pause:
             raise RunFailed(f"{planned.title}: {pause}") from pause
         except UserError:

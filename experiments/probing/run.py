@@ -1,4 +1,4 @@
-"""Probing one finished run: its best weights, its own text, tables into its folder probes/."""
+"""Probing one finished run: its weights at one step, its own text, tables into its folder probes/."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
-from experiments import machine
+from experiments import machine, weights
 from experiments.data import Split
 from experiments.probing import looks, tables
 from experiments.probing.measures import loss_by_position, measured
 from experiments.probing.samples import samples
 from experiments.probing.windows import sentence, spread
-from experiments.runs import digest, refuse_link
+from experiments.runs import CONFIG, digest, refuse_link
 from experiments.schema import Config, ProbeConfig
 from experiments.trained import Trained, open_text, open_trained
+from zoo.errors import UserError
 from zoo.files import write_json
-from zoo.io import read_card
 from zoo.probes import registered
 
 RECORD = "probes.json"
@@ -32,18 +33,33 @@ def probed(run: Path, probe: ProbeConfig) -> bool:
     """Whether the tables of these very weights and settings are there."""
     try:
         record = json.loads((run / tables.FOLDER / RECORD).read_text())
+        at = wanted(run, probe)
         return (
-            record["digest"] == digest(settings(probe))
-            and record["step"] == read_card(run).get("step")
+            record["digest"] == digest(settings(probe, at))
+            and record["step"] == weights.find(run, at)[1]
             and all(tables.file(run, name).is_file() for name in record["tables"])
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
 
 
-def settings(probe: ProbeConfig) -> dict[str, Any]:
-    """What decides the tables of a run, besides its weights and its text."""
-    return {"format": _FORMAT, "measures": sorted(registered()), **dataclasses.asdict(probe)}
+def wanted(run: Path, probe: ProbeConfig) -> str:
+    """Whose weights to look at: what is asked for, or else what the run was configured with, or else the best."""
+    if probe.at is not None:
+        return probe.at
+    try:
+        at = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))["probe"]["at"]
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
+        at = None  # a run of before this key; a damaged file is complained of where the text is read from it
+    weights.check(at)
+    return weights.BEST if at is None else str(at)
+
+
+def settings(probe: ProbeConfig, at: str = weights.BEST) -> dict[str, Any]:
+    """What decides the tables of a run, besides its weights and its text; `at` where that is not best."""
+    given = {"format": _FORMAT, "measures": sorted(registered()), **dataclasses.asdict(probe)}
+    del given["at"]
+    return given if at == weights.BEST else {**given, "at": at}
 
 
 def probe_run(run: Path, config: Config) -> list[str]:
@@ -56,7 +72,9 @@ def probe_run(run: Path, config: Config) -> list[str]:
     began = time.perf_counter()
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
-    trained = open_trained(str(run), device)
+    at = wanted(run, config.probe)
+    place, step = weights.find(run, at)
+    trained = dataclasses.replace(open_trained(str(place), device), step=step)
     split = open_text(trained, config.data, config.trainer.progress).splits["validation"]
     made = _make(trained, split, config.probe, machine.precision(config.trainer.precision, device))
     (run / tables.FOLDER).mkdir(exist_ok=True)
@@ -68,7 +86,7 @@ def probe_run(run: Path, config: Config) -> list[str]:
         else:
             tables.file(run, name).unlink(missing_ok=True)
     names = [name for name, rows in made.items() if rows]
-    write_json(run / tables.FOLDER / RECORD, _record(trained, config, names, time.perf_counter() - began))
+    write_json(run / tables.FOLDER / RECORD, _record(trained, config, at, names, time.perf_counter() - began))
     return names
 
 
@@ -98,11 +116,12 @@ def _measures(trained: Trained, split: Split, probe: ProbeConfig, precision: str
     return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
 
 
-def _record(trained: Trained, config: Config, names: list[str], seconds: float) -> dict[str, Any]:
+def _record(trained: Trained, config: Config, at: str, names: list[str], seconds: float) -> dict[str, Any]:
     commit, dirty = machine.commit()
     return {
-        "settings": settings(config.probe),
-        "digest": digest(settings(config.probe)),
+        "settings": settings(config.probe, at),
+        "digest": digest(settings(config.probe, at)),
+        "at": at,
         "step": trained.step,
         "tables": names,
         "commit": commit,

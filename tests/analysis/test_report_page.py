@@ -177,7 +177,11 @@ def test_notices_name_what_spoils_a_comparison(tmp_path, write_run, layout_chang
     experiment = tmp_path / "exp"
     write_run(experiment, commit="a" * 40, dirty=True)
     write_run(experiment, commit="b" * 40, seed=1, machine={"threads": 2})
-    write_run(experiment, **{**layout_changes("bookend"), "parameters": 575_000}, data={"train": "stand-in"})
+    write_run(
+        experiment,
+        **{**layout_changes("bookend"), "parameters_non_embedding": 250_000},
+        data={"train": "stand-in"},
+    )
     write_run(experiment, name="long", recipe={"steps": 600}, data={"tokenizer": "bytes", "vocab_size": 256})
     (experiment / "dead").mkdir()
     (experiment / "dead" / "failure.json").write_text(
@@ -198,11 +202,16 @@ def test_notices_name_what_spoils_a_comparison(tmp_path, write_run, layout_chang
     assert "stand-in (1 run)" in one("mixed training sets")
     assert "bits per byte" in one("mixed tokenizers")
     assert "614k tokens (1 run)" in one("unequal training budgets")
-    assert "+25%" in one("unequal sizes")
+    assert "† parameters beside the embedding (hypergraph bookend +25.0%)" in one("not matched")
 
 
-def test_a_clean_comparison_has_only_the_notice_about_two_seeds(quickstart):
-    assert [text.split(":")[0] for text in notices(load_results(quickstart))] == ["two seeds"]
+def test_a_clean_comparison_has_only_the_notices_of_all_comparisons(quickstart):
+    said = [text.split(":")[0] for text in notices(load_results(quickstart))]
+    assert said == [
+        "two seeds",
+        "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
+        "not matched, more than 1% from transformer",  # its hypergraphs take fewer FLOPs
+    ]
 
 
 def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path, write_run):

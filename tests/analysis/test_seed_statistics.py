@@ -143,7 +143,7 @@ def test_untested_models_are_compared_by_the_validation_loss_at_the_end(tmp_path
     assert "test loss" not in lines[0]
     assert lines[1].split()[1:3] == ["hypergraph", "bookend"]
     headings = [field.heading for field in comparison("final_validation_loss")]
-    assert headings[4] == "final validation loss"
+    assert headings[6] == "final validation loss"
     assert not {"test loss", "ppl", "word ppl", "bits per byte"} & set(headings)
 
 

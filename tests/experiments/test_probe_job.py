@@ -186,6 +186,11 @@ def test_a_defect_is_recorded_with_its_traceback_until_it_is_gone(lab: Lab, runs
     ("words", "says"),
     [
         (["probe.windows=0"], "probe.windows=0 must be at least 1"),
+        (["probe.at=first"], "probe.at=first must be best, last or the number of a step"),
+        (
+            ["job=train", "trainer.keep_steps=[5,21]"],
+            "trainer.keep_steps has 21; give steps from 1 to",
+        ),
         (["probe.temperature=-1"], "probe.temperature=-1.0 must be 0"),
         (["probe.window=3"], "did you mean 'probe.windows'?"),
         (["run=nowhere"], "nowhere is no folder; give run="),

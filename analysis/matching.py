@@ -1,0 +1,141 @@
+"""Which models are not the same size: by parameters beside the embedding, FLOPs a token and decode state.
+
+Models are drawn together and compared within an experiment, at one depth. There each stands against the plain
+transformer (attention, plain residual, SwiGLU in every layer), or where there is none against the model whose
+parameters the most others share.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.units import listing
+
+MATCHED = 0.01
+"""Models whose numbers differ by no more than this share are matched."""
+
+MARKS = {"parameters_off": "†", "flops_off": "‡", "state_off": "§"}
+WHAT = {
+    "parameters_off": "parameters beside the embedding",
+    "flops_off": "FLOPs of a token's forward pass",
+    "state_off": "decode state at 1,024 to 131,072 tokens",
+}
+STATES = ("state_bytes_1024", "state_bytes_8192", "state_bytes_131072")
+_PLAIN = {"residual": "add", "channel": "swiglu"}
+
+
+def deviations(runs: pd.DataFrame) -> pd.DataFrame:
+    """By label (the index): matched_with, the label it stands against, the shares MARKS by which it is more or less
+    (the farthest of the three states; empty where unknown), and marks, those of the shares above MATCHED.
+
+    Nothing is set where a model has no other beside it.
+    """
+    models = runs.drop_duplicates("label").set_index("label")
+    sizes = models[["parameters_non_embedding", "flops_forward", *STATES]].astype("float64")
+    found = []
+    for _, group in models.groupby(["experiment", "depth"], dropna=False):
+        reference = _reference(group)
+        off = sizes.loc[group.index] / sizes.loc[reference] - 1
+        states = off[list(STATES)]
+        farthest = states.abs().fillna(-1).to_numpy().argmax(axis=1)
+        rows = pd.DataFrame(
+            {
+                "matched_with": reference if len(group) > 1 else None,
+                "parameters_off": off["parameters_non_embedding"],
+                "flops_off": off["flops_forward"],
+                "state_off": states.to_numpy()[range(len(states)), farthest],
+            },
+            index=group.index,
+        )
+        found.append(rows)
+    table = pd.concat(found)
+    marks = [
+        "".join(mark for name, mark in MARKS.items() if abs(row[name]) > MATCHED)
+        for _, row in table.iterrows()
+    ]
+    return table.assign(marks=marks)
+
+
+def _reference(group: pd.DataFrame) -> str:
+    """The label that a group is held against."""
+    plain = group["pattern"].str.fullmatch("F+") & pd.concat(
+        [group[column] == value for column, value in _PLAIN.items()], axis=1
+    ).all(axis=1)
+    parameters = group["parameters_non_embedding"].astype("float64")
+    if plain.any():
+        return parameters[plain].fillna(float("inf")).idxmin()
+    shared = pd.Series([(abs(parameters / mine - 1) <= MATCHED).sum() for mine in parameters], group.index)
+    best = parameters[shared == shared.max()]
+    return best.fillna(float("inf")).idxmin()
+
+
+def marked(label: str, marks: str) -> str:
+    """The label as a table or a legend shows it: "hc †‡"."""
+    return f"{label} {marks}" if marks else label
+
+
+def bare(label: str) -> str:
+    """The label without its marks."""
+    return label.rstrip("".join(MARKS.values())).rstrip()
+
+
+def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """What the marks of these models (rows of `deviations`) mean, and by how much the farthest are off; "" without any.
+
+    Models that differ in their depth only are told together. runs: Results.runs.
+    """
+    found = found[found["marks"] != ""]
+    if found.empty:
+        return ""
+    models = runs.drop_duplicates("label").set_index("label")
+    several = models["depth"].nunique() > 1
+    names = models["name"].where(
+        ~models.duplicated(["experiment", "name", "depth"], keep=False), models.index
+    )
+    told = []
+    for column, mark in MARKS.items():
+        off = found.loc[found["marks"].str.contains(mark), column]
+        spread = off.groupby(names).agg(["min", "max"])
+        spread = spread.loc[spread.abs().max(axis=1).sort_values(ascending=False, kind="stable").index]
+        if len(spread):
+            each = (f"{name} {_range(low, high)}" for name, low, high in spread.itertuples())
+            told.append(f"{mark} {WHAT[column]} ({listing(each, limit=5)})")
+    references = listing(found["matched_with"].map(names).drop_duplicates())
+    same = " of the same depth" if several else ""
+    return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(told)}."
+
+
+def _range(low: float, high: float) -> str:
+    shown = dict.fromkeys((f"{low:+.1%}", f"{high:+.1%}"))
+    return " to ".join(shown)
+
+
+def with_marks(table: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """A figure's table with marks behind what its legend shows (label, series, model), and what they mean.
+
+    Of a series of several models (one scheme at all depths) all marks count. runs: Results.runs.
+    """
+    found = deviations(runs)
+    labels = runs.drop_duplicates("run").set_index("run")["label"]
+    owners = table["run"].map(labels)
+    if "label" in table:
+        owners = owners.fillna(table["label"])
+    marks = owners.map(found["marks"]).fillna("")
+    shown = {
+        name: [marked(each, order(all_marks)) for each, all_marks in zip(table[name], joined, strict=True)]
+        for name in ("label", "series", "model")
+        if name in table
+        for joined in [marks.groupby(table[name]).transform("sum")]
+    }
+    return table.assign(**shown), explanation(found.loc[found.index.isin(owners)], runs)
+
+
+def order(marks: str) -> str:
+    """Each mark once, in the order of MARKS."""
+    return "".join(mark for mark in MARKS.values() if mark in marks)
+
+
+def notices(runs: pd.DataFrame) -> list[str]:
+    """Which models are not matched, and by what."""
+    text = explanation(deviations(runs), runs)
+    return [f"{text[0].lower()}{text[1:]}"] if text else []

@@ -1,0 +1,137 @@
+"""Which weights a run keeps beside its best, and probing all runs of a study at one step."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from program import Lab
+
+import zoo
+from analysis import load_results
+from experiments import weights
+from experiments.callbacks import Validation
+from zoo.errors import UserError
+from zoo.probes import Measure, measure
+from zoo.probes.rows import row
+
+STEPS = 20
+QUICK = ["probe.windows=1", "probe.extrapolate=1", "probe.long_windows=1", "probe.prompts=[]"]
+
+
+class StreamSize(Measure):
+    """Mean absolute value of the streams before a sub-block: differs between any two steps."""
+
+    name, kinds = "stream_size", ("streams",)
+
+    def see(self, sight):
+        yield row(sight, "stream_size", sight.values["streams"].abs().mean(), count=1)
+
+
+@pytest.fixture(scope="module")
+def early(tmp_path_factory, small_text: Path, shared_cache: Path) -> Lab:
+    """A run that was best at step 10 of 20 and kept step 7 on demand: not to be changed by tests."""
+    lab = Lab(tmp_path_factory.mktemp("early") / "lab", small_text, shared_cache)
+    rising = itertools.count(1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Validation, "_loss", lambda *_: next(rising))
+        outcome = lab.here("trainer.keep_steps=[7]")
+    assert outcome.status == 0, outcome.err
+    return lab
+
+
+@pytest.fixture
+def run(early: Lab, tmp_path: Path) -> Path:
+    return Path(
+        shutil.copytree(early.run_folder(), tmp_path / "results" / "default" / early.run_folder().name)
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_measure(monkeypatch):
+    monkeypatch.setitem(measure.__globals__, "_MEASURES", {"stream_size": StreamSize})
+
+
+def probe(lab: Lab, run: Path, *words: str):
+    return lab.here("job=probe", *QUICK, f"run={run}", *words)
+
+
+def probed_step(run: Path) -> int:
+    (step,) = set(load_results(run).table("measures")["step"])
+    assert json.loads((run / "probes" / "probes.json").read_text())["step"] == step
+    return step
+
+
+def test_the_last_and_the_asked_steps_are_kept_beside_the_best(run: Path):
+    assert json.loads((run / "model.json").read_text())["step"] == 10
+    assert sorted(path.name for path in (run / "weights").iterdir()) == ["step-00000007", "step-00000020"]
+    of_checkpoint = zoo.load(run / "checkpoints" / "step-00000020.ckpt").state_dict()
+    for name, tensor in zoo.load(run / "weights" / "step-00000020").state_dict().items():
+        assert torch.equal(tensor, of_checkpoint[name]), name
+    assert not torch.equal(zoo.load(run).embedding.weight, of_checkpoint["embedding.weight"])
+    assert list(weights.kept(run)) == [7, 10, 15, 20], "15: the checkpoint before the last"
+
+
+def test_a_last_step_that_is_the_best_is_not_kept_twice(finished: Lab):
+    run = finished.run_folder()
+    assert json.loads((run / "model.json").read_text())["step"] == STEPS
+    assert not (run / "weights").exists()
+    assert weights.find(run, "last") == weights.find(run, "best") == (run, STEPS)
+
+
+def test_a_study_is_probed_at_the_best_the_last_or_a_stated_step(early: Lab, run: Path):
+    values = {}
+    for words, step in (([], 10), (["probe.at=last"], 20), (["probe.at=7"], 7), (["probe.at=best"], 10)):
+        outcome = probe(early, run, *words)
+        assert outcome.status == 0, outcome
+        assert "1 to probe" in outcome.out
+        assert probed_step(run) == step
+        table = load_results(run).table("measures").query("measure == 'stream_size'")
+        values.setdefault(step, []).append(tuple(table["value"]))
+    assert values[10][0] == values[10][1]
+    assert len({values[10][0], values[20][0], values[7][0]}) == 3
+    assert "1 probed before, 0 to probe" in probe(early, run, "probe.at=best").out
+
+
+def test_a_run_says_itself_at_which_step_it_wants_to_be_looked_at(early: Lab, run: Path):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["probe"]["at"] = "last"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert probe(early, run).status == 0
+    assert probed_step(run) == 20
+    assert probe(early, run, "probe.at=best").status == 0
+    assert probed_step(run) == 10
+
+
+def test_an_absent_step_says_which_there_are(early: Lab, run: Path):
+    outcome = probe(early, run, "probe.at=12")
+    assert outcome.status == 1
+    assert f"{run} has no weights of step 12, but of 7, 10 (best), 15, 20; give probe.at=best" in outcome.out
+    shutil.rmtree(run / "weights")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(UserError, match=r"no weights of its last step, 20, but of 10 \(best\)"):
+        weights.find(run, "last")
+    (run / "weights" / "step-00000020").mkdir(parents=True)
+    (run / "weights" / "step-00000020" / "model.json").write_text("{}")
+    assert list(weights.kept(run)) == [10], "a card without weights is none"
+
+
+def test_weights_of_a_step_can_be_scored_too(early: Lab, run: Path):
+    outcome = early.here("job=evaluate", f"run={run / 'weights' / 'step-00000007'}")
+    assert outcome.status == 0, outcome.err
+    assert "test: loss" in outcome.out
+
+
+def test_checkpoints_that_are_not_kept_go_and_the_last_weights_stay(lab: Lab, monkeypatch):
+    rising = itertools.count(1.0)
+    monkeypatch.setattr(Validation, "_loss", lambda *_: next(rising))
+    assert lab.here("trainer.keep_checkpoints=false").status == 0
+    run = lab.run_folder()
+    assert list(run.glob("checkpoints/*.ckpt")) == []
+    assert list(weights.kept(run)) == [10, 20]
+    assert "already complete" in lab.here("trainer.keep_checkpoints=false").out
