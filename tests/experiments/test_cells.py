@@ -80,3 +80,12 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
     cells.run_cells([*configs, *lab.compose("--multirun", "seed=1,0")])
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
+
+
+def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: Plan):
+    """A process may be killed between writing the summary and removing the record."""
+    planned.folder.fail(ValueError("an older story"))
+    assert planned.folder.failed
+    (planned.folder.path / "summary.json").write_text("{}")
+    assert planned.folder.complete
+    assert not planned.folder.failed

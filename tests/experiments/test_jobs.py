@@ -13,7 +13,7 @@ from program import Lab
 
 import analysis
 from experiments.cli import CONF
-from experiments.jobs import DESCRIPTIONS
+from experiments.jobs import DESCRIPTIONS, cost
 from experiments.rows import COLUMNS, read
 from zoo import registry
 from zoo.pattern import LAYOUTS
@@ -195,3 +195,10 @@ def test_run_py_works_from_any_folder(finished: Lab):
     outcome = finished.run("job=list")
     assert outcome.status == 0, outcome.err
     assert os.listdir(finished.cwd) == []
+
+
+def test_states_are_compared_in_binary_megabytes(lab: Lab):
+    """Two layers of keys and values, 16 fp32 numbers each, for 65,536 tokens: 16 times 2^20 bytes."""
+    (config,) = lab.compose("model=transformer", "cost.lengths=[65536]")
+    *_, state = cost.cells(config)
+    assert state == "16.0 MiB"

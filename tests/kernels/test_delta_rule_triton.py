@@ -113,6 +113,8 @@ def test_a_single_token_on_a_cpu_is_the_recurrence():
         given = inputs(time, True)
         options = {"initial_state": given.pop("initial_state")}
         assert OPERATION.choose("auto", *given.values(), **options).name == name
+        cut = torch.tensor([0, time], dtype=torch.int32)  # packed tokens belong to training
+        assert OPERATION.choose("auto", *given.values(), **options, cu_seqlens=cut).name == "torch"
 
 
 def test_what_the_kernels_refuse():

@@ -7,7 +7,7 @@ import pytest
 from sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
-from experiments.data.sources import SOURCES, SPLITS, wikitext
+from experiments.data.sources import SOURCES, SPLITS, pydocs, wikitext
 from experiments.data.sources.prose import module_blocks
 
 
@@ -206,3 +206,19 @@ def test_pydocs(cache):
         for split in SPLITS
     }
     assert not paragraphs["train"] & (paragraphs["validation"] | paragraphs["test"])
+
+
+def test_a_paragraph_stands_in_one_document_of_the_standard_library():
+    """Twins and licence headers would otherwise be in training and test; short paragraphs may come again."""
+    licence, short = "this is a licence header " * 10, "see above"
+    own = {name: f"what the module {name} is for " * 10 for name in "abc"}
+    named = [
+        ("a", [licence, own["a"], licence]),
+        ("b", [own["b"], short, licence]),
+        ("c", [licence, own["c"], short]),
+    ]
+    found = dict(pydocs._distinct(named))
+    assert found["a"] == f"{licence}\n\n{own['a']}\n\n{licence}\n"
+    assert found["b"] == f"{own['b']}\n\n{short}\n"
+    assert found["c"] == f"{own['c']}\n\n{short}\n"
+    assert dict(pydocs._distinct([*named, ("d", [licence, short])])) == found  # too little is left of it
