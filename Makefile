@@ -48,7 +48,7 @@ gpu:
 	@if [ -x $(PY) ]; then $(PY) run.py job=gpu; else $(PYTHON) run.py job=gpu; fi
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Archzoo needs Python 3.11 or 3.12, and $(PYTHON) is {v[0]}.{v[1]}; use make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v < (3, 15) else f"Archzoo needs Python 3.11 to 3.14, and $(PYTHON) is {v[0]}.{v[1]}; use make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev]'
 	@touch $@
@@ -67,6 +67,6 @@ help:
 	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
 	@echo 'make check-log    the numbers in LOG and README against the tables that they name'
-	@echo 'make test-matrix  the tests on every supported Python and torch that can be had here'
+	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be had here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'

@@ -20,17 +20,23 @@ def report(config) -> None:
 
 
 def publish(config) -> None:
-    """job=publish runs=results/EXPERIMENT: its tables and some figures into RESULTS/published/EXPERIMENT, to commit."""
-    with interrupts.leaving():
-        from analysis import ResultsError, load_results
-        from analysis.publish import publish
+    """job=publish runs=results/EXPERIMENT question="...": a study into RESULTS/published/EXPERIMENT, to commit."""
+    from analysis import ResultsError, load_results
+    from analysis.publish import Publication, publish
+    from experiments import machine
     from zoo import UserError
 
     runs = config.runs or f"{config.results}/{config.name}"
     try:
-        results = load_results(runs)
-        folder = f"{config.results}/published/{results.runs['experiment'].iloc[0]}"
-        print(f"published: {publish(results, folder, config.figures)}")
+        publication = Publication(
+            config.question,
+            tuple(config.figures),
+            config.source,
+            tuple(config.leave_out),
+            machine.command(),
+            *machine.commit(),
+        )
+        print(f"published: {publish(load_results(runs), f'{config.results}/published', publication)}")
     except ResultsError as error:
         raise UserError(str(error)) from error
 

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.matching import deviations
 from analysis.results import Results
 from analysis.statistics import estimate
-from analysis.units import engineering, number
+from analysis.units import engineering, number, visible
 
 ESTIMATED = (
     "test_loss",
@@ -122,8 +122,8 @@ def comparison_text(results: Results) -> str:
     lines = [head] + [
         (
             str(rank),
-            row.label,
-            row.pattern,
+            visible(row.label),
+            visible(row.pattern),
             engineering(row.parameters),
             interval_text(getattr(row, loss), getattr(row, f"{loss}_ci")),
             number(row.test_word_perplexity),

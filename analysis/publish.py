@@ -2,51 +2,198 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from dataclasses import replace
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
+from analysis import configurations, provenance
 from analysis.comparison import compare, with_final_validation
 from analysis.errors import NoData, ResultsError
-from analysis.files import write_atomically, write_text
+from analysis.files import remove_partials, write_atomically, write_text
 from analysis.gallery import draw, listed
+from analysis.notices import notices
 from analysis.probes import TABLES
+from analysis.provenance import Provenance, without_paths
 from analysis.results import PathLike, Results
+from analysis.study_readme import readme
 from analysis.style import save
+from analysis.targets import target
 
-ABSOLUTE = re.compile(r"(?<![\w.])/(?:[^\s'\"/]+/)+([^\s'\"/]*)")
+README = "README.md"
+DRAWN = (".png", ".svg", ".txt")
 
 
-def publish(results: Results, folder: PathLike, figures: Iterable[str] = ()) -> Path:
-    """Write runs.parquet, metrics.parquet, the probes' tables, comparison.csv and figures (PNG, SVG, caption as text).
+@dataclass(frozen=True)
+class Publication:
+    """What a person says about a study.
 
-    ``load_results(folder)`` reads it back. Nothing in it knows this machine's folders: a run's folder becomes
-    experiment/run, an absolute path in a command its last part. Raises ResultsError for a figure that does not exist
-    or that these results do not support.
+    question: what it asks; figures: names of figures; source: where its text can be had, if it has no public name;
+    leave_out: tables of probes to leave out, for their size; command, commit, dirty: of this publication.
     """
+
+    question: str | None
+    figures: tuple[str, ...] = ()
+    source: str | None = None
+    leave_out: tuple[str, ...] = ()
+    command: str = ""
+    commit: str | None = None
+    dirty: bool | None = None
+
+
+def publish(results: Results, published: PathLike, publication: Publication) -> Path:
+    """Write a study into the folder ``published``/EXPERIMENT and return that; `load_results` reads it back.
+
+    Written are README.md, configs.yaml, identities.json, provenance.json, runs.parquet, metrics.parquet, the probes'
+    tables, comparison.csv and figures (PNG, SVG, caption as text); figures and tables of an earlier publication go.
+    Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
+    The runs may come from their own folders or from what was published of them.
+
+    Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
+    of which nobody says where to get it, for a figure that does not exist or that these results do not support, and
+    for a place that is none (`analysis.targets`).
+    """
+    folder = target(results, Path(published))
+    told = _provenance(results, publication)
+    configs, identities = configurations.gather(results)
+    figures = [_drawn(name, results) for name in _known(publication.figures)]
+    warnings = [without_paths(text) for text in notices(results)]
+    shown = portable(results, _tables(publication.leave_out))
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        remove_partials(folder)
+        earlier = _earlier(folder)
+        (folder / README).unlink(
+            missing_ok=True
+        )  # without it, a publication that was killed is seen to be none
+        files = [*shown.to_parquet(folder), *configurations.write(folder, configs, identities)]
+        table = compare(with_final_validation(results))
+        files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
+        files += [file for one in figures for file in one.write(folder)]
+        names = sorted({file.name for file in files} | {README, provenance.FILE})
+        told = replace(told, files=names)
+        provenance.write(folder, told)
+        for name in earlier - set(names):
+            (folder / name).unlink(missing_ok=True)
+        write_text(folder / README, readme(shown, told, [one.name for one in figures], warnings))
+    return folder
+
+
+def lacking(folder: PathLike) -> list[str]:
+    """What a published folder of a study lacks to be traced to its commands, code, configurations and text."""
+    from analysis.results import load_results
+
     folder = Path(folder)
-    portable(results).to_parquet(folder)
-    table = compare(with_final_validation(results))
-    write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False))
+    try:
+        results, told = load_results(folder), provenance.read(folder)
+    except ResultsError as error:
+        return [str(error)]
+    configs, identities = configurations.read(folder)
+    runs = set(results.runs["run"])
+    found = [f"no {README}"] * (not (folder / README).is_file())
+    for name, rows in ((configurations.CONFIGS, configs), (configurations.IDENTITIES, identities)):
+        found += [f"{name} lacks run {run}" for run in sorted(runs - rows.keys())]
+    if told is None:
+        return [*found, f"no {provenance.FILE}"]
+    probed = {run for one in told.probing for run in one.runs}
+    tables = [results.table(name) for name in TABLES if name != "training"]
+    seen = {run for table in tables for run in table["run"]}
+    found += [f"nothing says how run {run} was probed" for run in sorted(seen - probed)]
+    found += [f"no {name}" for name in told.files if name != README and not (folder / name).is_file()]
+    return found + ["no question"] * (not told.question.strip())
+
+
+def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
+    """The same results without this machine's paths; of the probes' tables, those named."""
+    runs = results.runs.assign(
+        folder=results.runs["experiment"] + "/" + results.runs["run"],
+        command=results.runs["command"].map(without_paths, na_action="ignore"),
+    )
+    kept = set(tables)
+    frames = {name: results.table(name) if name in kept else results.table(name).iloc[:0] for name in TABLES}
+    return replace(results, runs=runs, tables=frames)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    name: str
+    figure: Figure
+    caption: str
+
+    def write(self, folder: Path) -> list[Path]:
+        return [
+            *save(self.figure, folder / self.name),
+            write_text(folder / f"{self.name}.txt", self.caption + "\n"),
+        ]
+
+
+def _drawn(name: str, results: Results) -> _Drawn:
+    try:
+        figure, caption, _ = draw(name, results)
+    except NoData as reason:
+        raise ResultsError(f"figure {name}: {reason}") from reason
+    return _Drawn(name, figure, caption)
+
+
+def _known(figures: Iterable[str]) -> list[str]:
     known = [entry.name for entry in listed()]
     for name in figures:
         if name not in known:
             raise ResultsError(f"no figure '{name}'; there are {', '.join(known)}")
-        try:
-            figure, caption, _ = draw(name, results)
-        except NoData as reason:
-            raise ResultsError(f"figure {name}: {reason}") from reason
-        save(figure, folder / name)
-        write_text(folder / f"{name}.txt", caption + "\n")
-    return folder
+    return list(dict.fromkeys(figures))
 
 
-def portable(results: Results) -> Results:
-    """The same results without this machine's paths."""
-    runs = results.runs.assign(
-        folder=results.runs["experiment"] + "/" + results.runs["run"],
-        command=results.runs["command"].str.replace(ABSOLUTE, r"\1", regex=True),
+def _tables(leave_out: Iterable[str]) -> list[str]:
+    """The tables of probes to publish."""
+    for name in leave_out:
+        if name not in TABLES:
+            raise ResultsError(f"no table '{name}' to leave out; there are {', '.join(TABLES)}")
+    return [name for name in TABLES if name not in set(leave_out)]
+
+
+def _provenance(results: Results, publication: Publication) -> Provenance:
+    question = " ".join((publication.question or "").split())
+    if not question:
+        raise ResultsError("what does this study ask? Say so in a sentence: 'question=\"Does ... ?\"'")
+    read = (provenance.read(folder) for folder in dict.fromkeys(results.exported.values()))
+    earlier = [one for one in read if one is not None]
+    source = publication.source or ""
+    provenance.origins(results, source)
+    return Provenance(
+        question=question,
+        command=without_paths(publication.command),
+        commit=publication.commit,
+        dirty=publication.dirty,
+        source=" ".join(source.split()),
+        probing=provenance.probing(results, earlier),
+        notes=list(dict.fromkeys(note for one in earlier for note in one.notes)),
     )
-    return replace(results, runs=runs, tables={name: results.table(name) for name in TABLES})
+
+
+def _earlier(folder: Path) -> set[str]:
+    """Names of figures and tables in a folder that publications write, by what it says and by what there is."""
+    try:
+        told = provenance.read(folder)
+    except ResultsError:
+        told = None
+    figures = {f"{entry.name}{suffix}" for entry in listed() for suffix in DRAWN}
+    known = figures | {f"{name}.parquet" for name in TABLES}
+    written = {name for name in (told.files if told else ()) if name.endswith((*DRAWN, ".parquet"))}
+    return {path.name for path in folder.iterdir() if path.name in known | written and not path.is_dir()}
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder for this publication; another one waits."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,8 +1,9 @@
-"""Numbers as people read them. A missing value is always "–"."""
+"""Numbers and texts as people read them. A missing value is always "–"."""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from typing import Any
 
 import pandas as pd
@@ -73,3 +74,13 @@ def listing(items: Any, limit: int = 8) -> str:
     if len(items) > limit:
         items = [*items[:limit], f"{len(items) - limit} more"]
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
+
+
+UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn")
+"""Categories of Unicode without a glyph of their own: control, format, half a character, private, unassigned."""
+
+
+def visible(text: object) -> str:
+    """The text on one line without what cannot be seen: control characters and characters of no width."""
+    shown = (c for c in str(text) if c.isspace() or unicodedata.category(c) not in UNSEEN)
+    return " ".join("".join(shown).split())

@@ -87,9 +87,8 @@ class _Pool:
         here, there = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_work, args=(planned.config, there, self.workers), daemon=True)
         try:
-            with (
-                interrupts.unheard()
-            ):  # by the fork server and all that it starts; its imports are waited for below
+            # Only the server's start: its imports, which take seconds, are waited for by the first process's.
+            with interrupts.unheard():
                 forkserver.ensure_running()
             process.start()
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import signal
@@ -74,11 +75,29 @@ def compose() -> list[schema.Config]:
     def collect(node: DictConfig) -> None:
         composed.append(node)  # nothing that can fail, or Hydra would print about it
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _unchecked_help():
         os.environ["ARCHZOO_SWEEP_FOLDER"] = folder
         collect()
     typed = OmegaConf.structured(schema.Config)
     return [to_config(node, typed) for node in composed]
+
+
+@contextlib.contextmanager
+def _unchecked_help() -> Iterator[None]:
+    """While inside, argparse does not look at help texts before they are shown.
+
+    From Python 3.14 on it does when an argument is added. Hydra 1.3 adds one whose help is made when it is shown
+    and is no string until then, and every command would stop at that.
+    """
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None:
+        yield
+        return
+    argparse.ArgumentParser._check_help = lambda *_: None
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser._check_help = check
 
 
 def perform(configs: list[schema.Config], jobs: dict[str, Job]) -> None:
@@ -146,5 +165,5 @@ def _drop_output() -> None:
 
 
 def _complain(error: object, status: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"error: {messages.plain(error)}", file=sys.stderr)
     return status

@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -32,14 +33,22 @@ def versions() -> dict[str, str]:
     return out
 
 
+def command() -> str:
+    """The command line of this process, as a shell takes it."""
+    return shlex.join(["python", *sys.argv])
+
+
 @functools.cache
 def commit() -> tuple[str | None, bool | None]:
-    """The commit of the source tree and whether it has uncommitted changes; (None, None) outside git."""
+    """The commit of the source tree and whether it has uncommitted changes; (None, None) outside git.
+
+    Changed results are no change of what made them.
+    """
     head = _git("rev-parse", "HEAD")
     return (
         (head or None, None)
         if not head
-        else (head, bool(_git("status", "--porcelain", "--untracked-files=no")))
+        else (head, bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":(exclude)results")))
     )
 
 

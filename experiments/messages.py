@@ -23,6 +23,11 @@ def explain(error: BaseException) -> str:
     return f"{text} {cause}".strip()
 
 
+def plain(text: object) -> str:
+    """The text on one line, without the control characters by which a file could write all over a terminal."""
+    return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
+
+
 def of_system(error: OSError) -> str:
     """What the operating system would not do, with which file, and what to do about it."""
     place = error.filename2 or error.filename  # of two, where a finished file should have gone

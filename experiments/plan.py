@@ -11,8 +11,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-import zoo.config
 from experiments import data, machine
+from experiments.identity import content, identify
 from experiments.presets import departures
 from experiments.probing.settings import check as check_probe
 from experiments.runs import RunFolder, digest
@@ -53,7 +53,7 @@ def plan(config: Config) -> Plan:
     check(config)
     config = matched(config)
     letters = letters_of(config.model)
-    identity = _identity(config, letters)
+    identity = identify(config, letters, content(config.data))
     folder = RunFolder(Path(config.results) / config.name / digest(identity))
     return Plan(config, letters, identity, folder)
 
@@ -95,33 +95,6 @@ def nominal_vocabulary(config: Config) -> int:
 def _check_data(config_json: str) -> None:
     """Once a data configuration: the cells of a sweep mostly share it."""
     data.check(data.DataConfig(**json.loads(config_json)))
-
-
-@functools.lru_cache(maxsize=64)
-def _fingerprint(config_json: str) -> str:
-    return data.fingerprint(data.DataConfig(**json.loads(config_json)))
-
-
-def _identity(config: Config, letters: str) -> dict[str, Any]:
-    """What can change a run's result. Not in it: paths, devices, loggers, threads, recomputing, how often rows come."""
-    d, t = config.data, config.trainer
-    recipe = {
-        k: getattr(t, k)
-        for k in ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
-    }
-    return {
-        "format": 1,
-        "model": zoo.config.used(config.model, letters),
-        "data": {
-            "content": _fingerprint(json.dumps(dataclasses.asdict(d), sort_keys=True)),
-            "pack": d.pack,
-            "seq_len": d.seq_len,
-            "batch_size": d.batch_size,
-        },
-        "recipe": {**recipe, **dataclasses.asdict(config.optim)},
-        "evaluate": {"stride": config.evaluate.stride, "splits": list(config.evaluate.splits)},
-        "seed": config.seed,
-    }
 
 
 def check_numbers(config: Config) -> None:

@@ -162,9 +162,10 @@ class Config:
     """Everything.
 
     job: what to do (job=list names them); name: the experiment, results/NAME; run: a run folder or checkpoint
-    (evaluate, generate; probe: a run folder); runs: an experiment folder (report, probe,
-    publish); figures: names of figures to publish; suite: of job=bench; dry: of suite=kernels, count what the kernels
-    have to do and measure nothing; match:
+    (evaluate, generate; probe: a run folder); runs: an experiment folder (report, probe, publish); of job=publish:
+    question: what the study asks, in a sentence; figures: names of figures; source: where its text can be had, if it
+    has no public name; leave_out: tables of probes that are too large; suite: of job=bench; dry: of suite=kernels,
+    count what the kernels have to do and measure nothing; match:
     "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null: widths
     as they are); device: auto, cpu or cuda; results: folder of all results.
     """
@@ -176,7 +177,10 @@ class Config:
     results: str = "results"
     run: str | None = None
     runs: str | None = None
+    question: str | None = None
     figures: list[str] = field(default_factory=list)
+    source: str | None = None
+    leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
     dry: bool = False
     match: str | None = None

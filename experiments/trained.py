@@ -53,7 +53,22 @@ def open_trained(path: str | None, device: torch.device) -> Trained:
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
     text = _text(folder / CONFIG)
-    return Trained(zoo.load(where, device), from_json(card["tokenizer"]), folder, text, card.get("step"))
+    tokenizer, model = _tokenizer(card["tokenizer"], where), zoo.load(where, device)
+    if tokenizer.vocab_size > model.vocab_size:
+        raise UserError(
+            f"the tokenizer at {path} has {tokenizer.vocab_size:,} tokens and its model knows {model.vocab_size:,}"
+        )
+    return Trained(model, tokenizer, folder, text, card.get("step"))
+
+
+def _tokenizer(saved: str, where: Path) -> Tokenizer:
+    """The tokenizer that travels with a model. Raises UserError where it is damaged."""
+    try:
+        return from_json(saved)
+    except Exception as error:  # the tokenizers' library raises bare ones
+        raise UserError(
+            f"the tokenizer of the model at {where} is damaged ({error}); export it again"
+        ) from error
 
 
 def _text(path: Path) -> DataConfig:
@@ -64,7 +79,7 @@ def _text(path: Path) -> DataConfig:
         raise UserError(f"cannot read {path} ({type(error).__name__}: {error}); restore it") from error
     if not isinstance(values, dict):
         raise UserError(f"{path} says nothing of the run's data; restore it")
-    return dataclasses.replace(from_dict(DataConfig, values, "data"), cache_dir=None)
+    return dataclasses.replace(from_dict(DataConfig, values, "data", recorded=True), cache_dir=None)
 
 
 def open_text(trained: Trained, paths: DataConfig, progress: bool = True) -> Corpus:

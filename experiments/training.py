@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -267,7 +265,7 @@ def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "dirty": dirty,
         "versions": machine.versions(),
         "machine": machine.describe(attempt.device),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": machine.command(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

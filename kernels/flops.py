@@ -1,14 +1,17 @@
-"""Operations that PyTorch's FLOP counter does not know.
+"""What PyTorch's operators cost, by formulas of our own.
 
-Counted as PyTorch counts attention that it takes apart, so that one model has one count on every device: two
-a multiply-add, every score entry whether masked or not, two products forward and four backward. Computing
-scores again in a backward belongs to the method and is not counted.
+PyTorch's change with its releases and differ between its forms of attention. Here one model has one count on every
+device: two a multiply-add, every score entry whether masked or not, two products forward and four backward.
+Computing scores again in a backward belongs to the method and is not counted. Operations of ours register theirs
+where they are defined.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch.utils.flop_counter import flop_registry, register_flop_formula
+from torch.utils.flop_counter import FlopCounterMode
 
 BACKWARD: dict[object, float] = {}
 """How many times its forward an operator's backward costs, where that is not 2; see `backward_costs`."""
@@ -34,25 +37,41 @@ def attention_flops(score_entries: int, key_width: int, value_width: int) -> int
     return 2 * score_entries * (key_width + value_width)
 
 
-def _sdpa(q, k, v, *_args, out_shape=None, **_options) -> int:
+def flop_counter() -> FlopCounterMode:
+    """PyTorch's counter with the formulas of this file: one count whatever the release, and no table at the end."""
+    return FlopCounterMode(display=False, custom_mapping=FORMULAS)
+
+
+def _mm(a, b, *_args, **_options) -> int:
+    return 2 * a[0] * a[1] * b[1]
+
+
+def _bmm(a, b, *_args, **_options) -> int:
+    return a[0] * _mm(a[1:], b[1:])
+
+
+def _added(product):
+    """The formula of addmm or baddbmm, whose first argument is what the product is added to."""
+    return lambda _to, *factors, **_options: product(*factors)
+
+
+def _sdpa(q, k, v, *_args, **_options) -> int:
     batch, heads, queries, width = q
     return attention_flops(batch * heads * queries * k[2], width, v[3])
 
 
-def _sdpa_backward(_grad, q, k, v, *_args, out_shape=None, **_options) -> int:
+def _sdpa_backward(_grad, q, k, v, *_args, **_options) -> int:
     return 2 * _sdpa(q, k, v)
 
 
-def count_cpu_attention() -> None:
-    """Teach the counter the fused CPU kernel, which it would count as nothing."""
-    aten = torch.ops.aten
-    formulas = {
-        aten._scaled_dot_product_flash_attention_for_cpu: _sdpa,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _sdpa_backward,
-    }
-    for operator, formula in formulas.items():
-        if operator not in flop_registry:
-            register_flop_formula(operator)(formula)
+_FUSED = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 
-
-count_cpu_attention()
+FORMULAS: dict[object, Callable[..., int]] = {
+    torch.ops.aten.mm: _mm,
+    torch.ops.aten.addmm: _added(_mm),
+    torch.ops.aten.bmm: _bmm,
+    torch.ops.aten.baddbmm: _added(_bmm),
+    **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _sdpa for name in _FUSED},
+    **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}_backward"): _sdpa_backward for name in _FUSED},
+}
+"""Operators of PyTorch's -> FLOPs from the shapes of their arguments; they come before PyTorch's own formulas."""

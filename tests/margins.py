@@ -12,7 +12,8 @@ How to choose a limit
      case makes of them (the length of its sums, its condition), or from the error of a plain PyTorch form in the same
      dtype on the same machine times a stated factor. Never from what one machine gave.
   3. Leave room: error / limit at most 1/4 (`ROOM`), on every processor that one can imitate:
-     ATEN_CPU_CAPABILITY=default and avx2, MKL_CBWR=COMPATIBLE, ARCHZOO_TEST_THREADS=2.
+     ATEN_CPU_CAPABILITY=default and avx2 (PyTorch's own loops), MKL_CBWR=COMPATIBLE and AVX2 (its BLAS),
+     OPENBLAS_CORETYPE=Haswell (NumPy's, with which Triton's interpreter multiplies), ARCHZOO_TEST_THREADS=2.
   4. A wrong formula still has to show: where that is not plain, the test says how large a real mistake is.
      `above` is for the other side, and wants the same room.
   5. Bounds on what no processor changes (counts, bytes, FLOPs, statistics of draws under a fixed seed), and on losses

@@ -11,6 +11,9 @@ from typing import Any
 
 from zoo import registry
 from zoo.errors import UserError, unknown
+from zoo.options import added, before_they_existed, deciding
+
+__all__ = ["ModelConfig", "added", "check_positive", "from_dict", "used"]
 
 for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
     registry.discover(_package)
@@ -53,21 +56,23 @@ class ModelConfig:
     channel: ChannelChoice = dataclasses.field(default_factory=ChannelChoice)  # type: ignore[valid-type]
 
 
-def from_dict(cls: type, values: dict[str, Any], where: str = "model") -> Any:
+def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded: bool = False) -> Any:
     """A (nested) config dataclass from plain values.
 
+    recorded: the values were written down with everything that there was then, so that an option which is not among
+    them is younger, and stands at what it does as if it were not there (see zoo.options); otherwise at its default.
     Raises UserError for a key that does not exist and for a value of the wrong kind.
     """
     hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
-    out = {}
+    out = before_they_existed(cls) if recorded else {}
     for key, value in values.items():
         if key not in known:
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
-            value = from_dict(hints[key], value, f"{where}.{key}")
+            value = from_dict(hints[key], value, f"{where}.{key}", recorded)
         elif not _fits(value, hints[key]):
-            kind = getattr(hints[key], "__name__", hints[key])
+            kind = hints[key].__name__ if isinstance(hints[key], type) else hints[key]
             raise UserError(f"{where}.{key}={value!r} must be of type {kind}, not {type(value).__name__}")
         out[key] = value
     return cls(**out)
@@ -88,10 +93,11 @@ def _fits(value: Any, hint: Any) -> bool:
 def used(config: ModelConfig, letters: str) -> dict[str, Any]:
     """What decides the built model, as plain values: only blocks that the pattern uses, without the backend.
 
-    This is what a run's identity hashes, so that registering a new block changes no existing run.
+    This is what a run's identity hashes, so that registering a new block changes no existing run; an option that a
+    block got later (zoo.options.added) is in it only where it is not as before it existed.
     """
     mixers = registry.mixer_by_letter()
-    out = dataclasses.asdict(config)
+    out = deciding(config)
     names = {mixers[letter].name for letter in letters}
     out["mixers"] = {name: options for name, options in out["mixers"].items() if name in names}
     for part in ("residual", "channel"):

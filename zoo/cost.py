@@ -1,7 +1,8 @@
 """What a model costs: parameters, FLOPs a token, decode-state bytes. Measured on the built module, never written down.
 
 The module is built on the meta device (no memory, no arithmetic) and PyTorch's FLOP counter sees its matmuls and
-attention calls; a multiply-add is two FLOPs, and causal attention counts all T×T scores, as that counter does.
+attention calls, by the formulas of kernels.flops: a multiply-add is two FLOPs, and causal attention counts all T×T
+scores.
 Routed attention is counted at balanced routing.
 """
 
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
+from kernels.flops import flop_counter
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.model import LanguageModel
@@ -60,7 +61,7 @@ def flops_by_operator(model: LanguageModel, length: int, *, backward: bool = Fal
     tokens = torch.zeros(1, length, dtype=torch.int64, device=device)
     training = model.training
     model.train(backward)
-    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
+    with flop_counter() as counter, torch.set_grad_enabled(backward):
         logits, aux = model(tokens, Context.of(tokens))
         if backward:
             (F.cross_entropy(logits[0].float(), tokens[0]) + model.aux_loss(aux)).backward()

@@ -26,7 +26,8 @@ def generate(
 
     temperature: 0 takes the most likely token; top_k: sample among the k most likely; top_p: among the fewest
     tokens whose probabilities add up to at least p. Draws depend on `seed` alone, not on torch's global
-    generator. Raises UserError for values out of range, at the call and not at the first token.
+    generator. Raises UserError for values out of range, at the call and not at the first token, and at a token for
+    which the model has no numbers.
     """
     _check_prompt(model, prompt, n_tokens)
     _check_sampling(temperature, top_k, top_p)
@@ -59,6 +60,8 @@ def sample(
 
     The draw itself happens on the CPU, the same for every device.
     """
+    if logits.isnan().any():
+        raise UserError("the model's scores of the next token are not numbers (NaN): its weights are damaged")
     if temperature == 0:
         return logits.argmax(-1)
     device, logits = logits.device, logits.double().cpu()

@@ -57,15 +57,23 @@ def build(description: dict[str, Any]) -> LanguageModel:
             raise UserError(
                 f"the model's {CARD} has no {key}, or one of the wrong kind; export the model again"
             )
-    config = from_dict(ModelConfig, description["model"])
-    return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
+    config = from_dict(ModelConfig, description["model"], recorded=True)
+    try:
+        return LanguageModel(config, vocab_size=description["vocab_size"], seq_len=description["seq_len"])
+    except (RuntimeError, OverflowError, MemoryError) as error:  # sizes that no tensor or no memory has
+        raise UserError(
+            f"the model that its {CARD} describes cannot be made here ({_line(error)})"
+        ) from error
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
     """The card of a run folder, an exported folder or a checkpoint. Raises UserError with how to get one."""
     path = Path(path)
     if path.is_dir() and (path / CARD).is_file():
-        return _json(path / CARD)
+        card = _json(path / CARD)
+        if not isinstance(card, dict):
+            raise UserError(f"{path / CARD} does not describe a model; export the model again")
+        return card
     if path.is_file() and path.suffix == ".ckpt":
         return _checkpoint(path)["card"]
     raise UserError(
@@ -94,7 +102,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({_line(error)}); export the model again") from error
 
 

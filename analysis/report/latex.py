@@ -89,18 +89,10 @@ MATHS = {
 }
 """Signs that pdflatex knows in formulas only."""
 
-UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn")
-"""Categories of Unicode without a glyph of their own: control, format, half a character, private, unassigned."""
-
 
 def escape(text: str) -> str:
     """The text as pdflatex sets it, on one line; a sign that it has no glyph for is written without its accent or ?."""
-    return "".join(map(_sign, _visible(text)))
-
-
-def _visible(text: str) -> str:
-    """The text on one line without what cannot be seen: control characters and characters of no width."""
-    return " ".join("".join(c for c in text if c.isspace() or unicodedata.category(c) not in UNSEEN).split())
+    return "".join(map(_sign, units.visible(text)))
 
 
 def _sign(character: str) -> str:
@@ -131,7 +123,7 @@ def table(fields: Sequence[Field], rows: Sequence[Any], caption: str) -> str:
     body = [_row(field.show(row) for field in shown) for row in rows]
     columns = "".join("r" if field.kind == "number" else "l" for field in shown)
     parts = [
-        f"% {_visible(caption)}",
+        f"% {units.visible(caption)}",
         r"% Needs \usepackage{booktabs}; wide tables fit with \resizebox{\textwidth}{!}{\input{...}}.",
         rf"\begin{{tabular}}{{{columns}}}",
         r"\toprule",

@@ -131,7 +131,7 @@ class Sheet:
         self.rows: list[dict[str, Any]] = []
         here = {key: str(value) for key, value in facts(device).items()}
         if self.path.is_file():
-            found = csv.DictReader(self.path.read_text().splitlines())
+            found = csv.DictReader(self.path.read_text(encoding="utf-8", errors="replace").splitlines())
             self.rows = [row for row in found if all(row.get(k) == v for k, v in here.items())]
 
     def left(self, cells: Iterable[Cell]) -> list[Cell]:

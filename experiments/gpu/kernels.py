@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from experiments import machine
-from experiments.gpu.settings import Settings
+from experiments.gpu.settings import Settings, kept
 from zoo.errors import UserError
 from zoo.files import write_json
 
@@ -126,7 +125,7 @@ class _Record:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.done: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        self.done: dict[str, Any] = kept(path)
 
     def has(self, name: str) -> bool:
         return name in self.done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from experiments import machine
 from experiments.data import DataConfig
 from experiments.schema import BenchConfig, Config, OptimConfig, TrainerConfig
 from zoo import ModelConfig
+from zoo.errors import UserError
 
 PATTERNS = {"dense": ("transformer", "F"), "sf": ("hypergraph", "interlaced_sf")}
 RESUMED = ("kernels", "models")
@@ -118,3 +120,13 @@ class Settings:
             batch_size=16,
             cache_dir=self.config.data.cache_dir,
         )
+
+
+def kept(path: Path) -> dict[str, Any]:
+    """What a stage keeps in a file between its attempts; nothing before the first. UserError: it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}); remove it, and what it lists is done again") from error

@@ -17,7 +17,6 @@ stages run small on any machine.
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 import time
@@ -27,7 +26,7 @@ from pathlib import Path
 import torch
 
 from experiments import machine
-from experiments.gpu.settings import Settings
+from experiments.gpu.settings import Settings, kept
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 from zoo.files import write_json
@@ -67,7 +66,7 @@ class _Done:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.stages = json.loads(path.read_text()) if path.is_file() else {}
+        self.stages = kept(path)
 
     def __contains__(self, name: str) -> bool:
         return name in self.stages

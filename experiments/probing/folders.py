@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.messages import plain
 from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, leads_out
 from experiments.schema import Config
 from zoo.errors import UserError
@@ -36,7 +37,7 @@ def to_probe(config: Config) -> tuple[list[Path], list[str]]:
 def title(run: Path) -> str:
     """What a run is called in messages."""
     summary = RunFolder(run).summary()
-    return f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}"
+    return plain(f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}")
 
 
 def _folders(place: Path, depth: int, root: Path | None = None) -> Iterator[Path]:

@@ -124,6 +124,7 @@ def _record(trained: Trained, config: Config, at: str, names: list[str], seconds
         "at": at,
         "step": trained.step,
         "tables": names,
+        "command": machine.command(),
         "commit": commit,
         "dirty": dirty,
         "versions": machine.versions(),

@@ -135,6 +135,11 @@ def test_a_bench_file_that_cannot_serve_says_why(tmp_path, latency_csv):
     (tmp_path / "dense.csv").write_text("\n".join(line for line in lines if "hypergraph" not in line))
     with pytest.raises(NoData, match="no two models"):
         crossover.read(tmp_path / "dense.csv")
+    (tmp_path / "point.csv").write_text(
+        "\n".join(line for line in lines if ",512," in line or "suite" in line)
+    )
+    with pytest.raises(NoData, match="at two lengths or more"):
+        crossover.read(tmp_path / "point.csv")
 
 
 def test_variants_of_one_colour_differ_in_every_way_and_order_does_not_matter():

@@ -190,3 +190,12 @@ def run_of(results, label: str) -> str:
     """The only run of a label."""
     (run,) = results.runs.loc[results.runs["label"] == label, "run"]
     return run
+
+
+def test_runs_that_recorded_no_state_of_their_tree_are_not_called_changed(tmp_path, write_run):
+    write_run(tmp_path / "exp", seed=0, dirty=None, commit=None)
+    write_run(tmp_path / "exp", seed=1)
+    assert not [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
+    write_run(tmp_path / "exp", seed=2, dirty=True)
+    (said,) = [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
+    assert "1 of 3 runs" in said

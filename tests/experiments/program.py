@@ -91,7 +91,8 @@ class Lab:
         """The command in this process: the same entry, without the seconds that imports take."""
         out, err = io.StringIO(), io.StringIO()
         with self._inside(*more), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = main(report=runpy.run_path(RUN)["report"])
+            jobs = runpy.run_path(RUN)
+            status = main(report=jobs["report"], publish=jobs["publish"])
         return Outcome(status, out.getvalue(), err.getvalue())
 
     def compose(self, *more: str) -> list[Config]:

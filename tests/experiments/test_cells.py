@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from program import Lab
 
+from experiments import cells
 from experiments.cells import _Pool
 from experiments.plan import Plan, plan
 
@@ -61,3 +62,30 @@ def test_a_complete_cell_is_done_however_its_worker_ended(planned: Plan, capsys)
     out, failed = told(planned, -9, capsys)
     assert f"[1/1] {planned.title}: done: test loss 1.2346, 2.5000 bits/byte" in out
     assert failed == 0
+
+
+def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
+    trained = []
+
+    class Pool:
+        def __init__(self, plans: list[Plan], workers: int) -> None:
+            trained.extend(plans)
+            assert workers == len(plans) == 2
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(cells, "_Pool", Pool)
+    configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
+    cells.run_cells([*configs, *lab.compose("--multirun", "seed=1,0")])
+    assert [p.config.seed for p in trained] == [0, 1]
+    assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
+
+
+def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: Plan):
+    """A process may be killed between writing the summary and removing the record."""
+    planned.folder.fail(ValueError("an older story"))
+    assert planned.folder.failed
+    (planned.folder.path / "summary.json").write_text("{}")
+    assert planned.folder.complete
+    assert not planned.folder.failed

@@ -112,6 +112,15 @@ def test_scoring_evaluates_and_leaves_the_model_as_it_was(training: bool):
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_scores_are_taken_in_the_precision_that_is_asked_for(model, precision: str):
+    seen = []
+    model.layers[0].register_forward_pre_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    tokens = np.random.default_rng(0).integers(0, 257, 20).astype(np.uint16)
+    score_split(model, Split(tokens, 1, 1, 1), stride=T, batch_size=3, precision=precision)
+    assert set(seen) == {precision == "bf16"}
+
+
 def test_metrics_are_normalised_by_the_raw_text(model, documents: data.Corpus):
     split = documents.splits["test"]
     # Byte tokens are the raw text: read it back, a document at a time.

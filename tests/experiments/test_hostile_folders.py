@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from program import Lab, Outcome
+from safetensors.torch import load_file, save_file
 
 from experiments.runs import RunFolder
 
@@ -125,6 +128,52 @@ def test_a_damaged_summary_is_one_line(lab: Lab, guest: Path, text: str):
     assert outcome.err.count("\n") == 1, outcome
     assert "summary.json cannot be read" in outcome.err
     assert "remove it" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer": "no JSON"},
+        {"tokenizer": {"a": 1}},
+        {"tokenizer": '{"kind": "bpe"}'},
+        {"vocab_size": -1},
+        {"vocab_size": 10**15},
+        {"vocab_size": 200},
+        "null",
+        "[" * 100_000,
+    ],
+    ids=lambda change: str(change)[:30],
+)
+def test_a_damaged_model_is_one_line(lab: Lab, guest: Path, change: dict | str):
+    path = guest / "model.json"
+    path.write_text(
+        change if isinstance(change, str) else json.dumps({**json.loads(path.read_text()), **change})
+    )
+    assert_one_line(lab.here("job=generate", f"run={guest}", "generate.tokens=1"))
+
+
+def test_weights_that_are_no_numbers_write_no_text(lab: Lab, guest: Path):
+    weights = load_file(guest / "model.safetensors")
+    save_file({name: x * torch.nan for name, x in weights.items()}, guest / "model.safetensors")
+    for temperature in (0, 1):
+        outcome = lab.here("job=generate", f"run={guest}", f"generate.temperature={temperature}")
+        assert_one_line(outcome, "its weights are damaged")
+
+
+@pytest.mark.filterwarnings("ignore:Glyph")
+def test_names_do_not_write_over_the_terminal(lab: Lab, guest: Path):
+    summary = json.loads((guest / "summary.json").read_text())
+    name = "left\x1b[2J\x1b]0;title\x07\nright"
+    (guest / "summary.json").write_text(json.dumps({**summary, "name": name}))
+    (guest / "model.json").write_text("null")
+    for words in (
+        ["job=report", "sweep.workers=1"],
+        ["job=probe", f"run={guest}"],
+        ["run=/nope\x1b[2J", "job=evaluate"],
+    ):
+        outcome = lab.here(*words)
+        assert "\x1b" not in outcome.out + outcome.err
+        assert ("left" in outcome.out) == ("evaluate" not in words[-1])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])

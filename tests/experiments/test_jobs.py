@@ -13,7 +13,7 @@ from program import Lab
 
 import analysis
 from experiments.cli import CONF
-from experiments.jobs import DESCRIPTIONS
+from experiments.jobs import DESCRIPTIONS, cost
 from experiments.rows import COLUMNS, read
 from zoo import registry
 from zoo.pattern import LAYOUTS
@@ -57,6 +57,16 @@ def test_the_summary_has_every_key_of_the_contract(finished: Lab):
     assert summary["stopped"] == "finished"
     assert summary["model"]["pattern"] == "SF"
     assert re.fullmatch(r"#[0-9A-Fa-f]{6}", summary["model"]["color"])
+
+
+def test_the_summarys_speed_is_the_median_row_and_its_mfu_of_forward_and_backward(finished: Lab):
+    summary = json.loads((finished.run_folder() / "summary.json").read_text())
+    rows = read(finished.run_folder() / "metrics.csv")
+    rates = sorted(float(row["tokens_per_second"]) for row in rows if row["split"] == "train")
+    assert summary["tokens_per_second"] in rates[1:3]  # the middle two of four
+    done = summary["tokens_per_second"] * summary["flops_per_token"]["training"]
+    assert summary["flops_per_token"]["training"] > 2 * summary["flops_per_token"]["forward"]
+    assert summary["mfu"] == pytest.approx(done / summary["mfu_peak_flops"])
 
 
 def test_metric_rows_have_the_columns_of_the_contract(finished: Lab):
@@ -185,3 +195,10 @@ def test_run_py_works_from_any_folder(finished: Lab):
     outcome = finished.run("job=list")
     assert outcome.status == 0, outcome.err
     assert os.listdir(finished.cwd) == []
+
+
+def test_states_are_compared_in_binary_megabytes(lab: Lab):
+    """Two layers of keys and values, 16 fp32 numbers each, for 65,536 tokens: 16 times 2^20 bytes."""
+    (config,) = lab.compose("model=transformer", "cost.lengths=[65536]")
+    *_, state = cost.cells(config)
+    assert state == "16.0 MiB"

@@ -12,7 +12,8 @@ from program import Lab, last_checkpoint, steady_rows
 from experiments import data, optim
 from experiments.evaluate import score_split
 from experiments.runs import RunFolder
-from experiments.schema import OptimConfig
+from experiments.schema import Config, OptimConfig
+from experiments.training import tokens_per_step
 from zoo import LanguageModel, ModelConfig, load
 
 
@@ -52,6 +53,12 @@ def test_each_clipping_group_is_clipped_by_its_own_norm():
     assert float(norm) == pytest.approx(math.hypot(0.5, 10.0))
     assert small.grad.norm() == pytest.approx(0.5)
     assert large.grad.norm() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_step_sees_the_tokens_of_all_its_micro_batches():
+    config = Config()
+    config.data.batch_size, config.data.seq_len, config.trainer.accumulate = 3, 50, 4
+    assert tokens_per_step(config) == 600
 
 
 def test_a_run_follows_the_schedule_down_to_its_floor(finished: Lab):

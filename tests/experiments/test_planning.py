@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from program import ROOT, Lab, write_text
 
 from experiments.cells import names
 from experiments.cli import CONF
-from experiments.plan import meta_model, plan
+from experiments.plan import dominant, meta_model, plan
+from experiments.runs import digest
 from zoo import cost
 from zoo.pattern import LAYOUTS
 
@@ -55,6 +57,25 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
 
 
 @pytest.mark.slow
+def test_a_help_that_is_no_string_stops_no_command(lab: Lab, monkeypatch):
+    """What Python 3.14's argparse does when an argument is added, on every Python."""
+
+    def check(self, action):
+        if not isinstance(action.help, str):
+            raise ValueError("badly formed help string")
+
+    def add(self, action):
+        self._check_help(action)
+        return action_added(self, action)
+
+    action_added = argparse.ArgumentParser._add_action
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check, raising=False)
+    monkeypatch.setattr(argparse.ArgumentParser, "_add_action", add)
+    assert lab.compose("seed=3")[0].seed == 3
+    with pytest.raises(ValueError, match="badly formed"):
+        argparse.ArgumentParser().add_argument("--lazy", help=object())
+
+
 def test_presets_and_sizes_compose(lab: Lab):
     for group in ("model", "size"):
         for path in (CONF / group).glob("*.yaml"):
@@ -173,3 +194,18 @@ def test_cells_of_equal_titles_are_told_apart(lab: Lab):
         f"{plans[3].title} optim.lr=0.002",
     ]
     assert list(names(plans[:2]).values()) == [p.title for p in plans[:2]]
+
+
+@pytest.mark.parametrize(
+    ("letters", "name"),
+    [("KKKL", "kda"), ("LLLK", "mla"), ("SFFF", "hypergraph"), ("FFFF", "attention"), ("LK", "kda")],
+)
+def test_a_model_is_called_by_its_most_frequent_mixer_beside_plain_attention(letters: str, name: str):
+    """Of two as frequent ones by the first letter."""
+    assert dominant(letters).name == name
+
+
+def test_an_identity_is_hashed_by_its_content_and_not_by_the_order_of_its_keys():
+    one, other = {"a": 1, "b": {"c": 2, "d": [3, 4]}}, {"b": {"d": [3, 4], "c": 2}, "a": 1}
+    assert digest(one) == digest(other) == "d20de7372091"
+    assert digest(one) != digest({"a": 1, "b": {"c": 2, "d": [4, 3]}})

@@ -107,6 +107,14 @@ def test_a_file_or_folder_of_the_wrong_kind(lab: Lab, guest: Path, job: str, pla
     assert path.name in outcome.err + outcome.out
 
 
+@pytest.mark.parametrize("text", ["{", "3", "[1]"])
+def test_a_damaged_list_of_stages(lab: Lab, text: str):
+    place = lab.results / "gpu-rehearsal" / "stages.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
+    assert_one_line(lab.here("job=gpu", "gpu.rehearse=true"), 2, f"{place} is damaged", "remove it")
+
+
 def test_output_that_nobody_takes(lab: Lab):
     for file, status in (("/dev/full", 2), (None, 141)):
         reader, writer = os.pipe() if file is None else (None, os.open(file, os.O_WRONLY))

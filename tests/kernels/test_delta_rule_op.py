@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import normal, packed, value_and_gradients
 from margins import below
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import delta_rule
+from kernels.flops import flop_counter
 from kernels.ops.delta_rule import chunked, torch_ops
 from kernels.ops.delta_rule.chunks import Chunks
 
@@ -233,14 +233,14 @@ def test_flops_are_those_of_the_products():
     """Against PyTorch's own count of what the operator runs, which knows neither solves nor in-place products."""
     q, k, v, g, beta, state = inputs(2, 128, per_channel=False, width=64, value_width=64)
     meta = [x.to("meta").requires_grad_() for x in (q, k, v, g, beta)]
-    with FlopCounterMode(display=False) as formula:
+    with flop_counter() as formula:
         o, _ = delta_rule(*meta)
     forward = formula.get_total_flops()
-    with FlopCounterMode(display=False) as formula:
+    with flop_counter() as formula:
         o.sum().backward()
     assert formula.get_total_flops() == 2 * forward
     flat = torch_ops._flat(q, k, v, g.unsqueeze(-1), beta.unsqueeze(-1))
-    with FlopCounterMode(display=False) as counted:
+    with flop_counter() as counted:
         chunked.forward(flat, state.flatten(0, 1), Chunks.of(torch.full((2,), 128), 2), 1.0, None)
     scan, weighted, solve = 4 * 32 * 64 * 64, 2 * 32 * 32 * 64, 32**3
     sums_of_gates, chunks = 2 * 32 * 32 * 33, 2 * 2 * 128 // 32

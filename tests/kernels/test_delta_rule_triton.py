@@ -113,6 +113,8 @@ def test_a_single_token_on_a_cpu_is_the_recurrence():
         given = inputs(time, True)
         options = {"initial_state": given.pop("initial_state")}
         assert OPERATION.choose("auto", *given.values(), **options).name == name
+        cut = torch.tensor([0, time], dtype=torch.int32)  # packed tokens belong to training
+        assert OPERATION.choose("auto", *given.values(), **options, cu_seqlens=cut).name == "torch"
 
 
 def test_what_the_kernels_refuse():
@@ -132,6 +134,16 @@ def test_work_is_linear_in_time_and_needs_no_data():
     assert [x.way for x in short] == ["forward", "backward"]
     assert [b.flops / a.flops for a, b in zip(short, long, strict=True)] == [2, 2]
     assert all(a.bytes < b.bytes < 2 * a.bytes for a, b in zip(short, long, strict=True))
+
+
+def test_work_counts_every_input_once_forward_and_twice_backward():
+    """Backward reads the inputs and the gradients of both outputs, and writes a gradient for every input."""
+    given = {name: x.float().to("meta") for name, x in inputs(64, True, width=16, value_width=8).items()}
+    read = sum(4 * x.numel() for x in given.values())
+    heads, state = given["beta"].shape[2], 4 * given["initial_state"].numel()
+    o = 4 * 64 * heads * 8
+    forward, backward = work(**given, output_final_state=True)
+    assert (forward.bytes, backward.bytes) == (read + o + state, 2 * read + o + state)
 
 
 @pytest.mark.gpu

@@ -3,17 +3,18 @@
 import pytest
 import torch
 from kernel_cases import packed, qkv
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 from kernels import attention, indexer_kl, lightning_topk, sparse_attention, timeline_attention
+from kernels.flops import FORMULAS, flop_counter
 
 
 def count(call, *inputs: torch.Tensor) -> tuple[int, int]:
     """FLOPs of the forward, and of the forward and the backward."""
     inputs = [x.detach().requires_grad_() for x in inputs]
-    with FlopCounterMode(display=False) as forward:
+    with flop_counter() as forward:
         out = call(*inputs)
-    with FlopCounterMode(display=False) as backward:
+    with flop_counter() as backward:
         out.sum().backward()
     return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()
 
@@ -90,7 +91,7 @@ def indexer(time: int) -> list[torch.Tensor]:
 
 
 def test_the_indexer_scores_every_pair():
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         lightning_topk(*indexer(40), k=4)
     assert counter.get_total_flops() == 2 * 2 * 40 * 40 * 3 * 16
 
@@ -103,3 +104,35 @@ def test_the_indexers_loss_counts_attention_once_and_its_own_products_three_time
     wanted = 2 * 2 * 40 * pairs * (4 * 8 + 3 * 3 * 16)
     call = lambda *x: indexer_kl(q, k, *x, indices=indices)  # noqa: E731
     assert count(call, *indexer(40), tau) == (wanted, wanted)
+
+
+FUSED = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+
+
+def test_counts_do_not_hang_on_the_formulas_of_pytorch(monkeypatch):
+    """They change with its releases: an attention's backward cost four products once, and costs five in 2.15."""
+    names = ["mm", "addmm", "bmm", "baddbmm"]
+    names += [f"_scaled_dot_product_{name}{end}" for name in FUSED for end in ("", "_backward")]
+    for name in names:
+        monkeypatch.setitem(flop_registry, getattr(torch.ops.aten, name), lambda *_, **__: 1)
+    x = torch.ones(3, 5, 7)
+    wanted = 2 * 3 * 5 * 7 * 5
+    assert count(lambda x: x @ x.mT, x) == (wanted, 3 * wanted)
+    assert count(lambda x: torch.baddbmm(x[..., :5], x, x.mT), x)[0] == wanted
+    assert count(lambda x: x[0] @ x[0].T, x)[0] == wanted // 3
+    assert count(lambda x: torch.addmm(x[0, :, :5], x[0], x[0].T), x)[0] == wanted // 3
+    inputs = qkv(2, 48, heads=4, width=8)
+    wanted = 4 * 2 * 4 * 48 * 48 * 8
+    assert count(attention, *inputs) == (wanted, 3 * wanted)
+    assert count(attention, *on_meta(*inputs)) == (wanted, 3 * wanted)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_every_fused_attention_costs_two_products_forward_and_four_backward(name):
+    """What a GPU takes can be counted without one, from the shapes."""
+    q, k, v = (2, 4, 48, 8), (2, 4, 64, 8), (2, 4, 64, 5)
+    operators = (getattr(torch.ops.aten, f"_scaled_dot_product_{name}{end}") for end in ("", "_backward"))
+    forward, backward = (FORMULAS[operator] for operator in operators)
+    wanted = 2 * 2 * 4 * 48 * 64 * (8 + 5)
+    assert forward(q, k, v, None, True) == wanted
+    assert backward((2, 4, 48, 5), q, k, v, None) == 2 * wanted

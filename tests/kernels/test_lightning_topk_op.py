@@ -120,6 +120,17 @@ def test_relu_scores_rank_as_fp32_without_its_last_bit(backend, dtype):
         assert got[0, 0].tolist() == sorted(ORDER[:size], reverse=True)
 
 
+@pytest.mark.parametrize("size", [1.0, 0.5, 1e-3, 2.0**-15])
+def test_sigmoid_scores_that_fp32_tells_apart_have_ranks_of_their_own(size):
+    """The earlier key has the higher score by one bit, and a later place does not make up for it."""
+    high = torch.tensor(size)
+    scores = torch.stack([high, high.nextafter(torch.tensor(0.0))]).view(1, 1, 2)
+    earlier, later = ranks(scores, torch.ones(1, 1, 1), "sigmoid").flatten().tolist()
+    assert earlier > later
+    equal = ranks(high.expand(1, 1, 2).clone(), torch.ones(1, 1, 1), "sigmoid").flatten().tolist()
+    assert equal[1] == equal[0] + 1
+
+
 def test_zeros_of_either_sign_have_one_rank():
     """−0 is what heads with negative weights give where none is active."""
     scores = torch.tensor([[[-0.0, 0.0, -2e-38, 2e-38]]])

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from kernel_cases import normal, packed, value_and_gradients
 from margins import below
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import delta_rule, memory_mixture
+from kernels.flops import flop_counter
 from kernels.ops.memory_mixture import OPERATION
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -125,10 +125,10 @@ def test_on_the_meta_device_work_follows_the_routes_not_the_memories():
     def flops(memories: int, slots: int) -> list[int]:
         (*given, weights, _), routes = inputs(1, 1024, memories, slots)
         given = [x.to("meta").requires_grad_() for x in (*given, weights)]
-        with FlopCounterMode(display=False) as forward:
+        with flop_counter() as forward:
             o, _ = memory_mixture(*given[:5], routes.to("meta"), given[5])
         assert o.shape == (1, 1024, 2, 5)
-        with FlopCounterMode(display=False) as backward:
+        with flop_counter() as backward:
             o.sum().backward()
         assert [x.grad.shape for x in given] == [x.shape for x in given]
         return [forward.get_total_flops(), backward.get_total_flops()]

@@ -11,9 +11,9 @@ from margins import above, below
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import mesa
+from kernels.flops import flop_counter
 from kernels.ops.mesa import torch_ops
 from kernels.ops.mesa.scan import scan
 
@@ -323,7 +323,7 @@ def test_cost_on_meta_is_linear_in_time(sequences):
         cu_seqlens = (
             None if sequences is None else torch.empty(sequences + 1, dtype=torch.int32, device="meta")
         )
-        with FlopCounterMode(display=False) as counter, Largest() as largest:
+        with flop_counter() as counter, Largest() as largest:
             mesa(*tokens, tensors[5], cu_seqlens=cu_seqlens)[0].sum().backward()
         return counter.get_total_flops() / time, largest.elements / time
 

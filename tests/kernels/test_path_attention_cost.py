@@ -10,9 +10,9 @@ from peak_memory import printed_by
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from kernels import path_attention
+from kernels.flops import flop_counter
 from kernels.ops.path_attention.flops import path_flops
 from kernels.ops.path_attention.layout import attend, attend_backward, block_size
 
@@ -74,9 +74,9 @@ def test_peak_memory_at_16384_tokens_with_gradients():
 
 def flops(call, *tensors: Tensor) -> tuple[int, int]:
     tensors = [x.detach().requires_grad_() for x in tensors]
-    with FlopCounterMode(display=False) as forward:
+    with flop_counter() as forward:
         out = call(*tensors)
-    with FlopCounterMode(display=False) as backward:
+    with flop_counter() as backward:
         out.sum().backward()
     return forward.get_total_flops(), backward.get_total_flops()
 
@@ -99,7 +99,7 @@ def test_cost_is_attention_and_the_path(device):
 def test_cost_is_what_the_products_add_up_to():
     """The counter sees every product but the triangular solve, and only the blocks at and below the diagonal."""
     batch, time, heads, kv_heads, width = 2, 300, 4, 2, 8
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with flop_counter() as counter, torch.no_grad():
         attend(*inputs(batch, time, heads, kv_heads, width), 0.5)
     tokens = block_size(time)
     blocks = time // tokens

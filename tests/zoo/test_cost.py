@@ -1,4 +1,4 @@
-"""What a model costs, against closed forms and against PyTorch's counter on a model that runs."""
+"""What a model costs, against closed forms and against the counter on a model that runs."""
 
 import dataclasses
 
@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from contract_cases import tokens
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from zoo import Context, Dims, LanguageModel, ModelConfig, cost
+from kernels.flops import FORMULAS, flop_counter
+from zoo import Context, Dims, LanguageModel, ModelConfig, cost, registry
 from zoo.layer import Layer
 
 D, LAYERS, VOCAB = 64, 4, 512
@@ -63,8 +63,8 @@ def test_a_window_costs_its_width():
 
 
 def counted(model: LanguageModel, batch: Tensor, *, backward: bool) -> float:
-    """FLOPs a token that PyTorch's counter sees while the model runs on this machine."""
-    with FlopCounterMode(display=False) as counter:
+    """FLOPs a token that the counter sees while the model runs on this machine."""
+    with flop_counter() as counter:
         logits, aux = model(batch, Context.of(batch))
         if backward:
             (F.cross_entropy(logits[0], batch[0]) + model.aux_loss(aux)).backward()
@@ -96,6 +96,15 @@ def test_a_running_sparse_model_is_counted_the_same_at_balanced_routing(backward
     meta = cost.on_meta(model.config, vocab_size=VOCAB, seq_len=length)
     wanted = counted(model, batch, backward=backward)
     assert cost.flops_per_token(meta, length, backward=backward) == pytest.approx(wanted, rel=0.01)
+
+
+@pytest.mark.parametrize("letter", sorted(registry.mixer_by_letter()))
+def test_every_operator_is_counted_by_a_formula_of_ours(letter):
+    model = cost.on_meta(config(letter), vocab_size=VOCAB, seq_len=64)
+    operators = cost.flops_by_operator(model, 64, backward=True)
+    assert operators
+    theirs = [operator for operator in operators if not str(operator).startswith("archzoo.")]
+    assert set(theirs) <= set(FORMULAS)
 
 
 def test_counting_leaves_no_gradients_behind():

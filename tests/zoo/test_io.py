@@ -39,6 +39,10 @@ def rewrite(folder, change) -> None:
     (folder / "model.json").write_text(json.dumps(description))
 
 
+def test_a_loaded_model_evaluates(folder):
+    assert not any(module.training for module in zoo.load(folder).modules())
+
+
 def test_a_card_goes_round(model, folder):
     found = read_card(folder)
     assert found["tokenizer"] == {"kind": "bytes"}
@@ -147,7 +151,7 @@ def test_a_config_goes_through_plain_values():
         ({"d_model": None}, "model.d_model=None"),
         ({"pattern": 7}, "model.pattern=7"),
         ({"tie_embeddings": "yes"}, "model.tie_embeddings='yes'"),
-        ({"depth": "4"}, "model.depth='4'"),
+        ({"depth": "4"}, "model.depth='4' must be of type int | None, not str"),
         ({"mixers": {"attention": {"rope_base": "big"}}}, "model.mixers.attention.rope_base='big'"),
         ({"mixers": {"attention": []}}, "model.mixers.attention=[]"),
         ({"residual": "add"}, "model.residual='add'"),

@@ -7,7 +7,7 @@ import pytest
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.config import from_dict
 from zoo.errors import UserError
-from zoo.matching import match_parameters
+from zoo.matching import _width, match_parameters
 
 LETTERS = sorted(registry.mixer_by_letter())
 
@@ -74,3 +74,13 @@ def test_without_a_depth_the_target_has_as_many_layers_as_the_pattern(pattern, l
     plain = beside_the_embedding(ModelConfig(**size, pattern="F", depth=layers))
     matched = match_parameters(from_dict(ModelConfig, {"pattern": pattern, "depth": None, **size}), 64)
     assert beside_the_embedding(matched) == pytest.approx(plain, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("ideal", "coarsest", "width"),
+    [(13.0, 8, 16), (11.0, 8, 8), (12.6, 1, 13), (12.4, 1, 12), (0.2, 1, 1)],
+)
+def test_the_nearest_width_of_the_coarsest_step_that_fits(ideal, coarsest, width):
+    """A width may be 0.5 % off, one that no power of two divides 1 %."""
+    error = (lambda w: 0.008) if coarsest == 1 else (lambda w: 0.0 if w % coarsest == 0 else 1.0)
+    assert _width(ideal, error) == width

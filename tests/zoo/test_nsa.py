@@ -4,8 +4,8 @@ import pytest
 import torch
 from margins import below
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
+from kernels.flops import flop_counter
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
 from zoo.mixers.attention import Attention, AttentionConfig
@@ -157,7 +157,7 @@ def test_scores_grow_with_a_sixteenth_of_the_length():
 
     def flops(time: int) -> float:
         x = torch.empty(1, time, WIDTH, device="meta")
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter() as counter:
             run(made, x)
         return counter.get_total_flops() / time
 

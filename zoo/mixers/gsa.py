@@ -13,6 +13,7 @@ from zoo.errors import UserError
 from zoo.indexer import Indexer, Warmup
 from zoo.mixer import Aux, Mixer
 from zoo.modules import Dims, Gate, OutputProjection, even_width, head_width, positive, third
+from zoo.options import added
 from zoo.recompute import cheap
 from zoo.registry import register_mixer
 from zoo.showing import show_gates, show_sparse
@@ -42,7 +43,7 @@ class GSAConfig:
     index_heads: int = 4
     index_width: int | None = None
     index_rope: bool = True
-    scores: str = "sigmoid"
+    scores: str = added("sigmoid", before="sigmoid")
     k_base: int | None = None
     k_min: int | None = None
     k_max: int | None = None

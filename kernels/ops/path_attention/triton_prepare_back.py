@@ -34,7 +34,14 @@ def _last_slot(table, block, BLOCKS: tl.constexpr):
 def _grown(x, slot, SLOT, own, row, column, ROWS, WIDTH):
     """[rows, columns] of what grew in two slots of x [2, SLOT, ROWS, WIDTH]."""
     place = x + ((tl.maximum(slot, 0) * SLOT + own) * ROWS + row[:, None]) * WIDTH + column[None]
-    return tl.load(place, mask=(slot >= 0) & (row[:, None] >= 0) & (column[None] >= 0), other=0.0)
+    return tl.load(place, mask=row[:, None] < _written(slot, ROWS), other=0.0)
+
+
+@triton.jit
+def _written(slot, ROWS):
+    """How many rows a slot has, 0 if there is none. A mask compares rows with it: Triton 3.9's interpreter takes no
+    mask in which a number's comparison meets those of a tile."""
+    return tl.where(slot >= 0, ROWS, 0)
 
 
 @triton.jit
@@ -74,7 +81,7 @@ def inner_back(
         store_tile(dlogits + own * C * C, slope, row, row, C)
         if net is not None:
             place = across + (tl.maximum(slot, 0) * SLOT + own) * C + row
-            sums = tl.load(place, mask=(slot >= 0) & (row >= 0), other=0.0)
+            sums = tl.load(place, mask=row < _written(slot, C), other=0.0)
             sums += tl.sum(slope, 1) - tl.sum(slope, 0) - tl.load(received + own * C + row)
             tl.store(net + own * C + row, sums)
         if w is not None:

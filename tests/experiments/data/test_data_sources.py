@@ -7,7 +7,7 @@ import pytest
 from sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
-from experiments.data.sources import SOURCES, SPLITS, wikitext
+from experiments.data.sources import SOURCES, SPLITS, pydocs, wikitext
 from experiments.data.sources.prose import module_blocks
 
 
@@ -52,6 +52,20 @@ def test_many_files_go_whole_to_one_split(config, tmp_path):
     found = {split: texts(config(path=str(folder)), split, tmp_path) for split in SPLITS}
     assert [len(found[split]) for split in SPLITS] == [36, 2, 2]
     assert Counter(chain(*found.values())) == Counter(prose(3, i) for i in range(40))
+
+
+def test_many_files_of_which_one_is_most_of_the_text_are_each_cut(config, tmp_path):
+    """A tenth of the bytes in one file would make a split of that file alone."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(prose(3, i), "utf-8")
+    (folder / "long.txt").write_text(prose(60, 99), "utf-8")
+    found = {split: texts(config(path=str(folder)), split, tmp_path) for split in SPLITS}
+    assert [len(found[split]) for split in SPLITS] == [41, 41, 41]
+    assert sorted(map("".join, zip(*found.values(), strict=True))) == sorted(
+        [*(prose(3, i) for i in range(40)), prose(60, 99)]
+    )
 
 
 def test_few_files_are_each_cut(config, tmp_path):
@@ -178,9 +192,12 @@ def test_pydocs(cache):
     assert not cache.exists()
     corpus = prepare(cfg, progress=False)
     train, validation, test = (corpus.splits[split] for split in SPLITS)
-    assert train.n_bytes > 3_000_000
-    assert min(validation.n_bytes, test.n_bytes) > 100_000
-    assert train.n_documents > 500
+    # Pythons differ: 3.13 has 3.0 MB in 464 training documents, 3.11 more. 18 of 20 names are for training.
+    assert train.n_bytes > 2_000_000
+    assert min(validation.n_bytes, test.n_bytes) > 50_000
+    documents = [split.n_documents for split in (train, validation, test)]
+    assert sum(documents) > 300
+    assert 0.8 < documents[0] / sum(documents) < 0.97
     assert corpus.tokenizer.vocab_size == 4096
     assert 0.25 < len(train.tokens) / train.n_bytes < 0.35
     assert prepare(cfg, progress=False).fingerprint == corpus.fingerprint == fingerprint(cfg)
@@ -189,3 +206,19 @@ def test_pydocs(cache):
         for split in SPLITS
     }
     assert not paragraphs["train"] & (paragraphs["validation"] | paragraphs["test"])
+
+
+def test_a_paragraph_stands_in_one_document_of_the_standard_library():
+    """Twins and licence headers would otherwise be in training and test; short paragraphs may come again."""
+    licence, short = "this is a licence header " * 10, "see above"
+    own = {name: f"what the module {name} is for " * 10 for name in "abc"}
+    named = [
+        ("a", [licence, own["a"], licence]),
+        ("b", [own["b"], short, licence]),
+        ("c", [licence, own["c"], short]),
+    ]
+    found = dict(pydocs._distinct(named))
+    assert found["a"] == f"{licence}\n\n{own['a']}\n\n{licence}\n"
+    assert found["b"] == f"{own['b']}\n\n{short}\n"
+    assert found["c"] == f"{own['c']}\n\n{short}\n"
+    assert dict(pydocs._distinct([*named, ("d", [licence, short])])) == found  # too little is left of it

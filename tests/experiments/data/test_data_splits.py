@@ -24,6 +24,8 @@ def test_files_by_content_fill_every_split(n):
     homes = splits_of_digests(digests)
     assert list(homes.values()).count("test") == list(homes.values()).count("validation") == n // 20
     assert homes == splits_of_digests(digests[::-1])
+    share, ordered = n // 20, [homes[digest] for digest in sorted(digests)]
+    assert ordered[: 2 * share] == ["test"] * share + ["validation"] * share
 
 
 def test_a_text_is_cut_at_paragraphs():

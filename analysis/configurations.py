@@ -1,0 +1,168 @@
+"""The resolved configurations and the identities of a study's runs, in two files.
+
+configs.yaml has `common`, what all runs share, and `runs`, what each has beside it; merged, nested node by nested node,
+they are a run's config.yaml, but for folders of the machine, of which the last part is left. identities.json has a
+line a run: what its name is a hash of (the first 12 digits of the SHA-256 of that very text).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import yaml
+
+from analysis.errors import ResultsError
+from analysis.files import write_text
+from analysis.inside import read_text
+from analysis.results import Results
+from analysis.units import listing
+
+CONFIGS, IDENTITIES = "configs.yaml", "identities.json"
+_HEAD = (
+    "# `common` is the same for all runs, `runs` is what each has beside it (and over it, node by node).\n"
+)
+Tree = dict[str, Any]
+
+
+class _Plain(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them stand for gigabytes."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.YAMLError("it has aliases, which no run writes")
+        return super().compose_node(parent, index)
+
+
+def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    """Run -> configuration and run -> identity, of all runs, from their folders or from what was published of them.
+
+    Raises ResultsError where a run has none that can be read.
+    """
+    stored = {folder: read(folder) for folder in dict.fromkeys(results.exported.values())}
+    configs, identities, lacking = {}, {}, []
+    for home, row in zip(results.homes(), results.runs.itertuples(), strict=True):
+        try:
+            if home is None:
+                found = _stored(stored[results.exported[row.experiment, row.run]], row.run)
+            else:
+                found = _load(home, "config.yaml"), _load(home, "identity.json")
+        except Unreadable as error:
+            lacking.append(f"{row.experiment}/{row.run} ({error})")
+            continue
+        configs[row.run], identities[row.run] = found
+    if lacking:
+        raise ResultsError(
+            f"no configuration or identity of {listing(lacking, limit=3)}: a study is published from the folders of "
+            f"its runs, or from a published folder with {CONFIGS} and {IDENTITIES}"
+        )
+    return configs, identities
+
+
+class Unreadable(Exception):
+    """A file is not there, or is not what it should be."""
+
+
+def _load(folder: Path, name: str) -> Tree:
+    """The mapping in a YAML or JSON file of a folder. Raises Unreadable."""
+    try:
+        text = read_text(folder, name)
+        value = json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=_Plain)
+    except FileNotFoundError:
+        raise Unreadable(f"no {name}") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise Unreadable(f"{name} cannot be read: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise Unreadable(f"{name} is nested too deep") from None
+    if not isinstance(value, dict):
+        raise Unreadable(f"{name} holds no mapping")
+    return value
+
+
+def _stored(published: tuple[dict[str, Tree], dict[str, Tree]], run: str) -> tuple[Tree, Tree]:
+    """A run's two mappings among those of a published folder. Raises Unreadable."""
+    for rows, name in zip(published, (CONFIGS, IDENTITIES), strict=True):
+        if not isinstance(rows.get(run), dict):
+            raise Unreadable(f"not in {name}")
+    return published[0][run], published[1][run]
+
+
+def read(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]:
+    """Run -> configuration and run -> identity of a published folder; empty where a file cannot be read."""
+    try:
+        file = _load(folder, CONFIGS)
+        configs = {run: joined(file["common"], own) for run, own in file["runs"].items()}
+    except (Unreadable, KeyError, AttributeError, TypeError):
+        configs = {}
+    try:
+        identities = _load(folder, IDENTITIES)
+    except Unreadable:
+        identities = {}
+    return configs, identities
+
+
+def write(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -> list[Path]:
+    """Write both files; returns their paths."""
+    portable = {run: _portable(config) for run, config in configs.items()}
+    shared = common(list(portable.values()))
+    both = {"common": shared, "runs": {run: beside(shared, config) for run, config in portable.items()}}
+    text = yaml.safe_dump(both, sort_keys=False, allow_unicode=True, width=110)
+    lines = [f"{json.dumps(run)}: {_hashed(identity)}" for run, identity in identities.items()]
+    return [
+        write_text(folder / CONFIGS, _HEAD + text),
+        write_text(folder / IDENTITIES, "{\n" + ",\n".join(lines) + "\n}\n"),
+    ]
+
+
+def _hashed(identity: Tree) -> str:
+    """The text that a run's name is a hash of."""
+    return json.dumps(identity, sort_keys=True, separators=(",", ":"))
+
+
+def _portable(value: Any) -> Any:
+    """A configuration without this machine's folders (of an absolute path, its last part), in the order of its keys."""
+    if isinstance(value, dict):
+        return {key: _portable(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, list):
+        return [_portable(item) for item in value]
+    return PurePosixPath(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def common(trees: list[Tree]) -> Tree:
+    """What all trees have, node by node."""
+    first, out = trees[0], {}
+    for key, value in first.items():
+        others = [tree.get(key) for tree in trees]
+        if not all(key in tree for tree in trees):
+            continue
+        if all(isinstance(other, dict) for other in others):
+            out[key] = common(others)
+        elif all(_same(value, other) for other in others):
+            out[key] = value
+    return out
+
+
+def beside(shared: Tree, tree: Tree) -> Tree:
+    """What a tree has beside what it shares."""
+    out = {}
+    for key, value in tree.items():
+        if key not in shared:
+            out[key] = value
+        elif isinstance(value, dict) and (rest := beside(shared[key], value)):
+            out[key] = rest
+    return out
+
+
+def joined(shared: Tree, own: Tree) -> Tree:
+    """The tree of which these are the shared part and the rest."""
+    out = dict(shared)
+    for key, value in own.items():
+        nested = isinstance(value, dict) and isinstance(out.get(key), dict)
+        out[key] = joined(out[key], value) if nested else value
+    return out
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Python takes 1, 1.0 and True for equal; a configuration does not."""
+    return json.dumps(a, default=repr) == json.dumps(b, default=repr)

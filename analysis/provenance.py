@@ -1,0 +1,161 @@
+"""Where a study's numbers come from: its question, its commands, its code, its text, and how its runs were probed.
+
+provenance.json in a published folder holds what neither runs.parquet nor configs.yaml say; README.md tells all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.errors import ResultsError
+from analysis.files import write_text
+from analysis.inside import read_text
+from analysis.probes import TABLES, interrupted, records
+from analysis.results import Results
+from analysis.units import listing
+
+FILE = "provenance.json"
+ABSOLUTE = re.compile(r"(?<![\w.])/(?:[^\s'\"/]+/)+([^\s'\"/]*)")
+
+PUBLIC = {
+    "pydocs": "ships with every Python: `data=pydocs` takes the documentation, docstrings and comments of the one it "
+    "runs on; the same version gives the same text",
+    "wikitext103": "`data=wikitext103` reads it from the hub: Salesforce/wikitext, wikitext-103-raw-v1 (CC BY-SA 3.0)",
+    "wikitext2": "`data=wikitext2` reads it from the hub: Salesforce/wikitext, wikitext-2-raw-v1 (CC BY-SA 3.0)",
+}
+"""Where the text of a data configuration can be had by everybody."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of job=probe over some runs.
+
+    settings: what decided its tables; known_from: where this is known from, if the pass itself did not record it.
+    """
+
+    runs: list[str]
+    command: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    commit: str | None = None
+    dirty: bool | None = None
+    known_from: str | None = None
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """question: what the study asks; command, commit, dirty: of its publication; source: where texts can be had that
+    have no public name; probing: the passes that made the tables; notes: what else a reader has to know; files: names
+    of the files that this publication wrote."""
+
+    question: str
+    command: str
+    commit: str | None = None
+    dirty: bool | None = None
+    source: str = ""
+    probing: list[Pass] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+
+
+def without_paths(text: str) -> str:
+    """The text with the last part of every absolute path in place of it."""
+    return ABSOLUTE.sub(r"\1", text)
+
+
+def write(folder: Path, provenance: Provenance) -> Path:
+    """Write provenance.json atomically."""
+    text = json.dumps(asdict(provenance), indent=1, ensure_ascii=False)
+    return write_text(folder / FILE, text + "\n")
+
+
+def read(folder: Path) -> Provenance | None:
+    """What a published folder says, None if it says nothing. Raises ResultsError for what is no provenance."""
+    try:
+        values = json.loads(read_text(folder, FILE))
+        passes = [Pass(**one) for one in values.pop("probing", [])]
+        found = Provenance(probing=passes, **values)
+        texts = [
+            found.question,
+            found.command,
+            *found.notes,
+            *found.files,
+            *(x for p in passes for x in p.runs),
+        ]
+        if not all(isinstance(x, str) for x in texts) or not all(
+            isinstance(p.settings, dict) for p in passes
+        ):
+            raise ValueError("a text is no text")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ResultsError(
+            f"{folder}: {FILE} cannot be read ({error}); publish the study from its runs"
+        ) from error
+    return found
+
+
+def probing(results: Results, earlier: list[Provenance]) -> list[Pass]:
+    """How the runs were probed, by their own records or by what was published of them.
+
+    Raises ResultsError for tables of an interrupted pass.
+    """
+    if halves := interrupted(results):
+        raise ResultsError(
+            f"the tables of {listing(halves)} are of an interrupted pass, and so perhaps of two; "
+            "python run.py job=probe makes them anew"
+        )
+    found: dict[str, Pass] = {}
+    for row, text in zip(results.runs.itertuples(), records(results), strict=True):
+        if text is None:
+            continue
+        try:
+            one = _pass(row.run, json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ResultsError(f"{row.experiment}/{row.run}: probes.json cannot be read ({error})") from error
+        key = json.dumps({**asdict(one), "runs": None}, sort_keys=True)
+        found.setdefault(key, Pass(**{**asdict(one), "runs": []})).runs.extend(one.runs)
+    kept = {run for (_, run) in results.exported}
+    for published in earlier:
+        for one in published.probing:
+            if runs := [run for run in one.runs if run in kept]:
+                found[f"{len(found)}"] = Pass(**{**asdict(one), "runs": runs})
+    return list(found.values())
+
+
+def _pass(run: str, record: dict[str, Any]) -> Pass:
+    command = record.get("command")
+    return Pass(
+        [run],
+        None if command is None else without_paths(str(command)),
+        dict(record["settings"]),
+        record.get("commit"),
+        record.get("dirty"),
+    )
+
+
+def has_tables(results: Results) -> bool:
+    """Whether job=probe wrote something of these runs (training curves of probes are a run's own)."""
+    return any(not results.table(name).empty for name in TABLES if name != "training")
+
+
+def origins(results: Results, source: str) -> list[str]:
+    """Where each text can be had, one sentence each. Raises ResultsError where nobody says so."""
+    texts = results.runs[["data", "training_set"]].drop_duplicates().itertuples(index=False)
+    found, unknown = [], []
+    for name, training in texts:
+        public = PUBLIC.get(name)
+        own = name not in PUBLIC or (name.startswith("wikitext") and not training.endswith("-raw-v1 train"))
+        if public and own:
+            public = f"validation and test: {public}"
+        found += [f"{name}: {public}"] if public else []
+        unknown += [f"{name} trained on {training}"] if own else []
+    if unknown and not source:
+        raise ResultsError(
+            f"where can its text be had ({', '.join(unknown)})? Say so: "
+            "'source=\"what it is, where it comes from, its licence\"'"
+        )
+    return found + [f"{text.partition(' trained on ')[2]}: {source}" for text in unknown]

@@ -1,0 +1,78 @@
+"""Every published study can be traced: to its question, its commands, its code, and to the runs by their names."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+
+import pytest
+from program import ROOT, Lab
+
+from analysis import configurations, load_results
+from analysis.publish import lacking
+from experiments.identity import identify, recorded
+from experiments.runs import digest
+from zoo.model import letters_of
+
+STUDIES = sorted(path.parent for path in (ROOT / "results" / "published").glob("*/runs.parquet"))
+
+
+def test_there_are_studies_and_nothing_else_in_folders():
+    folders = sorted(path for path in (ROOT / "results" / "published").iterdir() if path.is_dir())
+    assert folders == STUDIES
+    assert len(STUDIES) >= 6
+
+
+@functools.cache
+def parts(study: Path):
+    return (*configurations.read(study), load_results(study).runs)
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+def test_a_published_folder_says_where_it_comes_from(study):
+    assert lacking(study) == []
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+def test_published_runs_are_found_by_their_configurations(study):
+    """The name of a run follows from its configuration and its text, today as on the day of the run."""
+    configs, identities, runs = parts(study)
+    for row in runs.itertuples():
+        config = recorded(configs[row.run])
+        identity = identify(config, letters_of(config.model), row.data_fingerprint)
+        assert identity == identities[row.run], row.run
+        assert digest(identity) == row.run
+        assert (config.seed, config.optim.lr, letters_of(config.model)) == (row.seed, row.lr, row.pattern)
+
+
+def test_a_folder_without_its_readme_is_seen(tmp_path):
+    study = shutil.copytree(next(path for path in STUDIES if path.name == "sinks"), tmp_path / "sinks")
+    (study / "README.md").unlink()
+    assert "no README.md" in lacking(study)
+
+
+@pytest.mark.slow
+def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
+    study = next(path for path in STUDIES if path.name == "architectures")
+    words = ["job=publish", f"runs={study}", "source=somewhere"]
+    asked = lab.here(*words)
+    assert asked.status == 2
+    assert asked.err.startswith("error: what does this study ask?")
+    assert asked.err.count("\n") == 1
+    assert lab.left_behind() == []
+    done = lab.here(*words, "question=Do all eleven train?")
+    assert (done.status, done.err) == (0, "")
+    folder = lab.results / "published" / "architectures"
+    assert lacking(folder) == []
+    page = (folder / "README.md").read_text()
+    assert "'question=Do all eleven train?'" in page
+    assert "runs=architectures" in page  # the last part of this machine's path
+    assert str(ROOT) not in page
+    (folder / "README.md").unlink()
+    shutil.move(folder, lab.results / "moved")
+    folder.symlink_to(lab.folder)
+    refused = lab.here(*words, "question=Do all eleven train?")
+    assert refused.status == 2
+    assert "nothing is written through links" in refused.err
+    assert refused.err.count("\n") == 1
