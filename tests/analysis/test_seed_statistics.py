@@ -87,7 +87,7 @@ def test_models_with_different_tokenizers_are_ranked_by_bits_per_byte(tmp_path, 
 
 def test_one_kind_of_tokenizer_in_two_sizes_is_two_tokenizers(tmp_path, write_run):
     write_run(tmp_path / "exp", name="small", data={"vocab_size": 512}, metrics=_metrics(2.0, 1.9))
-    write_run(tmp_path / "exp", name="large", data={"vocab_size": 4096}, metrics=_metrics(3.0, 1.1))
+    write_run(tmp_path / "exp", name="large", option=1, metrics=_metrics(3.0, 1.1))
     runs = load_results(tmp_path).runs
     assert ranking_metric(runs) == "test_bits_per_byte"
     assert list(compare(runs)["label"]) == ["large", "small"]
