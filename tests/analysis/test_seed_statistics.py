@@ -207,3 +207,10 @@ def test_runs_that_recorded_no_state_of_their_tree_are_not_called_changed(tmp_pa
     write_run(tmp_path / "exp", seed=2, dirty=True)
     (said,) = [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
     assert "1 of 3 runs" in said
+
+
+def test_the_spread_of_sizes_is_told_over_the_smallest(tmp_path, write_run):
+    write_run(tmp_path / "exp", parameters_non_embedding=200_000)
+    write_run(tmp_path / "exp", name="wide", option=1, parameters_non_embedding=300_000)
+    runs = load_results(tmp_path).runs
+    assert "beside the embedding: 200,000 to 300,000, 50.0% apart" in summary.paragraph(runs, runs["label"])
