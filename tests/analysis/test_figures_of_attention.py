@@ -92,6 +92,20 @@ def test_each_model_is_compared_with_the_uniform_share_of_its_own_length(tmp_pat
     assert sorted(drawn) == pytest.approx([0.01, 0.05])
 
 
+def test_what_is_told_far_out_is_the_last_bucket_and_not_the_worst(tmp_path, write_run):
+    run = write_run(tmp_path / "made", data={"seq_len": 32})
+    losses = {(0, 16): 4.0, (16, 32): 3.0, (32, 64): 5.0, (64, 128): 3.5}
+    write_table(
+        run,
+        "measures",
+        [measure("loss", x, axis="position", start=a, end=b, part="") for (a, b), x in losses.items()],
+    )
+    table = extrapolation.table(load_results(tmp_path))
+    assert extrapolation.final_gaps(table).tolist() == [0.5]
+    assert extrapolation.above_trained(table)["value"].tolist() == [0.0, 2.0, 0.5]
+    assert "transformer +0.500" in extrapolation.caption(table)
+
+
 def test_no_sink_is_said_plainly_and_a_single_head_beside_it(first_tokens):
     results = first_tokens([[0.05, 0.06]])()
     text = sinks.caption(sinks.table(results))

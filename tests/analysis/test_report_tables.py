@@ -66,6 +66,8 @@ def test_one_row_a_model(frames):
         "name": "transformer",
         "pattern": "FFFF",
         "params": "470k",
+        "beside embedding": "200k",
+        "matched": "–",
         "FLOPs/token": "1.40M",
         "test loss": f"3.1 ± {half_width:.1f}",
         "ppl": f"{(math.exp(3.0) + math.exp(3.2)) / 2:.2f}",

@@ -85,6 +85,14 @@ def test_models_with_different_tokenizers_are_ranked_by_bits_per_byte(tmp_path, 
     assert list(compare(runs)["label"]) == ["gpt2", "bytes"]
 
 
+def test_one_kind_of_tokenizer_in_two_sizes_is_two_tokenizers(tmp_path, write_run):
+    write_run(tmp_path / "exp", name="small", data={"vocab_size": 512}, metrics=_metrics(2.0, 1.9))
+    write_run(tmp_path / "exp", name="large", option=1, metrics=_metrics(3.0, 1.1))
+    runs = load_results(tmp_path).runs
+    assert ranking_metric(runs) == "test_bits_per_byte"
+    assert list(compare(runs)["label"]) == ["large", "small"]
+
+
 def _metrics(loss: float, bits_per_byte: float) -> dict:
     one = {
         "loss": loss,
@@ -199,3 +207,10 @@ def test_runs_that_recorded_no_state_of_their_tree_are_not_called_changed(tmp_pa
     write_run(tmp_path / "exp", seed=2, dirty=True)
     (said,) = [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
     assert "1 of 3 runs" in said
+
+
+def test_the_spread_of_sizes_is_told_over_the_smallest(tmp_path, write_run):
+    write_run(tmp_path / "exp", parameters_non_embedding=200_000)
+    write_run(tmp_path / "exp", name="wide", option=1, parameters_non_embedding=300_000)
+    runs = load_results(tmp_path).runs
+    assert "beside the embedding: 200,000 to 300,000, 50.0% apart" in summary.paragraph(runs, runs["label"])
