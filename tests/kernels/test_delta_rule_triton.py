@@ -146,6 +146,13 @@ def test_work_counts_every_input_once_forward_and_twice_backward():
     assert (forward.bytes, backward.bytes) == (read + o + state, 2 * read + o + state)
 
 
+def test_work_of_packed_sequences_is_that_of_a_batch():
+    """Three sequences of 16 tokens, fewer than a chunk has, whichever way they come."""
+    batch, one = inputs(16, True, batch=3, states=3), inputs(48, True, states=3)
+    packed_work = work(**one, cu_seqlens=packed(16, 16, 16), output_final_state=True)
+    assert packed_work == work(**batch, output_final_state=True)
+
+
 @pytest.mark.gpu
 @channels
 def test_runs_are_equal_to_the_bit(per_channel):

@@ -1,11 +1,14 @@
 """The choice of a backend, and the sentences that refuse one."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from kernel_cases import packed, qkv
 
 from kernels import attention, timeline_attention
 from kernels.dispatch import Operation, not_unasked
+from kernels.ops.attention.packed import register_packed
 
 
 def two_backends() -> Operation:
@@ -68,6 +71,25 @@ def test_gpu_libraries_refuse_cpu_tensors(backend):
     ):
         with pytest.raises(ValueError, match=r"cannot serve this call: .*(CUDA|not installed).*reference"):
             call()
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [(0.7, 0.7), (None, 0.5)])
+@pytest.mark.parametrize("window", [None, 3])
+def test_libraries_for_packed_sequences_are_given_every_option(asked, wanted, window):
+    """They need a GPU, so one that is made up stands in; without a scale it is K^-1/2, here of K = 4."""
+    seen = []
+
+    def packed_attention(q, k, v, *sizes, **options):
+        seen.append((*(x.tolist() if isinstance(x, torch.Tensor) else x for x in sizes), options))
+        return q
+
+    operation = Operation("made up")
+    plugin = SimpleNamespace(packed_attention=packed_attention, refuses=lambda *_: None)
+    register_packed(operation, "made up", plugin, suits=lambda *_, **__: True)
+    q, k, v = qkv(2, 5, width=4, queries=3)
+    out = operation(q, k, v, causal=True, window=window, scale=asked, cu_seqlens=None)
+    assert torch.equal(out, q)
+    assert seen == [([0, 3, 6], [0, 5, 10], 3, 5, {"causal": True, "window": window, "scale": wanted})]
 
 
 def test_every_call_on_a_cpu_has_a_backend():
