@@ -214,6 +214,8 @@ def test_efficiency_draws_each_front(tmp_path, write_run):
         pairs = {name: (values[place], values[2]) for name, values in models.items()}
         front = sorted((pair, name) for name, pair in pairs.items() if not beaten(pair, pairs.values()))
         np.testing.assert_allclose(line(axes, "_front").get_xydata(), [pair for pair, _ in front])
+        # Up to the next model's cost nothing better than this one is to be had.
+        assert line(axes, "_front").get_drawstyle() == "steps-post"
         for name, pair in pairs.items():
             np.testing.assert_allclose(line(axes, name).get_xydata()[0], pair)
         names = [name for _, name in front]

@@ -217,6 +217,14 @@ def test_samples_stand_side_by_side_as_they_were_written(tmp_path, write_run, mo
     assert "No sample: silent." in html
 
 
+def test_every_seed_of_a_model_has_its_samples(tmp_path, write_run, monkeypatch):
+    experiment = tmp_path / "exp"
+    for seed in (1, 0):
+        write_samples(write_run(experiment, seed=seed), ("One", f"of seed {seed}"))
+    (prompt,) = gathered(experiment, monkeypatch).samples.prompts
+    assert [(one.seed, one.text) for one in prompt.continuations] == [("0", "of seed 0"), ("1", "of seed 1")]
+
+
 def test_broken_tables_of_probes_are_reported(tmp_path, write_run, monkeypatch):
     experiment = tmp_path / "exp"
     good, junk, foreign, kinds = (

@@ -70,6 +70,9 @@ def test_peaks_of_one_machine_that_differ_are_told(tmp_path, write_run):
     for seed, peak in enumerate((1e11, 1.09e11)):
         write_run(tmp_path / "a", seed=seed, mfu_peak_flops=peak)
     assert not any("the peak of one machine" in text for text in notices(load_results(tmp_path / "a")))
+    write_run(tmp_path / "near", seed=0, mfu_peak_flops=1e11)
+    write_run(tmp_path / "near", seed=1, mfu_peak_flops=1.11e11)
+    assert "100G to 111G" in told(load_results(tmp_path / "near"), "the peak of one machine")
     write_run(tmp_path / "a", seed=2, mfu_peak_flops=5e10)
     write_run(tmp_path / "a", seed=3, mfu_peak_flops=1e12, machine={"threads": 8})
     assert "50.0G to 109G" in told(load_results(tmp_path / "a"), "the peak of one machine")

@@ -121,6 +121,16 @@ def test_a_roofline_is_the_longer_of_memory_and_arithmetic():
     assert roofline.totals([call, mock.Mock(work=lambda: None)], "forward", None) is None
 
 
+def test_a_share_of_the_roofline_is_the_least_time_over_the_time_taken(tmp_path, monkeypatch):
+    """Peaks of a GPU are given, because a CPU has none in the table."""
+    monkeypatch.setattr(roofline, "peaks_of", lambda device: roofline.PEAKS["H200"])
+    rows = [row for row in measured(tmp_path, "hyper_pre") if row["milliseconds_median"]]
+    assert rows
+    for row in rows:
+        share = float(row["roofline_milliseconds"]) / float(row["milliseconds_median"])
+        assert float(row["roofline"]) == pytest.approx(share, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("queries", "keys", "places"), [(9, 9, 4), (9, 9, 1), (5, 5, 9), (3, 9, 8), (1, 9, 9), (2, 9, 4)]
 )

@@ -286,3 +286,12 @@ def test_errors_name_what_is_wrong(change, options, message):
     tensors = [change.get(i, lambda x: x)(x) for i, x in enumerate(inputs(2, 9))]
     with pytest.raises(ValueError, match=message):
         call(*tensors, **options)
+
+
+def test_a_step_needs_as_many_keys_as_its_window_has():
+    """It may be given the last 5 keys alone, no fewer: the older ones of them would silently be left out."""
+    *others, kw, vw, gates = inputs(1, 9, queries=1, blocks=3)
+    whole = call(*others, kw, vw, gates)
+    torch.testing.assert_close(call(*others, kw[:, -5:], vw[:, -5:], gates), whole)
+    with pytest.raises(ValueError, match="as many keys under the window as to select from, 9, got 4"):
+        call(*others, kw[:, -4:], vw[:, -4:], gates)

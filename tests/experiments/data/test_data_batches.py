@@ -128,6 +128,8 @@ def test_counter_hash_is_fixed_and_has_no_dead_bits():
     assert np.abs(bits.mean(0) - 0.5).max() < 0.02
     assert not np.array_equal(counter_hash(1, 2), counter_hash(2, 1))
     assert np.array_equal(counter_hash(-1), counter_hash(2**64 - 1))
+    # Every bit of a seed or an epoch counts: seeds 1 and 17 are not one.
+    assert len({int(counter_hash(1 ^ (1 << bit))[0]) for bit in range(64)}) == 64
 
 
 def test_a_split_shorter_than_a_window_is_refused():
