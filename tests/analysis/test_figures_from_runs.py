@@ -255,6 +255,18 @@ def test_layouts_are_ranked_with_the_dense_baseline_and_drawn_letter_by_letter(
     assert "all is best of 5, hypergraph bookend last by 0.1685" in layout_ranking.caption(table)
 
 
+def test_layouts_are_ranked_by_the_mean_of_their_seeds(tmp_path, write_run):
+    """The seed that did best of all is of the layout that does worse."""
+    losses = {"SFSF": (2.5, 3.9), "SSFF": (3.0, 3.1)}
+    for pattern, pair in losses.items():
+        for seed, loss in enumerate(pair):
+            model = {"preset": "hypergraph", "pattern": pattern}
+            write_run(tmp_path / "exp", name=pattern, seed=seed, loss=loss, model=model)
+    table = layout_ranking.table(load_results(tmp_path / "exp"))
+    assert list(table["label"].unique()) == ["SSFF", "SFSF"]
+    assert "SSFF is best of 2, SFSF last by 0.1500" in layout_ranking.caption(table)
+
+
 def test_one_layout_cannot_be_ranked(tmp_path, write_run):
     write_run(tmp_path / "exp")
     write_run(tmp_path / "exp", name="other", model={"preset": "hypergraph", "pattern": "SFSF"})

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.callbacks import checkpoints, metrics, pacing, validation
+from experiments.callbacks import checkpoints, metrics, pacing, probing, validation
 from experiments.data import Split
+from experiments.probing import tables
 from experiments.rows import Rows, read
 from experiments.schema import Config
 from zoo import LanguageModel, ModelConfig
@@ -179,6 +180,26 @@ def test_the_best_weights_are_exported_with_their_step_and_patience_ends_it(
     assert (callback.best, callback.best_step, callback.worse) == (2.0, 20, 3)
     card = json.loads((tmp_path / "model.json").read_text())
     assert (card["step"], card["tokenizer"]) == (20, "a tokenizer")
+
+
+def test_patience_counts_from_the_last_improvement(validated, monkeypatch):
+    """Two validations were worse before the third was the best so far; they count no longer."""
+    callback, task, _, _ = validated(monkeypatch, [3.0, 3.2, 3.1, 2.0, 2.1, 2.2, 2.3], patience=3)
+    stopped = []
+    for step in range(1, 8):
+        at = trainer(step)
+        callback.after_step(at, task)
+        stopped.append(at.should_stop)
+    assert stopped == [False] * 6 + [True]
+
+
+def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
+    """Those of its own step were written before it, and nobody would take them again; later ones are."""
+    rows = [(step, 0, "mixer", "attention", None, "", None, None, "size", 1.0, 2) for step in (3, 6, 9)]
+    tables.write(tmp_path, tables.TRAINING, rows)
+    callback = probing.Probing(Config(), Split(np.arange(400, dtype=np.uint16), 1, 1, 1), None, tmp_path)
+    callback.on_train_start(trainer(6), None)
+    assert callback.rows == tables.read(tmp_path, tables.TRAINING) == rows[:2]
 
 
 def test_bf16_training_is_validated_in_bf16(validated, monkeypatch):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.data import fingerprint, prepare
+from experiments.data.encode import token_dtype
 from experiments.data.sources import SOURCES, SPLITS
 
 
@@ -52,6 +53,12 @@ def test_a_settled_file_is_not_read_again(config, text_file, cache):
     assert fingerprint(config()) != first
     memory.write_text("damaged")
     assert fingerprint(config()) == first
+
+
+@pytest.mark.parametrize("vocab_size", [2, 257, 65_535, 65_536, 65_537, 100_000, 2**32])
+def test_every_token_has_room_in_its_file(vocab_size: int):
+    """Of a larger vocabulary the last tokens would be stored as other ones."""
+    assert np.iinfo(token_dtype(vocab_size)).max >= vocab_size - 1
 
 
 def test_prepare_again_maps_the_same_tokens(config, cache):
