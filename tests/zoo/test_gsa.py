@@ -306,3 +306,17 @@ def test_a_compiled_model_follows_the_warm_up():
 def test_errors_name_what_is_wrong(options, message):
     with pytest.raises(UserError, match=message):
         mixer(**options)
+
+
+def test_positions_enter_index_scores_as_distances():
+    """Queries and keys turn alike: moved together nothing changes, and a token meets itself as if none turned."""
+    made, x, t = mixer().indexer, inputs(1, 9), torch.arange(9)
+
+    def products(positions: Tensor) -> Tensor:
+        q, k, *_ = made(x, positions[None])
+        return torch.einsum("bthd,bsd->bhts", q, k)
+
+    at_zero, still = products(t), products(torch.zeros_like(t))
+    torch.testing.assert_close(products(t + 7), at_zero)
+    torch.testing.assert_close(at_zero.diagonal(dim1=2, dim2=3), still.diagonal(dim1=2, dim2=3))
+    assert not torch.allclose(at_zero, still)
