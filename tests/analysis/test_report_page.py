@@ -214,6 +214,16 @@ def test_a_clean_comparison_has_only_the_notices_of_all_comparisons(quickstart):
     ]
 
 
+@pytest.mark.parametrize(("seeds", "told"), [(((0, 1), (0, 1)), 0), (((0, 1), (1, 2)), 1), (((0, 1), (0,)), 0)])
+def test_models_of_other_seeds_are_told(tmp_path, write_run, seeds, told):
+    """Once, and where a model has one seed only, that is what is said of it."""
+    for name, mine in zip(("one", "other"), seeds, strict=True):
+        for seed in mine:
+            write_run(tmp_path / "exp", name=name, seed=seed, option=name)
+    said = notices(load_results(tmp_path / "exp"))
+    assert said.count("the models were not trained with the same seeds.") == told
+
+
 def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path, write_run):
     score = {"loss": 3.0, "perplexity": 20.1, "word_perplexity": 30.0, "bits_per_byte": 1.2}
     score |= {"tokens": 100, "words": 70, "bytes": 400, "stride": 64}

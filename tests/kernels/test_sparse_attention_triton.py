@@ -10,6 +10,7 @@ from triton_cases import DEVICE, HALF, assert_kernel_agrees
 
 from kernels import sparse_attention
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
+from kernels.ops.sparse_attention.work import work
 
 CUT = packed(1, 8, 0, 4)
 
@@ -96,6 +97,15 @@ def test_the_inverted_lists_name_every_selected_pair_once():
     wanted = {(t, int(s)) for t, row in enumerate(indices.flatten(0, 1)) for s in row if s >= 0}
     assert pairs == wanted
     assert int(lists.first[-1]) == len({(t, s // BLOCK) for t, s in wanted})
+
+
+def test_work_counts_the_products_of_every_listed_pair():
+    """Forward q·k and p·v; backward q·k again, do·v, and the gradients of q, k and v: 2 FLOPs a channel each."""
+    width, value_width, heads, pairs = 8, 5, 4, 1 + 2 + 3 + 3 + 3
+    tensors = (x.to("meta") for x in qkv(1, 5, heads=heads, width=width, value_width=value_width))
+    forward, backward = work(*tensors, torch.empty(1, 5, 3, dtype=torch.int32, device="meta"))
+    assert forward.flops == 2 * heads * pairs * (width + value_width)
+    assert backward.flops == 2 * heads * pairs * (3 * width + 2 * value_width)
 
 
 @pytest.mark.gpu
