@@ -52,6 +52,8 @@ def test_models_stand_beside_what_their_seeds_differ(both):
     assert (one["seeds_a"], one["seeds_b"]) == (pytest.approx(0.10), pytest.approx(0.06))
     assert (one["n_seeds"], one["rank_a"], one["rank_b"]) == (2, 1, 2)
     assert table.loc["two", "largest_of_a_run"] in (pytest.approx(0.01), pytest.approx(-0.01))
+    back = models_across_machines(across_machines(*reversed(both))).set_index("label")
+    assert back.loc["one", "largest_of_a_run"] == pytest.approx(-0.09), "the farthest, whichever way it went"
 
 
 def test_only_runs_that_both_have_count(both, write_run, tmp_path):

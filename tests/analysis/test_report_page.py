@@ -214,7 +214,9 @@ def test_a_clean_comparison_has_only_the_notices_of_all_comparisons(quickstart):
     ]
 
 
-@pytest.mark.parametrize(("seeds", "told"), [(((0, 1), (0, 1)), 0), (((0, 1), (1, 2)), 1), (((0, 1), (0,)), 0)])
+@pytest.mark.parametrize(
+    ("seeds", "told"), [(((0, 1), (0, 1)), 0), (((0, 1), (1, 2)), 1), (((0, 1), (0,)), 0)]
+)
 def test_models_of_other_seeds_are_told(tmp_path, write_run, seeds, told):
     """Once, and where a model has one seed only, that is what is said of it."""
     for name, mine in zip(("one", "other"), seeds, strict=True):

@@ -126,3 +126,10 @@ def test_a_summary_says_what_ran_beside_it(finished: Lab):
 def test_instructions_that_the_environment_takes_away_are_part_of_the_machine(monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert machine.capability().endswith(", MKL_CBWR=COMPATIBLE")
+
+
+def test_peak_memory_is_the_high_water_mark_in_bytes(tmp_path: Path, monkeypatch):
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmPeak:\t    9999 kB\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n")
+    monkeypatch.setattr(machine, "Path", lambda place: status)
+    assert machine.peak_memory(CPU) == 2 * 2**20

@@ -135,7 +135,9 @@ def test_state_bytes_follow_the_dtype_of_the_weights():
     assert 2 * cost.state_bytes(model.bfloat16(), 100) == LAYERS * 2 * 100 * D * 4
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 2), (torch.float32, 4), (torch.float64, 8)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.bfloat16, 2), (torch.float32, 4), (torch.float64, 8)], ids=str
+)
 def test_what_a_token_carries_follows_the_dtype_of_the_weights(dtype, size):
     model = LanguageModel(config("F"), vocab_size=VOCAB, seq_len=32).to(dtype)
     assert cost.stream_bytes(model) == D * size
