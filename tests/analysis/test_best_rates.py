@@ -47,6 +47,16 @@ def test_a_run_counts_with_its_lowest_validation_loss(swept):
     assert rates(swept({1e-3: [[3.2, 3.1]], 1e-2: [[2.9, 3.5]]})) == [1e-2]
 
 
+def test_a_model_that_was_never_validated_is_shown_with_all_its_rates(swept, tmp_path):
+    swept({1e-3: [[3.0]], 1e-2: [[3.5]]}, "unknown", 1)
+    for file in (tmp_path / "exp").glob("*/metrics.csv"):
+        file.write_text("step,tokens,split,loss\n1,1,train,3.0\n")
+    results = swept({1e-3: [[3.0]], 1e-2: [[2.5]]}, "known", 2)
+    shown = best_rates(results)
+    assert sorted(shown.loc[shown["name"] == "unknown", "lr"]) == [1e-3, 1e-2]
+    assert list(shown.loc[shown["name"] == "known", "lr"]) == [1e-2]
+
+
 def test_training_losses_choose_nothing(swept, tmp_path):
     results = swept({1e-3: [[3.0]], 1e-2: [[3.5]]})
     for run in results.runs.itertuples():

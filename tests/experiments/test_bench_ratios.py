@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import lengths, tables, timing
+from experiments.bench import harness, lengths, tables, timing
 from zoo import registry
 
 CPU = torch.device("cpu")
@@ -48,9 +48,22 @@ def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
         assert row["ratio"] == pytest.approx({16: 1.0, 32: 0.5, 64: 1.0}[row["tokens"]])
 
 
+def test_an_interval_holds_19_of_20_medians_drawn_anew():
+    """The median of five draws among 1 to 5 is 1 with probability 0.058 = Σ C(5, k)·0.2^k·0.8^(5−k), k from 3 on."""
+    assert harness.bootstrap_interval([3.0, 1.0, 5.0, 2.0, 4.0]) == (1.0, 5.0)
+    # Of eight 3s one 1 and one 5 are drawn into the median so rarely that they are no bounds.
+    assert harness.bootstrap_interval([3.0] * 8 + [1.0, 5.0]) == (3.0, 3.0)
+
+
 def test_tables_keep_six_digits_and_write_what_is_missing_as_nothing(tmp_path: Path):
     path = tmp_path / "folder" / "suite.csv"
     tables.write([{"model": "a", "ratio": 1.23456789, "tokens": 12345678}, {"model": "b"}], path)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["ratio"] for row in rows] == ["1.23457", ""]
     assert rows[0]["tokens"] == "12345678"
+
+
+def test_times_are_in_milliseconds(monkeypatch):
+    readings = iter((3.0, 3.25))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(readings))
+    assert timing.on_device(lambda: None, CPU) == 250.0

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.finite import first_bad_gradient
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.training import make_trainer, quiet
@@ -122,3 +123,14 @@ def test_a_resumed_run_begins_with_the_batch_after_its_last(step: int):
         stream = iter(task.train_dataloader())
     for i in range(3):
         assert torch.equal(next(stream)["tokens"], RandomBatches().batch(ACCUMULATE * step + i)["tokens"])
+
+
+def test_a_bad_gradient_is_named_where_it_arose():
+    """Backward goes from the end to the start and carries it along: the last module that has one is its origin."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert first_bad_gradient(model) == "gradient norm"
+    for name in ("0.weight", "0.bias", "1.weight"):
+        model.get_parameter(name).grad[0] = torch.nan
+    assert first_bad_gradient(model) == "1.weight (its gradient)"

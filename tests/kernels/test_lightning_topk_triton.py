@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernel_cases import normal, packed
-from test_lightning_topk_op import ORDER, ORDERED, counts, indexer, scored, signed, whole
+from test_lightning_topk_op import LAST, ORDER, ORDERED, counts, indexer, scored, signed, whole
 from triton_cases import DEVICE, HALF, kernels_only
 
 from kernels import AdaptiveK, lightning_topk
@@ -159,3 +159,13 @@ def test_a_program_goes_on_with_other_queries(monkeypatch):
     monkeypatch.setattr(triton_ops, "PROGRAMS", 2)
     inputs, options = CALLS["packed"]
     assert_same_choice(inputs, torch.float32, **options)
+
+
+def test_a_thinned_shelf_still_takes_what_is_better_by_the_last_bit(monkeypatch):
+    """Full of equal scores; the earliest keys, which come last, rank one above them, not more."""
+    monkeypatch.setattr(triton_ops, "ROOM", 64)
+    values = torch.ones(260)
+    values[:40] += 2 * LAST
+    got, wanted = select(scored(values.tolist()), torch.float32, k=60, scores="relu")
+    assert torch.equal(got, wanted)
+    assert (got[0, 0] < 40).sum() == 40

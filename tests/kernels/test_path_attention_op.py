@@ -63,6 +63,10 @@ CALLS = {
     "one block": (inputs(2, 37), {}),
     "blocks": (inputs(1, 101, heads=2, width=4), {}),
     "spans of keys": (inputs(1, 700, heads=1, width=4), {}),
+    "spans of keys, gates that hardly close": (
+        (*inputs(1, 700, heads=1, width=4)[:5], gates(1, 700, 1) / 1000),
+        {},
+    ),
     "scale": (inputs(1, 9), {"scale": 0.7}),
     "grouped heads": (inputs(2, 150, heads=6, kv_heads=2), {}),
     "narrow values": (inputs(2, 13, value_width=5), {}),

@@ -8,6 +8,7 @@ from contract_cases import randomised, tokens
 from torch import Tensor
 
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
+from zoo.cache import KVCache
 from zoo.mixers.attention import Attention, AttentionConfig
 
 D, H, K, T = 24, 4, 6, 11
@@ -165,3 +166,16 @@ def test_bad_options_are_refused_before_any_work(options, said):
     with pytest.raises(UserError) as caught:
         cost.on_meta(config, vocab_size=11, seq_len=8)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("capacity", [0, 2, 5])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_cache_keeps_the_last_rows_however_often_it_grows(window, capacity):
+    cache = KVCache(1, 1, 1, capacity=capacity)
+    for t in range(60):
+        row = torch.full((1, 1, 1), float(t))
+        cache.append(row, -row, window=window)
+        wanted = list(range(0 if window is None else max(0, t + 1 - window), t + 1))
+        keys, values = cache.read()
+        assert keys.flatten().tolist() == wanted
+        assert (-values).flatten().tolist() == wanted

@@ -84,3 +84,10 @@ def test_the_nearest_width_of_the_coarsest_step_that_fits(ideal, coarsest, width
     """A width may be 0.5 % off, one that no power of two divides 1 %."""
     error = (lambda w: 0.008) if coarsest == 1 else (lambda w: 0.0 if w % coarsest == 0 else 1.0)
     assert _width(ideal, error) == width
+
+
+def test_heads_that_four_would_not_divide_are_matched():
+    """The transformer to match has the same heads, so that it exists where this model does."""
+    size = {"d_model": 66, "n_heads": 3, "depth": 2}
+    matched = match_parameters(ModelConfig(pattern="C", **size), 64)
+    assert abs(beside_the_embedding(matched) / beside_the_embedding(ModelConfig(**size)) - 1) <= 0.01

@@ -41,6 +41,17 @@ def test_an_untied_head_is_counted_with_the_embedding():
     assert cost.parameters_non_embedding(untied) == cost.parameters_non_embedding(tied)
 
 
+def test_an_untied_head_is_the_one_that_scores():
+    model = LanguageModel(ModelConfig(tie_embeddings=False), vocab_size=30, seq_len=8)
+    batch = torch.arange(8)[None]
+    before = model(batch)[0]
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+    torch.testing.assert_close(model(batch)[0], 2 * before)
+    model(batch)[0].logsumexp(-1).sum().backward()
+    assert model.head.weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize(("width", "hidden"), [(768, 2048), (64, 176), (60, 160), (100, 272), (3, 8)])
 def test_swiglu_hidden_is_eight_thirds_rounded_up_to_eight(width, hidden):
     dims = Dims(width, 1, seq_len=8, layer=0, depth=1)

@@ -3,6 +3,7 @@
 import pytest
 
 from experiments.data import DataConfig, check, fingerprint, prepare
+from experiments.data.contents import check_sizes
 from zoo.errors import UserError
 
 
@@ -144,3 +145,11 @@ def test_the_hub_out_of_reach(cache, monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"cannot get Salesforce/wikitext .* local folder .* data.path="):
         prepare(cfg, progress=False)
     assert not cache.exists()
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_split_of_one_token_has_nothing_to_score(config, split):
+    sizes = {"train": 10_000, "validation": 2, "test": 2}
+    check_sizes(config(), sizes, "tokens")
+    with pytest.raises(UserError, match="too small"):
+        check_sizes(config(), {**sizes, split: 1}, "tokens")
