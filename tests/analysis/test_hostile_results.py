@@ -15,8 +15,17 @@ from analysis.notices import notices
 
 SECRET = "token-of-somebody-else"
 MEASURE = {
-    "step": 300, "layer": 0, "part": "mixer", "block": "attention", "head": 1, "axis": "position",
-    "start": 0.0, "end": 16.0, "measure": "top_mass", "value": 0.5, "count": 64,
+    "step": 300,
+    "layer": 0,
+    "part": "mixer",
+    "block": "attention",
+    "head": 1,
+    "axis": "position",
+    "start": 0.0,
+    "end": 16.0,
+    "measure": "top_mass",
+    "value": 0.5,
+    "count": 64,
 }
 
 
