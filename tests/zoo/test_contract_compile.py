@@ -32,7 +32,7 @@ def test_compiled_equals_eager(case, cu_seqlens):
     assert_same(results(model, compiled, cu_seqlens), results(model, model, cu_seqlens))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_inductor_equals_eager():
     """The compiler that GPUs and `trainer.compile` use, on the smallest model with both mixers.
