@@ -95,7 +95,7 @@ def test_tables_sort_and_figures_enlarge_by_click(page, tmp_path):
     assert " open" in dialog
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_page_of_the_quickstart_with_all_its_figures(eleven, tmp_path):
     """The stored runs of `make run`, all eleven architectures: what its report shows is there and loads."""
     figures = len(list((eleven.parent / "figures").glob("*.png")))
