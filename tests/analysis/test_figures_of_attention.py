@@ -194,7 +194,7 @@ def test_the_eleven_differ_in_colour_and_in_line_and_marker():
     assert looks([("kda", colors["kda"])])["kda"] == found["kda"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_eleven_are_drawn_with_captions(tmp_path, write_run):
     results = load_results(write_eleven(tmp_path / "eleven", write_run))
     attending = sum(bool(set(pattern) & set(ATTENDING)) for pattern, _ in MODELS.values())

@@ -70,7 +70,7 @@ def test_ctrl_c_while_a_module_loads(lab: Lab, tmp_path: Path, monkeypatch, modu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["report", "probe", "train"])
+@pytest.mark.parametrize("job", ["report", pytest.param("probe", marks=pytest.mark.long), "train"])
 def test_ctrl_c_while_workers_start(lab: Lab, finished: Lab, tmp_path: Path, monkeypatch, job: str):
     modules, marker = tmp_path / "modules", tmp_path / "marker"
     modules.mkdir()
