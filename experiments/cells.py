@@ -107,7 +107,7 @@ class _Pool:
         try:
             phase, done, total, note = channel.recv()
             self.screen.show(planned, f"{phase} {done}/{total} {note}", done / max(total, 1))
-        except EOFError:
+        except (EOFError, ConnectionError):  # ended; reset, where it had not even read what it was sent
             process.join()
             del self.running[channel]
             self._ended(planned, process.exitcode)
@@ -133,7 +133,10 @@ def _work(config: Config, channel: Connection, workers: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     try:
         channel.recv()
-    except EOFError:  # the sweep was interrupted while this process started, and does not know it
+    except (
+        EOFError,
+        ConnectionError,
+    ):  # the sweep was interrupted while this process started, and does not know it
         return
 
     def send(message: tuple[str, int, int, str]) -> None:

@@ -88,7 +88,7 @@ def test_tables_sort_and_figures_enlarge_by_click(page, tmp_path):
     done = browse(clicked, tmp_path / "profile", "--dump-dom")
     assert console(done.stderr) == []
     comparison = done.stdout.split('id="comparison"')[1].split("</section>")[0]
-    names = re.findall(r"</svg>([^<]+)</th>", comparison)
+    names = [name.rstrip(" †‡§") for name in re.findall(r"</svg>([^<]+)</th>", comparison)]
     assert names == ["hypergraph bookend", "hypergraph late_full", "hypergraph interlaced_sf", "transformer"]
     assert 'aria-sort="descending"' in comparison
     (dialog,) = re.findall(r"<dialog[^>]*>", done.stdout)

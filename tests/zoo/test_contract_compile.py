@@ -24,7 +24,7 @@ def results(model: LanguageModel, compute, cu_seqlens: Tensor | None) -> dict[st
 @fast_for_mixers
 @pytest.mark.parametrize(
     "cu_seqlens",
-    [pytest.param(None, id="plain"), pytest.param(CU_SEQLENS, id="packed", marks=pytest.mark.slow)],
+    [pytest.param(None, id="plain"), pytest.param(CU_SEQLENS, id="packed", marks=pytest.mark.long)],
 )
 def test_compiled_equals_eager(case, cu_seqlens):
     model = build(case.config(depth=1)).train()
