@@ -84,7 +84,7 @@ class _Pool:
         return self.failed
 
     def _start(self, planned: Plan) -> None:
-        here, there = self.context.Pipe(duplex=False)
+        here, there = self.context.Pipe()
         process = self.context.Process(target=_work, args=(planned.config, there, self.workers), daemon=True)
         try:
             # Only the server's start: its imports, which take seconds, are waited for by the first process's.
@@ -98,6 +98,8 @@ class _Pool:
             raise UserError(f"the path of {folder} is too long for sockets; set TMPDIR=/tmp") from None
         there.close()
         self.running[here] = (process, planned)
+        with contextlib.suppress(OSError):  # a worker that died already is heard of as others are
+            here.send("go")
         self.screen.show(planned, "starting")
 
     def _hear(self, channel: Connection) -> None:
@@ -105,7 +107,7 @@ class _Pool:
         try:
             phase, done, total, note = channel.recv()
             self.screen.show(planned, f"{phase} {done}/{total} {note}", done / max(total, 1))
-        except EOFError:
+        except (EOFError, ConnectionError):  # ended; reset, where it had not even read what it was sent
             process.join()
             del self.running[channel]
             self._ended(planned, process.exitcode)
@@ -129,6 +131,13 @@ def _work(config: Config, channel: Connection, workers: int) -> None:
     # Ctrl-C in a terminal reaches everybody: the sweep decides. A terminated worker dies as a killed one does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+    try:
+        channel.recv()
+    except (
+        EOFError,
+        ConnectionError,
+    ):  # the sweep was interrupted while this process started, and does not know it
+        return
 
     def send(message: tuple[str, int, int, str]) -> None:
         with contextlib.suppress(OSError):  # the sweep may be gone; the cell finishes anyway

@@ -58,7 +58,9 @@ def test_sinks_draw_means_heads_seeds_and_the_base_rate(first_tokens):
     low_high = whole.collections[0].get_paths()[0].vertices[:, 1]
     assert {round(value, 6) for value in low_high} == {0.15, 0.25, 0.45, 0.65}
     dots = line(single, "_heads")
-    np.testing.assert_allclose(sorted(dots.get_ydata()), [0.1, 0.1, 0.2, 0.4, 0.4, 0.5, 0.6, 0.7])
+    np.testing.assert_allclose(
+        sorted(dots.get_ydata()), [0.1, 0.1, 0.2, 0.4, 0.4, 0.5, 0.6, 0.7], rtol=1e-6
+    )  # stored in fp32
     assert (whole.get_xlabel(), whole.get_yscale()) == ("layer (from 0)", "log")
     text = sinks.caption(table)
     assert "transformer (0.65 in layer 1, 16.2×" in text
@@ -192,7 +194,7 @@ def test_the_eleven_differ_in_colour_and_in_line_and_marker():
     assert looks([("kda", colors["kda"])])["kda"] == found["kda"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_eleven_are_drawn_with_captions(tmp_path, write_run):
     results = load_results(write_eleven(tmp_path / "eleven", write_run))
     attending = sum(bool(set(pattern) & set(ATTENDING)) for pattern, _ in MODELS.values())

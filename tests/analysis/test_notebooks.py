@@ -61,7 +61,7 @@ def test_compare_runs(quickstart, monkeypatch):
     assert (quickstart / "report" / "runs.parquet").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_inspect_model_without_a_model_makes_one(tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     text = run("inspect_model", tmp_path / "results", monkeypatch)
@@ -128,7 +128,7 @@ def test_routing_and_sinks(tmp_path, write_run, monkeypatch):
     assert "1 images" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_routing_without_probes_says_what_to_run(tmp_path, write_run, monkeypatch):
     write_run(tmp_path / "exp")
     assert "python run.py job=probe runs=" in run("routing_and_sinks", tmp_path / "exp", monkeypatch)

@@ -12,7 +12,7 @@ from program import Lab, Outcome, write_text
 
 WAYS = pytest.mark.parametrize(
     "flags",
-    [pytest.param([], id="single"), pytest.param(["--multirun"], id="multirun", marks=pytest.mark.slow)],
+    [pytest.param([], id="single"), pytest.param(["--multirun"], id="multirun", marks=pytest.mark.long)],
 )
 
 

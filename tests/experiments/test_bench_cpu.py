@@ -16,7 +16,7 @@ LONG, MADE_FOR = 16_384, 1024
 SIZE = ["model.d_model=64", "model.n_heads=4"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_suite_measures_every_block_and_preset(lab: Lab):
     outcome = lab.here("job=bench", "suite=cpu", "bench.lengths=[32,64]", "bench.repeats=1", *SIZE)
     assert outcome.status == 0, outcome.err
@@ -36,7 +36,7 @@ def test_the_suite_measures_every_block_and_preset(lab: Lab):
     assert {float(row["ratio"]) for row in same} == {1.0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("letter", sorted(registry.mixer_by_letter()))
 def test_no_mixer_holds_even_half_a_matrix_of_pairs(letter: str):
     """Forward and backward, two heads, as many tokens kept as for 1,024: one T×T matrix in fp32 has a gigabyte."""

@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from program import Lab, Outcome
 
@@ -70,7 +71,7 @@ def test_ctrl_c_while_a_module_loads(lab: Lab, tmp_path: Path, monkeypatch, modu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["report", "probe", "train"])
+@pytest.mark.parametrize("job", ["report", pytest.param("probe", marks=pytest.mark.long), "train"])
 def test_ctrl_c_while_workers_start(lab: Lab, finished: Lab, tmp_path: Path, monkeypatch, job: str):
     modules, marker = tmp_path / "modules", tmp_path / "marker"
     modules.mkdir()
@@ -86,6 +87,15 @@ def test_ctrl_c_while_workers_start(lab: Lab, finished: Lab, tmp_path: Path, mon
     }[job]
     assert_one_line(interrupted(lab, marker, modules, monkeypatch, "sweep.workers=2", *command))
     assert not list(lab.results.rglob("failure.json"))
+    assert_nobody_is_left(lab)
+
+
+def assert_nobody_is_left(lab: Lab) -> None:
+    """No process of the command's is there any more, soon after it has ended."""
+    deadline = time.monotonic() + 60
+    while left := [p.info for p in psutil.process_iter(["pid", "cwd"]) if p.info["cwd"] == str(lab.cwd)]:
+        assert time.monotonic() < deadline, f"still running: {left}"
+        time.sleep(0.1)
 
 
 def test_who_ignores_ctrl_c_goes_on_ignoring_it(monkeypatch):

@@ -24,7 +24,10 @@ EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "experiment",
-    [pytest.param(x, marks=pytest.mark.long if x == "architectures" else []) for x in EXPERIMENTS],
+    [
+        pytest.param(x, marks=[] if x in ("quickstart", "wikitext103") else pytest.mark.long)
+        for x in EXPERIMENTS
+    ],
 )
 def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypatch):
     monkeypatch.setenv("ARCHZOO_CACHE", str(lab.cache))

@@ -5,7 +5,7 @@ from program import ROOT, Lab
 from test_architectures import ELEVEN
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_readme_shows_the_derived_costs(lab: Lab):
     shown = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = shown.split("<!-- costs -->\n")[1].split("<!-- /costs -->")[0]

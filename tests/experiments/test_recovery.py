@@ -130,7 +130,7 @@ cp -r "$DISK" "$COPY/whole"
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_ends_a_run_with_a_clear_message(lab: Lab, finished: Lab, tmp_path: Path):
     disk, copy = tmp_path / "disk", tmp_path / "copy"
     disk.mkdir()

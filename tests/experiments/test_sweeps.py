@@ -72,6 +72,7 @@ def test_two_equal_sweeps_at_once_compute_each_cell_once(tmp_path: Path, small_t
     _assert_nobody_left(*both)
 
 
+@pytest.mark.long
 def test_ctrl_c_and_sigterm_stop_politely(tmp_path: Path, small_text: Path, shared_cache: Path):
     long = [*CELL, "trainer.max_steps=100000"]
     labs = [Lab(tmp_path / name, small_text, shared_cache) for name in ("one", "cells", "term")]

@@ -41,7 +41,7 @@ CASES = {
         {"cu_seqlens": packed(34, 3)},
     ),
 }
-FAST = ("short", "packed")
+FAST, LONG = ("short", "packed"), ("wide, packed",)
 
 
 def case(batch: int = 1, heads: int = 1, **shape) -> dict[str, Tensor]:
@@ -64,7 +64,8 @@ def call(q, k, v, g, beta, lamb, h_kk=None, h_kv=None, *, cg_steps=STEPS, **opti
 
 
 def cases() -> list:
-    return [pytest.param(name, id=name, marks=[] if name in FAST else pytest.mark.slow) for name in CASES]
+    marks = dict.fromkeys(CASES, pytest.mark.slow) | dict.fromkeys(LONG, pytest.mark.long)
+    return [pytest.param(x, id=x, marks=[] if x in FAST else marks[x]) for x in CASES]
 
 
 @pytest.mark.parametrize("name", cases())

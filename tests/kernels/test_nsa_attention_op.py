@@ -261,7 +261,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_peak_memory_of_a_training_step_at_16384_is_far_below_one_matrix_of_pairs():
     """One fp32 T × T matrix would be 1 GiB, T × T/16 scores of both heads 128 MiB."""
     assert printed_by(STEP.replace("{time}", "16384")) < 100 * 1024

@@ -38,7 +38,7 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("time", [1024, pytest.param(16_384, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("time", [1024, pytest.param(16_384, marks=pytest.mark.long)])
 def test_no_tensor_is_larger_than_a_row_of_blocks(time):
     width = 4
     tensors = [x.float() for x in inputs(1, time, 1, 1, width)]
@@ -66,7 +66,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_peak_memory_at_16384_tokens_with_gradients():
     """A square of T would be 1 GiB in fp32."""
     assert printed_by(PEAK.format(time=16_384)) < 256 * 1024

@@ -11,7 +11,7 @@ from triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees, of_equ
 from kernels import path_attention
 from kernels.ops.path_attention.work import work
 
-slow = pytest.mark.slow
+slow, long = pytest.mark.slow, pytest.mark.long
 
 
 def uniform(*shape: int, seed: int) -> Tensor:
@@ -57,11 +57,12 @@ CALLS = {
     "one way": (one_way(inputs(1, 130, 1, 1, 16, 16)), {}),
     "wide": (inputs(1, 140, 1, 1, 160, 80), {}),
 }
-SHORT = ("one block", "packed")
+SHORT, LONG = ("one block", "packed"), ("wide",)
 
 
 @pytest.mark.parametrize(
-    "case", [name if name in SHORT else pytest.param(name, marks=slow) for name in CALLS]
+    "case",
+    [name if name in SHORT else pytest.param(name, marks=long if name in LONG else slow) for name in CALLS],
 )
 def test_kernels_equal_the_definition(case):
     tensors, options = CALLS[case]
@@ -71,7 +72,7 @@ def test_kernels_equal_the_definition(case):
 @slow
 @pytest.mark.parametrize(
     ("span", "options"),
-    [(64, {}), (128, {}), (64, {"cu_seqlens": packed(190, 10)})],
+    [(64, {}), pytest.param(128, {}, marks=long), (64, {"cu_seqlens": packed(190, 10)})],
     ids=["1", "2", "packed"],
 )
 def test_gradients_grow_from_span_to_span(span, options, monkeypatch):

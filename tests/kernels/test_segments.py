@@ -101,7 +101,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_peak_memory_at_16384_tokens_with_gradients():
     """A square of T would be 1 GiB in fp32, one a timeline 30 MiB."""
     assert printed_by(PEAK.format(time=16_384)) < 64 * 1024

@@ -28,7 +28,7 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("time", [2048, pytest.param(LONG, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("time", [2048, pytest.param(LONG, marks=pytest.mark.long)])
 def test_scores_are_half_of_all_pairs_and_never_many_at_once(time):
     heads, width = 2, 2
     inputs = torch.randn(1, time, heads, width), torch.randn(1, time, width), torch.rand(1, time, heads)
@@ -59,7 +59,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_peak_memory_of_a_training_step_is_far_below_one_matrix_of_pairs():
     """Selection, loss and attention, forward and backward; one fp32 T × T matrix would be 1 GiB."""
     code = STEP.replace("{time}", str(LONG)).replace("{kept}", str(KEPT))

@@ -98,17 +98,15 @@ def cases() -> list[Case]:
     return out
 
 
-def _parametrised(fast: Callable[[Case], bool]) -> pytest.MarkDecorator:
-    params = [
-        pytest.param(case, id=str(case), marks=[] if fast(case) else [pytest.mark.slow]) for case in cases()
-    ]
+def _parametrised(fast: Callable[[Case], bool], others: pytest.MarkDecorator) -> pytest.MarkDecorator:
+    params = [pytest.param(case, id=str(case), marks=[] if fast(case) else [others]) for case in cases()]
     return pytest.mark.parametrize("case", params)
 
 
 # Blocks with their defaults are in the fast subset, variants outside it.
-every_case = _parametrised(lambda case: not case.variant)
-# For expensive contracts: of the defaults only mixers.
-fast_for_mixers = _parametrised(lambda case: not case.variant and case.kind == "mixer")
+every_case = _parametrised(lambda case: not case.variant, pytest.mark.slow)
+# For expensive contracts: of the defaults only mixers, and the others in make test-long.
+fast_for_mixers = _parametrised(lambda case: not case.variant and case.kind == "mixer", pytest.mark.long)
 
 
 def build(config: ModelConfig, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> LanguageModel:

@@ -24,7 +24,7 @@ def results(model: LanguageModel, compute, cu_seqlens: Tensor | None) -> dict[st
 @fast_for_mixers
 @pytest.mark.parametrize(
     "cu_seqlens",
-    [pytest.param(None, id="plain"), pytest.param(CU_SEQLENS, id="packed", marks=pytest.mark.slow)],
+    [pytest.param(None, id="plain"), pytest.param(CU_SEQLENS, id="packed", marks=pytest.mark.long)],
 )
 def test_compiled_equals_eager(case, cu_seqlens):
     model = build(case.config(depth=1)).train()
@@ -32,7 +32,7 @@ def test_compiled_equals_eager(case, cu_seqlens):
     assert_same(results(model, compiled, cu_seqlens), results(model, model, cu_seqlens))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_inductor_equals_eager():
     """The compiler that GPUs and `trainer.compile` use, on the smallest model with both mixers.

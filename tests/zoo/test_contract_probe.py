@@ -166,7 +166,7 @@ def test_without_a_probe_the_graph_is_that_without_the_code():
     assert graphs(*with_probes(MIXED)) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @fast_for_mixers
 def test_without_a_probe_every_graph_is_that_without_the_code(case):
     config = case.config(depth=1)

@@ -275,7 +275,7 @@ def test_the_warm_up_is_part_of_the_checkpoint(tmp_path):
         assert torch.equal(loaded(tokens)[0], model(tokens)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_model_follows_the_warm_up():
     model = small_model(warmup=1)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -28,7 +28,9 @@ def learned(made: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pattern", "residual"), [("CKMO", "ohc"), ("PNSG", "mhc")])
+@pytest.mark.parametrize(
+    ("pattern", "residual"), [("CKMO", "ohc"), pytest.param("PNSG", "mhc", marks=pytest.mark.long)]
+)
 def test_a_model_of_kernels_is_the_model(pattern, residual):
     definition, kernels = (model(pattern, residual, backend) for backend in ("torch", "triton"))
     kernels.load_state_dict(definition.state_dict())
