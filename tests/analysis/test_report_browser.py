@@ -79,8 +79,9 @@ def test_figures_load_and_nothing_is_logged(page, tmp_path):
 
 def test_tables_sort_and_figures_enlarge_by_click(page, tmp_path):
     click = (
-        '<script>document.querySelectorAll("#comparison th button")[4].click();'
-        'document.querySelectorAll("#comparison th button")[4].click();'
+        '<script>const loss = [...document.querySelectorAll("#comparison th button")]'
+        '.find((button) => button.textContent.startsWith("test loss"));'
+        "loss.click(); loss.click();"
         'document.querySelector(".enlarge").click();</script></body>'
     )
     clicked = page.with_name("clicked.html")
