@@ -133,10 +133,8 @@ def _work(config: Config, channel: Connection, workers: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     try:
         channel.recv()
-    except (
-        EOFError,
-        ConnectionError,
-    ):  # the sweep was interrupted while this process started, and does not know it
+    except (EOFError, ConnectionError):
+        # The sweep was interrupted while this process started, and does not know it.
         return
 
     def send(message: tuple[str, int, int, str]) -> None:
