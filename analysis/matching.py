@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.units import listing
+from analysis.units import deviation, listing
 
 MATCHED = 0.01
 """Models whose numbers differ by no more than this share are matched."""
@@ -106,7 +106,7 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
 
 
 def _range(low: float, high: float) -> str:
-    shown = dict.fromkeys((f"{low:+.1%}", f"{high:+.1%}"))
+    shown = dict.fromkeys((deviation(low), deviation(high)))
     return " to ".join(shown)
 
 

@@ -57,6 +57,14 @@ def percent(value: Any) -> str:
     return MISSING if pd.isna(value) else f"{100 * float(value):.1f} %"
 
 
+def deviation(value: float) -> str:
+    """By which share of a reference something is off, with its sign; -100% only where nothing is left."""
+    decimals = 1
+    while value > -1 and float(f"{100 * value:.{decimals}f}") <= -100:
+        decimals += 1
+    return f"{100 * value:+.{decimals}f}%"
+
+
 def duration(seconds: Any) -> str:
     """Seconds as "12.3 s", "4 min 05 s" or "3 h 07 min"."""
     if pd.isna(seconds):

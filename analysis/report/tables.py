@@ -65,7 +65,11 @@ BESIDE = "beside how many other runs says the line under the heading"
 def _matched(row: Any) -> str:
     """By how much a model is more or less than the one it is held against, where that is above the limit."""
     names = {"parameters_off": "params", "flops_off": "FLOPs", "state_off": "state"}
-    off = [f"{what} {getattr(row, name):+.1%}" for name, what in names.items() if MARKS[name] in row.marks]
+    off = [
+        f"{what} {units.deviation(getattr(row, name))}"
+        for name, what in names.items()
+        if MARKS[name] in row.marks
+    ]
     if pd.isna(row.matched_with):
         return units.MISSING
     return ", ".join(off) or ("reference" if row.matched_with == row.label else "yes")

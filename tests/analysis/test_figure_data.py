@@ -33,7 +33,7 @@ def test_loss_curves_show_the_mean_over_seeds_of_both_splits(quickstart):
     np.testing.assert_allclose(line(whole, "hypergraph late_full, training").get_ydata(), training)
     assert "tokens" in zoom.get_xlabel()
     assert "nats/token" in whole.get_ylabel()
-    assert zoom.get_xlim()[0] == pytest.approx(2 / 3 * 307_200, rel=0.02)
+    assert 0.65 < zoom.get_xlim()[0] / 307_200 < 0.69
 
 
 def test_the_band_spans_the_seeds_and_stops_where_one_seed_stops(tmp_path, write_run):
@@ -96,7 +96,7 @@ def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
     ratios = crossover.speedups(table)["hypergraph interlaced_sf"]
     assert ratios[512] == pytest.approx((4 + 4e-6 * 512**2) / (14 + 1e-6 * 512**2))
     found = crossover.crossover_tokens(ratios)
-    assert found == pytest.approx(math.sqrt(10 / 3e-6), rel=0.02)
+    assert 0.98 < found / math.sqrt(10 / 3e-6) < 1.02
     latency, ratio = crossover.draw(table).axes
     dense = line(latency, "transformer")
     assert dense.get_color() == "#112233"

@@ -96,3 +96,11 @@ def test_shares_counts_and_lists():
         "0, 1, 2 and 1 more",
         "0, 1, 2 and 2 more",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(1.364, "+136.4%"), (-0.0934, "-9.3%"), (-0.9996, "-99.96%"), (-0.99998, "-99.998%"), (-1, "-100.0%")],
+)
+def test_all_of_something_is_missing_only_where_nothing_is_left(value, said):
+    assert units.deviation(value) == said
