@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from kernels.launch import refusal
+from kernels.triton_common import refusal
 
 MAX_STREAMS = 8
 """The largest n of Triton kernels: products of all pairs of streams are unrolled."""

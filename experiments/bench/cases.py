@@ -18,7 +18,7 @@ from torch import Tensor
 import kernels
 from experiments.bench.draw import Draw
 from kernels.dispatch import Operation
-from kernels.launch.work import Work
+from kernels.triton_common.work import Work
 from zoo.errors import unknown
 
 TOKENS = 131_072

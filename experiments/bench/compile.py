@@ -26,7 +26,7 @@ from experiments.bench.cases import CASES, Call, chosen
 from experiments.bench.kernels import backward, forward
 from experiments.schema import Config
 from kernels import segments
-from kernels.launch import interpreted
+from kernels.triton_common import interpreted
 from zoo.errors import UserError
 
 CAPABILITY = 90
@@ -117,7 +117,7 @@ def _compiling(rows: list[dict[str, Any]]) -> Iterator[None]:
     """While inside, launching a kernel compiles it, in all configurations of a tuned one, and adds a row for each."""
     from triton.runtime.jit import JITFunction
 
-    from kernels.launch.tuning import Tuned
+    from kernels.triton_common.tuning import Tuned
 
     seen: set[str] = set()
 

@@ -19,7 +19,7 @@ from experiments import machine
 from experiments.bench import peers, roofline, tables, timing
 from experiments.bench.cases import CASES, Call, Case, chosen
 from experiments.schema import Config
-from kernels.launch import interpreted
+from kernels.triton_common import interpreted
 
 LENGTHS = {"cuda": [512 * 2**i for i in range(9)], "cpu": [256, 512]}
 CPU_TOKENS = 512

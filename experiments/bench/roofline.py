@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from experiments.bench.cases import CASES, Call, Case, chosen
-from kernels.launch.work import Work
+from kernels.triton_common.work import Work
 
 META = torch.device("meta")
 DRY_LENGTH = 8192

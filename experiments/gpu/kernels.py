@@ -64,7 +64,7 @@ def tune(settings: Settings, out: Path | None = None) -> bool:
 
     Forward and backward at each length by themselves, each once and for all. A rehearsal writes into its own folder.
     """
-    from kernels.launch import tuning
+    from kernels.triton_common import tuning
 
     out = out or (settings.folder / "tuned.toml" if settings.rehearse else tuning.TABLE)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
     tests         the GPU tests, in bf16
     kernel_tests  those of the kernels, compiled, file by file
-    tune          what Triton's autotuner chooses, into kernels/launch/tuned.toml
+    tune          what Triton's autotuner chooses, into kernels/triton_common/tuned.toml
     attention     every attention backend against every other, in one process
     kernels       every Triton form against PyTorch's and every installed peer (suite=kernels), case by case
     latency       the dense and the HyperGraph reference model from 512 to 32K tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dense import dense_attention
+from kernels.sdpa import dense_attention
 from kernels.segments.plan import make_plan
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.dense import query_block
 from kernels.flops import attention_flops
+from kernels.sdpa import query_block
 from kernels.segments.eager import segment_attention_eager
 
 

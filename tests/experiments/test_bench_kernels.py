@@ -15,7 +15,7 @@ from experiments.bench import peers, roofline, tables, timing
 from experiments.bench.cases import CASES, HEAD, HEADS, KEPT, Call
 from experiments.bench.draw import Draw
 from experiments.schema import BenchConfig, Config
-from kernels.launch.work import Work, listed_pairs
+from kernels.triton_common.work import Work, listed_pairs
 from zoo.errors import UserError
 
 CPU, META = torch.device("cpu"), torch.device("meta")

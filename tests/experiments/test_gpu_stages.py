@@ -17,8 +17,8 @@ from experiments import machine
 from experiments.gpu import kernels as stages
 from experiments.gpu.settings import Settings
 from experiments.schema import Config, GpuConfig
-from kernels.launch import tuning
 from kernels.ops.short_conv.triton_ops import _forward_tuned
+from kernels.triton_common import tuning
 from zoo.errors import UserError
 
 

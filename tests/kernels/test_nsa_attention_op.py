@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import attention, nsa_attention, nsa_blocks
-from kernels.blocks import BUDGET
 from kernels.ops.nsa_attention import rows, tiles
 from kernels.ops.nsa_attention.blocks import Sizes, pieces
 from kernels.ops.nsa_attention.select import choose, importance
 from kernels.ops.nsa_attention.tiles import STRETCH
 from kernels.ops.nsa_attention.torch_ops import forward
+from kernels.query_blocks import BUDGET
 
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
 NAMES = ("q", "q_rotated", "k_cmp", "v_cmp", "k_slc", "v_slc", "k_win", "v_win", "gates")

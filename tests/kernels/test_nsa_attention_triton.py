@@ -14,19 +14,19 @@ from torch import Tensor
 from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import attention, nsa_attention
-from kernels.launch.tuning import Tuned
 from kernels.ops.nsa_attention import (
     OPERATION,
-    triton_bands,
-    triton_bands_back,
-    triton_choice,
+    triton_block_queries,
+    triton_block_topk,
+    triton_dense_branches,
+    triton_dense_branches_backward,
     triton_parts,
-    triton_readers,
     triton_selected,
-    triton_selected_back,
+    triton_selected_backward,
 )
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.work import work
+from kernels.triton_common.tuning import Tuned
 
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
 
@@ -128,8 +128,14 @@ def test_many_tiles_and_parts(monkeypatch):
 def small_tiles(monkeypatch) -> None:
     """Tiles of 16 rows, and lists of queries in parts of 5."""
     monkeypatch.setattr(triton_parts, "TILE_BYTES", 1)
-    monkeypatch.setattr(triton_readers, "SPLIT", 5)
-    tiled = (triton_bands, triton_bands_back, triton_choice, triton_selected, triton_selected_back)
+    monkeypatch.setattr(triton_block_queries, "SPLIT", 5)
+    tiled = (
+        triton_dense_branches,
+        triton_dense_branches_backward,
+        triton_block_topk,
+        triton_selected,
+        triton_selected_backward,
+    )
     for module in tiled:
         for kernel in vars(module).values():
             if isinstance(kernel, Tuned) and kernel.configs[0].kwargs:
@@ -176,7 +182,7 @@ def test_choices_and_ties_are_those_of_the_definition(kind, monkeypatch):
     sizes = Sizes(4, 2, 4, 5, 5)
     wanted = chosen(tensors, sizes, "reference")
     assert chosen(tensors, sizes, "triton") == wanted
-    monkeypatch.setattr(triton_choice._choose_tuned, "configs", [triton.Config({"BJ": 16})])
+    monkeypatch.setattr(triton_block_topk._choose_tuned, "configs", [triton.Config({"BJ": 16})])
     assert chosen(tensors, sizes, "triton") == wanted
 
 

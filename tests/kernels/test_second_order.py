@@ -11,7 +11,7 @@ from triton_cases import DEVICE
 
 import kernels
 from kernels import ops
-from kernels.launch.gradients import first_order
+from kernels.triton_common.gradients import first_order
 
 
 def backwards():

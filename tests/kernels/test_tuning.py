@@ -4,9 +4,9 @@ import pytest
 import torch
 import triton
 
-from kernels.launch import tuning
-from kernels.launch.tuning import Tuned
 from kernels.ops.delta_rule.triton_step import _step
+from kernels.triton_common import tuning
+from kernels.triton_common.tuning import Tuned
 
 CONFIGS = [triton.Config({"BV": 64}, num_warps=4), triton.Config({"BV": 16}, num_warps=2)]
 

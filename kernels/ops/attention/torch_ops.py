@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dense import dense_attention
+from kernels.sdpa import dense_attention
 from kernels.segments import segment_attention
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
 from kernels.hyper import check_matrices, refuses_streams
-from kernels.launch import lazily, on_cuda
 from kernels.ops.cayley.reference import cayley_reference
 from kernels.ops.cayley.torch_ops import cayley_torch
+from kernels.triton_common import lazily, on_cuda
 
 __all__ = ["cayley"]
 

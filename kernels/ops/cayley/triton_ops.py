@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.gradients import first_order
-from kernels.launch.matrices import matrix_tile
-from kernels.launch.tuning import Tuned
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.matrices import matrix_tile
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kernels.checks import check_packed
 from kernels.dispatch import Operation, one_token
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.delta_rule.reference import delta_rule_reference
 from kernels.ops.delta_rule.torch_ops import delta_rule_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["delta_rule"]
 

@@ -4,7 +4,7 @@ Everywhere here: M chunks of C tokens (a power of two); the rows of a chunk are 
 rows [M, 2, C, K]; keys are rows[:, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
 
 Decays are built up from single gates and never divided out again, so that a gate of −30 costs its neighbours no digits.
-`SharedDecay` here and `ChannelDecay` in halving.py both have:
+`SharedDecay` here and `ChannelDecay` in channel_decay.py both have:
 
 prefix   exp of the sum of gates from the chunk's first token to this one, both included, like g
 suffix   exp of the sum of gates from this token, excluded, to the chunk's last, like g

@@ -1,6 +1,6 @@
-"""Gradients of the chunked delta rule, in the notation of triton_inside.py and triton_forward.py.
+"""Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_forward.py.
 
-From F = Diag(β)·E, and dS and dF as the walk back leaves them (triton_scan.py), all chunks at once:
+From F = Diag(β)·E, and dS and dF as the walk back leaves them (triton_inter_chunk.py), all chunks at once:
 
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
     dP  = scale·dO·Fᵀ    dA = −dV·Fᵀ    dQ̄ = scale·dO·S₀ᵀ    dK̄ = −dV·S₀ᵀ    dK̃ = F·dSᵀ
@@ -17,10 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, sum_rows
-from kernels.launch.tuning import Tuned
-from kernels.ops.delta_rule.triton_inside import block_places
-from kernels.ops.delta_rule.triton_inside_back import inside_channels_back, inside_shared_back
+from kernels.ops.delta_rule.triton_intra_chunk import block_places
+from kernels.ops.delta_rule.triton_intra_chunk_backward import inside_channels_back, inside_shared_back
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
     decay_from_start,
@@ -31,6 +29,8 @@ from kernels.ops.delta_rule.triton_tiles import (
     state_tile,
     store_rows,
 )
+from kernels.triton_common.device import chunk_bounds, sum_rows
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

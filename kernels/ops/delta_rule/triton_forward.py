@@ -1,10 +1,10 @@
 """What the walk from state to state reads, and the outputs that follow from it: all chunks at once.
 
-With the notation of triton_inside.py, G_i the sum of a chunk's gates up to token i, S₀ the state that the chunk starts
+With the notation of triton_intra_chunk.py, G_i the sum of a chunk's gates up to token i, S₀ the state that the chunk starts
 from, K̄ = exp(G)⊙K, Q̄ = exp(G)⊙Q, and K̃ the keys decayed to the chunk's end:
 
     W = K̄ − Z·Diag(β)·K̄        U = V − Z·Diag(β)·V
-    E = U − W·S₀                S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E      one chunk after another: triton_scan.py
+    E = U − W·S₀                S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E      one chunk after another: triton_inter_chunk.py
     o = scale·(Q̄·S₀ + P·Diag(β)·E)
 """
 
@@ -15,9 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds
-from kernels.launch.tuning import Tuned
-from kernels.ops.delta_rule.triton_scan import Chunked
+from kernels.ops.delta_rule.triton_inter_chunk import Chunked
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
     decay_from_start,
@@ -28,6 +26,8 @@ from kernels.ops.delta_rule.triton_tiles import (
     state_tile,
     store_rows,
 )
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -1,9 +1,9 @@
 """The chunked gated delta rule: chunks of 64 tokens, in three steps that see them all at once and one that walks.
 
-    forward   products inside chunks and the inverse of their triangle (triton_inside.py), then operands of the walk
-              (triton_forward.py), the walk from state to state (triton_scan.py), and outputs (triton_forward.py)
-    backward  the operands and the states are computed again; a walk back (triton_scan.py), then gradients of all
-              chunks at once (triton_backward.py, triton_inside_back.py)
+    forward   products inside chunks and the inverse of their triangle (triton_intra_chunk.py), then operands of the walk
+              (triton_forward.py), the walk from state to state (triton_inter_chunk.py), and outputs (triton_forward.py)
+    backward  the operands and the states are computed again; a walk back (triton_inter_chunk.py), then gradients of all
+              chunks at once (triton_backward.py, triton_intra_chunk_backward.py)
 
 One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 
@@ -15,14 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.launch.gradients import first_order
-from kernels.launch.packing import boundaries, chunk_table, first_chunks
 from kernels.ops.delta_rule.triton_backward import keys_and_gates_back, sum_heads, values_back
 from kernels.ops.delta_rule.triton_forward import outputs, prepare
-from kernels.ops.delta_rule.triton_inside import products_and_triangle
-from kernels.ops.delta_rule.triton_scan import scan, scan_back
+from kernels.ops.delta_rule.triton_inter_chunk import scan, scan_back
+from kernels.ops.delta_rule.triton_intra_chunk import products_and_triangle
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.packing import boundaries, chunk_table, first_chunks
 
 
 class _DeltaRule(torch.autograd.Function):

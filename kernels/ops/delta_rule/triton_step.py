@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import padded
-from kernels.launch.tuning import Tuned
 from kernels.ops.delta_rule.triton_tiles import state_tile
+from kernels.triton_common.device import padded
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
 from kernels.hyper import check_streams
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.hyper_coefficients.reference import hyper_coefficients_reference
 from kernels.ops.hyper_coefficients.torch_ops import hyper_coefficients_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["hyper_coefficients"]
 

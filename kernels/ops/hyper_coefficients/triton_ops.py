@@ -21,10 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import padded, sigmoid, sum_rows
-from kernels.launch.gradients import first_order
-from kernels.launch.streams import token_tile
-from kernels.launch.tuning import Tuned
+from kernels.triton_common.device import padded, sigmoid, sum_rows
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.streams import token_tile
+from kernels.triton_common.tuning import Tuned
 
 SPANS, SPAN = 64, 512
 """Of the weight's gradient: at most so many parts, each of at least so many tokens, a multiple of every BT."""

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
 from kernels.hyper import check_streams, refuses_streams
-from kernels.launch import lazily, on_cuda
 from kernels.ops.hyper_post.reference import hyper_post_reference
 from kernels.ops.hyper_post.torch_ops import hyper_post_torch
+from kernels.triton_common import lazily, on_cuda
 
 __all__ = ["hyper_post"]
 

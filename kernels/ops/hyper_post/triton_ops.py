@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import sum_rows
-from kernels.launch.gradients import first_order
-from kernels.launch.streams import (
+from kernels.triton_common.device import sum_rows
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.streams import (
     add_products,
     channel_tile,
     load_numbers,
@@ -30,7 +30,7 @@ from kernels.launch.streams import (
     weighted_sum,
     zero_numbers,
 )
-from kernels.launch.tuning import Tuned
+from kernels.triton_common.tuning import Tuned
 
 SUMMED = 64
 """Tokens whose gradients of one common matrix are summed in the second step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.launch.work import Work, nbytes
+from kernels.triton_common.work import Work, nbytes
 
 
 def work(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, **_options) -> list[Work]:

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.gradients import first_order
-from kernels.launch.streams import (
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.streams import (
     add_products,
     channel_tile,
     load_numbers,
@@ -25,7 +25,7 @@ from kernels.launch.streams import (
     weighted_sum,
     zero_numbers,
 )
-from kernels.launch.tuning import Tuned
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from kernels.checks import check_attention
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.indexer_kl.reference import indexer_kl_reference
 from kernels.ops.indexer_kl.torch_ops import indexer_kl_torch
 from kernels.ops.lightning_topk import MOST_HEADS
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_indices
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["indexer_kl"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.blocks import block_size, query_blocks
 from kernels.ops.sparse_attention.select import gather, selected_mask, shifted, spans
+from kernels.query_blocks import block_size, query_blocks
 
 
 def gathers(selected: int, keys: int, copied: int) -> bool:

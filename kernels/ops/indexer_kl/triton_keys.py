@@ -5,10 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import chunk_bounds, load_rows, store_rows
-from kernels.launch.tuning import Tuned
 from kernels.ops.indexer_kl.triton_tiles import attention_mean, index_scores, index_slopes
 from kernels.ops.lightning_topk.triton_scores import index_queries
+from kernels.triton_common.device import chunk_bounds, load_rows, store_rows
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

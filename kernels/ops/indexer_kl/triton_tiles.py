@@ -9,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import load_rows
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_activations, over_heads
+from kernels.triton_common.device import load_rows
 
 
 @triton.jit

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.reference import lightning_topk_reference
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.lightning_topk.torch_ops import lightning_topk_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["AdaptiveK", "lightning_topk"]
 

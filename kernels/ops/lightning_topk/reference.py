@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.blocks import sequence_starts
 from kernels.checks import without_autocast
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.scores import TIE, wide
+from kernels.query_blocks import sequence_starts
 
 
 @torch.no_grad()

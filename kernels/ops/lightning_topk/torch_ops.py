@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.blocks import Block, block_size, query_blocks
 from kernels.checks import without_autocast
 from kernels.flops import backward_costs
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.scores import FIRST, index_scores_alike, ranks, variances, wide
+from kernels.query_blocks import Block, block_size, query_blocks
 
 
 def lightning_topk_torch(

@@ -18,10 +18,10 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.launch.device import padded
-from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.triton_select import select_tuned
+from kernels.triton_common.device import padded
+from kernels.triton_common.packing import boundaries, chunk_table
 
 MOST_ROWS = 128
 PROGRAMS = 528

@@ -5,8 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import load_rows
-from kernels.launch.tuning import Tuned
+from kernels.ops.lightning_topk.triton_candidates import prune, take
 from kernels.ops.lightning_topk.triton_scores import (
     index_activations,
     index_queries,
@@ -14,7 +13,8 @@ from kernels.ops.lightning_topk.triton_scores import (
     query_block,
     rank,
 )
-from kernels.ops.lightning_topk.triton_shelf import prune, take
+from kernels.triton_common.device import load_rows
+from kernels.triton_common.tuning import Tuned
 
 _HIGHEST = tl.constexpr(2**31 - 1)  # the rank of the query itself
 _WHOLE = tl.constexpr(2.0**23)

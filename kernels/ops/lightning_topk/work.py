@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.launch.work import Work, nbytes
+from kernels.triton_common.work import Work, nbytes
 
 
 def work(

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kernels.checks import check_packed
 from kernels.dispatch import Operation, one_token
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.memory_mixture.reference import memory_mixture_reference
 from kernels.ops.memory_mixture.torch_ops import memory_mixture_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["memory_mixture"]
 

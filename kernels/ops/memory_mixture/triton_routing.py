@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.gradients import first_order
-from kernels.launch.tuning import Tuned
 from kernels.ops.memory_mixture.visits import Visits
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.tuning import Tuned
 
 
 @dataclass(frozen=True)

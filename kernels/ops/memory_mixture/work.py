@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.launch.work import Work, nbytes
 from kernels.ops.delta_rule.work import work as delta_rule_work
+from kernels.triton_common.work import Work, nbytes
 
 
 def work(

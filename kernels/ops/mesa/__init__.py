@@ -6,10 +6,10 @@ from torch import Tensor
 
 from kernels.checks import check_packed
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.mesa.reference import mesa_reference
 from kernels.ops.mesa.residuals import mesa_residuals
 from kernels.ops.mesa.torch_ops import mesa_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["mesa", "mesa_residuals"]
 

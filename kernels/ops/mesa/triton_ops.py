@@ -26,15 +26,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.launch import interpreted
-from kernels.launch.device import sum_rows
-from kernels.launch.gradients import first_order
-from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.mesa.triton_products import gate_gradients, key_gradients, read
 from kernels.ops.mesa.triton_solve import RESIDENT, solve
 from kernels.ops.mesa.triton_states import chunk_states
 from kernels.ops.mesa.triton_step import mesa_step
 from kernels.ops.mesa.work import CHUNK
+from kernels.triton_common import interpreted
+from kernels.triton_common.device import sum_rows
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.packing import boundaries, chunk_table
 
 State = tuple[Tensor | None, Tensor | None]
 

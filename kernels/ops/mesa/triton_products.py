@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds
-from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
     left_at_end,
     left_of_pairs,
@@ -31,6 +29,8 @@ from kernels.ops.mesa.triton_tiles import (
     store_scalars,
 )
 from kernels.ops.mesa.work import CHUNK
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

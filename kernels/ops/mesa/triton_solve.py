@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, padded
-from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
     left_at_end,
     left_of_pairs,
@@ -24,6 +22,8 @@ from kernels.ops.mesa.triton_tiles import (
     store_rows,
 )  # fmt: skip
 from kernels.ops.mesa.work import CHUNK
+from kernels.triton_common.device import chunk_bounds, padded
+from kernels.triton_common.tuning import Tuned
 
 RESIDENT = 128
 """Key widths up to which a program holds a whole state."""

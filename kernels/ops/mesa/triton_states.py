@@ -7,8 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.packing import first_chunks
-from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_tiles import (
     left_at_end,
     load_rows,
@@ -18,6 +16,8 @@ from kernels.ops.mesa.triton_tiles import (
     store_tile,
 )  # fmt: skip
 from kernels.ops.mesa.work import CHUNK
+from kernels.triton_common.packing import first_chunks
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -7,10 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import padded
-from kernels.launch.tuning import Tuned
 from kernels.ops.mesa.triton_solve import RESIDENT
 from kernels.ops.mesa.triton_tiles import load_symmetric, load_tile, store_tile
+from kernels.triton_common.device import padded
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

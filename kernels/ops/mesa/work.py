@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.launch.work import Work, nbytes
+from kernels.triton_common.work import Work, nbytes
 
 CHUNK = 64
 """Tokens a chunk of the kernels. A longer one means fewer states to keep and more work a token."""

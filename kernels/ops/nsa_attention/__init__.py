@@ -6,10 +6,10 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.nsa_attention.blocks import Sizes, nsa_blocks
 from kernels.ops.nsa_attention.reference import nsa_attention_reference
 from kernels.ops.nsa_attention.torch_ops import nsa_attention_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["nsa_attention", "nsa_blocks"]
 

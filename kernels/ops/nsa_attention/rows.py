@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.blocks import block_size
 from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.query_blocks import block_size
 
 
 @dataclass(frozen=True)

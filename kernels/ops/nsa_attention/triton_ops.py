@@ -1,13 +1,13 @@
 """Native sparse attention on a GPU: three branches and a choice, each in memory linear in T.
 
-    forward   compression branch, saves log-sum-exps        triton_bands.py
-              choice of blocks from those                   triton_choice.py
+    forward   compression branch, saves log-sum-exps        triton_dense_branches.py
+              choice of blocks from those                   triton_block_topk.py
               selection branch over the chosen blocks       triton_selected.py
-              window branch                                 triton_bands.py
+              window branch                                 triton_dense_branches.py
               o = Σ_b g_b ⊙ o_b
     backward  dg_b = do·o_b and delta_b = g_b · dg_b of all branches in one pass, then branch by branch with the
-              gradient g_b ⊙ do: dq by queries, dk and dv by keys, weights computed again (triton_bands_back.py,
-              triton_selected_back.py). Where all branches have one query, each adds its dq to that of the one
+              gradient g_b ⊙ do: dq by queries, dk and dv by keys, weights computed again (triton_dense_branches_backward.py,
+              triton_selected_backward.py). Where all branches have one query, each adds its dq to that of the one
               before it
 
 Saved: the inputs, the branches' outputs and log-sum-exps, the chosen blocks.
@@ -21,15 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import load_rows, padded, store_rows
-from kernels.launch.gradients import first_order
-from kernels.launch.packing import boundaries
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.triton_bands import Band, band_forward
-from kernels.ops.nsa_attention.triton_bands_back import band_backward
-from kernels.ops.nsa_attention.triton_choice import choose
+from kernels.ops.nsa_attention.triton_block_topk import choose
+from kernels.ops.nsa_attention.triton_dense_branches import Band, band_forward
+from kernels.ops.nsa_attention.triton_dense_branches_backward import band_backward
 from kernels.ops.nsa_attention.triton_selected import selected_forward
-from kernels.ops.nsa_attention.triton_selected_back import selected_backward
+from kernels.ops.nsa_attention.triton_selected_backward import selected_backward
+from kernels.triton_common.device import load_rows, padded, store_rows
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.packing import boundaries
 
 Pair = tuple[Tensor, Tensor]
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import load_rows, padded
+from kernels.triton_common.device import load_rows, padded
 
 TILE_BYTES = 32 * 1024
 """Of one operand in shared memory; a program holds about four."""

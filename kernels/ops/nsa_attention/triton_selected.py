@@ -3,7 +3,7 @@
 forward, dq   a program has one query with the G heads of one KV head, at least 16 rows for the tensor cores,
               and walks over the tokens of its list of blocks
 dk, dv        a program has a block of keys and walks over the queries that chose it, G heads each: gradients are
-              in triton_selected_back.py, the queries of a block in triton_readers.py
+              in triton_selected_backward.py, the queries of a block in triton_block_queries.py
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import load_rows, padded, store_rows
-from kernels.launch.tuning import Tuned
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.triton_parts import absorb, finish, in_base_2, product
+from kernels.triton_common.device import load_rows, padded, store_rows
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

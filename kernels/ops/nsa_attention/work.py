@@ -7,8 +7,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from kernels.launch.work import Work, nbytes
 from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.triton_common.work import Work, nbytes
 
 Pair = tuple[Tensor, Tensor]
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.path_attention.reference import path_attention_reference
 from kernels.ops.path_attention.torch_ops import path_attention_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["path_attention"]
 

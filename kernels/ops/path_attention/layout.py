@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.checks import without_autocast
-from kernels.ops.path_attention.sweep import forward
-from kernels.ops.path_attention.sweep_back import backward
+from kernels.ops.path_attention.blockwise import forward
+from kernels.ops.path_attention.blockwise_backward import backward
 
 SMALLEST, LARGEST = 32, 128
 

@@ -18,8 +18,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import chunk_bounds
-from kernels.launch.tuning import Tuned
 from kernels.ops.path_attention.triton_tiles import (
     block_of_span,
     minus_turned,
@@ -30,6 +28,8 @@ from kernels.ops.path_attention.triton_tiles import (
     tokens_line,
     tokens_tile,
 )
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

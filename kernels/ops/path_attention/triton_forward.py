@@ -10,14 +10,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import chunk_bounds
-from kernels.launch.tuning import Tuned
 from kernels.ops.path_attention.triton_tiles import (
     minus_turned,
     store_tokens_tile,
     tile,
     tokens_tile,
 )
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

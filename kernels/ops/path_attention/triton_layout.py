@@ -6,9 +6,9 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.launch.device import padded
-from kernels.launch.packing import boundaries, chunk_table
 from kernels.ops.path_attention.triton_prepare import compact, inner, turn
+from kernels.triton_common.device import padded
+from kernels.triton_common.packing import boundaries, chunk_table
 
 
 class Shapes:

@@ -3,7 +3,7 @@
 forward   saved: the inputs, o and the log-sum-exps. Blocks are prepared (triton_prepare.py), then every query walks
           back over the blocks of keys (triton_forward.py)
 backward  blocks are prepared again; span after span of keys is carried through all later blocks and back
-          (triton_backward.py); then gradients go back through the preparation (triton_prepare_back.py)
+          (triton_backward.py); then gradients go back through the preparation (triton_prepare_backward.py)
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.launch.gradients import first_order
-from kernels.launch.packing import first_chunks
 from kernels.ops.path_attention.triton_backward import (
     carry,
     carry_gates,
@@ -24,7 +22,9 @@ from kernels.ops.path_attention.triton_backward import (
 )
 from kernels.ops.path_attention.triton_forward import attend
 from kernels.ops.path_attention.triton_layout import Prepared, Shapes
-from kernels.ops.path_attention.triton_prepare_back import compact_back, gate_back, group_back, inner_back
+from kernels.ops.path_attention.triton_prepare_backward import compact_back, gate_back, group_back, inner_back
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.packing import first_chunks
 
 SPAN = 512
 """Tokens whose copies are kept at a time: a span of T tokens would need T/SPAN times as much."""

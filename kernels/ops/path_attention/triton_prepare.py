@@ -15,7 +15,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import chunk_bounds
 from kernels.ops.path_attention.triton_tiles import (
     store_tile,
     tile,
@@ -23,6 +22,7 @@ from kernels.ops.path_attention.triton_tiles import (
     tokens_line,
     unit_inverse,
 )
+from kernels.triton_common.device import chunk_bounds
 
 
 @triton.jit

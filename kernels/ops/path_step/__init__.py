@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.path_step.reference import path_step_reference
 from kernels.ops.path_step.torch_ops import path_step_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["path_step"]
 

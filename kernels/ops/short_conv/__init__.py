@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.short_conv.reference import short_conv_reference
 from kernels.ops.short_conv.torch_ops import short_conv_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["short_conv"]
 

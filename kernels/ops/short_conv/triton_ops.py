@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, sigmoid, sum_rows
-from kernels.launch.gradients import first_order
-from kernels.launch.packing import boundaries, chunk_table
-from kernels.launch.tuning import Tuned
 from kernels.ops.short_conv.triton_step import short_conv_one_token
+from kernels.triton_common.device import chunk_bounds, sigmoid, sum_rows
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.packing import boundaries, chunk_table
+from kernels.triton_common.tuning import Tuned
 
 CHUNK = 32
 

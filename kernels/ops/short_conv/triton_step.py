@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import sigmoid
-from kernels.launch.tuning import Tuned
+from kernels.triton_common.device import sigmoid
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.sparse_attention.reference import sparse_attention_reference
 from kernels.ops.sparse_attention.torch_ops import sparse_attention_torch
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["sparse_attention"]
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.blocks import block_size
 from kernels.flops import attention_flops
 from kernels.ops.sparse_attention.select import gather, gathers, selected_mask, shifted, spans
+from kernels.query_blocks import block_size
 
 
 def sparse_attention_torch(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import load_rows, store_rows
-from kernels.launch.tuning import Tuned
 from kernels.ops.sparse_attention.triton_forward import heads_of_query, selected_rows
+from kernels.triton_common.device import load_rows, store_rows
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import load_rows, store_rows
-from kernels.launch.tuning import Tuned
+from kernels.triton_common.device import load_rows, store_rows
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

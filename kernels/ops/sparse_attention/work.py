@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.launch.work import Work, listed_pairs, nbytes
+from kernels.triton_common.work import Work, listed_pairs, nbytes
 
 
 def work(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, **_options) -> list[Work]:

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, not_unasked
-from kernels.launch import lazily, on_cuda, refusal
 from kernels.ops.timeline_attention.packed import register_packed
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
 from kernels.ops.timeline_attention.sort import MAX_TIMELINES
 from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
 from kernels.plugins import flash, varlen
+from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["timeline_attention"]
 

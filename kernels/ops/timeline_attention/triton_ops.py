@@ -20,13 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import load_rows, store_rows
-from kernels.launch.gradients import first_order
-from kernels.launch.tuning import Tuned
 from kernels.ops.timeline_attention.sort import Timelines
 from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 from kernels.plugins import flash, varlen
 from kernels.segments import segment_attention
+from kernels.triton_common.device import load_rows, store_rows
+from kernels.triton_common.gradients import first_order
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.tuning import Tuned
 from kernels.ops.timeline_attention.sort import Timelines
+from kernels.triton_common.tuning import Tuned
 
 _SIZE = 128
 

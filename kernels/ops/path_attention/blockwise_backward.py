@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.ops.path_attention.blocks import Blocks, prepare
-from kernels.ops.path_attention.blocks_back import prepare_backward
-from kernels.ops.path_attention.sweep import Carried, carry, exp_, far_logits, none_carried
+from kernels.ops.path_attention.blocks_backward import prepare_backward
+from kernels.ops.path_attention.blockwise import Carried, carry, exp_, far_logits, none_carried
 
 SPAN = 512
 

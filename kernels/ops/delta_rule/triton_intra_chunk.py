@@ -21,8 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds
-from kernels.launch.tuning import Tuned
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
     decay_between,
@@ -33,6 +31,8 @@ from kernels.ops.delta_rule.triton_tiles import (
     load_rows,
     store_rows,
 )
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tuning import Tuned
 
 BLOCK = tl.constexpr(16)
 """The least side of a tensor core's product."""

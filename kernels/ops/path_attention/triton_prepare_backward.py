@@ -1,4 +1,4 @@
-"""The gradient of triton_prepare.py: the formulas of blocks_back.py, block by block.
+"""The gradient of triton_prepare.py: the formulas of blocks_backward.py, block by block.
 
 inner_back    a block and query head      dS inside the block, d of passed, dq, and of every token the sums of dS over
                                           its keys less those over its queries
@@ -13,7 +13,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.launch.device import chunk_bounds
 from kernels.ops.path_attention.triton_tiles import (
     store_tile,
     store_tokens_tile,
@@ -21,6 +20,7 @@ from kernels.ops.path_attention.triton_tiles import (
     tokens_fp32,
     tokens_line,
 )
+from kernels.triton_common.device import chunk_bounds
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Gradients of a band, triton_bands.py: a kernel with a tile of queries for dq, one with a tile of keys for dk and dv.
+"""Gradients of a band, triton_dense_branches.py: a kernel with a tile of queries for dq, one with a tile of keys for dk and dv.
 
 Every number has one writer, who adds in a fixed order.
 """
@@ -10,10 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, load_rows, padded, store_rows
-from kernels.launch.packing import boundaries, chunk_table
-from kernels.ops.nsa_attention.triton_bands import NO_WINDOW, Band, band_options, banded, keys_of, sees
+from kernels.ops.nsa_attention.triton_dense_branches import (
+    NO_WINDOW,
+    Band,
+    band_options,
+    banded,
+    keys_of,
+    sees,
+)
 from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
+from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
+from kernels.triton_common.packing import boundaries, chunk_table
 
 
 @triton.jit

@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, load_rows, padded
-from kernels.launch.packing import boundaries, chunk_table
-from kernels.launch.tuning import Tuned
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.triton_bands import Band
+from kernels.ops.nsa_attention.triton_dense_branches import Band
 from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, product
+from kernels.triton_common.device import chunk_bounds, load_rows, padded
+from kernels.triton_common.packing import boundaries, chunk_table
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Gradients through the products of a chunk's tokens, P and A of triton_inside.py, to queries and keys.
+"""Gradients through the products of a chunk's tokens, P and A of triton_intra_chunk.py, to queries and keys.
 
 What a chunk's gates get from them follows from these: triton_backward.py.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.delta_rule.triton_inside import BLOCK
+from kernels.ops.delta_rule.triton_intra_chunk import BLOCK
 from kernels.ops.delta_rule.triton_tiles import decay_between, decay_to_middle, halves_meet
 
 

@@ -1,6 +1,6 @@
 """Gradients of the selection branch, triton_selected.py: dq by query as there, dk and dv by block of keys.
 
-A block's queries come from triton_readers.py. The first block is chosen by all: a list is cut into parts, and what the
+A block's queries come from triton_block_queries.py. The first block is chosen by all: a list is cut into parts, and what the
 parts give is added in their order, so that every number has one writer.
 """
 
@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, load_rows, padded, store_rows
-from kernels.launch.tuning import Tuned
 from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.ops.nsa_attention.triton_block_queries import Readers, readers
 from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
-from kernels.ops.nsa_attention.triton_readers import Readers, readers
 from kernels.ops.nsa_attention.triton_selected import count, keys_at, own_key, walk_options, walking, widths
+from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
+from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit

@@ -1,5 +1,5 @@
 """How Triton kernels are reached and launched: which calls they serve, on which layout, with which tiles."""
 
-from kernels.launch.serving import interpreted, lazily, on_cuda, refusal
+from kernels.triton_common.serving import interpreted, lazily, on_cuda, refusal
 
 __all__ = ["interpreted", "lazily", "on_cuda", "refusal"]

@@ -5,7 +5,7 @@ Key j of a sequence is visible from position t iff it has ended and is not too o
     j·STRIDE + SIZE − 1 ≤ t    and    t − window < j
 
 with STRIDE = SIZE = 1 for the window, and no limit of age for compressed blocks. Saved are outputs and
-log-sum-exps, from which triton_bands_back.py computes the weights again.
+log-sum-exps, from which triton_dense_branches_backward.py computes the weights again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.launch.device import chunk_bounds, load_rows, padded, store_rows
-from kernels.launch.packing import boundaries, chunk_table
-from kernels.launch.tuning import Tuned
 from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, product
+from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
+from kernels.triton_common.packing import boundaries, chunk_table
+from kernels.triton_common.tuning import Tuned
 
 NO_WINDOW = 1 << 30
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.launch.packing import boundaries, chunk_table, first_chunks
+from kernels.triton_common.packing import boundaries, chunk_table, first_chunks
 
 SPLIT = 2048
 """Queries of a block's list that one program walks over; the average list is n·l' long."""
