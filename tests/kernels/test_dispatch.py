@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_cases import packed, qkv
+from support.kernel_cases import packed, qkv
 
 from kernels import attention, timeline_attention
 from kernels.dispatch import Operation, not_unasked

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from margins import below
 from torch import Tensor, nn
 
+from support.margins import below
 from zoo import LanguageModel, ModelConfig, registry
 
 VOCAB, SEQ_LEN, WIDTH, HEADS = 29, 16, 32, 4

@@ -1,6 +1,6 @@
 """The keys of a run's identity, option by option, as they were frozen in identity_keys.json.
 
-`python tests/experiments/identity_keys.py` writes the file anew; the only good reason is a new block whose runs are
+`python tests/support/identity_keys.py` writes the file anew; the only good reason is a new block whose runs are
 worth keeping, or an option that was added with its mark.
 """
 

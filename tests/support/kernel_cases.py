@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from margins import below
 from torch import Tensor
+
+from support.margins import below
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 

@@ -3,7 +3,7 @@
 Every comparison made by `torch.testing.assert_close`, `torch.allclose`, `numpy.testing.assert_allclose`,
 `math.isclose`, `pytest.approx`, and by `below` and `above` below, is recorded as error / limit, the largest of each
 (test function, line). The table is printed worst first; FILE (CSV) holds all of it. Some such files become one
-Markdown table: `python tests/margins.py default=a.csv avx2=b.csv`.
+Markdown table: `python tests/support/margins.py default=a.csv avx2=b.csv`.
 
 How to choose a limit
   1. Say what is promised. Equal bits follow from the same code on the same shapes in the same order, and from
@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_leaves
 
 ROOM = 0.25  # the wanted error / limit
 SHOWN = 30  # rows printed
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 FIELDS = ("ratio", "limit_at", "test", "case", "kind", "times")
 
 _rows: dict[tuple[str, str, str], dict] = {}

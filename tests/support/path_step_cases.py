@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal
 from torch import Tensor
+
+from support.kernel_cases import normal
 
 WITHOUT = {
     "PaTH-FoX": (),

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import probe_tables
-from probe_tables import measure
+
+from support import probe_tables
+from support.probe_tables import measure
 
 SCHEMES = {"add": "#4D4D4D", "hc": "#CC6677", "mhc": "#88CCEE", "ohc": "#44AA99", "shc": "#117733"}
 STREAMS = 4

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from kernel_cases import normal, rmse_ratio
-from margins import below
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from kernels.dispatch import Operation
+from support.kernel_cases import normal, rmse_ratio
+from support.margins import below
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = pytest.mark.parametrize(

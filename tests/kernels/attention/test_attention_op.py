@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import assert_agree, normal, packed, qkv
+from support.kernel_cases import assert_agree, normal, packed, qkv
 
 from kernels import attention
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal, packed, value_and_gradients
-from margins import below
+from support.kernel_cases import normal, packed, value_and_gradients
+from support.margins import below
 
 from kernels import delta_rule
 from kernels.flops import flop_counter

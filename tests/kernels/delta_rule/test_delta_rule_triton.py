@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal, packed
-from triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees, kernels_only, of_equal_keys
+from support.kernel_cases import normal, packed
+from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees, kernels_only, of_equal_keys
 
 from kernels import delta_rule
 from kernels.ops.delta_rule import OPERATION

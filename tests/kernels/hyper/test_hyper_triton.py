@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from kernel_cases import normal
-from triton_cases import DEVICE, HALF, assert_kernel_agrees
+from support.kernel_cases import normal
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 
 from kernels import hyper_post, hyper_pre
 

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import assert_agree, normal
+from support.kernel_cases import assert_agree, normal
 
 from kernels import hyper_coefficients
 

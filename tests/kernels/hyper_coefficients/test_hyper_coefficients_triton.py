@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import normal
-from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
+from support.kernel_cases import normal
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import hyper_coefficients
 

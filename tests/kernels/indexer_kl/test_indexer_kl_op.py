@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import TOLERANCE, assert_agree, normal, packed
-from margins import above, below
+from support.kernel_cases import TOLERANCE, assert_agree, normal, packed
+from support.margins import above, below
 
 from kernels import indexer_kl, lightning_topk
 from kernels.ops.indexer_kl import parts

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import packed
+from support.kernel_cases import packed
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 from test_indexer_kl_op import NAMES, layer, losses, selected, signed, zeros_among_logits
-from triton_cases import DEVICE, HALF, assert_kernel_agrees
 
 from kernels import indexer_kl
 

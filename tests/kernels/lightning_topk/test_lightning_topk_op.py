@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import normal, packed
+from support.kernel_cases import normal, packed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import AdaptiveK, lightning_topk

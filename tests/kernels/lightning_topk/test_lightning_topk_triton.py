@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from kernel_cases import normal, packed
+from support.kernel_cases import normal, packed
+from support.triton_cases import DEVICE, HALF, kernels_only
 from test_lightning_topk_op import LAST, ORDER, ORDERED, counts, indexer, scored, signed, whole
-from triton_cases import DEVICE, HALF, kernels_only
 
 from kernels import AdaptiveK, lightning_topk
 from kernels.ops.lightning_topk import triton_ops

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal, packed, value_and_gradients
-from margins import below
+from support.kernel_cases import normal, packed, value_and_gradients
+from support.margins import below
 
 from kernels import delta_rule, memory_mixture
 from kernels.flops import flop_counter

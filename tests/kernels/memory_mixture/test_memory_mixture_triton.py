@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal, packed
-from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
+from support.kernel_cases import normal, packed
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import memory_mixture
 from kernels.ops.memory_mixture import OPERATION

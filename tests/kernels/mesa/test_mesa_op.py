@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import TOLERANCE, normal, packed, rmse_ratio, value_and_gradients
-from margins import above, below
+from support.kernel_cases import TOLERANCE, normal, packed, rmse_ratio, value_and_gradients
+from support.margins import above, below
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import packed, rmse_ratio
-from margins import below
+from support.kernel_cases import packed, rmse_ratio
+from support.margins import below
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 from test_mesa_op import assert_same, inputs, results
 from test_mesa_op import call as call_positional
 from torch import Tensor
-from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import mesa
 from kernels.ops import mesa as mesa_op

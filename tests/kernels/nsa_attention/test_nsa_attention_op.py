@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import assert_agree, normal, packed
-from margins import below
-from peak_memory import printed_by
+from support.kernel_cases import assert_agree, normal, packed
+from support.margins import below
+from support.peak_memory import printed_by
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -245,7 +245,7 @@ def test_a_decode_step_makes_no_tensor_of_the_cache():
 
 STEP = """
 import torch
-from peak_memory import peak
+from support.peak_memory import peak
 from kernels import nsa_attention
 torch.set_num_threads(1)
 def step(time):

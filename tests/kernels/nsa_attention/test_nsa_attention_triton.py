@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 import triton
-from kernel_cases import normal, packed, rmse_ratio
-from margins import below
+from support.kernel_cases import normal, packed, rmse_ratio
+from support.margins import below
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 from torch import Tensor
-from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import attention, nsa_attention
 from kernels.ops.nsa_attention import (

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal, packed, qkv
-from peak_memory import printed_by
+from support.kernel_cases import normal, packed, qkv
+from support.peak_memory import printed_by
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -50,7 +50,7 @@ def test_no_tensor_is_larger_than_a_row_of_blocks(time):
 
 PEAK = """
 import torch
-from peak_memory import peak
+from support.peak_memory import peak
 from kernels import path_attention
 torch.set_num_threads(1)
 time = {time}

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import assert_agree, normal, packed, qkv
-from margins import below
+from support.kernel_cases import assert_agree, normal, packed, qkv
+from support.margins import below
 from torch import Tensor
 
 from kernels import attention, path_attention

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal, packed
-from margins import below
+from support.kernel_cases import normal, packed
+from support.margins import below
+from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees, of_equal_keys
 from torch import Tensor
-from triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees, of_equal_keys
 
 from kernels import path_attention
 from kernels.ops.path_attention.work import work

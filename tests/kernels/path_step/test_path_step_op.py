@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from kernel_cases import normal
-from path_step_cases import WITHOUT, token, untouched, within
+from support.kernel_cases import normal
+from support.path_step_cases import WITHOUT, token, untouched, within
 from test_path_attention_op import inputs as sequence
 
 from kernels import path_attention, path_step

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from margins import below
-from path_step_cases import WITHOUT, token, untouched, within
+from support.margins import below
+from support.path_step_cases import WITHOUT, token, untouched, within
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, unwatched
 from torch import Tensor
-from triton_cases import DEVICE, HALF, assert_kernel_agrees, unwatched
 
 from kernels import path_step
 from kernels.ops.path_step import OPERATION, triton_ops

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from attention_watch import AttentionWatch
-from kernel_cases import normal, packed, qkv
-from peak_memory import printed_by
+from support.attention_watch import AttentionWatch
+from support.kernel_cases import normal, packed, qkv
+from support.peak_memory import printed_by
 
 from kernels import attention, timeline_attention
 from kernels.segments.plan import LONG, WASTE, batch_shapes, make_plan
@@ -85,7 +85,7 @@ def test_values_of_another_width_stay_on_the_fused_kernel():
 
 PEAK = """
 import torch
-from peak_memory import peak
+from support.peak_memory import peak
 from kernels import timeline_attention
 torch.set_num_threads(1)
 time = {time}

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import assert_agree, normal, packed
+from support.kernel_cases import assert_agree, normal, packed
 from torch import Tensor
 
 from kernels import short_conv

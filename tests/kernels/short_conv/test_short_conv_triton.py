@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import normal, packed, rmse_ratio
-from margins import below
+from support.kernel_cases import normal, packed, rmse_ratio
+from support.margins import below
+from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, OUTPUT_LIMIT, assert_kernel_agrees, kernels_only
 from torch.utils._python_dispatch import TorchDispatchMode
-from triton_cases import DEVICE, EXACT_LIMIT, HALF, OUTPUT_LIMIT, assert_kernel_agrees, kernels_only
 
 from kernels import short_conv
 

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import normal
-from margins import below
-from triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
+from support.kernel_cases import normal
+from support.margins import below
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees, kernels_only
 
 from kernels import cayley, sinkhorn
 

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import assert_agree, normal
-from margins import above, below
+from support.kernel_cases import assert_agree, normal
+from support.margins import above, below
 
 from kernels import sinkhorn
 

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import assert_agree, normal, packed, qkv
-from margins import below
+from support.kernel_cases import assert_agree, normal, packed, qkv
+from support.margins import below
 
 from kernels import attention, sparse_attention
 from kernels.ops.sparse_attention import select

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import packed, qkv
+from support.kernel_cases import packed, qkv
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 from test_sparse_attention_op import chosen
-from triton_cases import DEVICE, HALF, assert_kernel_agrees
 
 from kernels import sparse_attention
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors

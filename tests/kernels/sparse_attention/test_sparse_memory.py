@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peak_memory import printed_by
+from support.peak_memory import printed_by
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,7 +42,7 @@ def test_scores_are_half_of_all_pairs_and_never_many_at_once(time):
 
 STEP = """
 import torch
-from peak_memory import peak
+from support.peak_memory import peak
 from kernels import indexer_kl, lightning_topk, sparse_attention
 torch.set_num_threads(1)
 def step(time, kept):

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import assert_agree, packed, qkv
+from support.kernel_cases import assert_agree, packed, qkv
 
 from kernels import attention, rope, timeline_attention
 

@@ -7,10 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import normal, packed, qkv, rmse_ratio, value_and_gradients
-from margins import below
-from torch.utils._python_dispatch import TorchDispatchMode
-from triton_cases import (
+from support.kernel_cases import normal, packed, qkv, rmse_ratio, value_and_gradients
+from support.margins import below
+from support.triton_cases import (
     DEVICE,
     EXACT_LIMIT,
     GRADIENT_LIMIT,
@@ -19,6 +18,7 @@ from triton_cases import (
     assert_kernel_agrees,
     kernels_only,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import rope, timeline_attention
 from kernels.ops.timeline_attention.sort import Timelines, sort_timelines

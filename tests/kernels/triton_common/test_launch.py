@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import torch
-from kernel_cases import normal, packed
-from triton_cases import DEVICE, LaunchesOnly, assert_kernel_agrees
+from support.kernel_cases import normal, packed
+from support.triton_cases import DEVICE, LaunchesOnly, assert_kernel_agrees
 
 from kernels import short_conv
 from kernels.triton_common import refusal
