@@ -69,16 +69,15 @@ def unwatched() -> contextlib.AbstractContextManager:
 
 @contextlib.contextmanager
 def kernels_only() -> Iterator[None]:
-    """While inside, the torch and reference forms of every operation raise, and PyTorch only allocates."""
-    whole = [(operation, operation._backends) for operation in Operation._all]
-    try:
-        for operation, forms in whole:
-            operation._backends = {name: x for name, x in forms.items() if name not in ("torch", "reference")}
-        with LaunchesOnly():
-            yield
-    finally:
-        for operation, forms in whole:
-            operation._backends = forms
+    """While inside, the torch and reference forms of every operation are refused, and PyTorch only allocates."""
+    with contextlib.ExitStack() as stack:
+        for operation in Operation.every:
+            for name in {"torch", "reference"}.intersection(operation.backends):
+                stack.enter_context(
+                    operation.override(name, refuses=lambda *_, **__: "only kernels may run here")
+                )
+        stack.enter_context(LaunchesOnly())
+        yield
 
 
 def assert_kernel_agrees(
