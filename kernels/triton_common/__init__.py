@@ -1,4 +1,4 @@
-"""How Triton kernels are reached and launched: which calls they serve, on which layout, with which tiles."""
+"""Common parts of the Triton kernels: which calls they serve, on which layout, with which tiles and device functions."""
 
 from kernels.triton_common.serving import interpreted, lazily, on_cuda, refusal
 

@@ -1,4 +1,4 @@
-"""What the steps of the chunked delta rule hand each other, in packs: see triton_ops.py for their order."""
+"""The tensors that the steps of the chunked delta rule pass on, in packs; the steps' order is in triton_ops.py."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Inputs(NamedTuple):
 
     @property
     def heads(self) -> int:
-        """H."""
+        """The number of heads of g and beta, H."""
         return self.beta.shape[2]
 
     @property
     def shared(self) -> bool:
-        """Whether the channels of a head share one gate."""
+        """True where the channels of a head share one gate."""
         return self.g.dim() == 3
 
     @property
     def head_counts(self) -> tuple[int, int, int, int]:
-        """H, HQ, HK, HV."""
+        """The numbers of heads H, HQ, HK, HV."""
         return self.heads, self.q.shape[2], self.k.shape[2], self.v.shape[2]
 
     @property
@@ -62,7 +62,7 @@ class ChunkOperands(NamedTuple):
 
     @property
     def shared(self) -> bool:
-        """Whether the channels of a head share one gate (of a single channel it makes no difference)."""
+        """True where the channels of a head share one gate; for a single channel it makes no difference."""
         return self.whole.shape[2] == 1 < self.reads.shape[-1]
 
 

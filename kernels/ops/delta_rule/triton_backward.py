@@ -1,5 +1,7 @@
 """Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_forward.py.
 
+The gradients of queries, keys and gates are here, those of values and β in triton_backward_values.py.
+
 From F = Diag(β)·E, and dS and dF of the inter-chunk backward (triton_inter_chunk.py), all chunks at once:
 
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
@@ -18,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.delta_rule.triton_arguments import ChunkStates, Inputs, StateGradients, ValueGradients
+from kernels.ops.delta_rule.triton_heads import empty_for_heads
 from kernels.ops.delta_rule.triton_intra_chunk_backward import (
     intra_chunk_backward_channels,
     intra_chunk_backward_shared,
@@ -37,57 +40,8 @@ from kernels.triton_common.masked_tiles import (
     load_head_scalars,
     load_matrix,
     store_head_rows,
-    store_head_scalars,
 )
 from kernels.triton_common.tuning import Tuned
-
-
-@triton.jit
-def _values(
-    beta, z, errors, d_o, d_writes, d_v, d_beta, d_p, d_a, table, cu, scale, H,
-    V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """dV, dβ, dP and dA of one chunk and head.
-
-    inputs     beta [tokens, H]; z Z [tokens, H, C]; errors E, d_o dO, d_writes dF [tokens, H, V]
-    outputs    d_v [tokens, H, V]; d_beta [tokens, H]; d_p, d_a [tokens, H, C]
-    layout     table, cu
-    sizes      scale; H heads
-    constants  V width; C tokens a chunk; BV columns a tile
-    """
-    head = tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
-    if sequence >= 0:
-        token = first + tl.arange(0, C)
-        last = tl.minimum(end, first + C)
-        strength = load_head_scalars(beta, token, last, head, H)[:, None]
-        triangle = tl.trans(load_head_rows(z, token, last, head, H, tl.arange(0, C), C))
-        products, overlap = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
-        by_beta = tl.zeros((C,), tl.float32)
-        for start in range(0, V, BV):
-            value = start + tl.arange(0, BV)
-            # dF′ = dF − Zᵀ·Diag(β)·dF
-            d_write = load_head_rows(d_writes, token, last, head, H, value, V).to(tl.float32)
-            d_error = (d_write * strength).to(z.dtype.element_ty)
-            d_write -= tl.dot(triangle, d_error, input_precision="ieee")
-            # dβ = Σ_v dF′⊙E
-            error = load_head_rows(errors, token, last, head, H, value, V).to(tl.float32)
-            by_beta += tl.sum(d_write * error, axis=1)
-            # dV = Diag(β)·dF′
-            d_value = d_write * strength
-            store_head_rows(d_v, d_value, token, last, head, H, value, V)
-            # dP = scale·dO·Fᵀ,  dA = −dV·Fᵀ,  F = Diag(β)·E
-            write = tl.trans((error * strength).to(z.dtype.element_ty))
-            d_out = load_head_rows(d_o, token, last, head, H, value, V).to(z.dtype.element_ty)
-            products += tl.dot(d_out, write, input_precision="ieee")
-            overlap -= tl.dot(d_value.to(z.dtype.element_ty), write, input_precision="ieee")
-        i = tl.arange(0, C)[:, None]
-        j = tl.arange(0, C)[None]
-        products = tl.where(i >= j, products * scale, 0.0)
-        store_head_rows(d_p, products, token, last, head, H, tl.arange(0, C), C)
-        overlap = tl.where(i > j, overlap, 0.0)
-        store_head_rows(d_a, overlap, token, last, head, H, tl.arange(0, C), C)
-        store_head_scalars(d_beta, by_beta, token, last, head, H)
 
 
 @triton.jit
@@ -195,27 +149,6 @@ def _keys_and_gates(
             store_head_rows(d_g, gate, token, last, head, H, key, K)
 
 
-@triton.jit
-def _sum_heads(parts, total, TOKENS, WIDTH, GROUP: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
-    """total [TOKENS, WIDTH] = Σ over the heads of a group, parts [TOKENS, GROUP, WIDTH]."""
-    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
-    column = tl.program_id(1) * BD + tl.arange(0, BD)
-    added = tl.zeros((BT, BD), tl.float32)
-    for member in range(GROUP):
-        added += load_head_rows(parts, token, TOKENS, member, GROUP, column, WIDTH).to(tl.float32)
-    store_head_rows(total, added, token, TOKENS, 0, 1, column, WIDTH)
-
-
-_values_tuned = Tuned(
-    _values,
-    [
-        triton.Config({"BV": width}, num_warps=warps, num_stages=stages)
-        for width, warps, stages in ((64, 4, 2), (32, 4, 3), (128, 8, 1), (64, 8, 2))
-    ],
-    ["V"],
-)
-
-
 def _key_tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
     return [
         triton.Config({"BK": width, "BV": value_width}, num_warps=warps, num_stages=stages)
@@ -239,19 +172,6 @@ _keys_and_gates_tuned = {
 }
 
 
-def values_backward(
-    x: Inputs, z: Tensor, errors: Tensor, d_o: Tensor, d_writes: Tensor, scale: float, layout: ChunkLayout
-) -> ValueGradients:
-    """Compute dV of every head, dβ, dP and dA."""
-    found = ValueGradients(
-        _empty_for_heads(x.v, x.heads), torch.empty_like(x.beta), torch.empty_like(z), torch.empty_like(z)
-    )
-    _values_tuned[(layout.chunks, x.heads)](
-        x.beta, z, errors, d_o, d_writes, *found, layout.table, layout.cu, scale, x.heads, V=x.widths["V"], C=CHUNK
-    )  # fmt: skip
-    return found
-
-
 def keys_and_gates_backward(
     x: Inputs, forward: ChunkStates, back: StateGradients, found: ValueGradients, d_o: Tensor, scale: float,
     layout: ChunkLayout,
@@ -259,7 +179,7 @@ def keys_and_gates_backward(
     """Compute dq and dk of every head, and dg."""
     q, k, _, g, beta = x
     (heads, q_heads, k_heads, _), width = x.head_counts, x.widths["K"]
-    d_q, d_k = _empty_for_heads(q, heads), _empty_for_heads(k, heads)
+    d_q, d_k = empty_for_heads(q, heads), empty_for_heads(k, heads)
     parts = (triton.cdiv(width, 64), *g.shape)
     d_g = torch.empty(parts, dtype=torch.float32, device=g.device) if x.shared else torch.empty_like(g)
     _keys_and_gates_tuned[x.shared][lambda meta: (layout.chunks, heads, triton.cdiv(width, meta["BK"]))](
@@ -268,21 +188,3 @@ def keys_and_gates_backward(
         **x.widths, SHARED=x.shared, C=CHUNK,
     )  # fmt: skip
     return d_q, d_k, sum_rows(d_g, g.dtype) if x.shared else d_g
-
-
-def _empty_for_heads(x: Tensor, heads: int) -> Tensor:
-    """For the gradient of x [B, T, Hx, D] of every head: x's own dtype, or fp32 where heads are yet to be added."""
-    dtype = x.dtype if x.shape[2] == heads else torch.float32
-    return torch.empty(*x.shape[:2], heads, x.shape[3], dtype=dtype, device=x.device)
-
-
-def sum_heads(parts: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of x [B, T, Hx, D]: parts [B, T, H, D] summed over the heads that share one of x's."""
-    if parts.shape == x.shape:
-        return parts
-    total, (batch, time, heads, width) = torch.empty_like(x), x.shape
-    rows = batch * time * heads
-    _sum_heads[(triton.cdiv(rows, 32), triton.cdiv(width, 64))](
-        parts, total, rows, width, GROUP=parts.shape[2] // heads, BT=32, BD=64
-    )
-    return total

@@ -4,7 +4,8 @@
               operands of the recurrence (triton_forward.py), the inter-chunk recurrence of states
               (triton_inter_chunk.py), and outputs (triton_forward.py)
     backward  the operands and the states are computed again; the inter-chunk backward (triton_inter_chunk.py), then
-              gradients of all chunks at once (triton_backward.py, triton_intra_chunk_backward.py)
+              gradients of all chunks at once (triton_backward_values.py, triton_backward.py,
+              triton_intra_chunk_backward.py)
 
 One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 
 from kernels.ops.delta_rule.triton_arguments import Inputs
-from kernels.ops.delta_rule.triton_backward import keys_and_gates_backward, sum_heads, values_backward
+from kernels.ops.delta_rule.triton_backward import keys_and_gates_backward
+from kernels.ops.delta_rule.triton_backward_values import values_backward
 from kernels.ops.delta_rule.triton_forward import chunk_operands, outputs
+from kernels.ops.delta_rule.triton_heads import sum_heads
 from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, inter_chunk_backward
 from kernels.ops.delta_rule.triton_intra_chunk import intra_chunk
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token

@@ -72,7 +72,7 @@ def decay_to_middle(g, after, HALF: tl.constexpr, C: tl.constexpr, W: tl.constex
 
 @triton.jit
 def across_middle(i, j, HALF: tl.constexpr):
-    """Whether row i lies in the right and column j in the left half of one block of 2·HALF tokens."""
+    """True where row i lies in the right and column j in the left half of one block of 2·HALF tokens."""
     return (i // (2 * HALF) == j // (2 * HALF)) & (i % (2 * HALF) >= HALF) & (j % (2 * HALF) < HALF)
 
 

@@ -4,8 +4,9 @@ With K = n·D numbers a token, φ [ROWS, K] for its 2n + m coefficients, and r =
 
     forward   a program has BT tokens and goes over their K numbers: product and squares from one reading, then
               raw = r·φ·vec x, l = s·raw + b and the sigmoids. Saved: the arguments, raw and r
-    backward  first the few numbers a token, without the streams, a span of tokens a program: l̄ from the sigmoids
-              made again, b̄ = Σ l̄, s̄ = Σ l̄·raw, and for the streams p̄ = r·s·l̄ and c = r·(p̄·raw)/K.
+    backward  (triton_backward.py) first the few numbers a token, without the streams, a span of tokens a program:
+              l̄ from the sigmoids made again, b̄ = Σ l̄, s̄ = Σ l̄·raw, and for the streams p̄ = r·s·l̄ and
+              c = r·(p̄·raw)/K.
               Then a program has BK of the K numbers and a span of tokens, and from one reading of x
               x̄ = φᵀp̄ − c·x,   φ̄ = Σ p̄·xᵀ
               Sums over tokens are one part a span, and the parts are added in a fixed order
@@ -21,30 +22,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_common.device import padded, sigmoid, sum_rows
+from kernels.ops.hyper_coefficients.triton_backward import numbers_gradients, streams_gradients
+from kernels.ops.hyper_coefficients.triton_tiles import TOKEN_TILES, affine, load_wide, precision_of, sizes_of
+from kernels.triton_common.device import sigmoid
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.masked_tiles import load_matrix, store_matrix
+from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.streams import token_tile
 from kernels.triton_common.tuning import Tuned
-
-SPANS, SPAN = 64, 512
-"""Of the weight's gradient: at most so many parts, each of at least so many tokens, a multiple of every BT."""
-NUMBER_SPANS, NUMBER_SPAN = 256, 64
-"""The same of bias and scale, whose parts are small."""
-
-
-@triton.jit
-def _load(x, row, column, ROWS, COLUMNS):
-    """x [ROWS, COLUMNS] at these places in fp32; 0 outside."""
-    return load_matrix(x, row, column, ROWS, COLUMNS).to(tl.float32)
-
-
-@triton.jit
-def _affine(scale, bias, row, ROWS, N: tl.constexpr):
-    """The part that each row of φ belongs to (0 pre, 1 post, 2 res), its scale and its bias, [ROWS]."""
-    part = tl.minimum(row // N, 2)
-    s = tl.load(scale + part).to(tl.float32)
-    return part, s[None], tl.load(bias + row, mask=row < ROWS, other=0.0).to(tl.float32)[None]
 
 
 @triton.jit
@@ -65,11 +49,11 @@ def _forward(
     square = tl.zeros((BT,), tl.float32)
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
-        streams = _load(x, token, column, TOKENS, K)
+        streams = load_wide(x, token, column, TOKENS, K)
         # Σ x²
         square += tl.sum(streams * streams, axis=1)
         # φ·vec x
-        weight = tl.trans(_load(phi, row, column, ROWS, K))
+        weight = tl.trans(load_wide(phi, row, column, ROWS, K))
         product += tl.dot(streams, weight, input_precision=PRECISION)
     # r = (mean(x²) + eps)^(−1/2),  raw = r·φ·vec x
     r = tl.rsqrt(square / K + eps)
@@ -77,7 +61,7 @@ def _forward(
     tl.store(inverse + token, r, mask=there)
     store_matrix(raw, values, token, row, TOKENS, ROWS)
     # h_pre = σ(s₀·raw_pre + b_pre),  h_post = 2σ(s₁·raw_post + b_post),  res = s₂·raw_res + b_res
-    _, s, b = _affine(scale, bias, row, ROWS, N)
+    _, s, b = affine(scale, bias, row, ROWS, N)
     logits = s * values + b
     share = sigmoid(logits)
     store_matrix(pre, share, token, row, TOKENS, N)
@@ -85,91 +69,14 @@ def _forward(
     store_matrix(res, logits, token, row - 2 * N, TOKENS, ROWS - 2 * N)
 
 
-@triton.jit
-def _numbers_backward(
-    raw, inverse, scale, bias, dpre, dpost, dres, dproduct, along, sums, TOKENS, K, ROWS, SPAN,
-    N: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """The backward of the few numbers a token: p̄ and c, and of every span its part of b̄ and s̄.
-
-    inputs     raw [M, ROWS]; inverse r [M]; scale s [3]; bias b [ROWS]; dpre, dpost [M, N]; dres [M, ROWS − 2N]
-    outputs    dproduct p̄ [M, ROWS]; along c [M]; sums [spans, ROWS + 3]
-    sizes      TOKENS M; K numbers a token; ROWS of φ; SPAN tokens a program
-    constants  N streams; BN ≥ ROWS; BT tokens at a time
-    """
-    span = tl.program_id(0).to(tl.int64)
-    row = tl.arange(0, BN).to(tl.int64)
-    part, s, b = _affine(scale, bias, row, ROWS, N)
-    to_bias, to_scale = tl.zeros((BN,), tl.float32), tl.zeros((BN,), tl.float32)
-    for start in range(0, SPAN, BT):
-        token = span * SPAN + start + tl.arange(0, BT)
-        there = token < TOKENS
-        r = tl.load(inverse + token, mask=there, other=0.0)
-        values = _load(raw, token, row, TOKENS, ROWS)
-        # l̄ = h̄_pre·σ'(l),  2·h̄_post·σ'(l)  and  r̄es,  by rows;  σ' = σ·(1 − σ),  l = s·raw + b
-        share = sigmoid(s * values + b)
-        gradient = _load(dpre, token, row, TOKENS, N)
-        gradient += 2 * _load(dpost, token, row - N, TOKENS, N)
-        gradient *= share * (1 - share)
-        gradient += _load(dres, token, row - 2 * N, TOKENS, ROWS - 2 * N)
-        # b̄ = Σ l̄,  s̄ = Σ l̄·raw
-        to_bias += tl.sum(gradient, axis=0)
-        to_scale += tl.sum(gradient * values, axis=0)
-        # p̄ = r·s·l̄,  c = r·(p̄·raw)/K
-        gradient *= r[:, None] * s
-        store_matrix(dproduct, gradient, token, row, TOKENS, ROWS)
-        tl.store(along + token, tl.sum(gradient * values, axis=1) * r / K, mask=there)
-    sums += span * (ROWS + 3)
-    tl.store(sums + row, to_bias, mask=row < ROWS)
-    for i in tl.static_range(3):
-        tl.store(sums + ROWS + i, tl.sum(tl.where(part == i, to_scale, 0.0)))
-
-
-@triton.jit
-def _streams_backward(
-    x, phi, dproduct, along, dx, dphi, TOKENS, K, ROWS, SPAN,
-    PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """dx, and of every span its part of the weight's gradient.
-
-    inputs     x [M, K]; phi φ [ROWS, K]; dproduct p̄ [M, ROWS]; along c [M]
-    outputs    dx [M, K]; dphi [spans, ROWS, K]
-    sizes      TOKENS M; K numbers a token; ROWS of φ; SPAN tokens a program
-    constants  PRECISION of products; BN ≥ ROWS; BT tokens at a time; BK numbers a program
-    """
-    span = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BK + tl.arange(0, BK)
-    row = tl.arange(0, BN).to(tl.int64)
-    weight = _load(phi, row, column, ROWS, K)
-    total = tl.zeros((BN, BK), tl.float32)
-    for start in range(0, SPAN, BT):
-        token = span * SPAN + start + tl.arange(0, BT)
-        gradient = _load(dproduct, token, row, TOKENS, ROWS)
-        c = tl.load(along + token, mask=token < TOKENS, other=0.0)
-        streams = _load(x, token, column, TOKENS, K)
-        # x̄ = φᵀ·p̄ − c·x
-        to_x = tl.dot(gradient, weight, input_precision=PRECISION) - c[:, None] * streams
-        store_matrix(dx, to_x, token, column, TOKENS, K)
-        # φ̄ = Σ p̄·xᵀ
-        total += tl.dot(tl.trans(gradient), streams, input_precision=PRECISION)
-    store_matrix(dphi + span * ROWS * K, total, row, column, ROWS, K)
-
-
-_TILES = [
-    triton.Config({"BT": tokens, "BK": width}, num_warps=warps, num_stages=stages)
-    for tokens, width, warps, stages in ((64, 64, 4, 3), (64, 32, 8, 2), (128, 64, 8, 3), (32, 64, 8, 3))
-]
-_ROWS = [triton.Config({"BT": tokens}, num_warps=warps) for tokens, warps in ((64, 4), (32, 4), (16, 2))]
-_forward_tuned = Tuned(_forward, _TILES, ["K", "BN", "PRECISION"])
-_numbers_tuned = Tuned(_numbers_backward, _ROWS, ["BN"])
-_streams_tuned = Tuned(_streams_backward, _TILES, ["K", "BN", "PRECISION"])
+_forward_tuned = Tuned(_forward, TOKEN_TILES, ["K", "BN", "PRECISION"])
 
 
 class _Coefficients(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, phi, scale, bias, eps):
         x, phi, scale, bias = (y.contiguous() for y in (x, phi, scale, bias))
-        sizes, n = _sizes(x, phi), x.shape[-2]
+        sizes, n = sizes_of(x, phi), x.shape[-2]
         options = {"dtype": torch.float32, "device": x.device}
         pre, post, res, raw = (
             torch.empty(*x.shape[:2], width, **options) for width in (n, n, len(phi) - 2 * n, len(phi))
@@ -177,7 +84,7 @@ class _Coefficients(torch.autograd.Function):
         inverse = torch.empty(x.shape[:2], **options)
         _forward_tuned[lambda meta: (triton.cdiv(meta["TOKENS"], meta["BT"]),)](
             x, phi, scale, bias, pre, post, res, raw, inverse,
-            eps=eps, N=n, PRECISION=_precision(x, phi), **sizes,
+            eps=eps, N=n, PRECISION=precision_of(x, phi), **sizes,
         )  # fmt: skip
         ctx.save_for_backward(x, phi, scale, bias, raw, inverse)
         return pre, post, res
@@ -186,44 +93,9 @@ class _Coefficients(torch.autograd.Function):
     @first_order
     def backward(ctx, dpre, dpost, dres):
         x, phi, scale, bias, raw, inverse = ctx.saved_tensors
-        dproduct, along = torch.empty_like(raw), torch.empty_like(inverse)
-        sizes, rows = _sizes(x, phi), len(phi)
-        span, spans = _spans(sizes["TOKENS"], NUMBER_SPANS, NUMBER_SPAN)
-        sums = torch.empty(spans, rows + 3, dtype=torch.float32, device=x.device)
-        upstream = (y.contiguous() for y in (dpre, dpost, dres))
-        _numbers_tuned[(spans,)](
-            raw, inverse, scale, bias, *upstream, dproduct, along, sums, SPAN=span, N=x.shape[-2], **sizes
-        )
-        total = sum_rows(sums, torch.float32)
-        dx, dphi = _streams_gradients(x, phi, dproduct, along)
-        return dx, dphi, total[rows:].to(scale.dtype), total[:rows].to(bias.dtype), None
-
-
-def _streams_gradients(x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
-    """x̄ and φ̄."""
-    sizes = _sizes(x, phi)
-    span, spans = _spans(sizes["TOKENS"], SPANS, SPAN)
-    dx = torch.empty_like(x)
-    parts = torch.empty(spans, *phi.shape, dtype=torch.float32, device=x.device)
-    _streams_tuned[lambda meta: (triton.cdiv(meta["K"], meta["BK"]), spans)](
-        x, phi, dproduct, along, dx, parts, SPAN=span, PRECISION=_precision(x, phi), **sizes
-    )
-    return dx, sum_rows(parts, phi.dtype)
-
-
-def _sizes(x: Tensor, phi: Tensor) -> dict[str, int]:
-    rows, width = phi.shape
-    return {"TOKENS": x.numel() // width, "K": width, "ROWS": rows, "BN": padded(rows)}
-
-
-def _precision(x: Tensor, phi: Tensor) -> str:
-    return "tf32" if x.dtype == phi.dtype != torch.float32 else "tf32x3"
-
-
-def _spans(tokens: int, most: int, least: int) -> tuple[int, int]:
-    """Tokens of a span, a multiple of `least`, so that there are at most so many, and how many there are."""
-    span = triton.cdiv(max(1, tokens), most * least) * least
-    return span, triton.cdiv(tokens, span)
+        upstream = tuple(y.contiguous() for y in (dpre, dpost, dres))
+        dproduct, along, dscale, dbias = numbers_gradients(x, phi, scale, bias, raw, inverse, upstream)
+        return *streams_gradients(x, phi, dproduct, along), dscale, dbias, None
 
 
 def hyper_coefficients_triton(

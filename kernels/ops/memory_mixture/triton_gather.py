@@ -102,6 +102,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, g, beta, routing: Routing):
+        """Gather the inputs of all visits."""
         given = [x.contiguous() for x in (q, k, v, g, beta)]
         visits, heads = len(routing.visits.entry), beta.shape[3]
         sorted_ = [x.new_empty(1, visits, heads, *x.shape[4:]) for x in given[1:]]
@@ -116,6 +117,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx, *gradients):
+        """Sum the gradient of q over a token's visits, and scatter those of k, v, g and beta."""
         d_q, *given = (x.contiguous() for x in gradients)
         q_shape, *shapes = ctx.shapes
         outs = [x.new_empty(shape) for x, shape in zip(given, shapes, strict=True)]

@@ -86,6 +86,7 @@ class Mix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weights, places):
+        """Sum the weighted outputs of every token's visits."""
         x, weights = x.contiguous(), weights.contiguous()
         ctx.save_for_backward(x, weights, places)
         return mix(x, weights, places, (*weights.shape[:2], *x.shape[2:]))
@@ -93,6 +94,7 @@ class Mix(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx, d_out):
+        """Return the gradients of x and weights."""
         x, weights, places = ctx.saved_tensors
         d_out, d_x, d_weights = d_out.contiguous(), torch.empty_like(x), torch.empty_like(weights)
         batch, time, slots = weights.shape

@@ -1,4 +1,4 @@
-"""What the steps of the mesa layer's kernels hand each other, in packs: see triton_ops.py for their order."""
+"""The tensors that the steps of the mesa layer pass on, in packs; the steps' order is in triton_ops.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Tokens(NamedTuple):
-    """What the states are written with, contiguous: k [B, T, H, K], v [B, T, H, V]; g, beta [B, T, H]."""
+    """The tensors that states are written with, contiguous: k [B, T, H, K], v [B, T, H, V]; g, beta [B, T, H]."""
 
     k: Tensor
     v: Tensor
@@ -24,7 +24,7 @@ class States(NamedTuple):
 
 
 class Precisions(NamedTuple):
-    """Of matrix products, as Triton names them: in the solver, and everywhere else."""
+    """The precision of matrix products, by Triton's names: in the solver, and everywhere else."""
 
     solver: str
     others: str

@@ -37,15 +37,15 @@ def _step(
     if state is not None:
         before = in_width[:, None] & (column < TAPS - 1)
         window += tl.load(state + place, mask=before, other=0.0).to(token.dtype)
-    inside = in_width[:, None] & (column < TAPS)
-    taps = tl.load(weight + channel[:, None] * TAPS + column, mask=inside, other=0.0)
+    known = in_width[:, None] & (column < TAPS)
+    taps = tl.load(weight + channel[:, None] * TAPS + column, mask=known, other=0.0)
     # y_t = act( Σ_i w_i ⊙ window_i )
     out = tl.sum(window.to(tl.float32) * taps.to(tl.float32), axis=1)
     if SILU:
         out = out * sigmoid(out)
     tl.store(y + row * D + channel, out.to(y.dtype.element_ty), mask=in_width)
     # state after: the window without its oldest input
-    tl.store(after + place - 1, window, mask=inside & (column > 0))
+    tl.store(after + place - 1, window, mask=known & (column > 0))
 
 
 _step_tuned = Tuned(
