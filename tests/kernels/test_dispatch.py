@@ -61,15 +61,18 @@ def test_a_name_is_registered_once():
         two_backends().register("even", torch.clone)
 
 
-def test_an_override_lasts_as_long_as_its_block():
-    operation, odd = two_backends(), torch.ones(3)
-    with (
-        pytest.raises(RuntimeError, match="left"),
-        operation.override("even", refuses=never, run=lambda x: 3 * x),
-    ):
+def leave_by_an_error(operation: Operation) -> None:
+    odd = torch.ones(3)
+    with operation.override("even", refuses=never, run=lambda x: 3 * x):
         assert operation.choose("even", odd).name == "even"
         assert operation(odd).tolist() == [3, 3, 3]
         raise RuntimeError("left")
+
+
+def test_an_override_lasts_as_long_as_its_block():
+    operation, odd = two_backends(), torch.ones(3)
+    with pytest.raises(RuntimeError, match="left"):
+        leave_by_an_error(operation)
     assert operation.choose("auto", odd).name == "plain"
     assert operation(torch.ones(2)).tolist() == [2, 2]
     assert operation.backends == ("even", "plain", "truth")

@@ -1,0 +1,37 @@
+"""hyper_pre's Triton kernels against the definition: streams, widths, refusals."""
+
+import pytest
+import torch
+from support.hyper_cases import pre_inputs
+from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
+
+from kernels import hyper_pre
+
+slow = pytest.mark.slow
+
+# batch, time, n, D; a tile has 4 tokens and 256 channels
+SIZES = [
+    (2, 3, 4, 300),
+    pytest.param((1, 1, 2, 17), marks=slow),
+    pytest.param((1, 5, 3, 65), marks=slow),
+    pytest.param((1, 2, 8, 33), marks=slow),
+]
+sizes = pytest.mark.parametrize("size", SIZES, ids=str)
+
+
+@sizes
+def test_kernels_equal_the_definition(size):
+    assert_kernel_agrees(hyper_pre, pre_inputs(size), torch.float32)
+
+
+@HALF
+@slow
+def test_half_precision(dtype):
+    """The coefficients stay fp32, as the residual schemes have them."""
+    assert_kernel_agrees(hyper_pre, pre_inputs((2, 3, 4, 33)), dtype, keep=["h_pre"])
+
+
+def test_more_streams_are_refused():
+    streams, h = torch.zeros(1, 2, 9, 3, device=DEVICE), torch.zeros(1, 2, 9, device=DEVICE)
+    with pytest.raises(ValueError, match="n of at most 8, got 9"):
+        hyper_pre(streams, h, backend="triton")
