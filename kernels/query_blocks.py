@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.packing.boundaries import sequence_starts
+
 LARGEST = 128
 """Queries a block: enough for matrix products, few enough that little of a causal block is masked."""
 
@@ -54,15 +56,6 @@ def query_blocks(queries: int, keys: int, size: int, cu_seqlens: Tensor | None, 
         key = torch.arange(begin, last + offset, device=device)
         seen = (key <= position[:, None]) & (key >= starts[position][:, None])
         yield Block(first, last, begin, last + offset, seen, position - begin)
-
-
-def sequence_starts(cu_seqlens: Tensor | None, time: int, device) -> Tensor:
-    """For every token of the packed axis the first token of its sequence, int64 [T]; 0 where nothing is packed."""
-    if cu_seqlens is None:
-        return torch.zeros(time, dtype=torch.int64, device=device)
-    token = torch.arange(time, device=device)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
-    return cu_seqlens[sequence].to(torch.int64)
 
 
 def block_size(numbers_a_query: int, device: torch.device) -> int:

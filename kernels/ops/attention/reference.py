@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import without_autocast
+from kernels.packing.boundaries import token_sequences
 
 
 def attention_reference(
@@ -50,6 +51,6 @@ def visible(
     if window is not None:
         mask = mask & (i - j < window)
     if cu_seqlens is not None:
-        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), j[0], right=True)
+        sequence = token_sequences(cu_seqlens, keys)
         mask = mask & (sequence[:, None] == sequence[None, :])
     return mask

@@ -22,9 +22,10 @@ from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
 from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
 from kernels.ops.lightning_topk.triton_ops import MOST_ROWS, alike, index_sizes
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded, sum_rows
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.packing import boundaries, chunk_table
 
 PARTS = 32
 """Programs' parts are added this many a row first."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.checks import without_autocast
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.scores import TIE, wide
-from kernels.query_blocks import sequence_starts
+from kernels.packing.boundaries import sequence_starts
 
 
 @torch.no_grad()

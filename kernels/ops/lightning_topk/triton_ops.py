@@ -20,8 +20,9 @@ from torch import Tensor
 
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.triton_select import select_tuned
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded
-from kernels.triton_common.packing import boundaries, chunk_table
 
 MOST_ROWS = 128
 PROGRAMS = 528

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.ops.mesa.scan import scan
+from kernels.packing.boundaries import ragged_rows, token_sequences
+from kernels.packing.chunks import chunk_counts, most_chunks
 
 
 @dataclass(frozen=True)
@@ -32,21 +34,20 @@ class Packing:
 
     @staticmethod
     def of(cu_seqlens: Tensor, tokens: int, chunk: int) -> Packing:
-        """The number of chunks is that of the worst case, so that no shape depends on values."""
+        """The layout of sequences whose bounds are cu_seqlens; as many chunks as the worst case needs.
+
+        No shape depends on the bounds' values.
+        """
         cu = cu_seqlens.long()
-        sequences = cu.shape[0] - 1
-        chunks = (cu.diff() + chunk - 1) // chunk
+        chunks = chunk_counts(cu, chunk)
         ends = chunks.cumsum(0)
-        index = torch.arange((tokens + sequences * (chunk - 1)) // chunk, device=cu.device)
-        sequence = torch.searchsorted(ends, index, right=True).clamp_max(sequences - 1)
-        first = (ends - chunks)[sequence]
+        sequence, number = ragged_rows(chunks, most_chunks(tokens, chunks.shape[0], chunk))
         row = torch.arange(chunk, device=cu.device)
-        source = cu[sequence, None] + (index - first)[:, None] * chunk + row
+        source = cu[sequence, None] + number[:, None] * chunk + row
         source = torch.where(source < cu[sequence + 1, None], source, tokens).flatten()
-        token = torch.arange(tokens, device=cu.device)
-        owner = torch.searchsorted(cu[1:].contiguous(), token, right=True)
-        restore = (ends - chunks)[owner] * chunk + token - cu[owner]
-        return Packing(source, restore, sequence, index == first, (ends - 1).clamp_min(0), chunks == 0)
+        owner = token_sequences(cu, tokens)
+        restore = (ends - chunks)[owner] * chunk + torch.arange(tokens, device=cu.device) - cu[owner]
+        return Packing(source, restore, sequence, number == 0, (ends - 1).clamp_min(0), chunks == 0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from kernels.ops.mesa.triton_tiles import (
     store_tile,
 )  # fmt: skip
 from kernels.ops.mesa.work import CHUNK
-from kernels.triton_common.packing import first_chunks
+from kernels.packing.chunks import first_chunks
 from kernels.triton_common.tuning import Tuned
 
 

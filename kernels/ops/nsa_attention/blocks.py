@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.packing.boundaries import ragged_rows
+
 
 @dataclass(frozen=True)
 class Sizes:
@@ -71,13 +73,14 @@ def nsa_blocks(x: Tensor, *, block_size: int, stride: int, cu_seqlens: Tensor | 
 
 
 def packed_starts(cu_seqlens: Tensor, time: int, block_size: int, stride: int) -> Tensor:
-    """For every place on the axis of compressed blocks the token at which its block begins, int64 [⌊T/d⌋]."""
-    counts = ((cu_seqlens.diff() - block_size) // stride + 1).clamp_min(0)
-    ends = counts.cumsum(0)
-    place = torch.arange(time // stride, device=cu_seqlens.device)
-    sequence = torch.searchsorted(ends, place, right=True).clamp_max(counts.shape[0] - 1)
-    inside = place - (ends - counts)[sequence]
-    return cu_seqlens[sequence].to(torch.int64) + inside * stride
+    """The token at which the block of each place on the axis of compressed blocks begins, int64 [⌊T/d⌋]."""
+    sequence, number = ragged_rows(packed_counts(cu_seqlens, block_size, stride), time // stride)
+    return cu_seqlens[sequence].to(torch.int64) + number * stride
+
+
+def packed_counts(cu_seqlens: Tensor, block_size: int, stride: int) -> Tensor:
+    """The number of compressed blocks of every packed sequence, [N] in cu_seqlens' dtype."""
+    return ((cu_seqlens.diff() - block_size) // stride + 1).clamp_min(0)
 
 
 def pieces(cu_seqlens: Tensor | None, time: int, sizes: Sizes) -> list[tuple[slice, slice]]:

@@ -16,10 +16,10 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.checks import without_autocast
 from kernels.flops import attention_flops
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.packed import Axis, packed_axes
 from kernels.ops.nsa_attention.rows import Rows, attend, attend_backward, coarse_rows, near_rows
 from kernels.ops.nsa_attention.select import choose
 from kernels.ops.nsa_attention.selected import selected_backward, selected_forward
+from kernels.packing.rectangles import Axis, Rectangles
 
 Pair = tuple[Tensor, Tensor]
 
@@ -103,10 +103,10 @@ def branches_op(
     with without_autocast(q):
         if cu_seqlens is None:
             return forward(*_branches(inputs), s)
-        tokens, blocks = packed_axes(cu_seqlens, q.shape[2], s)
-        spread = [axis.spread(x) for x, axis in zip(inputs, _axes(tokens, blocks), strict=True)]
-        parts = [forward(*_branches(batch), s) for batch in zip(*spread, strict=True)]
-    return tuple(tokens.collect(part) for part in zip(*parts, strict=True))
+        axes = _axes(cu_seqlens, q.shape[2], s)
+        batches = zip(*(axis.spread(x[0]) for x, axis in zip(inputs, axes, strict=True)), strict=True)
+        parts = [forward(*_branches(batch), s) for batch in batches]
+    return tuple(axes[0].collect(part).unsqueeze(0) for part in zip(*parts, strict=True))
 
 
 def _branches(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pair, Pair, Pair]:
@@ -114,8 +114,10 @@ def _branches(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pair, Pair, Pai
     return inputs[0], inputs[1], inputs[2:4], inputs[4:6], inputs[6:8]
 
 
-def _axes(tokens: Axis, blocks: Axis) -> tuple[Axis, ...]:
-    """The time axis of each of those eight tensors."""
+def _axes(cu_seqlens: Tensor, heads: int, sizes: Sizes) -> tuple[Axis, ...]:
+    """The time axis of each of those eight tensors: of tokens or of compressed blocks. Reads cu_seqlens."""
+    rectangles = Rectangles.of(cu_seqlens, heads)
+    tokens, blocks = rectangles.axis(), rectangles.axis(sizes.compressed)
     return tokens, tokens, blocks, blocks, tokens, tokens, tokens, tokens
 
 
@@ -139,15 +141,16 @@ def branches_backward_op(
     with without_autocast(inputs[0]):
         if cu_seqlens is None:
             return list(backward(grads, results, *_branches(inputs), s))
-        tokens, blocks = packed_axes(cu_seqlens, inputs[0].shape[2], s)
-        axes = _axes(tokens, blocks)
-        given = [tokens.spread(x) for x in (*grads, *results)]
-        spread = [axis.spread(x) for x, axis in zip(inputs, axes, strict=True)]
+        axes = _axes(cu_seqlens, inputs[0].shape[2], s)
+        outer = zip(*(axes[0].spread(x[0]) for x in (*grads, *results)), strict=True)
+        batches = zip(*(axis.spread(x[0]) for x, axis in zip(inputs, axes, strict=True)), strict=True)
         parts = [
-            backward(outer[:3], outer[3:], *_branches(batch), s)
-            for outer, batch in zip(zip(*given, strict=True), zip(*spread, strict=True), strict=True)
+            backward(given[:3], given[3:], *_branches(batch), s)
+            for given, batch in zip(outer, batches, strict=True)
         ]
-    found = [axis.collect(part) for axis, part in zip(axes, zip(*parts, strict=True), strict=True)]
+    found = [
+        axis.collect(part).unsqueeze(0) for axis, part in zip(axes, zip(*parts, strict=True), strict=True)
+    ]
     # Places on the axis of blocks that no sequence has filled have no gradient.
     return [F.pad(d, (0, 0, 0, 0, 0, x.shape[1] - d.shape[1])) for d, x in zip(found, inputs, strict=True)]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.triton_common.packing import boundaries, chunk_table, first_chunks
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table, first_chunks
 
 SPLIT = 2048
 """Queries of a block's list that one program walks over; the average list is n·l' long."""

@@ -19,8 +19,9 @@ from torch import Tensor
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.triton_dense_branches import Band
 from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, product
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import chunk_bounds, load_rows, padded
-from kernels.triton_common.packing import boundaries, chunk_table
 from kernels.triton_common.tuning import Tuned
 
 

@@ -18,8 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, product
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
-from kernels.triton_common.packing import boundaries, chunk_table
 from kernels.triton_common.tuning import Tuned
 
 NO_WINDOW = 1 << 30

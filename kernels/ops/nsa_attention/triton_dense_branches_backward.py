@@ -19,8 +19,9 @@ from kernels.ops.nsa_attention.triton_dense_branches import (
     sees,
 )
 from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
-from kernels.triton_common.packing import boundaries, chunk_table
 
 
 @triton.jit

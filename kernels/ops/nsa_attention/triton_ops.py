@@ -21,15 +21,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.nsa_attention.blocks import Sizes
+from kernels.ops.nsa_attention.blocks import Sizes, packed_counts
 from kernels.ops.nsa_attention.triton_block_topk import choose
 from kernels.ops.nsa_attention.triton_dense_branches import Band, band_forward
 from kernels.ops.nsa_attention.triton_dense_branches_backward import band_backward
 from kernels.ops.nsa_attention.triton_selected import selected_forward
 from kernels.ops.nsa_attention.triton_selected_backward import selected_backward
+from kernels.packing.boundaries import boundaries
 from kernels.triton_common.device import load_rows, padded, store_rows
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.packing import boundaries
 
 Pair = tuple[Tensor, Tensor]
 
@@ -76,7 +76,7 @@ def _bands(
     if cu is None:
         first = torch.arange(len(compressed) + 1, dtype=torch.int32, device=q.device) * compressed.shape[1]
     else:
-        counts = ((cu.diff() - sizes.block_size) // sizes.stride + 1).clamp_min(0)
+        counts = packed_counts(cu, sizes.block_size, sizes.stride)
         first = F.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     packed, queries = cu is not None, q.shape[1]
     coarse = Band(0, first, packed, selected.shape[1] - queries, sizes.block_size, sizes.stride)

@@ -7,8 +7,9 @@ import triton
 from torch import Tensor
 
 from kernels.ops.path_attention.triton_prepare import compact, inner, turn
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded
-from kernels.triton_common.packing import boundaries, chunk_table
 
 
 class Shapes:

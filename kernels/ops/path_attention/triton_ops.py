@@ -23,8 +23,8 @@ from kernels.ops.path_attention.triton_backward import (
 from kernels.ops.path_attention.triton_forward import attend
 from kernels.ops.path_attention.triton_layout import Prepared, Shapes
 from kernels.ops.path_attention.triton_prepare_backward import compact_back, gate_back, group_back, inner_back
+from kernels.packing.chunks import first_chunks
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.packing import first_chunks
 
 SPAN = 512
 """Tokens whose copies are kept at a time: a span of T tokens would need T/SPAN times as much."""

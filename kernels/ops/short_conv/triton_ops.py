@@ -20,9 +20,10 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.short_conv.triton_step import short_conv_one_token
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import chunk_bounds, sigmoid, sum_rows
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.packing import boundaries, chunk_table
 from kernels.triton_common.tuning import Tuned
 
 CHUNK = 32
