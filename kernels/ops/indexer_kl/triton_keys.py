@@ -7,7 +7,8 @@ import triton.language as tl
 
 from kernels.ops.indexer_kl.triton_tiles import attention_mean, index_scores, index_slopes
 from kernels.ops.lightning_topk.triton_scores import index_queries
-from kernels.triton_common.device import chunk_bounds, load_rows, store_rows
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 

@@ -14,7 +14,8 @@ from kernels.ops.indexer_kl.triton_tiles import (
     seen_keys,
 )
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_queries
-from kernels.triton_common.device import chunk_bounds, load_rows, store_rows
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_activations, over_heads
-from kernels.triton_common.device import load_rows
+from kernels.triton_common.tiles import load_rows
 
 
 @triton.jit

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton_common.device import chunk_bounds, load_rows, sigmoid
+from kernels.triton_common.device import chunk_bounds, sigmoid
+from kernels.triton_common.tiles import load_rows
 
 _STEPS = tl.constexpr(2.0**40)  # scores I_ts/Σ_j w_tj are compared in steps of 2^−40
 _WHOLE = tl.constexpr(2.0**23)  # from here on every fp32 is a whole number

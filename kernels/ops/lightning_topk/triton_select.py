@@ -13,7 +13,7 @@ from kernels.ops.lightning_topk.triton_scores import (
     query_block,
     rank,
 )
-from kernels.triton_common.device import load_rows
+from kernels.triton_common.tiles import load_rows
 from kernels.triton_common.tuning import Tuned
 
 _HIGHEST = tl.constexpr(2**31 - 1)  # the rank of the query itself

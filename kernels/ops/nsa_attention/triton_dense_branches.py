@@ -20,7 +20,8 @@ from torch import Tensor
 from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, product
 from kernels.packing.boundaries import boundaries
 from kernels.packing.chunks import chunk_table
-from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
+from kernels.triton_common.device import chunk_bounds, padded
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 NO_WINDOW = 1 << 30

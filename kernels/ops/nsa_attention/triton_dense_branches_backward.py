@@ -21,7 +21,8 @@ from kernels.ops.nsa_attention.triton_dense_branches import (
 from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
 from kernels.packing.boundaries import boundaries
 from kernels.packing.chunks import chunk_table
-from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
+from kernels.triton_common.device import chunk_bounds, padded
+from kernels.triton_common.tiles import load_rows, store_rows
 
 
 @triton.jit

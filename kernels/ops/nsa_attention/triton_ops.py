@@ -28,8 +28,9 @@ from kernels.ops.nsa_attention.triton_dense_branches_backward import band_backwa
 from kernels.ops.nsa_attention.triton_selected import selected_forward
 from kernels.ops.nsa_attention.triton_selected_backward import selected_backward
 from kernels.packing.boundaries import boundaries
-from kernels.triton_common.device import load_rows, padded, store_rows
+from kernels.triton_common.device import padded
 from kernels.triton_common.gradients import first_order
+from kernels.triton_common.tiles import load_rows, store_rows
 
 Pair = tuple[Tensor, Tensor]
 

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_common.device import load_rows, padded
+from kernels.triton_common.device import padded
+from kernels.triton_common.tiles import load_rows
 
 TILE_BYTES = 32 * 1024
 """Of one operand in shared memory; a program holds about four."""

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.triton_parts import absorb, finish, in_base_2, product
-from kernels.triton_common.device import load_rows, padded, store_rows
+from kernels.triton_common.device import padded
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 

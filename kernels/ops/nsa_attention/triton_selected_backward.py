@@ -15,7 +15,8 @@ from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.triton_block_queries import Readers, readers
 from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
 from kernels.ops.nsa_attention.triton_selected import count, keys_at, own_key, walk_options, walking, widths
-from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
+from kernels.triton_common.device import chunk_bounds, padded
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 

@@ -20,15 +20,13 @@ import triton.language as tl
 
 from kernels.ops.path_attention.triton_tiles import (
     block_of_span,
+    load_block,
     minus_turned,
-    store_tile,
-    store_tokens_tile,
-    tile,
+    store_block,
     tokens_fp32,
-    tokens_line,
-    tokens_tile,
 )
 from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_scalars, load_tokens, store_tokens
 from kernels.triton_common.tuning import Tuned
 
 
@@ -54,9 +52,9 @@ def carry(
     head, wide = tl.program_id(1), tl.arange(0, K)
     row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
     if own < end:
-        moving = tile(key + (own * HEADS + head) * C * K, row, wide, K).to(tl.float32)
+        moving = load_block(key + (own * HEADS + head) * C * K, row, wide, K).to(tl.float32)
         for block in range(own + 1, end):
-            store_tile(copies + (block * HEADS + head) * BLOCKS * C * K, moving, place * C + row, wide, K)
+            store_block(copies + (block * HEADS + head) * BLOCKS * C * K, moving, place * C + row, wide, K)
             if turns is not None:
                 moving = minus_turned(moving, turns + (block * HEADS + head) * K * K, K, False)
 
@@ -89,22 +87,22 @@ def _query_side(
     ahead = tl.minimum(tl.load(table + block * 2 + 1) - span * BLOCKS, BLOCKS)
     if (sequence >= 0) & (ahead > 0):
         row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
-        queries = tile(query + own * C * K, row, wide, K)
-        dout = tokens_tile(grad, first + row, end, head, HEADS, broad, VALUES).to(v.dtype.element_ty)
-        level = tokens_line(lse, first + row, end, head, HEADS)
-        mean = tokens_line(delta, first + row, end, head, HEADS)
+        queries = load_block(query + own * C * K, row, wide, K)
+        dout = load_tokens(grad, first + row, end, head, HEADS, broad, VALUES).to(v.dtype.element_ty)
+        level = load_scalars(lse, first + row, end, head, HEADS)
+        mean = load_scalars(delta, first + row, end, head, HEADS)
         total, net = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT,), tl.float32)
         if span > 0:
             old = own + ((span + 1) % 2) * SLOT
-            total += tile(dquery + old * C * K, row, wide, K)
+            total += load_block(dquery + old * C * K, row, wide, K)
             net += tl.load(across + old * C + row)
         if before is not None:
             level -= tl.load(before + own * C + row)
         for start in range(0, ahead * C, BC):
             column = start + tl.arange(0, BC)
-            keys = tile(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, wide, K)
+            keys = load_block(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, wide, K)
             token = begin + span * BLOCKS * C + column
-            values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES)
+            values = load_tokens(v, token, end, kv, KV_HEADS, broad, VALUES)
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") - level[:, None]
             if sums is not None:
                 score += tl.load(sums + own * BLOCKS * C + column)[None]
@@ -113,7 +111,7 @@ def _query_side(
             total += tl.dot(slope.to(keys.dtype), keys, input_precision="ieee")
             net += tl.sum(slope, 1)
         new = own + (span % 2) * SLOT
-        store_tile(dquery + new * C * K, total, row, wide, K)
+        store_block(dquery + new * C * K, total, row, wide, K)
         tl.store(across + new * C + row, net)
 
 
@@ -125,9 +123,9 @@ def _values_inside(
     """dv of the rows of block `own` from the queries of the same block."""
     for at in range(0, GROUP * C, BC):
         head, query = kv * GROUP + at // C, at % C + tl.arange(0, BC)
-        level = tokens_line(lse, first + query, end, head, HEADS)
-        share = tl.exp(tile(logits + (own * HEADS + head) * C * C, query, row, C) - level[:, None])
-        dout = tokens_tile(grad, first + query, end, head, HEADS, broad, VALUES)
+        level = load_scalars(lse, first + query, end, head, HEADS)
+        share = tl.exp(load_block(logits + (own * HEADS + head) * C * C, query, row, C) - level[:, None])
+        dout = load_tokens(grad, first + query, end, head, HEADS, broad, VALUES)
         dvalues += tl.dot(tl.trans(share).to(dout.dtype), dout, input_precision="ieee")
     return dvalues
 
@@ -147,7 +145,7 @@ def _key_side(
         first = begin + (span * BLOCKS + place) * C
         row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
         member = tl.arange(0, G)
-        values = tokens_tile(v, first + row, end, kv, KV_HEADS, broad, VALUES)
+        values = load_tokens(v, first + row, end, kv, KV_HEADS, broad, VALUES)
         dvalues = _values_inside(
             logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad,
             tl.zeros((C // SPLIT, V), tl.float32), C, BC,
@@ -157,19 +155,19 @@ def _key_side(
             block = stop.to(tl.int64) - back
             at = (block * KV_HEADS + kv) * BLOCKS * C * K
             if dcopies is not None:
-                store_tile(dcopies + at, total, place * C + row, wide, K)
+                store_block(dcopies + at, total, place * C + row, wide, K)
                 total = minus_turned(total, turns + (block * KV_HEADS + kv) * K * K, K, True)
-            keys = tile(copies + at, place * C + row, wide, K)
+            keys = load_block(copies + at, place * C + row, wide, K)
             later = first + (block - own) * C
             for step in range(0, GROUP * C, BC):
                 head, column = kv * GROUP + step // C, step % C + tl.arange(0, BC)
                 there = block * HEADS + head
-                queries = tile(query + there * C * K, column, wide, K)
-                dout = tokens_tile(grad, later + column, end, head, HEADS, broad, VALUES).to(
+                queries = load_block(query + there * C * K, column, wide, K)
+                dout = load_tokens(grad, later + column, end, head, HEADS, broad, VALUES).to(
                     v.dtype.element_ty
                 )
-                level = tokens_line(lse, later + column, end, head, HEADS)
-                mean = tokens_line(delta, later + column, end, head, HEADS)
+                level = load_scalars(lse, later + column, end, head, HEADS)
+                mean = load_scalars(delta, later + column, end, head, HEADS)
                 score = tl.dot(keys, tl.trans(queries), input_precision="ieee") - level[None]
                 if before is not None:
                     score += tl.load(before + there * C + column)[None]
@@ -179,8 +177,8 @@ def _key_side(
                 share *= tl.dot(values, tl.trans(dout), input_precision="ieee") - mean[None]
                 total += tl.dot(share.to(queries.dtype), queries, input_precision="ieee")
                 net += tl.where(member[None] == step // C, tl.sum(share, 1)[:, None], 0.0)
-        store_tile(dkey + (own * KV_HEADS + kv) * C * K, total, row, wide, K)
-        store_tokens_tile(dv, dvalues, first + row, end, kv, KV_HEADS, broad, VALUES)
+        store_block(dkey + (own * KV_HEADS + kv) * C * K, total, row, wide, K)
+        store_tokens(dv, dvalues, first + row, end, kv, KV_HEADS, broad, VALUES)
         heads = (own * HEADS + kv * GROUP + member)[None] * C
         tl.store(received + heads + row[:, None], net, mask=(member < GROUP)[None])
 
@@ -199,13 +197,13 @@ def _turn_side(
         column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
         total = tl.zeros((BK, BK), tl.float32)
         if span > 0:
-            total += tile(dturns + (own + ((span + 1) % 2) * SLOT) * K * K, above, column, K)
+            total += load_block(dturns + (own + ((span + 1) % 2) * SLOT) * K * K, above, column, K)
         for start in range(0, ahead * C, BC):
             row = start + tl.arange(0, BC)
-            keys = tile(copies + own * BLOCKS * C * K, row, above, K)
-            after = tile(dcopies + own * BLOCKS * C * K, row, column, K)
+            keys = load_block(copies + own * BLOCKS * C * K, row, above, K)
+            after = load_block(dcopies + own * BLOCKS * C * K, row, column, K)
             total -= tl.dot(tl.trans(keys), after, input_precision="ieee")
-        store_tile(dturns + (own + (span % 2) * SLOT) * K * K, total, above, column, K)
+        store_block(dturns + (own + (span % 2) * SLOT) * K * K, total, above, column, K)
 
 
 def _configs(*found: tuple[int, int, int, int]) -> list[triton.Config]:

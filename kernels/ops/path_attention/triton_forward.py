@@ -10,13 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.path_attention.triton_tiles import (
-    minus_turned,
-    store_tokens_tile,
-    tile,
-    tokens_tile,
-)
+from kernels.ops.path_attention.triton_tiles import load_block, minus_turned
 from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_tokens, store_tokens
 from kernels.triton_common.tuning import Tuned
 
 
@@ -46,10 +42,10 @@ def _attend(
         weight = tl.zeros((C // SPLIT,), tl.float32)
         for start in range(0, (part + 1) * (C // SPLIT), BC):
             column = start + tl.arange(0, BC)
-            score = tile(logits + own * C * C, row, column, C)
-            values = tokens_tile(v, first + column, end, kv, KV_HEADS, broad, VALUES)
+            score = load_block(logits + own * C * C, row, column, C)
+            values = load_tokens(v, first + column, end, kv, KV_HEADS, broad, VALUES)
             total, top, weight = _absorb(score, values, total, top, weight)
-        moving = tile(query + own * C * K, row, wide, K).to(tl.float32)
+        moving = load_block(query + own * C * K, row, wide, K).to(tl.float32)
         forgotten = tl.zeros((C // SPLIT,), tl.float32)
         if before is not None:
             forgotten += tl.load(before + own * C + row)
@@ -58,18 +54,18 @@ def _attend(
             other = block - back
             for start in range(0, C, BC):
                 column = start + tl.arange(0, BC)
-                keys = tile(key + (other * KV_HEADS + kv) * C * K, column, wide, K)
+                keys = load_block(key + (other * KV_HEADS + kv) * C * K, column, wide, K)
                 score = tl.dot(moving.to(keys.dtype), tl.trans(keys), input_precision="ieee")
                 if after is not None:
                     score += forgotten[:, None] + tl.load(after + (other * HEADS + head) * C + column)[None]
                 token = first - back * C + column
-                values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES)
+                values = load_tokens(v, token, end, kv, KV_HEADS, broad, VALUES)
                 total, top, weight = _absorb(score, values, total, top, weight)
             if turns is not None:
                 moving = minus_turned(moving, turns + (other * KV_HEADS + kv) * K * K, K, True)
             if before is not None:
                 forgotten += tl.load(before + (other * HEADS + head) * C + C - 1)
-        store_tokens_tile(out, total / weight[:, None], first + row, end, head, HEADS, broad, VALUES)
+        store_tokens(out, total / weight[:, None], first + row, end, head, HEADS, broad, VALUES)
         at = (first + row) * HEADS + head
         tl.store(lse + at, top + tl.log(weight), mask=first + row < end)
 

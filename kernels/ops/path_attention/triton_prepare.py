@@ -15,14 +15,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.path_attention.triton_tiles import (
-    store_tile,
-    tile,
-    tokens_fp32,
-    tokens_line,
-    unit_inverse,
-)
+from kernels.ops.path_attention.triton_tiles import load_block, store_block, tokens_fp32, unit_inverse
 from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_scalars
 
 
 @triton.jit
@@ -44,12 +39,12 @@ def compact(
                 gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
                 met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
             earlier = row[None] < row[:, None]
-            weight = tokens_line(beta, token, end, head, HEADS)
+            weight = load_scalars(beta, token, end, head, HEADS)
             solved = unit_inverse(tl.where(earlier, weight[:, None] * gram, 0.0), C, SOLVING)
-            store_tile(inverse + own * C * C, solved, row, row, C)
+            store_block(inverse + own * C * C, solved, row, row, C)
             solved *= weight[None]
             skip = tl.dot(solved, tl.where(earlier, met, 0.0), input_precision=PRECISION)
-            store_tile(skipped + own * C * C, skip, row, row, C)
+            store_block(skipped + own * C * C, skip, row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
@@ -57,8 +52,8 @@ def compact(
                 turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
                 keys -= tl.dot(tl.trans(skip), turning, input_precision=PRECISION)
                 solution = tl.dot(solved, turning, input_precision=PRECISION)
-                store_tile(u + own * C * K, solution, row, column, K)
-            store_tile(key + own * C * K, keys, row, column, K)
+                store_block(u + own * C * K, solution, row, column, K)
+            store_block(key + own * C * K, keys, row, column, K)
 
 
 @triton.jit
@@ -74,8 +69,10 @@ def turn(
         above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
         column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
         turning = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
-        product = tl.dot(tl.trans(tile(u + own * C * K, row, above, K)), turning, input_precision=PRECISION)
-        store_tile(turns + own * K * K, product, above, column, K)
+        product = tl.dot(
+            tl.trans(load_block(u + own * C * K, row, above, K)), turning, input_precision=PRECISION
+        )
+        store_block(turns + own * K * K, product, above, column, K)
 
 
 @triton.jit
@@ -85,7 +82,7 @@ def _gate_sums(g, before, after, token, end, head, HEADS, own, C: tl.constexpr):
     Sums of terms of one sign only: a difference of two long sums would be inexact.
     """
     row = tl.arange(0, C)
-    gate = tokens_line(g, token, end, head, HEADS)
+    gate = load_scalars(g, token, end, head, HEADS)
     tl.store(before + own * C + row, tl.cumsum(gate, 0))
     later = tl.load(g + (token + 1) * HEADS + head, mask=(token + 1 < end) & (row + 1 < C), other=0.0)
     tl.store(after + own * C + row, tl.cumsum(later.to(tl.float32), 0, reverse=True))
@@ -115,16 +112,18 @@ def inner(
                 meeting += tl.dot(queries, tl.trans(turning), input_precision=PRECISION)
         if w is not None:
             meeting = tl.where(until, meeting, 0.0)
-            score -= tl.dot(meeting, tile(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION)
+            score -= tl.dot(
+                meeting, load_block(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION
+            )
             if passed is not None:
-                store_tile(passed + own * C * C, meeting, row, row, C)
+                store_block(passed + own * C * C, meeting, row, row, C)
         if g is not None:
             score += _gate_sums(g, before, after, token, end, head, HEADS, own, C)
-        store_tile(logits + own * C * C, tl.where(until, score, float("-inf")), row, row, C)
+        store_block(logits + own * C * C, tl.where(until, score, float("-inf")), row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
             if w is not None:
-                rows = tile(u + own_kv * C * K, row, column, K)
+                rows = load_block(u + own_kv * C * K, row, column, K)
                 queries -= tl.dot(meeting, rows, input_precision=PRECISION)
-            store_tile(query + own * C * K, queries, row, column, K)
+            store_block(query + own * C * K, queries, row, column, K)

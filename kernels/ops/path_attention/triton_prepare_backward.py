@@ -13,14 +13,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.path_attention.triton_tiles import (
-    store_tile,
-    store_tokens_tile,
-    tile,
-    tokens_fp32,
-    tokens_line,
-)
+from kernels.ops.path_attention.triton_tiles import load_block, store_block, tokens_fp32
 from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_scalars, store_tokens
 
 
 @triton.jit
@@ -57,9 +52,9 @@ def _slopes(
         dout = tokens_fp32(grad, token, end, head, HEADS, column, VALUES)
         values = tokens_fp32(v, token, end, kv, HEADS // GROUP, column, VALUES)
         slope += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
-    slope -= tokens_line(delta, token, end, head, HEADS)[:, None]
-    level = tokens_line(lse, token, end, head, HEADS)
-    return slope * tl.exp(tile(logits + own * C * C, row, row, C) - level[:, None])
+    slope -= load_scalars(delta, token, end, head, HEADS)[:, None]
+    level = load_scalars(lse, token, end, head, HEADS)
+    return slope * tl.exp(load_block(logits + own * C * C, row, row, C) - level[:, None])
 
 
 @triton.jit
@@ -78,7 +73,7 @@ def inner_back(
         slope = _slopes(
             v, grad, lse, delta, logits, token, end, head, kv, own, HEADS, GROUP, VALUES, C, V, BV, PRECISION
         )  # fmt: skip
-        store_tile(dlogits + own * C * C, slope, row, row, C)
+        store_block(dlogits + own * C * C, slope, row, row, C)
         if net is not None:
             place = across + (tl.maximum(slot, 0) * SLOT + own) * C + row
             sums = tl.load(place, mask=row < _written(slot, C), other=0.0)
@@ -86,15 +81,15 @@ def inner_back(
             tl.store(net + own * C + row, sums)
         if w is not None:
             passing = tl.dot(
-                slope, tl.trans(tile(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
+                slope, tl.trans(load_block(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
             )
             for start in range(0, K, BK):
                 column = start + tl.arange(0, BK)
                 far = _grown(dquery, slot, SLOT, own, row, column, C, K)
-                rows = tile(u + own_kv * C * K, row, column, K)
+                rows = load_block(u + own_kv * C * K, row, column, K)
                 passing += tl.dot(far, tl.trans(rows), input_precision=PRECISION)
             passing = tl.where(row[None] <= row[:, None], -passing, 0.0)
-            store_tile(dpassed + own * C * C, passing, row, row, C)
+            store_block(dpassed + own * C * C, passing, row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
@@ -103,7 +98,7 @@ def inner_back(
             if w is not None:
                 turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
                 total += tl.dot(passing, turning, input_precision=PRECISION)
-            store_tokens_tile(dq, total * scale, token, end, head, HEADS, column, WIDTH)
+            store_tokens(dq, total * scale, token, end, head, HEADS, column, WIDTH)
 
 
 @triton.jit
@@ -135,15 +130,15 @@ def group_back(
         row, own_kv = tl.arange(0, C), block * KV_HEADS + kv
         token, column = first + row, tl.program_id(2) * BK + tl.arange(0, BK)
         slot = _last_slot(table, block, BLOCKS)
-        dkeys = tile(dkey + own_kv * C * K, row, column, K).to(tl.float32)
+        dkeys = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
         if w is not None:
-            skip = tile(skipped + own_kv * C * C, row, row, C)
+            skip = load_block(skipped + own_kv * C * C, row, row, C)
             dturning = -tl.dot(skip, dkeys, input_precision=PRECISION)
             drows = tl.zeros((C, BK), tl.float32)
             for start in range(0, K, BK):
                 other = start + tl.arange(0, BK)
                 turning = tokens_fp32(w, token, end, kv, KV_HEADS, other, WIDTH)
-                rows = tile(u + own_kv * C * K, row, other, K)
+                rows = load_block(u + own_kv * C * K, row, other, K)
                 across = _grown(dturns, slot, SLOT_KV, own_kv, column, other, K, K)
                 drows += tl.dot(turning, tl.trans(across), input_precision=PRECISION)
                 along = _grown(dturns, slot, SLOT_KV, own_kv, other, column, K, K)
@@ -151,18 +146,18 @@ def group_back(
         for head in range(kv * GROUP, (kv + 1) * GROUP):
             own = block * HEADS + head
             queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
-            slope = tile(dlogits + own * C * C, row, row, C)
+            slope = load_block(dlogits + own * C * C, row, row, C)
             dkeys += tl.dot(tl.trans(slope), queries, input_precision=PRECISION)
             if w is not None:
-                passing = tile(dpassed + own * C * C, row, row, C)
+                passing = load_block(dpassed + own * C * C, row, row, C)
                 dturning += tl.dot(tl.trans(passing), queries, input_precision=PRECISION)
                 far = _grown(dquery, slot, SLOT, own, row, column, C, K)
-                meeting = tile(passed + own * C * C, row, row, C)
+                meeting = load_block(passed + own * C * C, row, row, C)
                 drows -= tl.dot(tl.trans(meeting), far, input_precision=PRECISION)
-        store_tile(dk + own_kv * C * K, dkeys, row, column, K)
+        store_block(dk + own_kv * C * K, dkeys, row, column, K)
         if w is not None:
-            store_tile(du + own_kv * C * K, drows, row, column, K)
-            store_tile(dw + own_kv * C * K, dturning, row, column, K)
+            store_block(du + own_kv * C * K, drows, row, column, K)
+            store_block(dw + own_kv * C * K, dturning, row, column, K)
 
 
 @triton.jit
@@ -190,21 +185,29 @@ def _system_back(
     dskip, met_rows = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     for head in range(kv * GROUP, (kv + 1) * GROUP):
         own = block * HEADS + head
-        meeting, slope = tile(passed + own * C * C, row, row, C), tile(dlogits + own * C * C, row, row, C)
+        meeting, slope = (
+            load_block(passed + own * C * C, row, row, C),
+            load_block(dlogits + own * C * C, row, row, C),
+        )
         dskip -= tl.dot(tl.trans(meeting), slope, input_precision=PRECISION)
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
         turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
-        dkeys = tile(dkey + own_kv * C * K, row, column, K).to(tl.float32)
-        rows, drows = tile(u + own_kv * C * K, row, column, K), tile(du + own_kv * C * K, row, column, K)
+        dkeys = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
+        rows, drows = (
+            load_block(u + own_kv * C * K, row, column, K),
+            load_block(du + own_kv * C * K, row, column, K),
+        )
         dskip -= tl.dot(turning, tl.trans(dkeys), input_precision=PRECISION)
         met_rows += tl.dot(drows, tl.trans(rows), input_precision=PRECISION)
-    back = tl.trans(tile(inverse + own_kv * C * C, row, row, C))
+    back = tl.trans(load_block(inverse + own_kv * C * C, row, row, C))
     dmet = tl.dot(back, dskip, input_precision=PRECISION)
-    dgram = tl.dot(dmet, tl.trans(tile(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION)
+    dgram = tl.dot(
+        dmet, tl.trans(load_block(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
+    )
     dgram += tl.dot(back, met_rows, input_precision=PRECISION)
     dmet, dgram = tl.where(earlier, dmet, 0.0), tl.where(earlier, -dgram, 0.0)
-    weight = tokens_line(beta, token, end, kv, KV_HEADS)
+    weight = load_scalars(beta, token, end, kv, KV_HEADS)
     # A matrix [C, C] fills a quarter of the registers or half of them: these two are made where they are used.
     dweight = tl.sum(dmet * _rows_meet(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
     dweight += tl.sum(dgram * _rows_meet(w, w, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
@@ -228,21 +231,23 @@ def compact_back(
                 k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, token, end, kv, block, own_kv,
                 HEADS, GROUP, WIDTH, C, K, BK, PRECISION,
             )  # fmt: skip
-            back = tl.trans(tile(inverse + own_kv * C * C, row, row, C))
-            weight = tokens_line(beta, token, end, kv, KV_HEADS)
+            back = tl.trans(load_block(inverse + own_kv * C * C, row, row, C))
+            weight = load_scalars(beta, token, end, kv, KV_HEADS)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            dkeys = tile(dk_part + own_kv * C * K, row, column, K)
+            dkeys = load_block(dk_part + own_kv * C * K, row, column, K)
             if w is not None:
                 turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
                 keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
-                right = tl.dot(back, tile(du + own_kv * C * K, row, column, K), input_precision=PRECISION)
+                right = tl.dot(
+                    back, load_block(du + own_kv * C * K, row, column, K), input_precision=PRECISION
+                )
                 dweight += tl.sum(right * turning, 1)
-                dturning = tile(dw_part + own_kv * C * K, row, column, K) + weight[:, None] * right
+                dturning = load_block(dw_part + own_kv * C * K, row, column, K) + weight[:, None] * right
                 dturning += tl.dot(dmet, keys, input_precision=PRECISION)
                 dturning += tl.dot(dgram, turning, input_precision=PRECISION)
                 dkeys += tl.dot(tl.trans(dmet), turning, input_precision=PRECISION)
-                store_tokens_tile(dw, dturning, token, end, kv, KV_HEADS, column, WIDTH)
-            store_tokens_tile(dk, dkeys, token, end, kv, KV_HEADS, column, WIDTH)
+                store_tokens(dw, dturning, token, end, kv, KV_HEADS, column, WIDTH)
+            store_tokens(dk, dkeys, token, end, kv, KV_HEADS, column, WIDTH)
         if w is not None:
             tl.store(dbeta + token * KV_HEADS + kv, dweight.to(dbeta.dtype.element_ty), mask=token < end)

@@ -10,43 +10,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def tokens_tile(x, token, end, head, HEADS, column, WIDTH):
-    """[tokens, columns] of one head of x [T, HEADS, WIDTH], as stored; zeros outside."""
-    place = (token * HEADS + head)[:, None] * WIDTH + column[None]
-    return tl.load(x + place, mask=(token < end)[:, None] & (column < WIDTH)[None], other=0.0)
+from kernels.triton_common.tiles import load_tokens
 
 
 @triton.jit
 def tokens_fp32(x, token, end, head, HEADS, column, WIDTH):
-    """`tokens_tile` in fp32."""
-    return tokens_tile(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
+    """`load_tokens` in fp32."""
+    return load_tokens(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
 
 
 @triton.jit
-def store_tokens_tile(x, tile, token, end, head, HEADS, column, WIDTH):
-    """The inverse of `tokens_tile`."""
-    place = (token * HEADS + head)[:, None] * WIDTH + column[None]
-    mask = (token < end)[:, None] & (column < WIDTH)[None]
-    tl.store(x + place, tile.to(x.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def tokens_line(x, token, end, head, HEADS):
-    """fp32 [tokens] of one head of x [T, HEADS]; zeros outside."""
-    return tl.load(x + token * HEADS + head, mask=token < end, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def tile(x, row, column, WIDTH):
+def load_block(x, row, column, WIDTH):
     """[rows, columns] of x [*, WIDTH], as stored; wholly inside."""
     return tl.load(x + row[:, None] * WIDTH + column[None])
 
 
 @triton.jit
-def store_tile(x, values, row, column, WIDTH):
-    """The inverse of `tile`."""
+def store_block(x, values, row, column, WIDTH):
+    """Write values [rows, columns] to x [*, WIDTH]; wholly inside."""
     tl.store(x + row[:, None] * WIDTH + column[None], values.to(x.dtype.element_ty))
 
 

@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_common.device import load_rows, padded, store_rows
+from kernels.triton_common.device import padded
+from kernels.triton_common.tiles import load_rows, store_rows
 
 PROGRAMS = 512
 """About how many programs share the work: a few for each multiprocessor of a large GPU."""

@@ -18,7 +18,7 @@ def sparse_attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """o_t = Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, and 0 where S_t is empty; memory Tq × Tk a head.
+    """Attention o_t = Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, 0 where S_t is empty; memory Tq × Tk a head.
 
     The only form that looks at the indices: raises ValueError for one that is no position, that comes twice,
     or that lies outside the query's sequence.

@@ -58,6 +58,7 @@ class _SparseAttention(torch.autograd.Function):
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> dict[str, int]:
+    """Sizes of the kernels, by their names in triton_forward.py."""
     group = q.shape[2] // k.shape[2]
     return {
         "Tq": q.shape[1],
@@ -87,5 +88,5 @@ def sparse_attention_triton(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """`kernels.sparse_attention` on a GPU; indices are positions along the packed axis already."""
+    """Compute `kernels.sparse_attention` on a GPU; indices are positions along the packed axis already."""
     return _SparseAttention.apply(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)

@@ -11,7 +11,7 @@ from kernels.grouping import sort_by_group
 from kernels.packing.boundaries import boundaries, token_sequences
 
 MAX_TIMELINES = 64
-"""A counting sort sweeps its tokens once a timeline: past some dozens, comparing is the better way."""
+"""A counting sort reads its tokens once a timeline: past some dozens, comparing is the better way."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Timelines:
 
 
 def sort_timelines(assignment: Tensor, n_timelines: int, cu_seqlens: Tensor | None) -> Timelines:
-    """Sort tokens by timeline; every shape follows from the arguments' shapes, so that it can be traced.
+    """Sort the tokens of all heads by timeline; can be traced, as `sort_by_group` can.
 
     assignment  integer [B, T, H], values in [0, n_timelines), not checked
     """

@@ -1,4 +1,4 @@
-"""Timeline attention with its routing in kernels: tokens are sorted, moved and rotated, attended to, put back.
+"""Timeline attention with its routing in kernels: tokens are sorted, gathered and rotated, attended to, put back.
 
     sort      a counting sort (triton_sort.py): which token stands where, and its position inside its timeline
     gather    a program has BM places of the sorted axis, reads q, k and v of the tokens that stand there, rotates
@@ -20,12 +20,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.ops.timeline_attention.packed import attend_by_plugin
 from kernels.ops.timeline_attention.sort import Timelines
 from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 from kernels.plugins import flash, varlen
 from kernels.segments import segment_attention
-from kernels.triton_common.device import load_rows, store_rows
 from kernels.triton_common.gradients import first_order
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 
@@ -33,6 +34,7 @@ from kernels.triton_common.tuning import Tuned
 def _angles(positions, frequencies, flat, known, WIDTH, BW: tl.constexpr):
     """cos and sin [BM, BW/2] of position · frequency."""
     pair = tl.arange(0, BW // 2)
+    # θ_pi = p · base^(−2i/K)
     position = tl.load(positions + flat, mask=known, other=0).to(tl.float32)
     frequency = tl.load(frequencies + pair, mask=pair < WIDTH // 2, other=0.0)
     angle = position[:, None] * frequency[None]
@@ -41,7 +43,7 @@ def _angles(positions, frequencies, flat, known, WIDTH, BW: tl.constexpr):
 
 @triton.jit
 def _turned(rows, cos, sin):
-    """Rows [BM, BW] in fp32 with their adjacent pairs turned."""
+    """Rows [BM, BW] in fp32 with each pair (x, y) of neighbours turned: (x·cos − y·sin, x·sin + y·cos)."""
     pairs = tl.reshape(rows.to(tl.float32), (rows.shape[0], rows.shape[1] // 2, 2))
     even, odd = tl.split(pairs)
     return tl.interleave(even * cos - odd * sin, even * sin + odd * cos)
@@ -52,14 +54,20 @@ def _timeline_gather(
     q, k, v, q_there, k_there, v_there, order, positions, frequencies, PLACES, K, V,
     GROUP: tl.constexpr, ROPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """q, k, v at the places [PLACES] of the sorted axis; KV row ⌊f/GROUP⌋ belongs to query row f."""
+    """Copy q, k and v to the sorted axis, q and k rotated.
+
+    in   q [B·T·H, K], k [B·T·Hkv, K], v [B·T·Hkv, V]; order [PLACES], positions [B·T·H], frequencies [K/2]
+    out  q_there, k_there [PLACES, K], v_there [PLACES, V]; PLACES = B·T·H
+    """
     place = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = place < PLACES
     flat = tl.load(order + place, mask=known, other=0)
+    # q, k and v of the token and head that stands at each place; heads share KV row ⌊f/GROUP⌋
     queries = load_rows(q, flat, known, K, BK)
     keys = load_rows(k, flat // GROUP, known, K, BK)
     if ROPE:
         cos, sin = _angles(positions, frequencies, flat, known, K, BK)
+        # RoPE by the position inside the timeline
         queries, keys = _turned(queries, cos, sin), _turned(keys, cos, sin)
     store_rows(q_there, place, known, queries, K, BK)
     store_rows(k_there, place, known, keys, K, BK)
@@ -71,19 +79,25 @@ def _timeline_gather_backward(
     dq_there, dk_there, dv_there, dq, dk, dv, places, positions, frequencies, ROWS, K, V,
     GROUP: tl.constexpr, ROPE: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """dq, dk, dv of KV rows [ROWS] and of the query rows that share each of them."""
+    """Gradients of q, k, v from those on the sorted axis, by KV row and the query rows that share it.
+
+    in   dq_there, dk_there [B·T·H, K], dv_there [B·T·H, V]; places [B·T·H], positions, frequencies
+    out  dq [B·T·H, K], dk [ROWS, K], dv [ROWS, V]; ROWS = B·T·Hkv, GROUP = H/Hkv
+    """
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = row < ROWS
     keys, values = tl.zeros((BM, BK), tl.float32), tl.zeros((BM, BV), tl.float32)
     for member in range(GROUP):
         flat = row * GROUP + member
         place = tl.load(places + flat, mask=known, other=0)
+        # the gradient of a rotation is the rotation back
         query = load_rows(dq_there, place, known, K, BK).to(tl.float32)
         key = load_rows(dk_there, place, known, K, BK).to(tl.float32)
         if ROPE:
             cos, sin = _angles(positions, frequencies, flat, known, K, BK)
             query, key = _turned(query, cos, -sin), _turned(key, cos, -sin)
         store_rows(dq, flat, known, query, K, BK)
+        # dk and dv are sums over the query heads that share a KV head, in the heads' order
         keys += key
         values += load_rows(dv_there, place, known, V, BV)
     store_rows(dk, row, known, keys, K, BK)
@@ -92,9 +106,10 @@ def _timeline_gather_backward(
 
 @triton.jit
 def _timeline_put_back(there, weight, o, places, ROWS, V, BV: tl.constexpr, BM: tl.constexpr):
-    """o of the rows [ROWS], one a token and head: what stands at the row's place, times its weight."""
+    """o [ROWS, V] of every token and head from the sorted axis: o_i = w_i · there[place of i]."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = row < ROWS
+    # o_i = w_i · there[place of i]
     values = load_rows(there, tl.load(places + row, mask=known, other=0), known, V, BV)
     if weight is not None:
         values = values.to(tl.float32) * tl.load(weight + row, mask=known, other=0.0).to(tl.float32)[:, None]
@@ -105,14 +120,17 @@ def _timeline_put_back(there, weight, o, places, ROWS, V, BV: tl.constexpr, BM: 
 def _timeline_put_back_backward(
     do, there, weight, dthere, dweight, places, ROWS, V, BV: tl.constexpr, BM: tl.constexpr
 ):
+    """Gradients of `_timeline_put_back`: dthere [ROWS, V] on the sorted axis and dweight [ROWS]."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     known = row < ROWS
     place = tl.load(places + row, mask=known, other=0)
     gradient = load_rows(do, row, known, V, BV).to(tl.float32)
     if weight is not None:
         values = load_rows(there, place, known, V, BV).to(tl.float32)
+        # dw_i = do_i · there[place of i]
         found = tl.sum(gradient * values, axis=1)
         tl.store(dweight + row, found.to(dweight.dtype.element_ty), mask=known)
+        # dthere[place of i] = w_i · do_i
         gradient *= tl.load(weight + row, mask=known, other=0.0).to(tl.float32)[:, None]
     store_rows(dthere, place, known, gradient, V, BV)
 
@@ -173,7 +191,7 @@ class _PutBack(torch.autograd.Function):
 
 
 def _launch(tuned: Tuned, *tensors: Tensor | None) -> None:
-    """A kernel of putting back: values first, places last."""
+    """Launch a kernel of putting back: its values come first, the places last."""
     rows, width = len(tensors[-1]), tensors[0].shape[-1]
     tuned[lambda meta: (triton.cdiv(rows, meta["BM"]),)](
         *tensors, rows, width, BV=triton.next_power_of_2(width)
@@ -188,7 +206,7 @@ def _sizes(q: Tensor, k: Tensor, v: Tensor, base: float | None) -> dict[str, int
 
 @functools.lru_cache(maxsize=64)
 def _frequencies(width: int, base: float | None, device: torch.device) -> Tensor | None:
-    """base^(−2i/width) for the pairs i, each rounded once."""
+    """The angle a position of each pair i, base^(−2i/width), each rounded once; None without a base."""
     if base is None:
         return None
     return torch.tensor([base ** (-2 * i / width) for i in range(width // 2)], device=device)
@@ -197,14 +215,14 @@ def _frequencies(width: int, base: float | None, device: torch.device) -> Tensor
 def gather(
     q: Tensor, k: Tensor, v: Tensor, timelines: Timelines, base: float | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v of every place of the sorted axis, [M, 1, D], q and k rotated if there is a base."""
+    """Gather q, k, v [B, T, ·, D] to the sorted axis, [M, 1, D]; q and k rotated if there is a base."""
     return _Gather.apply(q, k, v, timelines, base)
 
 
 def put_back(
     there: Tensor, timelines: Timelines, shape: tuple[int, int, int], weight: Tensor | None = None
 ) -> Tensor:
-    """[M, 1, D] on the sorted axis -> [B, T, H, D], times the weight [B, T, H]."""
+    """Put rows [M, 1, D] of the sorted axis back to [B, T, H, D] = shape, times the weight [B, T, H]."""
     return _PutBack.apply(there, weight, timelines, shape)
 
 
@@ -220,7 +238,7 @@ def timeline_attention_triton(
     scale: float | None,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
-    """`kernels.timeline_attention` on a GPU: its routing reads and writes q, k, v and o once each way."""
+    """Compute `kernels.timeline_attention` on a GPU; routing reads and writes q, k, v and o once each way."""
     timelines = sort_timelines_triton(assignment, n_timelines, cu_seqlens)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     out = _attend(*gather(q, k, v, timelines, rope_base), timelines.cu_seqlens, scale, q.shape[1])
@@ -228,11 +246,8 @@ def timeline_attention_triton(
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, scale: float, longest: int) -> Tensor:
-    """[M, 1, V], by a fused kernel where one takes the call."""
+    """Attention [M, 1, V] within timelines, by a fused kernel where one takes the call."""
     for plugin in (varlen, flash):
         if plugin.refuses(q, k, v) is None:
-            # Finding the longest timeline would wait for the GPU; T bounds it and costs only idle blocks.
-            return plugin.packed_attention(
-                q, k, v, cu, cu, longest, longest, causal=True, window=None, scale=scale
-            )
+            return attend_by_plugin(plugin, longest, q, k, v, cu, scale)
     return segment_attention(q, k, v, cu, scale=scale)
