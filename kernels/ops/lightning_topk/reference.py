@@ -23,7 +23,7 @@ def lightning_topk_reference(
     scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """S_t = top-k_t of I_t over the visible keys, from the latest to the earliest: indices [B, Tq, k_max]."""
+    """Select S_t = top-k_t of I_t over the visible keys, from the latest to the earliest: int32 [B, Tq, k_max]."""
     q_idx, k_idx, w_idx, bias = wide(q_idx, k_idx, w_idx, bias)
     batch, queries, keys = *q_idx.shape[:2], k_idx.shape[1]
     starts = sequence_starts(cu_seqlens, keys, q_idx.device).tolist()
