@@ -28,7 +28,7 @@ def path_attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The blockwise form; gradients of first order."""
+    """Compute `kernels.path_attention` blockwise; gradients of first order."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return path_attention_op(q, k, v, w, beta, g, cu_seqlens, scale)[0]
 
@@ -44,7 +44,7 @@ def path_attention_op(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] and log-sum-exps [B, T, H]."""
+    """Output o [B, T, H, V] and log-sum-exps [B, T, H]."""
     inputs = (q, k, v, w, beta, g)
     if cu_seqlens is None:
         return attend(*inputs, scale)

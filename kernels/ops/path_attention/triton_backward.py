@@ -6,8 +6,11 @@ copies kept, one a block; then, all blocks at once,
 
     carry       the copies of the span's keys, and of their sums of gates, at the start of every later block
     query_side  queries of a later block meet the copies there: dq there, and the sums over keys of dS
-    key_side    a key block walks back from the last block: d of its copy after every block (kept as well), dk and dv
+    key_side    a key block goes back from the last block: d of its copy after every block (stored as well), dk and dv
     turn_side   dD = −Σ over the copies before a block ⊗ d of the copies after it
+
+    P_ij = e^(a_ij − lse_i),   δ_i = do_i·o_i,   dS_ij = P_ij·(do_i·v_j − δ_i)
+    dv_j = Σ_i P_ij·do_i,   dq̃_i = Σ_j dS_ij·k̃_j,   dk̃_j = Σ_i dS_ij·q̃_i
 
 dq and dD grow from span to span, read from one slot of two and written to the other, so that a kernel that runs
 twice, to be timed, changes nothing. Scores are recomputed from the log-sum-exps; delta = do·o.
@@ -32,11 +35,12 @@ from kernels.triton_common.tuning import Tuned
 
 @triton.jit
 def outer_delta(out, grad, delta, table, cu, HEADS, VALUES, C: tl.constexpr, V: tl.constexpr):
-    """do·o of every token and head."""
+    """δ_i = do_i·o_i of every token and head: out, grad [T, HEADS, VALUES] -> delta [T, HEADS]."""
     head = tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
         token, broad = first + tl.arange(0, C), tl.arange(0, V)
+        # δ_i = do_i·o_i
         product = tokens_fp32(out, token, end, head, HEADS, broad, VALUES)
         product *= tokens_fp32(grad, token, end, head, HEADS, broad, VALUES)
         tl.store(delta + token * HEADS + head, tl.sum(product, 1), mask=token < end)
@@ -47,26 +51,37 @@ def carry(
     key, turns, copies, firsts, span, HEADS,
     C: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """copies [M, HEADS, BLOCKS·C, K]: the keys of the span at the start of every later block."""
+    """Carry the span's keys to the start of every later block.
+
+    in   key [M, HEADS, C, K], turns [M, HEADS, K, K]; HEADS: KV heads
+    out  copies [M, HEADS, BLOCKS·C, K]
+    """
     _, place, part, own, end = block_of_span(firsts, span, SPLIT, BLOCKS)
     head, wide = tl.program_id(1), tl.arange(0, K)
     row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
     if own < end:
         moving = load_block(key + (own * HEADS + head) * C * K, row, wide, K).to(tl.float32)
         for block in range(own + 1, end):
+            # k̃_j at the start of the block
             store_block(copies + (block * HEADS + head) * BLOCKS * C * K, moving, place * C + row, wide, K)
             if turns is not None:
+                # through the block: k̃ ← k̃ − k̃·D
                 moving = minus_turned(moving, turns + (block * HEADS + head) * K * K, K, False)
 
 
 @triton.jit
 def carry_gates(before, after, sums, firsts, span, HEADS, C: tl.constexpr, BLOCKS: tl.constexpr):
-    """sums [M, HEADS, BLOCKS·C]: of gates from the span's tokens to the start of every later block."""
+    """Sum gates from the span's tokens to the start of every later block.
+
+    in   before, after [M, HEADS, C]
+    out  sums [M, HEADS, BLOCKS·C]
+    """
     _, place, _, own, end = block_of_span(firsts, span, 1, BLOCKS)
     head, row = tl.program_id(1), tl.arange(0, C)
     if own < end:
         forgotten = tl.load(after + (own * HEADS + head) * C + row)
         for block in range(own + 1, end):
+            # Σ_{s=j+1..last} g_s of the blocks before
             tl.store(sums + ((block * HEADS + head) * BLOCKS + place) * C + row, forgotten)
             forgotten += tl.load(before + (block * HEADS + head) * C + C - 1)
 
@@ -76,9 +91,11 @@ def _query_side(
     query, v, grad, lse, delta, before, sums, copies, dquery, across, table, cu, span, SLOT, HEADS, GROUP, VALUES,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dquery [2, M, HEADS, C, K] and across [2, M, HEADS, C] of all blocks behind the span's first one.
+    """Gradients of the queries of all blocks behind the span's first one, from the span's keys.
 
-    SLOT: the heads of all blocks, M·HEADS, which is from one slot to the next.
+    in      query, v, lse, before as in the forward; grad = do, delta; copies, sums of `carry`, `carry_gates`
+    out     dquery [2, M, HEADS, C, K], across [2, M, HEADS, C] = Σ_j dS_ij; read from one slot, written to the other
+    layout  table, cu; span: its number; SLOT: the heads of all blocks, M·HEADS, from one slot to the next
     """
     block, part = (tl.program_id(0) // SPLIT).to(tl.int64), tl.program_id(0) % SPLIT
     head, KV_HEADS = tl.program_id(1), HEADS // GROUP
@@ -97,17 +114,21 @@ def _query_side(
             total += load_block(dquery + old * C * K, row, wide, K)
             net += tl.load(across + old * C + row)
         if before is not None:
+            # P_ij = e^(q̃_i·k̃_j + Σ_j + Σ_i − lse_i), Σ_i and Σ_j: gates of i's block up to i, of the blocks before
             level -= tl.load(before + own * C + row)
         for start in range(0, ahead * C, BC):
             column = start + tl.arange(0, BC)
             keys = load_block(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, wide, K)
             token = begin + span * BLOCKS * C + column
             values = load_tokens(v, token, end, kv, KV_HEADS, broad, VALUES)
+            # a_ij − lse_i
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") - level[:, None]
             if sums is not None:
                 score += tl.load(sums + own * BLOCKS * C + column)[None]
+            # dS_ij = P_ij·(do_i·v_j − δ_i)
             slope = tl.dot(dout, tl.trans(values), input_precision="ieee") - mean[:, None]
             slope *= tl.exp(score)
+            # dq̃_i = Σ_j dS_ij·k̃_j
             total += tl.dot(slope.to(keys.dtype), keys, input_precision="ieee")
             net += tl.sum(slope, 1)
         new = own + (span % 2) * SLOT
@@ -120,10 +141,11 @@ def _values_inside(
     logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad, dvalues,
     C: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dv of the rows of block `own` from the queries of the same block."""
+    """Add to dv_j of the rows of block `own`: Σ_i P_ij·do_i over the queries of the same block."""
     for at in range(0, GROUP * C, BC):
         head, query = kv * GROUP + at // C, at % C + tl.arange(0, BC)
         level = load_scalars(lse, first + query, end, head, HEADS)
+        # P_ij = e^(a_ij − lse_i),   dv_j = Σ_i P_ij·do_i
         share = tl.exp(load_block(logits + (own * HEADS + head) * C * C, query, row, C) - level[:, None])
         dout = load_tokens(grad, first + query, end, head, HEADS, broad, VALUES)
         dvalues += tl.dot(tl.trans(share).to(dout.dtype), dout, input_precision="ieee")
@@ -137,7 +159,13 @@ def _key_side(
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, BC: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
-    """dkey [M, KV_HEADS, C, K], dv on the token axis, and received [M, HEADS, C], the sums over queries of dS."""
+    """Gradients of the span's keys and values, from the queries of their own and of all later blocks.
+
+    in      query, v, turns, logits, lse, before as in the forward; grad = do, delta; copies, sums
+    out     dkey [M, KV_HEADS, C, K] at the end of the key's block, dv [T, KV_HEADS, VALUES],
+            received [M, HEADS, C] = Σ_i dS_ij over later blocks; dcopies like copies
+    layout  firsts, cu; span: its number; G ≥ GROUP
+    """
     sequence, place, part, own, stop = block_of_span(firsts, span, SPLIT, BLOCKS)
     kv, KV_HEADS = tl.program_id(1), HEADS // GROUP
     if own < stop:
@@ -156,7 +184,9 @@ def _key_side(
             at = (block * KV_HEADS + kv) * BLOCKS * C * K
             if dcopies is not None:
                 store_block(dcopies + at, total, place * C + row, wide, K)
+                # back through the block: dk̃ ← dk̃ − dk̃·Dᵀ
                 total = minus_turned(total, turns + (block * KV_HEADS + kv) * K * K, K, True)
+            # k̃_j as it stood at the start of this block, where its queries met it
             keys = load_block(copies + at, place * C + row, wide, K)
             later = first + (block - own) * C
             for step in range(0, GROUP * C, BC):
@@ -168,12 +198,15 @@ def _key_side(
                 )
                 level = load_scalars(lse, later + column, end, head, HEADS)
                 mean = load_scalars(delta, later + column, end, head, HEADS)
+                # P_ij = e^(a_ij − lse_i)
                 score = tl.dot(keys, tl.trans(queries), input_precision="ieee") - level[None]
                 if before is not None:
                     score += tl.load(before + there * C + column)[None]
                     score += tl.load(sums + there * BLOCKS * C + place * C + row)[:, None]
                 share = tl.exp(score)
+                # dv_j = Σ_i P_ij·do_i
                 dvalues += tl.dot(share.to(dout.dtype), dout, input_precision="ieee")
+                # dS_ij = P_ij·(do_i·v_j − δ_i),   dk̃_j = Σ_i dS_ij·q̃_i
                 share *= tl.dot(values, tl.trans(dout), input_precision="ieee") - mean[None]
                 total += tl.dot(share.to(queries.dtype), queries, input_precision="ieee")
                 net += tl.where(member[None] == step // C, tl.sum(share, 1)[:, None], 0.0)
@@ -188,7 +221,11 @@ def _turn_side(
     copies, dcopies, dturns, table, span, SLOT, HEADS,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dturns [2, M, HEADS, K, K] of all blocks behind the span's first one; a tile a program."""
+    """Gradients of the turns of all blocks behind the span's first one; a tile [BK, BK] a program.
+
+    in   copies and dcopies [M, HEADS, BLOCKS·C, K]; HEADS: KV heads
+    out  dturns [2, M, HEADS, K, K]; read from one slot, written to the other
+    """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     own = block * HEADS + head
     ahead = tl.minimum(tl.load(table + block * 2 + 1) - span * BLOCKS, BLOCKS)
@@ -200,6 +237,7 @@ def _turn_side(
             total += load_block(dturns + (own + ((span + 1) % 2) * SLOT) * K * K, above, column, K)
         for start in range(0, ahead * C, BC):
             row = start + tl.arange(0, BC)
+            # dD = −Σ_j k̃_j(before the block) ⊗ dk̃_j(after it)
             keys = load_block(copies + own * BLOCKS * C * K, row, above, K)
             after = load_block(dcopies + own * BLOCKS * C * K, row, column, K)
             total -= tl.dot(tl.trans(keys), after, input_precision="ieee")

@@ -1,4 +1,4 @@
-"""What one block of tokens contributes by itself (the formulas of blocks.py), and how gradients come back to it.
+"""Each block of tokens by itself, by the formulas of blocks.py: its path in compact form, logits, sums of gates.
 
 Linear in T, so nothing here is hot: products take fp32 operands, on tensor cores (tf32) where the inputs have 16 bit.
 Matrices [C, C] stay whole, wide ones go by in tiles of BK columns. Forward:
@@ -25,6 +25,11 @@ def compact(
     k, w, beta, inverse, skipped, u, key, table, cu, HEADS, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr, SOLVING: tl.constexpr,
 ):  # fmt: skip
+    """The compact form of a block's path, and its keys at the end of the block; HEADS: KV heads.
+
+    in   k, w [T, HEADS, WIDTH], beta [T, HEADS]
+    out  inverse, skipped [M, HEADS, C, C], u, key [M, HEADS, C, K]; without w only key
+    """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
@@ -36,13 +41,16 @@ def compact(
                 column = start + tl.arange(0, BK)
                 turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
                 keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
+                # W·Wᵀ and W·Kᵀ
                 gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
                 met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
             earlier = row[None] < row[:, None]
             weight = load_scalars(beta, token, end, head, HEADS)
+            # Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹
             solved = unit_inverse(tl.where(earlier, weight[:, None] * gram, 0.0), C, SOLVING)
             store_block(inverse + own * C * C, solved, row, row, C)
             solved *= weight[None]
+            # skipped = Y·Diag(β)·tril(W·Kᵀ, −1)
             skip = tl.dot(solved, tl.where(earlier, met, 0.0), input_precision=PRECISION)
             store_block(skipped + own * C * C, skip, row, row, C)
         for start in range(0, K, BK):
@@ -50,7 +58,9 @@ def compact(
             keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
             if w is not None:
                 turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                # k̃ = K − skippedᵀ·W
                 keys -= tl.dot(tl.trans(skip), turning, input_precision=PRECISION)
+                # U = Y·Diag(β)·W
                 solution = tl.dot(solved, turning, input_precision=PRECISION)
                 store_block(u + own * C * K, solution, row, column, K)
             store_block(key + own * C * K, keys, row, column, K)
@@ -61,13 +71,14 @@ def turn(
     u, w, turns, table, cu, HEADS, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile of D [K, K] a program."""
+    """D = Uᵀ·W, a tile [BK, BK] a program: u [M, HEADS, C, K], w [T, HEADS, WIDTH] -> turns [M, HEADS, K, K]."""
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
         row, own = tl.arange(0, C), block * HEADS + head
         above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
         column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
+        # D = Uᵀ·W
         turning = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
         product = tl.dot(
             tl.trans(load_block(u + own * C * K, row, above, K)), turning, input_precision=PRECISION
@@ -77,15 +88,18 @@ def turn(
 
 @triton.jit
 def _gate_sums(g, before, after, token, end, head, HEADS, own, C: tl.constexpr):
-    """Σ_{s=j+1..i} g_s as [i, j], and the sums before and after every token stored.
+    """Sum gates: Σ_{s=j+1..i} g_s as [i, j] is returned, the sums before and after every token are stored.
 
     Sums of terms of one sign only: a difference of two long sums would be inexact.
     """
     row = tl.arange(0, C)
     gate = load_scalars(g, token, end, head, HEADS)
+    # before_i = Σ_{s=first..i} g_s
     tl.store(before + own * C + row, tl.cumsum(gate, 0))
+    # after_j = Σ_{s=j+1..last} g_s
     later = tl.load(g + (token + 1) * HEADS + head, mask=(token + 1 < end) & (row + 1 < C), other=0.0)
     tl.store(after + own * C + row, tl.cumsum(later.to(tl.float32), 0, reverse=True))
+    # Σ_{s=j+1..i} g_s
     return tl.cumsum(tl.where(row[:, None] > row[None], gate[:, None], 0.0), 0)
 
 
@@ -94,7 +108,12 @@ def inner(
     q, k, w, g, skipped, u, query, logits, passed, before, after, table, cu, scale, HEADS, GROUP, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """passed None: not wanted (the forward needs it only here)."""
+    """Logits inside a block, and its queries at the start of the block, of one head.
+
+    in   q [T, HEADS, WIDTH], k, w [T, KV_HEADS, WIDTH], g [T, HEADS]; skipped, u of `compact`
+    out  query [M, HEADS, C, K], logits [M, HEADS, C, C], before, after [M, HEADS, C];
+         passed [M, HEADS, C, C], or None: only the backward reads it
+    """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
@@ -106,11 +125,13 @@ def inner(
             column = start + tl.arange(0, BK)
             queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
             keys = tokens_fp32(k, token, end, kv, HEADS // GROUP, column, WIDTH)
+            # s·Q·Kᵀ and s·Q·Wᵀ
             score += tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
             if w is not None:
                 turning = tokens_fp32(w, token, end, kv, HEADS // GROUP, column, WIDTH)
                 meeting += tl.dot(queries, tl.trans(turning), input_precision=PRECISION)
         if w is not None:
+            # passed = tril(s·Q·Wᵀ),   logits = s·Q·Kᵀ − passed·skipped + gates, −∞ where j > i
             meeting = tl.where(until, meeting, 0.0)
             score -= tl.dot(
                 meeting, load_block(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION
@@ -125,5 +146,6 @@ def inner(
             queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
             if w is not None:
                 rows = load_block(u + own_kv * C * K, row, column, K)
+                # q̃ = s·Q − passed·U
                 queries -= tl.dot(meeting, rows, input_precision=PRECISION)
             store_block(query + own * C * K, queries, row, column, K)

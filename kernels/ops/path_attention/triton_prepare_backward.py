@@ -20,22 +20,25 @@ from kernels.triton_common.tiles import load_scalars, store_tokens
 
 @triton.jit
 def _last_slot(table, block, BLOCKS: tl.constexpr):
-    """Which of two slots the last span wrote for this block; −1: it is the first block, and no span did."""
+    """The slot of two that the last span wrote for this block; −1: it is the first block, and no span did."""
     number = tl.load(table + block * 2 + 1)
     return tl.where(number > 0, ((number - 1) // BLOCKS) % 2, -1)
 
 
 @triton.jit
 def _grown(x, slot, SLOT, own, row, column, ROWS, WIDTH):
-    """[rows, columns] of what grew in two slots of x [2, SLOT, ROWS, WIDTH]."""
+    """These rows and columns of a sum over spans, from its last slot in x [2, SLOT, ROWS, WIDTH]; 0 if none."""
     place = x + ((tl.maximum(slot, 0) * SLOT + own) * ROWS + row[:, None]) * WIDTH + column[None]
     return tl.load(place, mask=row[:, None] < _written(slot, ROWS), other=0.0)
 
 
 @triton.jit
 def _written(slot, ROWS):
-    """How many rows a slot has, 0 if there is none. A mask compares rows with it: Triton 3.9's interpreter takes no
-    mask in which a number's comparison meets those of a tile."""
+    """The rows of a slot, 0 if there is none.
+
+    A mask compares rows with it: Triton 3.9's interpreter takes no mask in which a number's comparison meets those
+    of a tile.
+    """
     return tl.where(slot >= 0, ROWS, 0)
 
 
@@ -44,13 +47,14 @@ def _slopes(
     v, grad, lse, delta, logits, token, end, head, kv, own, HEADS, GROUP, VALUES,
     C: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dS [C, C] inside a block."""
+    """dS_ij = P_ij·(do_i·v_j − δ_i) inside a block, [C, C]."""
     row = tl.arange(0, C)
     slope = tl.zeros((C, C), tl.float32)
     for start in range(0, V, BK):
         column = start + tl.arange(0, BK)
         dout = tokens_fp32(grad, token, end, head, HEADS, column, VALUES)
         values = tokens_fp32(v, token, end, kv, HEADS // GROUP, column, VALUES)
+        # dS_ij = P_ij·(do_i·v_j − δ_i)
         slope += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
     slope -= load_scalars(delta, token, end, head, HEADS)[:, None]
     level = load_scalars(lse, token, end, head, HEADS)
@@ -64,6 +68,14 @@ def inner_back(
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Back through `inner`: dq and, of every token, the net sums of dS that its gate gets.
+
+    in      inputs: k, v [T, KV_HEADS, ·], w; grad = do, lse, delta [T, HEADS]
+            of the block: logits, skipped, u
+            sums over spans: dquery [2, M, HEADS, C, K], across, received [M, HEADS, C]
+    out     dlogits, dpassed [M, HEADS, C, C], dq [T, HEADS, WIDTH], net [M, HEADS, C] or None without gates
+    layout  table, cu; SLOT: M·HEADS; BLOCKS: of a span
+    """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
@@ -76,10 +88,12 @@ def inner_back(
         store_block(dlogits + own * C * C, slope, row, row, C)
         if net is not None:
             place = across + (tl.maximum(slot, 0) * SLOT + own) * C + row
+            # net_t = Σ_j dS_tj − Σ_i dS_it, of this block and of the others
             sums = tl.load(place, mask=row < _written(slot, C), other=0.0)
             sums += tl.sum(slope, 1) - tl.sum(slope, 0) - tl.load(received + own * C + row)
             tl.store(net + own * C + row, sums)
         if w is not None:
+            # dpassed = −tril(dS·skippedᵀ + dq̃·Uᵀ)
             passing = tl.dot(
                 slope, tl.trans(load_block(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
             )
@@ -93,6 +107,7 @@ def inner_back(
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
+            # dq = s·(dq̃ + dS·K + dpassed·W)
             total = _grown(dquery, slot, SLOT, own, row, column, C, K)
             total += tl.dot(slope, keys, input_precision=PRECISION)
             if w is not None:
@@ -103,7 +118,7 @@ def inner_back(
 
 @triton.jit
 def gate_back(net, dg, firsts, cu, HEADS, C: tl.constexpr):
-    """Sums from the end of the sequence, one block after the other."""
+    """dg_s = Σ_{t ≥ s} net_t from the end of the sequence, block by block: net [M, HEADS, C] -> dg [T, HEADS]."""
     sequence, head, row = tl.program_id(0), tl.program_id(1), tl.arange(0, C)
     begin, end = tl.load(cu + sequence).to(tl.int64), tl.load(cu + sequence + 1).to(tl.int64)
     first, stop = tl.load(firsts + sequence).to(tl.int64), tl.load(firsts + sequence + 1).to(tl.int64)
@@ -112,6 +127,7 @@ def gate_back(net, dg, firsts, cu, HEADS, C: tl.constexpr):
         block = stop - back
         line = tl.load(net + (block * HEADS + head) * C + row)
         token = begin + (block - first) * C + row
+        # dg_s = Σ_{t ≥ s} net_t
         sums = tl.cumsum(line, 0, reverse=True) + later
         tl.store(dg + token * HEADS + head, sums.to(dg.dtype.element_ty), mask=token < end)
         later += tl.sum(line, 0)
@@ -123,7 +139,12 @@ def group_back(
     scale, SLOT, SLOT_KV, HEADS, GROUP, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """du, dk, dw [M, KV_HEADS, C, K] in fp32; without w only dk."""
+    """Sum over the query heads of a group, a tile of BK columns a program.
+
+    in   q [T, HEADS, WIDTH], w; u, skipped, passed of the block; dlogits, dpassed of `inner_back`;
+         sums over spans: dquery [2, M, HEADS, C, K], dkey [M, KV_HEADS, C, K], dturns [2, M, KV_HEADS, K, K]
+    out  du, dk, dw [M, KV_HEADS, C, K] in fp32; without w only dk
+    """
     block, kv, KV_HEADS = tl.program_id(0).to(tl.int64), tl.program_id(1), HEADS // GROUP
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
@@ -133,6 +154,7 @@ def group_back(
         dkeys = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
         if w is not None:
             skip = load_block(skipped + own_kv * C * C, row, row, C)
+            # dw = −skipped·dk̃ + U·dD + Σ_h dpassedᵀ·q,   dU = W·dDᵀ − Σ_h passedᵀ·dq̃
             dturning = -tl.dot(skip, dkeys, input_precision=PRECISION)
             drows = tl.zeros((C, BK), tl.float32)
             for start in range(0, K, BK):
@@ -147,6 +169,7 @@ def group_back(
             own = block * HEADS + head
             queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
             slope = load_block(dlogits + own * C * C, row, row, C)
+            # dk = dk̃ + Σ_h dSᵀ·q
             dkeys += tl.dot(tl.trans(slope), queries, input_precision=PRECISION)
             if w is not None:
                 passing = load_block(dpassed + own * C * C, row, row, C)
@@ -164,7 +187,7 @@ def group_back(
 def _rows_meet(
     x, y, token, end, head, HEADS, WIDTH, C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """X·Yᵀ [C, C] of a block's rows of one head of x and y [T, HEADS, WIDTH], in fp32."""
+    """The product X·Yᵀ [C, C] of a block's rows of one head of x and y [T, HEADS, WIDTH], in fp32."""
     met = tl.zeros((C, C), tl.float32)
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
@@ -179,34 +202,35 @@ def _system_back(
     k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, token, end, kv, block, own_kv, HEADS, GROUP, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """d of tril(W·Kᵀ, −1), d of tril(W·Wᵀ, −1) plus its transpose, and the part of dβ that they give."""
+    """Back through the triangular system Y: d(W·Kᵀ), d(W·Wᵀ) plus its transpose, and their part of dβ."""
     row, KV_HEADS = tl.arange(0, C), HEADS // GROUP
     earlier = row[None] < row[:, None]
     dskip, met_rows = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     for head in range(kv * GROUP, (kv + 1) * GROUP):
         own = block * HEADS + head
-        meeting, slope = (
-            load_block(passed + own * C * C, row, row, C),
-            load_block(dlogits + own * C * C, row, row, C),
-        )
+        meeting = load_block(passed + own * C * C, row, row, C)
+        slope = load_block(dlogits + own * C * C, row, row, C)
+        # d skipped = −Σ_h passedᵀ·dS − W·dk̃ᵀ
         dskip -= tl.dot(tl.trans(meeting), slope, input_precision=PRECISION)
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
         turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
         dkeys = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
-        rows, drows = (
-            load_block(u + own_kv * C * K, row, column, K),
-            load_block(du + own_kv * C * K, row, column, K),
-        )
+        rows = load_block(u + own_kv * C * K, row, column, K)
+        drows = load_block(du + own_kv * C * K, row, column, K)
         dskip -= tl.dot(turning, tl.trans(dkeys), input_precision=PRECISION)
+        # dU·Uᵀ
         met_rows += tl.dot(drows, tl.trans(rows), input_precision=PRECISION)
     back = tl.trans(load_block(inverse + own_kv * C * C, row, row, C))
+    # through Y: d(Diag(β)·tril(W·Kᵀ)) = Yᵀ·d skipped
     dmet = tl.dot(back, dskip, input_precision=PRECISION)
+    # and d(Diag(β)·tril(W·Wᵀ)) = −tril((Yᵀ·d skipped)·skippedᵀ + Yᵀ·dU·Uᵀ, −1)
     dgram = tl.dot(
         dmet, tl.trans(load_block(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
     )
     dgram += tl.dot(back, met_rows, input_precision=PRECISION)
     dmet, dgram = tl.where(earlier, dmet, 0.0), tl.where(earlier, -dgram, 0.0)
+    # dβ = Σ over columns of both, times W·Kᵀ and W·Wᵀ
     weight = load_scalars(beta, token, end, kv, KV_HEADS)
     # A matrix [C, C] fills a quarter of the registers or half of them: these two are made where they are used.
     dweight = tl.sum(dmet * _rows_meet(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
@@ -221,6 +245,12 @@ def compact_back(
     HEADS, GROUP, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    """Back through `compact`: dk, dw and dβ of one block and KV head.
+
+    in   k, w [T, KV_HEADS, WIDTH], beta; inverse, skipped, u, passed of the block; dlogits; dkey, du, dk_part,
+         dw_part [M, KV_HEADS, C, K] of `group_back`
+    out  dk, dw [T, KV_HEADS, WIDTH], dbeta [T, KV_HEADS]; without w only dk
+    """
     block, kv, KV_HEADS = tl.program_id(0).to(tl.int64), tl.program_id(1), HEADS // GROUP
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
@@ -239,13 +269,16 @@ def compact_back(
             if w is not None:
                 turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
                 keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
+                # d(Diag(β)·W) = Yᵀ·dU, of which dβ gets its product with W
                 right = tl.dot(
                     back, load_block(du + own_kv * C * K, row, column, K), input_precision=PRECISION
                 )
                 dweight += tl.sum(right * turning, 1)
+                # dw = dw_part + β·Yᵀ·dU + d(W·Kᵀ)·K + (d(W·Wᵀ) + its transpose)·W
                 dturning = load_block(dw_part + own_kv * C * K, row, column, K) + weight[:, None] * right
                 dturning += tl.dot(dmet, keys, input_precision=PRECISION)
                 dturning += tl.dot(dgram, turning, input_precision=PRECISION)
+                # dk = dk_part + d(W·Kᵀ)ᵀ·W
                 dkeys += tl.dot(tl.trans(dmet), turning, input_precision=PRECISION)
                 store_tokens(dw, dturning, token, end, kv, KV_HEADS, column, WIDTH)
             store_tokens(dk, dkeys, token, end, kv, KV_HEADS, column, WIDTH)

@@ -21,13 +21,13 @@ def tokens_fp32(x, token, end, head, HEADS, column, WIDTH):
 
 @triton.jit
 def load_block(x, row, column, WIDTH):
-    """[rows, columns] of x [*, WIDTH], as stored; wholly inside."""
+    """These rows and columns of a buffer x [·, WIDTH], as stored, without masks."""
     return tl.load(x + row[:, None] * WIDTH + column[None])
 
 
 @triton.jit
 def store_block(x, values, row, column, WIDTH):
-    """Write values [rows, columns] to x [*, WIDTH]; wholly inside."""
+    """Write values [rows, columns], in x's dtype, to a buffer x [·, WIDTH], without masks."""
     tl.store(x + row[:, None] * WIDTH + column[None], values.to(x.dtype.element_ty))
 
 
@@ -48,7 +48,7 @@ def minus_turned(x, turn, K: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit
 def _slice(turn, into, out, K: tl.constexpr, FLIP: tl.constexpr):
-    """[into, out] of D, or of Dᵀ."""
+    """These rows and columns of D, or of Dᵀ."""
     if FLIP:
         part = tl.trans(tl.load(turn + out[:, None] * K + into[None]))
     else:
@@ -58,7 +58,7 @@ def _slice(turn, into, out, K: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit
 def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + L)⁻¹ of a strictly lower triangular L [C, C], C = 64 or 128.
+    """Invert: (I + L)⁻¹ of a strictly lower triangular L [C, C], C = 64 or 128.
 
     The inverses Y of diagonal blocks of size b give those of size 2b, Y − Y·L'·Y with L' what of L stands below them
     inside; every intermediate is part of an inverse of part of the matrix, so that nothing grows and cancels.
@@ -75,7 +75,9 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def block_of_span(firsts, span, SPLIT, BLOCKS):
-    """Of program 0 out of sequences · BLOCKS · SPLIT: its sequence, block in the span, part of it, and table rows.
+    """The program's sequence, block in the span, part of the block, and rows of the table.
+
+    Programs of axis 0 are sequences · BLOCKS · SPLIT.
 
     The rows are the block's own and the end of its sequence's; no such block: they do not rise.
     """
