@@ -1,4 +1,4 @@
-"""Blocks of queries, each with the keys that it may see: how scores are computed in memory linear in T."""
+"""Blocks of queries, each with the keys that it may see, so that scores are computed in memory linear in T."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Block:
         return x[:, self.first : self.last]
 
     def keys(self, x: Tensor) -> Tensor:
-        """What the block sees of x [B, Tk, ...]."""
+        """The keys' part of x [B, Tk, ...]."""
         return x[:, self.begin : self.end]
 
 
@@ -59,6 +59,6 @@ def query_blocks(queries: int, keys: int, size: int, cu_seqlens: Tensor | None, 
 
 
 def block_size(numbers_a_query: int, device: torch.device) -> int:
-    """How many queries a block may have when each needs that many numbers."""
+    """The number of queries of a block when each needs that many numbers."""
     budget = BUDGET.get(device.type, BUDGET["cuda"])
     return min(LARGEST, max(1, budget // max(1, numbers_a_query)))

@@ -1,4 +1,4 @@
-"""Where packed sequences begin and end, and which of them owns a token or a row."""
+"""The bounds of packed sequences, and the sequence that owns each token or row."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Rectangles:
-    """Which sequences share a batch.
+    """The sequences that share each batch.
 
     shapes   (sequences, longest length) of every batch; sequences without a token are in none
     lengths  int64 [N] on the CPU

@@ -19,7 +19,7 @@ def attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i sees; at least fp32, memory Tq × Tk."""
+    """Attention o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i sees; at least fp32, memory Tq × Tk."""
     mask = visible(q.shape[1], k.shape[1], causal, window, cu_seqlens, q.device)
     return masked_attention(q, k, v, mask, scale)
 
@@ -44,7 +44,7 @@ def visible(
     cu_seqlens: Tensor | None,
     device: torch.device,
 ) -> Tensor:
-    """Bool [Tq, Tk]: whether query i, which stands at position i + Tk − Tq, sees key j."""
+    """Whether query i, which stands at position i + Tk − Tq, sees key j, bool [Tq, Tk]."""
     i = torch.arange(queries, device=device)[:, None] + keys - queries
     j = torch.arange(keys, device=device)[None, :]
     mask = j <= i if causal else torch.ones(queries, keys, dtype=torch.bool, device=device)

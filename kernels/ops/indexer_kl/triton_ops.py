@@ -51,7 +51,7 @@ class _Call(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """What the kernel by key needs of the kernels by query, fp32.
+    """Results of the kernels by query that the kernel by key reads, fp32.
 
     lse [B, T, H]: log Σ exp of attention; index_lse [B, T]: of τ·I; weights [B, T]: weight_t
     """

@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def _best(ranks, wanted):
-    """Which candidates are among the best `wanted`, and the lowest rank among those.
+    """A mask of the best `wanted` candidates, and the lowest rank among those.
 
     ranks [ROWS, CAPACITY], −1 where there is no candidate. The lowest rank is put together bit by bit: the largest
     number r with |{ranks ≥ r}| ≥ wanted. It is 0 where there are fewer candidates, and all are chosen.

@@ -2,8 +2,10 @@
 
     attend   a program has one KV head and a span of its tokens, with all the query heads that read it. Of every tile of
              keys it takes the products with w, turns it, stores it, and while it is at hand scores the queries; gates
-             are added to what is forgotten in passing. Left of the span: Σ e^(score − top)·v, top, Σ e^(score − top)
+             are added to `forgotten` in passing. The span gives m = max_j a_j, Σ_j e^(a_j − m)·v_j and Σ_j e^(a_j − m)
     combine  a program has a query head and adds up its spans, in their order
+
+    k_j ← k_j − β·(k_j·w)·w,   f_j ← f_j + g   (j < n − 1),   a_j = scale·q·k_j + f_j,   o = Σ_j softmax_j(a_j)·v_j
 
 Keys are turned and scored in fp32. A single query is multiplied with sums, as no tensor core is worth 16 rows for one
 of them; a group's, padded to 16, with TF32, which holds 16-bit queries exactly, or in fp32 with three products of high
@@ -21,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton_common.device import padded
-from kernels.triton_common.tiles import load_rows, store_rows
+from kernels.triton_common.tiles import load_rows, running_max, store_rows
 
 PROGRAMS = 512
 """About how many programs share the work: a few for each multiprocessor of a large GPU."""
@@ -31,7 +33,7 @@ SPAN = 128
 
 @triton.jit
 def _scores(queries, keys, PRECISION: tl.constexpr):
-    """[queries, keys]: products of fp32 rows."""
+    """The products [queries, keys] of fp32 rows."""
     if queries.shape[0] == 1:
         out = tl.sum(queries * keys, axis=1)[None]
     else:
@@ -41,20 +43,12 @@ def _scores(queries, keys, PRECISION: tl.constexpr):
 
 @triton.jit
 def _mixed(shares, values, PRECISION: tl.constexpr):
-    """[queries, V]: shares [queries, keys] of fp32 values [keys, V]."""
+    """The sums [queries, V] of fp32 values [keys, V], weighted by shares [queries, keys]."""
     if shares.shape[0] == 1:
         out = tl.sum(tl.trans(shares) * values, axis=0)[None]
     else:
         out = tl.dot(shares, values, input_precision=PRECISION)
     return out
-
-
-@triton.jit
-def _higher(top, score):
-    """The largest score so far, a number to subtract (not −∞, of which nothing is left), and what fades by it."""
-    higher = tl.maximum(top, tl.max(score, axis=1))
-    centre = tl.where(higher == float("-inf"), 0.0, higher)
-    return higher, centre, tl.exp(top - centre)
 
 
 @triton.jit
@@ -64,7 +58,13 @@ def _attend(
     K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr,
     BG: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Part PARTS of every query head: part_o [B·H, PARTS, V], part_top and part_weight [B·H, PARTS]."""
+    """One span of a KV head's cache: turn its keys, add its gates, attend to it.
+
+    in       q [B·H, K], w [B·HKV, K], beta [B·HKV], g [B·H], values
+    in place keys, forgotten; the caches have strides (batch, head, token), the last axis is dense
+    out      part_o [B·H, PARTS, V], part_top, part_weight [B·H, PARTS]
+    sizes    N tokens in spans of SPAN; GROUP = H/HKV query heads; tiles BG, BN, BK, BV
+    """
     entry = tl.program_id(0).to(tl.int64)  # of B · Hkv
     batch, head = entry // HKV, entry % HKV
     keys += batch * KEY_B + head * KEY_H
@@ -97,17 +97,20 @@ def _attend(
         # Where a tile is smaller than the program, threads hold the same element: all have read before one writes.
         tl.debug_barrier()
         if w is not None:
+            # k_j ← H·k_j = k_j − β·(k_j·w)·w, but not the newest token's
             along = strength * tl.sum(tile * axis[None], axis=1)
             tile -= tl.where(past, along, 0.0)[:, None] * axis[None]
             turned = tile.to(keys.dtype.element_ty)
             tl.store(keys + at * KEY_N + column[None], turned, mask=inside & past[:, None])
+        # a_j = scale·q·k_j + f_j, with f_j ← f_j + g
         score = _scores(queries, tile, PRECISION) * scale
         if g is not None:
             lost += tl.where(past[None], gate[:, None], 0.0)
             tl.store(lines + token[None], lost, mask=where & past[None])
             score += lost
+        # Σ_j e^(a_j − m)·v_j and Σ_j e^(a_j − m), m = max_j a_j
         score = tl.where(used[None], score, float("-inf"))
-        top, centre, fading = _higher(top, score)
+        top, centre, fading = running_max(top, score)
         share = tl.exp(score - centre[:, None])
         total = total * fading[:, None] + _mixed(share, spread.to(tl.float32), PRECISION)
         weight = weight * fading + tl.sum(share, axis=1)
@@ -119,7 +122,7 @@ def _attend(
 
 @triton.jit
 def _combine(part_o, part_top, part_weight, o, PARTS, V: tl.constexpr, BP: tl.constexpr, BV: tl.constexpr):
-    """o [B·H, V]: the parts of one row, each faded to the largest score of all, over their weight."""
+    """Combine the parts of one row: o [B·H, V] = Σ_p e^(m_p − m)·part_o_p / Σ_p e^(m_p − m)·part_weight_p."""
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros((1, BV), tl.float32)
     top = tl.full((1,), float("-inf"), tl.float32)
@@ -128,12 +131,14 @@ def _combine(part_o, part_top, part_weight, o, PARTS, V: tl.constexpr, BP: tl.co
         part = start + tl.arange(0, BP)
         used, place = part < PARTS, row * PARTS + part
         height = tl.load(part_top + place, mask=used, other=float("-inf"))
-        top, centre, fading = _higher(top, height[None])
+        # m = max_p m_p; parts are rescaled by e^(m_p − m)
+        top, centre, fading = running_max(top, height[None])
         share = tl.exp(height - centre)
         tile = load_rows(part_o, place, used, V, BV)
         total = total * fading[:, None] + tl.sum(share[:, None] * tile, axis=0)[None]
         share *= tl.load(part_weight + place, mask=used, other=0.0)
         weight = weight * fading + tl.sum(share[None], axis=1)
+    # o = Σ_p e^(m_p − m)·part_o_p / Σ_p e^(m_p − m)·part_weight_p
     store_rows(o, row + tl.arange(0, 1), tl.arange(0, 1) == 0, total / weight[:, None], V, BV)
 
 
@@ -148,7 +153,7 @@ def path_step_triton(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """`kernels.path_step` on a GPU."""
+    """Compute `kernels.path_step` on a GPU."""
     q, w, beta, g = (x if x is None else x.contiguous() for x in (q, w, beta, g))
     (batch, heads, width), (_, kv_heads, tokens, value_width) = q.shape, values.shape
     span = _span(batch * kv_heads, tokens)
@@ -179,7 +184,7 @@ def path_step_triton(
 
 
 def _span(entries: int, tokens: int) -> int:
-    """Tokens a program, so that there are about PROGRAMS of them."""
+    """Tokens of a span, so that there are about PROGRAMS programs."""
     parts = max(1, PROGRAMS // entries)
     return triton.cdiv(triton.cdiv(tokens, parts), SPAN) * SPAN
 
