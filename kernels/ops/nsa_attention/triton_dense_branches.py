@@ -22,10 +22,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, product
+from kernels.ops.nsa_attention.triton_parts import BranchInputs, absorb, finish, fitting, in_base_2, product
 from kernels.packing.boundaries import boundaries
 from kernels.packing.chunks import chunk_table
-from kernels.triton_common.device import chunk_bounds, padded
+from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -118,28 +118,21 @@ def dense_kernel(kernel, size: str) -> Tuned:
 _forward_tuned = dense_kernel(_forward, "BN")
 
 
-def dense_options(q: Tensor, k: Tensor, v: Tensor, branch: DenseBranch) -> dict[str, int]:
+def dense_options(x: BranchInputs, branch: DenseBranch) -> dict[str, int]:
     """Sizes that a dense branch's kernels are compiled for."""
-    widths = {"K": k.shape[3], "V": v.shape[3], "BK": padded(k.shape[3]), "BV": padded(v.shape[3])}
-    return {
-        **widths,
-        "HEADS": q.shape[2],
-        "GROUP": q.shape[2] // k.shape[2],
-        "SIZE": branch.size,
-        "STRIDE": branch.stride,
-    }
+    return {**x.widths, "SIZE": branch.size, "STRIDE": branch.stride}
 
 
 def dense_forward(
-    q: Tensor, k: Tensor, v: Tensor, branch: DenseBranch, scale: float, cu_seqlens: Tensor | None
+    x: BranchInputs, branch: DenseBranch, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention o [B, Tq, H, V] in q's dtype, log-sum-exps to base 2 fp32 [B, Tq, H]; all inputs contiguous."""
-    out = q.new_empty(*q.shape[:3], v.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    rows = fitting(128, k, v)
-    table = chunk_table(q, cu_seqlens, rows)
-    _forward_tuned[(len(table), q.shape[2])](
-        q, k, v, out, lse, table, boundaries(q, cu_seqlens), branch.first, branch.shift, branch.window, scale,
-        **dense_options(q, k, v, branch), BQ=rows,
+    """Attention o [B, Tq, H, V] in q's dtype, log-sum-exps to base 2 fp32 [B, Tq, H]."""
+    out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
+    lse = torch.empty(x.q.shape[:3], dtype=torch.float32, device=x.q.device)
+    rows = fitting(128, x.k, x.v)
+    table = chunk_table(x.q, cu_seqlens, rows)
+    _forward_tuned[(len(table), x.q.shape[2])](
+        *x, out, lse, table, boundaries(x.q, cu_seqlens), branch.first, branch.shift, branch.window, scale,
+        **dense_options(x, branch), BQ=rows,
     )  # fmt: skip
     return out, lse

@@ -21,7 +21,14 @@ from kernels.ops.nsa_attention.triton_dense_branches import (
     keys_of,
     sees,
 )
-from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
+from kernels.ops.nsa_attention.triton_parts import (
+    BranchGradient,
+    BranchInputs,
+    fitting,
+    in_base_2,
+    load_gradient,
+    product,
+)
 from kernels.packing.boundaries import boundaries
 from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import chunk_bounds, padded
@@ -140,28 +147,26 @@ _key_gradients_tuned = dense_kernel(_key_gradients, "BQ")
 
 
 def dense_backward(
-    gradient: tuple[Tensor, Tensor, Tensor],
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    x: BranchInputs,
+    gradient: BranchGradient,
     branch: DenseBranch,
     scale: float,
     cu_seqlens: Tensor | None,
     before: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q (with `before` added), k and v; gradient: do, gates, delta fp32 [B, Tq, H, 3]."""
-    cu, options = boundaries(q, cu_seqlens), dense_options(q, k, v, branch)
+    """Gradients of q (with `before` added), k and v."""
+    (q, k, v), heads = x, x.q.shape[2]
+    cu, options = boundaries(q, cu_seqlens), dense_options(x, branch)
     numbers = (branch.first, branch.shift, branch.window, scale, branch.gate)
     rows = fitting(64, k, v)
     dq, table = torch.empty_like(q), chunk_table(q, cu_seqlens, rows)
-    _query_gradient_tuned[(len(table), q.shape[2])](
-        q, k, v, *gradient[:2], lse, gradient[2], before, dq, table, cu, *numbers, **options, BQ=rows
+    _query_gradient_tuned[(len(table), heads)](
+        *x, *gradient.arguments, before, dq, table, cu, *numbers, **options, BQ=rows
     )
-    dk, dv, each = _key_gradient_room(k, v, q.shape[2], branch)
+    dk, dv, each = _key_gradient_room(k, v, heads, branch)
     table = chunk_table(k, branch.first if branch.packed else None, rows)
-    _key_gradients_tuned[(len(table), q.shape[2] // each)](
-        q, k, v, *gradient[:2], lse, gradient[2], dk, dv, table, cu, *numbers, **options, EACH=each, BN=rows
+    _key_gradients_tuned[(len(table), heads // each)](
+        *x, *gradient.arguments, dk, dv, table, cu, *numbers, **options, EACH=each, BN=rows
     )
     if each < options["GROUP"]:
         dk, dv = _summed(dk, k), _summed(dv, v)

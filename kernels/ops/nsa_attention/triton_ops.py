@@ -25,6 +25,7 @@ from kernels.ops.nsa_attention.blocks import Sizes, packed_counts
 from kernels.ops.nsa_attention.triton_block_topk import block_topk
 from kernels.ops.nsa_attention.triton_dense_branches import DenseBranch, dense_forward
 from kernels.ops.nsa_attention.triton_dense_branches_backward import dense_backward
+from kernels.ops.nsa_attention.triton_parts import BranchGradient, BranchInputs
 from kernels.ops.nsa_attention.triton_selected import selected_forward
 from kernels.ops.nsa_attention.triton_selected_backward import selected_backward
 from kernels.packing.boundaries import boundaries
@@ -94,11 +95,12 @@ class _NSA(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, q_rotated, kc, vc, ks, vs, kw, vw, gates, sizes, scale, cu_seqlens):
         turned = q if q_rotated is None else q_rotated
+        compressed, selected, sliding = _branch_inputs(q, turned, kc, vc, ks, vs, kw, vw)
         coarse, near = _dense_branches(q, kc, ks, kw, sizes, cu_seqlens)
-        first = dense_forward(q, kc, vc, coarse, scale, cu_seqlens)
+        first = dense_forward(compressed, coarse, scale, cu_seqlens)
         chosen = block_topk(q, kc, first[1], coarse, boundaries(ks, cu_seqlens), sizes, scale, cu_seqlens)
-        second = selected_forward(turned, ks, vs, chosen, sizes, scale)
-        third = dense_forward(turned, kw, vw, near, scale, cu_seqlens)
+        second = selected_forward(selected, chosen, sizes, scale)
+        third = dense_forward(sliding, near, scale, cu_seqlens)
         out = torch.empty_like(first[0])
         grid, options = _by_rows(gates, vs.shape[3])
         _mix[grid](first[0], second[0], third[0], gates, out, **options)
@@ -113,20 +115,25 @@ class _NSA(torch.autograd.Function):
         *inputs, oc, lc, os, ls, ow, lw, chosen, cu_seqlens = ctx.saved_tensors
         q, q_rotated, kc, vc, ks, vs, kw, vw, gates = inputs
         turned = q if q_rotated is None else q_rotated
+        compressed, selected, sliding = _branch_inputs(q, turned, kc, vc, ks, vs, kw, vw)
         coarse, near = _dense_branches(q, kc, ks, kw, ctx.sizes, cu_seqlens)
         do, dgates = do.contiguous(), torch.empty_like(gates)
         delta = torch.empty(gates.shape, dtype=torch.float32, device=gates.device)
         grid, options = _by_rows(gates, vs.shape[3])
         _unmix[grid](oc, os, ow, gates, do, dgates, delta, **options)
-        gradient, rest = (do, gates, delta), (ctx.scale, cu_seqlens)
-        dq, *d_compressed = dense_backward(gradient, lc, q, kc, vc, coarse, *rest)
+        to_coarse, to_fine, to_near = (BranchGradient(do, gates, delta, lse) for lse in (lc, ls, lw))
+        rest = (ctx.scale, cu_seqlens)
+        dq, *d_compressed = dense_backward(compressed, to_coarse, coarse, *rest)
         before = dq if q_rotated is None else None
-        d_turned, *d_sliding = dense_backward(gradient, lw, turned, kw, vw, near, *rest, before)
-        d_turned, *d_selected = selected_backward(
-            gradient, ls, turned, ks, vs, chosen, ctx.sizes, *rest, d_turned
-        )
+        d_turned, *d_sliding = dense_backward(sliding, to_near, near, *rest, before)
+        d_turned, *d_selected = selected_backward(selected, to_fine, chosen, ctx.sizes, *rest, d_turned)
         dq, d_turned = (d_turned, None) if q_rotated is None else (dq, d_turned)
         return dq, d_turned, *d_compressed, *d_selected, *d_sliding, dgates, None, None, None
+
+
+def _branch_inputs(q, turned, kc, vc, ks, vs, kw, vw) -> tuple[BranchInputs, BranchInputs, BranchInputs]:
+    """Inputs of compression, selection and window; the last two read the rotated query."""
+    return BranchInputs(q, kc, vc), BranchInputs(turned, ks, vs), BranchInputs(turned, kw, vw)
 
 
 def nsa_attention_triton(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,6 +13,39 @@ from kernels.triton_common.tiles import load_rows
 
 TILE_BYTES = 32 * 1024
 """Of one operand in shared memory; a program holds about four."""
+
+
+class BranchInputs(NamedTuple):
+    """Queries q [B, Tq, H, K], keys k and values v of one branch [B, ·, Hkv, ·]; all contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Widths and heads that the branch's kernels are compiled for."""
+        _, _, heads, width = self.q.shape
+        _, _, kv_heads, values = self.v.shape
+        tiles = {"K": width, "V": values, "BK": padded(width), "BV": padded(values)}
+        return {**tiles, "HEADS": heads, "GROUP": heads // kv_heads}
+
+
+class BranchGradient(NamedTuple):
+    """What arrives at a branch: do [B, Tq, H, V], gates [B, Tq, H, 3], delta fp32 [B, Tq, H, 3], lse fp32 [B, Tq, H].
+
+    do, gates and delta are those of the sum of the branches, lse the branch's own log-sum-exps to base 2.
+    """
+
+    do: Tensor
+    gates: Tensor
+    delta: Tensor
+    lse: Tensor
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the order of the kernels' arguments: do, gates, lse, delta."""
+        return self.do, self.gates, self.lse, self.delta
 
 
 @triton.jit

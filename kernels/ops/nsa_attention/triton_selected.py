@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.triton_parts import absorb, finish, in_base_2, product
+from kernels.ops.nsa_attention.triton_parts import BranchInputs, absorb, finish, in_base_2, product
 from kernels.triton_common.device import padded
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
@@ -81,7 +81,7 @@ def _forward(
     tl.store(lse + row, total, mask=inside)
 
 
-def walking(kernel) -> Tuned:
+def over_blocks(kernel) -> Tuned:
     """A kernel over a query's blocks with its launch configurations: BN keys at a time."""
     sizes = ((64, 4, 2), (64, 2, 2), (32, 1, 3), (32, 2, 3), (128, 4, 2), (16, 2, 2))
     configs = [
@@ -90,32 +90,24 @@ def walking(kernel) -> Tuned:
     return Tuned(kernel, configs, ["HEADS", "GROUP", "N", "SELECT", "K", "V"])
 
 
-_forward_tuned = walking(_forward)
+_forward_tuned = over_blocks(_forward)
 
 
-def selected_forward(
-    q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Attention o [B, Tq, H, V] in q's dtype, log-sum-exps to base 2 fp32 [B, Tq, H]; all inputs contiguous.
+def selected_forward(x: BranchInputs, chosen: Tensor, sizes: Sizes, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention o [B, Tq, H, V] in q's dtype, log-sum-exps to base 2 fp32 [B, Tq, H].
 
     chosen int32 [B, Tq, Hkv, n]: first key of every chosen block on the axis of all B·Tk keys, −1 after the last.
     """
+    q, k, v = x
     out = q.new_empty(*q.shape[:3], v.shape[3])
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     _forward_tuned[(q.shape[0] * q.shape[1], k.shape[2])](
-        q, k, v, out, lse, chosen, q.shape[1], k.shape[1] - q.shape[1], scale, **walk_options(q, k, v, sizes)
+        *x, out, lse, chosen, q.shape[1], k.shape[1] - q.shape[1], scale, **block_options(x, sizes)
     )
     return out, lse
 
 
-def widths(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
-    """Widths and heads that all kernels of this branch are compiled for."""
-    sizes = {"K": k.shape[3], "V": v.shape[3], "BK": padded(k.shape[3]), "BV": padded(v.shape[3])}
-    return {**sizes, "HEADS": q.shape[2], "GROUP": q.shape[2] // k.shape[2]}
-
-
-def walk_options(q: Tensor, k: Tensor, v: Tensor, sizes: Sizes) -> dict[str, int]:
+def block_options(x: BranchInputs, sizes: Sizes) -> dict[str, int]:
     """Sizes that kernels over a query's blocks are compiled for."""
-    options = widths(q, k, v)
     blocks = {"N": sizes.n_select, "BLOCKS": triton.next_power_of_2(sizes.n_select)}
-    return {**options, **blocks, "SELECT": sizes.select_size, "BG": padded(options["GROUP"])}
+    return {**x.widths, **blocks, "SELECT": sizes.select_size, "BG": padded(x.widths["GROUP"])}

@@ -16,8 +16,15 @@ from torch import Tensor
 
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.triton_block_queries import BlockQueries, block_queries
-from kernels.ops.nsa_attention.triton_parts import fitting, in_base_2, load_gradient, product
-from kernels.ops.nsa_attention.triton_selected import count, keys_at, own_key, walk_options, walking, widths
+from kernels.ops.nsa_attention.triton_parts import (
+    BranchGradient,
+    BranchInputs,
+    fitting,
+    in_base_2,
+    load_gradient,
+    product,
+)
+from kernels.ops.nsa_attention.triton_selected import block_options, count, keys_at, over_blocks, own_key
 from kernels.triton_common.device import chunk_bounds, padded
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
@@ -133,7 +140,7 @@ def _add_parts(
         store_rows(out, row, (offset < SELECT) & (block + offset < key_end), total, WIDTH, BW)
 
 
-_query_gradient_tuned = walking(_query_gradient)
+_query_gradient_tuned = over_blocks(_query_gradient)
 _key_gradients_tuned = Tuned(
     _key_gradients,
     [
@@ -145,37 +152,34 @@ _key_gradients_tuned = Tuned(
 
 
 def selected_backward(
-    gradient: tuple[Tensor, Tensor, Tensor],
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    x: BranchInputs,
+    gradient: BranchGradient,
     chosen: Tensor,
     sizes: Sizes,
     scale: float,
     cu_seqlens: Tensor | None,
     before: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q (with `before` added), k and v; gradient: do, gates, delta fp32 [B, Tq, H, 3]."""
+    """Gradients of q (with `before` added), k and v."""
+    q, k, v = x
     dq, shape = torch.empty_like(q), (q.shape[1], k.shape[1] - q.shape[1], scale)
-    given = (q, k, v, *gradient[:2], lse, gradient[2])
     _query_gradient_tuned[(q.shape[0] * q.shape[1], k.shape[2])](
-        *given, before, dq, chosen, *shape, **walk_options(q, k, v, sizes)
+        *x, *gradient.arguments, before, dq, chosen, *shape, **block_options(x, sizes)
     )
-    lists, tables = block_queries(chosen, k, sizes.select_size, cu_seqlens), widths(q, k, v)
+    lists, options = block_queries(chosen, k, sizes.select_size, cu_seqlens), x.widths
     dk, dv = (
-        torch.empty(len(lists.parts), sizes.select_size, x.shape[3], dtype=torch.float32, device=x.device)
-        for x in (k, v)
+        torch.empty(len(lists.parts), sizes.select_size, y.shape[3], dtype=torch.float32, device=y.device)
+        for y in (k, v)
     )
     rows = fitting(64, k, v)
-    group = triton.next_power_of_2(tables["GROUP"])
+    group = triton.next_power_of_2(options["GROUP"])
     keys = min(rows, padded(sizes.select_size))
     tiles = triton.cdiv(sizes.select_size, keys)
     _key_gradients_tuned[(len(lists.parts), tiles)](
-        *given, dk, dv, lists.queries, lists.parts, lists.offsets, lists.blocks, lists.first_key, *shape,
-        **tables, SELECT=sizes.select_size, SPLIT=lists.split, BG=group, BN=keys, BQ=max(1, rows // group),
+        *x, *gradient.arguments, dk, dv, lists.queries, lists.parts, lists.offsets, lists.blocks, lists.first_key,
+        *shape, **options, SELECT=sizes.select_size, SPLIT=lists.split, BG=group, BN=keys, BQ=max(1, rows // group),
     )  # fmt: skip
-    return dq, *(_added(parts, x, lists, sizes.select_size) for parts, x in ((dk, k), (dv, v)))
+    return dq, *(_added(parts, y, lists, sizes.select_size) for parts, y in ((dk, k), (dv, v)))
 
 
 def _added(parts: Tensor, like: Tensor, lists: BlockQueries, select_size: int) -> Tensor:

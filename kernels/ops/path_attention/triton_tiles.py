@@ -66,6 +66,7 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
     """
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
     inverse = tl.where(row == column, 1.0, 0.0)
+    # Y ← Y − Y·L'·Y for blocks of size b = 2^level
     for level in range(7 if C == 128 else 6):
         below = (row >> level + 1 == column >> level + 1) & (row >> level > column >> level)
         step = tl.dot(tl.where(below, lower, 0.0), inverse, input_precision=PRECISION)
