@@ -1,15 +1,17 @@
 """Which backend serves a call, and why not.
 
-An `Operation` holds the forms of one operation. Each form is a `Backend`: a function, a test that says why
-it cannot serve a call, and a test that says whether `backend="auto"` should take it. `auto` walks them in the
-order of their registration and takes the first that suits the call and does not refuse it. A backend that is
-named is used or refused aloud; it is never silently replaced.
+An `Operation` holds the backends of one operation. Each is a function, a test that says why it cannot serve a
+call, and a test that says whether `backend="auto"` may take it. `auto` asks them in the order of their
+registration and takes the first that suits the call and does not refuse it. A backend that is named is used or
+refused with the reason; it is never silently replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,28 +19,32 @@ from torch import Tensor
 
 
 def never(*_args, **_options) -> None:
-    """A `refuses` for a backend that serves every call."""
+    """Refuse nothing: the `refuses` of a backend that serves every call."""
 
 
 def always(*_args, **_options) -> bool:
-    """A `suits` for a backend that `auto` may take for any call."""
+    """Return True: the `suits` of a backend that `auto` may take for any call."""
     return True
 
 
-def not_unasked(*_args, **_options) -> bool:
-    """A `suits` for a backend that runs only when it is named."""
+def only_when_named(*_args, **_options) -> bool:
+    """Return False: the `suits` of a backend that `auto` never takes."""
     return False
 
 
 def one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
-    """A `suits` for a recurrence: a decoding step, where chunks and sorting gain nothing."""
+    """Say whether q [B, T, ...] is one decoding step, T = 1 and nothing packed: the `suits` of a recurrence.
+
+    Chunks and sorting gain nothing there.
+    """
     return q.shape[1] == 1 and cu_seqlens is None
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One form of an operation.
+    """One implementation of an operation.
 
+    name     what a call's `backend` names it by
     run      the function; takes the call's arguments
     refuses  the same arguments -> None, or a short reason such as "needs CUDA tensors, got cpu"
     suits    the same arguments -> whether `auto` may take this backend
@@ -51,12 +57,13 @@ class Backend:
 
 
 class Operation:
-    """The backends of one operation and the choice between them."""
+    """The backends of one operation and the choice between them; calling it runs the chosen one."""
 
-    _all: ClassVar[list[Operation]] = []
+    every: ClassVar[list[Operation]] = []
+    """All operations, in the order in which they were made."""
 
     def __init__(self, name: str) -> None:
-        Operation._all.append(self)
+        Operation.every.append(self)
         self.name = name
         self._backends: dict[str, Backend] = {}
 
@@ -68,10 +75,28 @@ class Operation:
         refuses: Callable[..., str | None] = never,
         suits: Callable[..., bool] = always,
     ) -> None:
-        """Add a backend after those that are there: `auto` asks earlier ones first."""
+        """Add a backend after those that are there: `auto` asks earlier ones first.
+
+        Raises ValueError if the operation has a backend of that name.
+        """
         if name in self._backends:
             raise ValueError(f"{self.name}: backend {name!r} is registered twice")
         self._backends[name] = Backend(name, run, refuses, suits)
+
+    @contextlib.contextmanager
+    def override(self, name: str, **functions: Callable) -> Iterator[None]:
+        """While inside, the backend `name` has other functions: any of `run`, `refuses` and `suits`.
+
+        For benches and tests, on one thread. Raises ValueError for a backend that is not registered.
+        """
+        if name not in self._backends:
+            raise ValueError(self._unknown(name))
+        own = self._backends[name]
+        self._backends[name] = dataclasses.replace(own, **functions)
+        try:
+            yield
+        finally:
+            self._backends[name] = own
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -79,11 +104,11 @@ class Operation:
         return tuple(self._backends)
 
     def refusals(self, *args, **options) -> dict[str, str | None]:
-        """For every backend, why it cannot serve this call (None: it can)."""
+        """Return for every backend why it cannot serve this call (None: it can)."""
         return {name: backend.refuses(*args, **options) for name, backend in self._backends.items()}
 
     def choose(self, backend: str, *args, **options) -> Backend:
-        """The backend that serves this call.
+        """Return the backend that serves this call: the one that is named, or for "auto" the first that suits it.
 
         Raises ValueError if `backend` is unknown, or known and unable to serve the call.
         """
@@ -105,7 +130,7 @@ class Operation:
         return chosen
 
     def __call__(self, *args, backend: str = "auto", **options) -> Tensor:
-        """Run the operation on the chosen backend."""
+        """Run the operation on the backend that `choose` returns, with its errors."""
         return self.choose(backend, *args, **options).run(*args, **options)
 
     def _reasons(self, *args, **options) -> str:
@@ -125,5 +150,5 @@ class Operation:
 
 
 def registered_backends() -> list[str]:
-    """The names of all backends that any operation has, in alphabetical order."""
-    return sorted({name for operation in Operation._all for name in operation.backends})
+    """Return the names of all backends that any operation has, in alphabetical order."""
+    return sorted({name for operation in Operation.every for name in operation.backends})

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import margins
 import pytest
-from margins import above, below, markdown
+from support import margins
+from support.margins import above, below, markdown
 
 SUITE = """
 import math
@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from margins import above, below
+from support.margins import above, below
 
 def test_narrow():
     torch.testing.assert_close(torch.tensor([1.0, 2.0]).double(), torch.tensor([1.0, 2.5]).double(), rtol=0, atol=1)
@@ -50,7 +50,8 @@ RATIOS = {
 def run(folder: Path, *words: str) -> tuple[str, list[dict]]:
     (folder / "test_suite.py").write_text(SUITE)
     tests = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-p", "margins", "-c", os.devnull, "--rootdir", ".", *words]
+    command = [sys.executable, "-m", "pytest", "-p", "support.margins", "-c", os.devnull, "--rootdir", "."]
+    command += words
     paths = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
     made = subprocess.run(
         command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from experiments.bench.cases import CASES, Call, chosen
 from experiments.bench.kernels import backward, forward
 from experiments.schema import Config
 from kernels import segments
+from kernels.dispatch import never
 from kernels.triton_common import interpreted
 from zoo.errors import UserError
 
@@ -81,35 +83,21 @@ def _trace(calls: list[Call], with_backward: bool) -> None:
 
 
 def _triton(call: Call) -> Any:
-    with _serving(call):
+    with call.registry.override("triton", refuses=never):  # tensors of a CPU would be refused
         return call.run("triton")
 
 
 @contextlib.contextmanager
-def _serving(call: Call) -> Iterator[None]:
-    """While inside, the operation's Triton form takes tensors of a CPU."""
-    found = call.registry._backends["triton"]
-    call.registry._backends["triton"] = type(found)(found.name, found.run, lambda *_, **__: None, found.suits)
-    try:
-        yield
-    finally:
-        call.registry._backends["triton"] = found
-
-
-@contextlib.contextmanager
 def _equal_segments() -> Iterator[None]:
-    """While inside, attention over segments by PyTorch's operations does not look where they begin."""
+    """While inside, attention over segments by PyTorch's operations takes them for segments of equal length."""
     eager = segments.segment_attention_eager
 
     def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
         count = len(cu_seqlens) - 1
         return eager(q, k, v, torch.arange(count + 1) * len(q) // count, **options)
 
-    segments.segment_attention_eager = attend
-    try:
+    with mock.patch.object(segments, "segment_attention_eager", attend):
         yield
-    finally:
-        segments.segment_attention_eager = eager
 
 
 @contextlib.contextmanager
@@ -117,7 +105,7 @@ def _compiling(rows: list[dict[str, Any]]) -> Iterator[None]:
     """While inside, launching a kernel compiles it, in all configurations of a tuned one, and adds a row for each."""
     from triton.runtime.jit import JITFunction
 
-    from kernels.triton_common.tuning import Tuned
+    from kernels.triton_common.tuning import every_configuration
 
     seen: set[str] = set()
 
@@ -127,16 +115,8 @@ def _compiling(rows: list[dict[str, Any]]) -> Iterator[None]:
             seen.add(key)
             rows.append(_compiled(kernel, source, options))
 
-    def launch_all(tuned, grid, *args, **options) -> None:
-        for config in tuned.configs:
-            tuned.kernel[grid](*args, **options, **config.all_kwargs())
-
-    before = JITFunction.run, Tuned._launch
-    JITFunction.run, Tuned._launch = launch, launch_all
-    try:
+    with mock.patch.object(JITFunction, "run", launch), every_configuration():
         yield
-    finally:
-        JITFunction.run, Tuned._launch = before
 
 
 def _source(kernel, args: tuple, options: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
@@ -182,7 +162,7 @@ def _compiled(kernel, source, options: dict[str, Any]) -> dict[str, Any]:
     shared = made.metadata.shared
     return {
         **row,
-        **_needs(made.asm["cubin"]),
+        **_resource_usage(made.asm["cubin"]),
         "shared_bytes": shared,
         "seconds": round(time.perf_counter() - began, 1),
         "error": f"needs {shared} bytes of shared memory, there are {SHARED_LIMIT}"
@@ -191,20 +171,20 @@ def _compiled(kernel, source, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _needs(cubin: bytes) -> dict[str, int]:
+def _resource_usage(cubin: bytes) -> dict[str, int]:
     """Registers a thread, and bytes of its stack: what did not fit into registers."""
     import triton
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
         file.write_bytes(cubin)
-        told = subprocess.run(
+        usage = subprocess.run(
             [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(file)],
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", told)[0]
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     return {"registers": int(registers), "stack_bytes": int(stack)}
 
 

@@ -27,7 +27,7 @@ def test(settings: Settings) -> bool:
     done = _Record(settings.folder / "kernel_tests.json")
     deadline = time.monotonic() + settings.seconds
     failed = []
-    for file in sorted((machine.ROOT / TESTS).glob("test_*.py")):
+    for file in sorted((machine.ROOT / TESTS).rglob("test_*.py")):
         if done.has(file.name) or (settings.rehearse and file.name not in REHEARSED):
             continue
         status = _pytest(file, deadline - time.monotonic(), settings.rehearse)

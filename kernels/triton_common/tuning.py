@@ -1,4 +1,4 @@
-"""Tile sizes of a kernel: from the table of its device, else measured once and kept, else (interpreter) fixed.
+"""Tile sizes of a kernel: from the table of its device, else timed once and stored, else (interpreter) fixed.
 
 The table, tuned.toml, has a section a device: kernel -> shape class -> tile sizes, warps and stages. `record` writes
 there what Triton's autotuner has chosen in this process.
@@ -22,15 +22,16 @@ TABLE = Path(__file__).with_name("tuned.toml")
 class Tuned:
     """A `@triton.jit` kernel with the launch configurations that it may run with.
 
-    kernel   the jitted function; writes its outputs whole, so that measuring it twice changes nothing
+    kernel   the jitted function; writes its outputs whole, so that timing it twice changes nothing
     configs  tile sizes, warps and stages, in the order of trust; the interpreter takes the first
-    key      names of the arguments that make a shape class, with the tensors' dtypes: another value is measured anew
+    key      names of the arguments that make a shape class, with the tensors' dtypes: another value is timed anew
 
     Used as `tuned[grid](...)`; the grid may be a function of the tile sizes, as with `triton.autotune`.
     """
 
     all: ClassVar[list[Tuned]] = []
-    afresh: ClassVar[bool] = False  # measure what stands in the table, too
+    afresh: ClassVar[bool] = False  # time what stands in the table, too
+    exhaustive: ClassVar[bool] = False  # launch every configuration, for those who compile instead of running
 
     def __init__(self, kernel, configs: list[triton.Config], key: list[str]) -> None:
         self.kernel, self.configs, self.key = kernel, configs, key
@@ -43,18 +44,19 @@ class Tuned:
 
     @functools.cached_property
     def autotuned(self):
-        """The kernel behind Triton's own autotuner, which keeps what it measured on disk."""
+        """The kernel behind Triton's own autotuner, which stores its timings on disk."""
         return triton.autotune(self.configs, self.key, cache_results=True)(self.kernel)
 
     def _launch(self, grid, *args, **options) -> None:
-        config = self._known(args, options)
-        if config is None:
-            self.autotuned[grid](*args, **options)
-        else:
-            self.kernel[grid](*args, **options, **config.all_kwargs())
+        configs = self.configs if Tuned.exhaustive else [self._known(args, options)]
+        for config in configs:
+            if config is None:
+                self.autotuned[grid](*args, **options)
+            else:
+                self.kernel[grid](*args, **options, **config.all_kwargs())
 
     def _known(self, args: tuple, options: dict) -> triton.Config | None:
-        """The configuration that needs no measuring, if there is one."""
+        """The configuration that needs no timing, if there is one."""
         if len(self.configs) == 1 or triton.knobs.runtime.interpret:
             return self.configs[0]
         if Tuned.afresh:
@@ -65,7 +67,7 @@ class Tuned:
         return _table(torch.cuda.get_device_name()).get((self.name, shape))
 
     def chosen(self) -> dict[str, dict[str, Any]]:
-        """What the autotuner has chosen for each shape class so far."""
+        """Return what the autotuner has chosen for each shape class so far: tile sizes, warps and stages."""
         if "autotuned" not in self.__dict__:
             return {}
         # The autotuner's keys are the values of `key`, and then dtypes.
@@ -87,7 +89,7 @@ class Tuned:
 
 @contextlib.contextmanager
 def afresh() -> Iterator[None]:
-    """While inside, kernels are measured again, whatever the table says."""
+    """While inside, kernels are timed again, whatever the table says."""
     Tuned.afresh = True
     try:
         yield
@@ -95,8 +97,18 @@ def afresh() -> Iterator[None]:
         Tuned.afresh = False
 
 
+@contextlib.contextmanager
+def every_configuration() -> Iterator[None]:
+    """While inside, a launch of a tuned kernel is one of each of its configurations; nothing is timed."""
+    Tuned.exhaustive = True
+    try:
+        yield
+    finally:
+        Tuned.exhaustive = False
+
+
 def record(device: str, path: Path = TABLE) -> int:
-    """Add to the table what the autotuner has chosen in this process; returns how many entries that were."""
+    """Add to the table what the autotuner has chosen in this process for `device`; return the number of entries."""
     table = tomllib.loads(path.read_text()) if path.exists() else {}
     count = 0
     for tuned in Tuned.all:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from probe_tables import MODELS, write_probes
+from support.probe_tables import MODELS, write_probes
 
 from analysis import load_results, write_report
 from analysis.results import Results

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from figure_reading import assert_drawn, line, mean_of_means, rows_of
-from probe_tables import ATTENDING, MODELS, doubling, measure, write_eleven, write_table
+from support.figure_reading import assert_drawn, line, mean_of_means, rows_of
+from support.probe_tables import ATTENDING, MODELS, doubling, measure, write_eleven, write_table
 
 from analysis import load_results
 from analysis.errors import NoData

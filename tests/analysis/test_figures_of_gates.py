@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from figure_reading import assert_drawn, line, mean_of_means, rows_of
-from probe_tables import HEADS, doubling, measure, write_table
+from support.figure_reading import assert_drawn, line, mean_of_means, rows_of
+from support.probe_tables import HEADS, doubling, measure, write_table
 
 from analysis import load_results
 from analysis.figures import extrapolation, gates, selection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from probe_tables import HEADS, sentence
+from support.probe_tables import HEADS, sentence
 
 from analysis.figures import selected_maps, sink_maps
 from analysis.tokens import _known, token_label

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from probe_tables import measure, write_table
+from support.probe_tables import measure, write_table
 
 from analysis import load_results
 from analysis.figures import recurrence, solver

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
-import residual_tables
-from probe_tables import measure, write_table
+from support import residual_tables
+from support.probe_tables import measure, write_table
 
 from analysis import load_results
 from analysis.errors import NoData

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgb
-from probe_tables import measure, write_table
+from support.probe_tables import measure, write_table
 
 from analysis import load_results
 from analysis.figures import load_balance, routing_map

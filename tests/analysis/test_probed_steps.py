@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from probe_tables import measure, write_table
+from support.probe_tables import measure, write_table
 
 from analysis import load_results
 from analysis.gallery import draw

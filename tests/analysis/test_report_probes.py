@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from probe_tables import measure, write_table
+from support.probe_tables import measure, write_table
 
 from analysis import load_results, write_report
 from analysis.notices import notices

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from program import Lab, write_text
+from support.program import Lab, write_text
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import yaml
-from program import Lab
+from support.program import Lab
 
 from experiments.cli import CONF
 from experiments.data.corpus import unigram_entropy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import Lab, Outcome, write_text
+from support.program import Lab, Outcome, write_text
 
 WAYS = pytest.mark.parametrize(
     "flags",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from program import RUN
+from support.program import RUN
 
 from experiments.bench import compile as suite
 from experiments.schema import Config

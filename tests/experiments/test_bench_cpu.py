@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 
 import pytest
-from program import Lab
+from support.program import Lab
 
 from experiments.bench.memory import peak_of
 from experiments.bench.recurrences import OPERATIONS

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from program import Lab
+from support.program import Lab
 
 from experiments.bench import kernels as suite
 from experiments.bench import peers, roofline, tables, timing

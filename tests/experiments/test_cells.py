@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from program import Lab
+from support.program import Lab
 
 from experiments import cells
 from experiments.cells import _Pool

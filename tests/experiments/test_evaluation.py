@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from program import Lab, write_text
+from support.program import Lab, write_text
 
 from experiments import data
 from experiments.data import DataConfig, Split

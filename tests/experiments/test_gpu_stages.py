@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import triton
-from program import Lab
+from support.program import Lab
 
 from experiments import machine
 from experiments.gpu import kernels as stages

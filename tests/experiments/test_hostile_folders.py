@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from program import Lab, Outcome
 from safetensors.torch import load_file, save_file
+from support.program import Lab, Outcome
 
 from experiments.runs import RunFolder
 

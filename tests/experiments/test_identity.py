@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import identity_keys
 import pytest
+from support import identity_keys
 
 import experiments.identity
 import zoo.config

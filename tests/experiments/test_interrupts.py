@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from program import Lab, Outcome
+from support.program import Lab, Outcome
 
 from experiments import interrupts
 

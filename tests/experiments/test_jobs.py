@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from program import Lab
+from support.program import Lab
 
 import analysis
 from experiments.cli import CONF

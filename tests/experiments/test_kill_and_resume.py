@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from program import Lab, Process, assert_same_run
+from support.program import Lab, Process, assert_same_run
 
 from experiments.probing import tables
 from experiments.rows import read

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from program import Lab, last_checkpoint, steady_rows
+from support.program import Lab, last_checkpoint, steady_rows
 
 from experiments import data, optim
 from experiments.evaluate import score_split

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from program import Lab
+from support.program import Lab
 
 from analysis import load_results
 from analysis.notices import notices

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from program import ROOT, Lab, write_text
+from support.program import ROOT, Lab, write_text
 
 from experiments.cells import names
 from experiments.cli import CONF

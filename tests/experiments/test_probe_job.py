@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-from program import Lab
+from support.program import Lab
 
 import zoo
 from analysis import load_results

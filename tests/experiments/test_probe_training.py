@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import Lab, assert_same_run
+from support.program import Lab, assert_same_run
 
 import zoo
 from experiments import callbacks, data

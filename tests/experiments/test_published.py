@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from program import ROOT, Lab
+from support.program import ROOT, Lab
 
 from analysis import configurations, load_results
 from analysis.publish import lacking

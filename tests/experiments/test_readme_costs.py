@@ -1,7 +1,7 @@
 """The README's cost table is what job=cost prints."""
 
 import pytest
-from program import ROOT, Lab
+from support.program import ROOT, Lab
 from test_architectures import ELEVEN
 
 

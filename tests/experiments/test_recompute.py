@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
-from program import Lab
+from support.program import Lab
 
 from experiments.bench.kept import kept_bytes
 from experiments.presets import architectures

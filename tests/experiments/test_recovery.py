@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from program import RUN, Lab, assert_same_run, last_checkpoint, steady_rows
+from support.program import RUN, Lab, assert_same_run, last_checkpoint, steady_rows
 
 from experiments.runs import RunFolder
 

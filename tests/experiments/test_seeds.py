@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from program import Lab, steady_rows
+from support.program import Lab, steady_rows
 
 from experiments import data
 from zoo import LanguageModel, load

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from program import Lab, Outcome, Process
+from support.program import Lab, Outcome, Process
 
 from experiments.rows import read
 from experiments.runs import RunFolder

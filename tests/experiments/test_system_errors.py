@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from program import Lab, Outcome
+from support.program import Lab, Outcome
 
 from analysis.gallery import listed
 from experiments import messages

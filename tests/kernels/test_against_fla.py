@@ -14,8 +14,8 @@ from types import ModuleType
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal, packed
-from margins import below
+from support.kernel_cases import normal, packed
+from support.margins import below
 from torch import Tensor
 
 import kernels

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_cases import packed, qkv
+from support.kernel_cases import packed, qkv
 
 from kernels import attention, timeline_attention
-from kernels.dispatch import Operation, not_unasked
+from kernels.dispatch import Operation, never, only_when_named
 from kernels.ops.attention.packed import register_packed
 
 
@@ -17,7 +17,7 @@ def two_backends() -> Operation:
         "even", lambda x: 2 * x, refuses=lambda x: "needs an even length" if len(x) % 2 else None
     )
     operation.register("plain", lambda x: x + x)
-    operation.register("truth", lambda x: x * 2, suits=not_unasked)
+    operation.register("truth", lambda x: x * 2, suits=only_when_named)
     return operation
 
 
@@ -39,7 +39,7 @@ def test_a_named_backend_that_cannot_serve_says_why_and_who_can():
 def test_auto_without_a_willing_backend_gives_every_reason():
     operation = Operation("nothing")
     operation.register("broken", torch.clone, refuses=lambda x: "is broken")
-    operation.register("shy", torch.clone, suits=not_unasked)
+    operation.register("shy", torch.clone, suits=only_when_named)
     with pytest.raises(ValueError, match="broken: is broken; shy: runs only when named"):
         operation(torch.ones(1))
 
@@ -59,6 +59,25 @@ def test_a_form_that_others_have_is_no_misspelling():
 def test_a_name_is_registered_once():
     with pytest.raises(ValueError, match="'even' is registered twice"):
         two_backends().register("even", torch.clone)
+
+
+def test_an_override_lasts_as_long_as_its_block():
+    operation, odd = two_backends(), torch.ones(3)
+    with (
+        pytest.raises(RuntimeError, match="left"),
+        operation.override("even", refuses=never, run=lambda x: 3 * x),
+    ):
+        assert operation.choose("even", odd).name == "even"
+        assert operation(odd).tolist() == [3, 3, 3]
+        raise RuntimeError("left")
+    assert operation.choose("auto", odd).name == "plain"
+    assert operation(torch.ones(2)).tolist() == [2, 2]
+    assert operation.backends == ("even", "plain", "truth")
+    with (
+        pytest.raises(ValueError, match="unknown backend 'evem'; did you mean 'even'"),
+        operation.override("evem"),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("backend", ["varlen", "flash_attn"])

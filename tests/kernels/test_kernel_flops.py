@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import packed, qkv
+from support.kernel_cases import packed, qkv
 from torch.utils.flop_counter import flop_registry
 
 from kernels import attention, indexer_kl, lightning_topk, sparse_attention, timeline_attention

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from kernel_cases import packed, qkv, rmse_ratio, value_and_gradients
-from margins import below
+from support.kernel_cases import packed, qkv, rmse_ratio, value_and_gradients
+from support.margins import below
 
 from kernels import attention, gumbel_noise, timeline_attention
 from kernels.ops import attention as attention_op

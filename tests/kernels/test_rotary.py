@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernel_cases import normal
+from support.kernel_cases import normal
 
 from kernels import rope
 from kernels.rotary import angles, rotate

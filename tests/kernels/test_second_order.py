@@ -6,8 +6,8 @@ import pkgutil
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import normal
-from triton_cases import DEVICE
+from support.kernel_cases import normal
+from support.triton_cases import DEVICE
 
 import kernels
 from kernels import ops

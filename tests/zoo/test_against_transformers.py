@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from contract_cases import tokens
+from support.contract_cases import tokens
 from torch import Tensor, nn
 
 from zoo import LanguageModel, ModelConfig

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from contract_cases import build, tokens
-from margins import below
+from support.contract_cases import build, tokens
+from support.margins import below
 
 import zoo
 from zoo import ModelConfig

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from contract_cases import randomised, tokens
+from support.contract_cases import randomised, tokens
 from torch import Tensor
 
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost

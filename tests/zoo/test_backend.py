@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from contract_cases import VARIANTS, Case, build, cases, tokens
+from support.contract_cases import VARIANTS, Case, build, cases, tokens
 
 from kernels.dispatch import Operation
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import SEQ_LEN, VOCAB, keys, tokens
+from support.contract_cases import SEQ_LEN, VOCAB, keys, tokens
 
 from zoo import Context, LanguageModel, ModelConfig, registry
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import assert_same, boundaries, build, every_case, gradients, keys, tokens
+from support.contract_cases import assert_same, boundaries, build, every_case, gradients, keys, tokens
 from torch import Tensor
 
 from zoo import Context, LanguageModel

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from contract_cases import SEQ_LEN, VOCAB, build, every_case, tokens
+from support.contract_cases import SEQ_LEN, VOCAB, build, every_case, tokens
 
 import zoo
 from kernels.flops import backward_share

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import SEQ_LEN, VOCAB, build, every_case, gradients, keys, tokens
+from support.contract_cases import SEQ_LEN, VOCAB, build, every_case, gradients, keys, tokens
 
 from zoo import Context, LanguageModel
 

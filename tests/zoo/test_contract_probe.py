@@ -6,11 +6,11 @@ import sys
 import types
 from pathlib import Path
 
-import bare_zoo
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import (
+from support import bare_zoo
+from support.contract_cases import (
     HEADS,
     SEQ_LEN,
     VOCAB,

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from contract_cases import SEQ_LEN, VOCAB, build, every_case, keys, tokens
-from margins import below
+from support.contract_cases import SEQ_LEN, VOCAB, build, every_case, keys, tokens
+from support.margins import below
 
 from zoo import Context
 

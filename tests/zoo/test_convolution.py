@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contract_cases import boundaries
+from support.contract_cases import boundaries
 
 from zoo import Context
 from zoo.convolution import ShortConvolution

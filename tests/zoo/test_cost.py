@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import tokens
+from support.contract_cases import tokens
 from torch import Tensor
 
 from kernels.flops import FORMULAS, flop_counter

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contract_cases import VOCAB, build, tokens
+from support.contract_cases import VOCAB, build, tokens
 
 import zoo
 from zoo import ModelConfig, UserError

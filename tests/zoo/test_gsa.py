@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from margins import below
+from support.margins import below
 from torch import Tensor
 
 import kernels

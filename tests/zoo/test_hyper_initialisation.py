@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import SEQ_LEN, VOCAB, gradients, tokens
-from margins import above, below
+from support.contract_cases import SEQ_LEN, VOCAB, gradients, tokens
+from support.margins import above, below
 
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from contract_cases import keys, randomised, tokens
+from support.contract_cases import keys, randomised, tokens
 from test_attention import turned
 from torch import Tensor
 

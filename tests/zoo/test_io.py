@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from contract_cases import SEQ_LEN, VOCAB, build, tokens
+from support.contract_cases import SEQ_LEN, VOCAB, build, tokens
 
 import zoo
 from zoo import ModelConfig, UserError

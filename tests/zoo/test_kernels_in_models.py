@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contract_cases import VOCAB, tokens
+from support.contract_cases import VOCAB, tokens
 from torch import Tensor
 
 from zoo import Context, LanguageModel, ModelConfig

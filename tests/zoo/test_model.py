@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from contract_cases import tokens
+from support.contract_cases import tokens
 from torch import nn
 
 from zoo import Context, Dims, LanguageModel, Mixer, ModelConfig, UserError, cost

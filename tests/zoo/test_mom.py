@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from contract_cases import randomised
+from support.contract_cases import randomised
 from torch import Tensor
 
 import kernels

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from margins import below
+from support.margins import below
 from torch import Tensor
 
 from kernels.flops import flop_counter

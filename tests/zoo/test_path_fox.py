@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 import torch
-from contract_cases import build, tokens
-from margins import below
+from support.contract_cases import build, tokens
+from support.margins import below
 
 from zoo import Context, LanguageModel, ModelConfig, UserError
 from zoo.mixers.attention import AttentionConfig

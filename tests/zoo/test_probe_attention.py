@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from contract_cases import boundaries, randomised
+from support.contract_cases import boundaries, randomised
 from torch import Tensor
 
 from zoo import Context, registry

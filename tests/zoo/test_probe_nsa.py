@@ -3,7 +3,7 @@
 import math
 
 import torch
-from contract_cases import randomised
+from support.contract_cases import randomised
 from torch import Tensor
 
 import kernels

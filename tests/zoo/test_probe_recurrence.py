@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from contract_cases import boundaries, build, tokens
+from support.contract_cases import boundaries, build, tokens
 from torch import Tensor
 
 import kernels

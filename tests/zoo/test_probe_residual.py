@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import VOCAB, build, tokens
-from margins import above, below
+from support.contract_cases import VOCAB, build, tokens
+from support.margins import above, below
 
 from zoo import Context, LanguageModel, ModelConfig, UserError
 from zoo.probe import Sight

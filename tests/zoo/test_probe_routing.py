@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 import torch
-from contract_cases import build, tokens
+from support.contract_cases import build, tokens
 from torch import Tensor
 
 from experiments.probing.measures import averaged

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from contract_cases import SEQ_LEN, VOCAB, build, tokens
-from margins import below
+from support.contract_cases import SEQ_LEN, VOCAB, build, tokens
+from support.margins import below
 
 import kernels
 from zoo import LanguageModel, ModelConfig, UserError, cost, registry

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.attention.packed import register_packed
 from kernels.ops.attention.reference import attention_reference
 from kernels.ops.attention.torch_ops import attention_torch
@@ -22,8 +22,8 @@ OPERATION = Operation("attention")
 # PyTorch's dense SDPA picks among several kernels by itself; varlen is for what it cannot express.
 register_packed(OPERATION, "varlen", varlen, suits=_packed_or_windowed)
 OPERATION.register("torch", attention_torch, suits=always)
-register_packed(OPERATION, "flash_attn", flash, suits=not_unasked)
-OPERATION.register("reference", attention_reference, suits=not_unasked)
+register_packed(OPERATION, "flash_attn", flash, suits=only_when_named)
+OPERATION.register("reference", attention_reference, suits=only_when_named)
 
 
 def attention(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.hyper import check_matrices, refuses_streams
 from kernels.ops.cayley.reference import cayley_reference
 from kernels.ops.cayley.torch_ops import cayley_torch
@@ -25,7 +25,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", cayley_torch, suits=always)
-OPERATION.register("reference", cayley_reference, suits=not_unasked)
+OPERATION.register("reference", cayley_reference, suits=only_when_named)
 
 
 def cayley(raw: Tensor, *, backend: str = "auto") -> Tensor:

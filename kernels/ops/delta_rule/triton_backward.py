@@ -1,6 +1,6 @@
 """Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_forward.py.
 
-From F = Diag(β)·E, and dS and dF as the walk back leaves them (triton_inter_chunk.py), all chunks at once:
+From F = Diag(β)·E, and dS and dF of the inter-chunk backward (triton_inter_chunk.py), all chunks at once:
 
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
     dP  = scale·dO·Fᵀ    dA = −dV·Fᵀ    dQ̄ = scale·dO·S₀ᵀ    dK̄ = −dV·S₀ᵀ    dK̃ = F·dSᵀ
@@ -17,19 +17,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.delta_rule.triton_intra_chunk import block_places
-from kernels.ops.delta_rule.triton_intra_chunk_backward import inside_channels_back, inside_shared_back
+from kernels.ops.delta_rule.triton_arguments import ChunkStates, Inputs, StateGradients, ValueGradients
+from kernels.ops.delta_rule.triton_intra_chunk_backward import (
+    intra_chunk_backward_channels,
+    intra_chunk_backward_shared,
+)
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
+    block_places,
     decay_from_start,
     decay_to_end,
-    load_column,
+    head_state,
     load_gates,
-    load_rows,
-    state_tile,
-    store_rows,
 )
+from kernels.triton_common.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds, sum_rows
+from kernels.triton_common.masked_tiles import (
+    load_head_rows,
+    load_head_scalars,
+    load_matrix,
+    store_head_rows,
+    store_head_scalars,
+)
 from kernels.triton_common.tuning import Tuned
 
 
@@ -38,61 +47,80 @@ def _values(
     beta, z, errors, d_o, d_writes, d_v, d_beta, d_p, d_a, table, cu, scale, H,
     V: tl.constexpr, C: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """dV [tokens, H, V], dβ [tokens, H], dP and dA [tokens, H, C]."""
+    """dV, dβ, dP and dA of one chunk and head.
+
+    inputs     beta [tokens, H]; z Z [tokens, H, C]; errors E, d_o dO, d_writes dF [tokens, H, V]
+    outputs    d_v [tokens, H, V]; d_beta [tokens, H]; d_p, d_a [tokens, H, C]
+    layout     table, cu
+    sizes      scale; H heads
+    constants  V width; C tokens a chunk; BV columns a tile
+    """
     head = tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
-        strength = load_column(beta, token, last, head, H)[:, None]
-        triangle = tl.trans(load_rows(z, token, last, head, H, tl.arange(0, C), C))
+        strength = load_head_scalars(beta, token, last, head, H)[:, None]
+        triangle = tl.trans(load_head_rows(z, token, last, head, H, tl.arange(0, C), C))
         products, overlap = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
         by_beta = tl.zeros((C,), tl.float32)
         for start in range(0, V, BV):
             value = start + tl.arange(0, BV)
-            d_write = load_rows(d_writes, token, last, head, H, value, V).to(tl.float32)
+            # dF′ = dF − Zᵀ·Diag(β)·dF
+            d_write = load_head_rows(d_writes, token, last, head, H, value, V).to(tl.float32)
             d_error = (d_write * strength).to(z.dtype.element_ty)
             d_write -= tl.dot(triangle, d_error, input_precision="ieee")
-            error = load_rows(errors, token, last, head, H, value, V).to(tl.float32)
+            # dβ = Σ_v dF′⊙E
+            error = load_head_rows(errors, token, last, head, H, value, V).to(tl.float32)
             by_beta += tl.sum(d_write * error, axis=1)
+            # dV = Diag(β)·dF′
             d_value = d_write * strength
-            store_rows(d_v, d_value, token, last, head, H, value, V)
+            store_head_rows(d_v, d_value, token, last, head, H, value, V)
+            # dP = scale·dO·Fᵀ,  dA = −dV·Fᵀ,  F = Diag(β)·E
             write = tl.trans((error * strength).to(z.dtype.element_ty))
-            d_out = load_rows(d_o, token, last, head, H, value, V).to(z.dtype.element_ty)
+            d_out = load_head_rows(d_o, token, last, head, H, value, V).to(z.dtype.element_ty)
             products += tl.dot(d_out, write, input_precision="ieee")
             overlap -= tl.dot(d_value.to(z.dtype.element_ty), write, input_precision="ieee")
         i = tl.arange(0, C)[:, None]
         j = tl.arange(0, C)[None]
         products = tl.where(i >= j, products * scale, 0.0)
-        store_rows(d_p, products, token, last, head, H, tl.arange(0, C), C)
+        store_head_rows(d_p, products, token, last, head, H, tl.arange(0, C), C)
         overlap = tl.where(i > j, overlap, 0.0)
-        store_rows(d_a, overlap, token, last, head, H, tl.arange(0, C), C)
-        by_beta = by_beta.to(d_beta.dtype.element_ty)
-        tl.store(d_beta + token * H + head, by_beta, mask=token < last)
+        store_head_rows(d_a, overlap, token, last, head, H, tl.arange(0, C), C)
+        store_head_scalars(d_beta, by_beta, token, last, head, H)
 
 
 @triton.jit
-def _across(
+def _through_states(
     beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H,
     dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """dQ̄, dK̄ and dK̃ [C, BK], and Σ_v dS⊙S₀ [BK]."""
+    """What comes back through the states: dQ̄, dK̄ and dK̃ [C, BK], and Σ_v dS⊙S₀ [BK].
+
+    inputs     beta, errors E, states S₀, d_states dS, d_o dO, d_v dV, whole
+    place      token [C], last, chunk, head, and key [BK], the columns of this tile
+    sizes      scale; H heads
+    constants  dtype of products; K, V widths; C tokens a chunk; BK, BV sides of a state's tile
+    """
     d_queries = tl.zeros((C, BK), tl.float32)
     d_keys = tl.zeros((C, BK), tl.float32)
     d_to_end = tl.zeros((C, BK), tl.float32)
     d_whole = tl.zeros((BK,), tl.float32)
-    strength = load_column(beta, token, last, head, H)[:, None]
+    strength = load_head_scalars(beta, token, last, head, H)[:, None]
     for start in range(0, V, BV):
         value = start + tl.arange(0, BV)
-        place, inside = state_tile(chunk, head, H, key, value, K, V)
-        state = tl.load(states + place, mask=inside, other=0.0)
-        d_after = tl.load(d_states + place, mask=inside, other=0.0)
+        state = load_matrix(head_state(states, chunk, head, H, K, V), key, value, K, V)
+        d_after = load_matrix(head_state(d_states, chunk, head, H, K, V), key, value, K, V)
+        # Σ_v dS⊙S₀, of exp(G_last)
         d_whole += tl.sum(state.to(tl.float32) * d_after.to(tl.float32), axis=1)
-        d_out = load_rows(d_o, token, last, head, H, value, V).to(dtype)
+        # dQ̄ = scale·dO·S₀ᵀ
+        d_out = load_head_rows(d_o, token, last, head, H, value, V).to(dtype)
         d_queries += tl.dot(d_out, tl.trans(state), input_precision="ieee")
-        d_value = load_rows(d_v, token, last, head, H, value, V).to(dtype)
+        # dK̄ = −dV·S₀ᵀ
+        d_value = load_head_rows(d_v, token, last, head, H, value, V).to(dtype)
         d_keys -= tl.dot(d_value, tl.trans(state), input_precision="ieee")
-        write = load_rows(errors, token, last, head, H, value, V).to(tl.float32) * strength
+        # dK̃ = F·dSᵀ,  F = Diag(β)·E
+        write = load_head_rows(errors, token, last, head, H, value, V).to(tl.float32) * strength
         d_to_end += tl.dot(write.to(dtype), tl.trans(d_after), input_precision="ieee")
     return d_queries * scale, d_keys, d_to_end, d_whole
 
@@ -102,7 +130,15 @@ def _keys_and_gates(
     q, k, g, beta, errors, states, d_states, d_o, d_v, d_p, d_a, d_q, d_k, d_g, table, cu, scale, H, HQ, HK, TOKENS,
     K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """dq and dk [tokens, H, K], dg likewise, or [⌈K/BK⌉, tokens, H] parts of a shared gate's."""
+    """dq, dk and dg of one chunk and head, BK columns.
+
+    inputs     q, k, g, beta as in `Inputs`; errors E, d_o dO, d_v dV [tokens, H, V]; states S₀,
+               d_states dS [chunks, H, K, V]; d_p dP, d_a dA [tokens, H, C]
+    outputs    d_q, d_k [tokens, H, K]; d_g [tokens, H, K], or [⌈K/BK⌉, tokens, H], parts of a shared gate's
+    layout     table, cu
+    sizes      scale; H, HQ, HK heads; TOKENS
+    constants  K, V widths; SHARED: one gate a head; C tokens a chunk; BK, BV sides of a state's tile
+    """
     chunk = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
@@ -111,9 +147,10 @@ def _keys_and_gates(
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
         key = tl.program_id(2) * BK + tl.arange(0, BK)
-        by_query, by_key, by_end, by_whole = _across(
+        by_query, by_key, by_end, by_whole = _through_states(
             beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H, dtype, K, V, C, BK, BV
         )  # fmt: skip
+        # Through Q̄ = exp(G)⊙Q, K̄ = exp(G)⊙K, K̃ = exp(G_last − G)⊙K and exp(G_last)
         gates = load_gates(g, token, last, head, H, key, K, SHARED)
         after = load_gates(g, token + 1, last, head, H, key, K, SHARED)
         decay = decay_from_start(gates)
@@ -121,38 +158,41 @@ def _keys_and_gates(
         by_key *= decay
         by_end *= decay_to_end(after)
         by_whole *= tl.exp(tl.sum(gates, axis=0))
-        queries = load_rows(q, token, last, head // (H // HQ), HQ, key, K).to(tl.float32)
-        keys = load_rows(k, token, last, head // (H // HK), HK, key, K).to(tl.float32)
+        queries = load_head_rows(q, token, last, head // (H // HQ), HQ, key, K).to(tl.float32)
+        keys = load_head_rows(k, token, last, head // (H // HK), HK, key, K).to(tl.float32)
+        # Through P_ij and A_ij, i > j: `right` is the gradient of k_i, `left` that of k_j
         column = tl.arange(0, C)
-        products = load_rows(d_p, token, last, head, H, column, C)
-        overlap = load_rows(d_a, token, last, head, H, column, C)
+        products = load_head_rows(d_p, token, last, head, H, column, C)
+        overlap = load_head_rows(d_a, token, last, head, H, column, C)
         if SHARED:
             gate = tl.sum(gates, axis=1)
-            by_query, right, left = inside_shared_back(
+            by_query, right, left = intra_chunk_backward_shared(
                 by_query, by_key, queries, keys, gate, products, overlap, dtype, C
             )
         else:
             places, row_token = block_places(first, head, H, C)
             near = tl.load(d_p + places, mask=row_token < last, other=0.0)
             near_overlap = tl.load(d_a + places, mask=row_token < last, other=0.0)
-            by_query, right, left = inside_channels_back(
+            by_query, right, left = intra_chunk_backward_channels(
                 by_query, by_key, queries, keys, gates, after, products, overlap, near, near_overlap, dtype, C, BK
             )  # fmt: skip
+        # dg_l = Σ_{i≥l} (q_i⊙dq_i + k_i⊙dk_i − k_i⊙dk_i as row j), of the last token with exp(G_last)'s
         up_to = queries * by_query + keys * (right - left)
         up_to += tl.where((token == last - 1)[:, None], by_whole[None], 0.0)
         gate = tl.cumsum(up_to, axis=0, reverse=True)
-        # A sum over the tokens before. As the sum up to this token less itself, it would lose a small rest to a large
+        # dg_l += Σ_{j<l} k_j⊙dK̃_j. As the sum up to this token less itself, it would lose a small rest to a large
         # term; and the 0 and 1 that select are exact in any precision.
         earlier = tl.where(column[:, None] > column[None], 1.0, 0.0)
         gate += tl.dot(earlier, keys * by_end, input_precision="tf32x3")
+        # P_ii = q_i·k_i has no gate: dq_i += dP_ii·k_i,  dk_i += dP_ii·q_i
         same = tl.sum(tl.where(column[:, None] == column[None], products, 0.0), axis=1)[:, None]
-        store_rows(d_q, by_query + same * keys, token, last, head, H, key, K)
-        store_rows(d_k, right + left + by_end + same * queries, token, last, head, H, key, K)
+        store_head_rows(d_q, by_query + same * keys, token, last, head, H, key, K)
+        store_head_rows(d_k, right + left + by_end + same * queries, token, last, head, H, key, K)
         if SHARED:
             part = (tl.program_id(2).to(tl.int64) * TOKENS + token) * H + head
             tl.store(d_g + part, tl.sum(gate, axis=1), mask=token < last)
         else:
-            store_rows(d_g, gate, token, last, head, H, key, K)
+            store_head_rows(d_g, gate, token, last, head, H, key, K)
 
 
 @triton.jit
@@ -162,8 +202,8 @@ def _sum_heads(parts, total, TOKENS, WIDTH, GROUP: tl.constexpr, BT: tl.constexp
     column = tl.program_id(1) * BD + tl.arange(0, BD)
     added = tl.zeros((BT, BD), tl.float32)
     for member in range(GROUP):
-        added += load_rows(parts, token, TOKENS, member, GROUP, column, WIDTH).to(tl.float32)
-    store_rows(total, added, token, TOKENS, 0, 1, column, WIDTH)
+        added += load_head_rows(parts, token, TOKENS, member, GROUP, column, WIDTH).to(tl.float32)
+    store_head_rows(total, added, token, TOKENS, 0, 1, column, WIDTH)
 
 
 _values_tuned = Tuned(
@@ -199,44 +239,45 @@ _keys_and_gates_tuned = {
 }
 
 
-def values_back(
-    v: Tensor, beta: Tensor, z: Tensor, errors: Tensor, d_o: Tensor, d_writes: Tensor, scale: float, table: Tensor,
-    cu: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dV of every head, dβ, dP and dA."""
-    heads, value_width = beta.shape[2], v.shape[3]
-    d_v, d_beta = _room_of_heads(v, heads), torch.empty_like(beta)
-    d_p, d_a = torch.empty_like(z), torch.empty_like(z)
-    _values_tuned[(len(table), heads)](
-        beta, z, errors, d_o, d_writes, d_v, d_beta, d_p, d_a, table, cu, scale, heads, V=value_width, C=CHUNK
+def values_backward(
+    x: Inputs, z: Tensor, errors: Tensor, d_o: Tensor, d_writes: Tensor, scale: float, layout: ChunkLayout
+) -> ValueGradients:
+    """Compute dV of every head, dβ, dP and dA."""
+    found = ValueGradients(
+        _empty_for_heads(x.v, x.heads), torch.empty_like(x.beta), torch.empty_like(z), torch.empty_like(z)
     )
-    return d_v, d_beta, d_p, d_a
-
-
-def keys_and_gates_back(
-    q: Tensor, k: Tensor, g: Tensor, beta: Tensor, errors: Tensor, states: Tensor, d_states: Tensor, d_o: Tensor,
-    d_v: Tensor, d_p: Tensor, d_a: Tensor, scale: float, table: Tensor, cu: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """dq and dk of every head, and dg."""
-    heads, width, value_width, shared = beta.shape[2], q.shape[3], d_v.shape[3], g.dim() == 3
-    d_q, d_k = _room_of_heads(q, heads), _room_of_heads(k, heads)
-    parts = (triton.cdiv(width, 64), *g.shape)
-    d_g = torch.empty(parts, dtype=torch.float32, device=g.device) if shared else torch.empty_like(g)
-    _keys_and_gates_tuned[shared][lambda meta: (len(table), heads, triton.cdiv(width, meta["BK"]))](
-        q, k, g, beta, errors, states, d_states, d_o, d_v, d_p, d_a, d_q, d_k, d_g, table, cu, scale,
-        heads, q.shape[2], k.shape[2], q.shape[0] * q.shape[1], K=width, V=value_width, SHARED=shared, C=CHUNK,
+    _values_tuned[(layout.chunks, x.heads)](
+        x.beta, z, errors, d_o, d_writes, *found, layout.table, layout.cu, scale, x.heads, V=x.widths["V"], C=CHUNK
     )  # fmt: skip
-    return d_q, d_k, sum_rows(d_g, g.dtype) if shared else d_g
+    return found
 
 
-def _room_of_heads(x: Tensor, heads: int) -> Tensor:
+def keys_and_gates_backward(
+    x: Inputs, forward: ChunkStates, back: StateGradients, found: ValueGradients, d_o: Tensor, scale: float,
+    layout: ChunkLayout,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Compute dq and dk of every head, and dg."""
+    q, k, _, g, beta = x
+    (heads, q_heads, k_heads, _), width = x.head_counts, x.widths["K"]
+    d_q, d_k = _empty_for_heads(q, heads), _empty_for_heads(k, heads)
+    parts = (triton.cdiv(width, 64), *g.shape)
+    d_g = torch.empty(parts, dtype=torch.float32, device=g.device) if x.shared else torch.empty_like(g)
+    _keys_and_gates_tuned[x.shared][lambda meta: (layout.chunks, heads, triton.cdiv(width, meta["BK"]))](
+        q, k, g, beta, forward.errors, forward.states, back.d_states, d_o, found.d_v, found.d_p, found.d_a,
+        d_q, d_k, d_g, layout.table, layout.cu, scale, heads, q_heads, k_heads, q.shape[0] * q.shape[1],
+        **x.widths, SHARED=x.shared, C=CHUNK,
+    )  # fmt: skip
+    return d_q, d_k, sum_rows(d_g, g.dtype) if x.shared else d_g
+
+
+def _empty_for_heads(x: Tensor, heads: int) -> Tensor:
     """For the gradient of x [B, T, Hx, D] of every head: x's own dtype, or fp32 where heads are yet to be added."""
     dtype = x.dtype if x.shape[2] == heads else torch.float32
     return torch.empty(*x.shape[:2], heads, x.shape[3], dtype=dtype, device=x.device)
 
 
 def sum_heads(parts: Tensor, x: Tensor) -> Tensor:
-    """The gradient of x [B, T, Hx, D] from that of every head, parts [B, T, H, D]."""
+    """Return the gradient of x [B, T, Hx, D]: parts [B, T, H, D] summed over the heads that share one of x's."""
     if parts.shape == x.shape:
         return parts
     total, (batch, time, heads, width) = torch.empty_like(x), x.shape

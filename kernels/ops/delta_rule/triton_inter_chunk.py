@@ -1,4 +1,4 @@
-"""The walks of the chunked delta rule from state to state: forward over a sequence's chunks, and back for gradients.
+"""The inter-chunk recurrence of the delta rule: states forward over a sequence's chunks, and gradients back.
 
 A program holds K × BV of a head's state in fp32; columns of values know nothing of each other. With the notation of
 triton_forward.py, and dS the gradient of the state after a chunk, dF that of what the state takes in, F = Diag(β)·E:
@@ -11,37 +11,28 @@ E are the errors that the tokens correct; dF is the gradient where E did not dep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.delta_rule.triton_tiles import CHUNK, load_column, load_rows, state_tile, store_rows
+from kernels.ops.delta_rule.triton_arguments import ChunkOperands, ChunkStates, StateGradients
+from kernels.ops.delta_rule.triton_tiles import CHUNK, head_state
+from kernels.triton_common.chunk_layout import ChunkLayout
 from kernels.triton_common.device import padded
+from kernels.triton_common.masked_tiles import (
+    load_head_rows,
+    load_head_scalars,
+    load_matrix,
+    store_head_rows,
+    store_matrix,
+)
 from kernels.triton_common.tuning import Tuned
-
-
-@dataclass(frozen=True)
-class Chunked:
-    """What the scans read, of all chunks; operands in the inputs' dtype.
-
-    from_start  Q̄ [B·T, H, K]        reads  W [B·T, H, K]
-    to_end      K̃ [B·T, H, K]        values U [B·T, H, V]
-    whole       exp(G_last), fp32 [chunks, H, K or 1]
-    """
-
-    from_start: Tensor
-    to_end: Tensor
-    reads: Tensor
-    values: Tensor
-    whole: Tensor
 
 
 @triton.jit
 def _load_whole(whole, chunk, head, H, key, K, SHARED: tl.constexpr):
-    """The decay of a whole chunk, [BK], or [1] if channels share it."""
+    """exp(G_last), the decay of a whole chunk: [BK], or [1] if channels share it."""
     if SHARED:
         decay = tl.load(whole + chunk * H + head + tl.arange(0, 1))
     else:
@@ -50,123 +41,143 @@ def _load_whole(whole, chunk, head, H, key, K, SHARED: tl.constexpr):
 
 
 @triton.jit
-def _walk(firsts, cu, sequence):
-    """Of a sequence: its first token and its end, its first chunk, and how many there are."""
+def _sequence_chunks(firsts, cu, sequence):
+    """A sequence's first token and end, its first chunk, and the number of its chunks."""
     first_chunk = tl.load(firsts + sequence)
     chunks = tl.load(firsts + sequence + 1) - first_chunk
     return tl.load(cu + sequence).to(tl.int64), tl.load(cu + sequence + 1).to(tl.int64), first_chunk, chunks
 
 
 @triton.jit
-def _given(state, place, inside, BK: tl.constexpr, BV: tl.constexpr):
-    """The tile of a state that the walk starts from; zeros where none is given."""
+def _outer_state(states, sequence, head, H, key, value, K, V, BK: tl.constexpr, BV: tl.constexpr):
+    """A sequence's tile of states [N, H, K, V] given from outside, in fp32; zeros where none are given."""
     tile = tl.zeros((BK, BV), tl.float32)
-    if state is not None:
-        tile += tl.load(state + place, mask=inside, other=0.0).to(tl.float32)
+    if states is not None:
+        tile += load_matrix(head_state(states, sequence, head, H, K, V), key, value, K, V).to(tl.float32)
     return tile
 
 
 @triton.jit
-def _scan(
+def _inter_chunk(
     to_end, reads, values, whole, beta, initial, states, errors, final, firsts, cu, H,
     K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """states [chunks, H, K, V] that chunks start from, errors E [tokens, H, V], the final states [N, H, K, V]."""
+    """The states that chunks start from and the errors of their tokens, one chunk after another.
+
+    inputs     to_end K̃, reads W, values U, whole exp(G_last) as in `ChunkOperands`; beta [tokens, H];
+               initial [N, H, K, V] or None
+    outputs    states S₀ [chunks, H, K, V]; errors E [tokens, H, V]; final [N, H, K, V] or None
+    layout     firsts, cu
+    sizes      H heads
+    constants  K, V widths; SHARED: one gate a head; C tokens a chunk; BK ≥ K, BV sides of the state's tile
+    """
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     key = tl.arange(0, BK)
     value = tl.program_id(2) * BV + tl.arange(0, BV)
-    place, inside = state_tile(sequence, head, H, key, value, K, V)
-    state = _given(initial, place, inside, BK, BV)
-    begin, end, first_chunk, chunks = _walk(firsts, cu, sequence)
+    state = _outer_state(initial, sequence, head, H, key, value, K, V, BK, BV)
+    begin, end, first_chunk, chunks = _sequence_chunks(firsts, cu, sequence)
     for step in range(chunks):
         chunk = (first_chunk + step).to(tl.int64)
-        at, _ = state_tile(chunk, head, H, key, value, K, V)
         before = state.to(states.dtype.element_ty)
-        tl.store(states + at, before, mask=inside)
+        store_matrix(head_state(states, chunk, head, H, K, V), before, key, value, K, V)
         token = begin + step * C + tl.arange(0, C)
-        error = load_rows(values, token, end, head, H, value, V).to(tl.float32)
-        read = load_rows(reads, token, end, head, H, key, K)
+        # E = U − W·S₀
+        error = load_head_rows(values, token, end, head, H, value, V).to(tl.float32)
+        read = load_head_rows(reads, token, end, head, H, key, K)
         error -= tl.dot(read, before, input_precision="ieee")
-        store_rows(errors, error, token, end, head, H, value, V)
-        write = (error * load_column(beta, token, end, head, H)[:, None]).to(states.dtype.element_ty)
-        keys = load_rows(to_end, token, end, head, H, key, K)
+        store_head_rows(errors, error, token, end, head, H, value, V)
+        # S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E
+        write = (error * load_head_scalars(beta, token, end, head, H)[:, None]).to(states.dtype.element_ty)
+        keys = load_head_rows(to_end, token, end, head, H, key, K)
         state *= _load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
         state += tl.dot(tl.trans(keys), write, input_precision="ieee")
     if final is not None:
-        tl.store(final + place, state, mask=inside)
+        store_matrix(head_state(final, sequence, head, H, K, V), state, key, value, K, V)
 
 
 @triton.jit
-def _scan_back(
+def _inter_chunk_backward(
     from_start, to_end, reads, whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu, scale, H,
     K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """d_states [chunks, H, K, V] of the states after chunks, d_writes dF [tokens, H, V], d_initial [N, H, K, V]."""
+    """The gradients of the states after chunks and of what these take in, from the last chunk to the first.
+
+    inputs     from_start Q̄, to_end K̃, reads W, whole exp(G_last) as in `ChunkOperands`; beta [tokens, H];
+               p P [tokens, H, C]; d_o dO [tokens, H, V]; d_final [N, H, K, V] or None
+    outputs    d_states dS [chunks, H, K, V]; d_writes dF [tokens, H, V]; d_initial [N, H, K, V] or None
+    layout     firsts, cu
+    sizes      scale; H heads
+    constants  as in `_inter_chunk`
+    """
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     key = tl.arange(0, BK)
     value = tl.program_id(2) * BV + tl.arange(0, BV)
-    place, inside = state_tile(sequence, head, H, key, value, K, V)
-    d_state = _given(d_final, place, inside, BK, BV)
-    begin, end, first_chunk, chunks = _walk(firsts, cu, sequence)
+    d_state = _outer_state(d_final, sequence, head, H, key, value, K, V, BK, BV)
+    begin, end, first_chunk, chunks = _sequence_chunks(firsts, cu, sequence)
     for back in range(chunks):
         step = chunks - 1 - back
         chunk = (first_chunk + step).to(tl.int64)
-        at, _ = state_tile(chunk, head, H, key, value, K, V)
         d_after = d_state.to(d_states.dtype.element_ty)
-        tl.store(d_states + at, d_after, mask=inside)
+        store_matrix(head_state(d_states, chunk, head, H, K, V), d_after, key, value, K, V)
         token = begin + step * C + tl.arange(0, C)
-        d_out = load_rows(d_o, token, end, head, H, value, V).to(p.dtype.element_ty)
-        products = load_rows(p, token, end, head, H, tl.arange(0, C), C)
+        # dF = scale·Pᵀ·dO + K̃·dS
+        d_out = load_head_rows(d_o, token, end, head, H, value, V).to(p.dtype.element_ty)
+        products = load_head_rows(p, token, end, head, H, tl.arange(0, C), C)
         d_write = tl.dot(tl.trans(products), d_out, input_precision="ieee") * scale
-        keys = load_rows(to_end, token, end, head, H, key, K)
+        keys = load_head_rows(to_end, token, end, head, H, key, K)
         d_write += tl.dot(keys, d_after, input_precision="ieee")
-        store_rows(d_writes, d_write, token, end, head, H, value, V)
-        d_error = (d_write * load_column(beta, token, end, head, H)[:, None]).to(p.dtype.element_ty)
-        queries = load_rows(from_start, token, end, head, H, key, K)
-        read = load_rows(reads, token, end, head, H, key, K)
+        store_head_rows(d_writes, d_write, token, end, head, H, value, V)
+        # dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
+        d_error = (d_write * load_head_scalars(beta, token, end, head, H)[:, None]).to(p.dtype.element_ty)
+        queries = load_head_rows(from_start, token, end, head, H, key, K)
+        read = load_head_rows(reads, token, end, head, H, key, K)
         d_state *= _load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
         d_state += tl.dot(tl.trans(queries), d_out, input_precision="ieee") * scale
         d_state -= tl.dot(tl.trans(read), d_error, input_precision="ieee")
     if d_initial is not None:
-        tl.store(d_initial + place, d_state, mask=inside)
+        store_matrix(head_state(d_initial, sequence, head, H, K, V), d_state, key, value, K, V)
 
 
 _TILES = [
     triton.Config({"BV": width}, num_warps=warps, num_stages=stages)
     for width, warps, stages in ((64, 4, 2), (32, 4, 3), (64, 8, 2), (32, 4, 1), (16, 4, 1), (16, 4, 3))
 ]
-_scan_tuned = Tuned(_scan, _TILES, ["K", "V", "SHARED"])
-_scan_back_tuned = Tuned(_scan_back, _TILES, ["K", "V", "SHARED"])
+_inter_chunk_tuned = Tuned(_inter_chunk, _TILES, ["K", "V", "SHARED"])
+_inter_chunk_backward_tuned = Tuned(_inter_chunk_backward, _TILES, ["K", "V", "SHARED"])
 
 
-def scan(
-    x: Chunked, beta: Tensor, initial: Tensor | None, final: Tensor | None, firsts: Tensor, cu: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The states that chunks start from and E, both in the inputs' dtype; fills `final` if there is one."""
-    heads, width, value_width = beta.shape[2], x.reads.shape[-1], x.values.shape[-1]
-    shape = (x.whole.shape[0], heads, width, value_width)
-    states = torch.empty(shape, dtype=x.reads.dtype, device=x.reads.device)
-    errors = torch.empty_like(x.values)
-    _scan_tuned[lambda meta: (len(cu) - 1, heads, triton.cdiv(value_width, meta["BV"]))](
-        x.to_end, x.reads, x.values, x.whole, beta, initial, states, errors, final, firsts, cu, heads,
-        K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=padded(width),
+def inter_chunk(
+    x: ChunkOperands, beta: Tensor, initial: Tensor | None, final: Tensor | None, layout: ChunkLayout
+) -> ChunkStates:
+    """Compute S₀ of all chunks and E; fill `final` [N, H, K, V] if there is one."""
+    heads, widths = beta.shape[2], x.widths
+    found = ChunkStates(_empty_states(x, heads), torch.empty_like(x.values))
+    _inter_chunk_tuned[_grid(x, heads, layout)](
+        x.to_end, x.reads, x.values, x.whole, beta, initial, *found, final, layout.firsts, layout.cu, heads,
+        **widths, SHARED=x.shared, C=CHUNK, BK=padded(widths["K"]),
     )  # fmt: skip
-    return states, errors
+    return found
 
 
-def scan_back(
-    x: Chunked, beta: Tensor, p: Tensor, d_o: Tensor, d_final: Tensor | None, d_initial: Tensor | None,
-    scale: float, firsts: Tensor, cu: Tensor,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dS of all chunks and dF, in the inputs' dtype; fills `d_initial` if there is one."""
-    heads, width, value_width = beta.shape[2], x.reads.shape[-1], x.values.shape[-1]
-    shape = (x.whole.shape[0], heads, width, value_width)
-    d_states = torch.empty(shape, dtype=x.reads.dtype, device=x.reads.device)
-    d_writes = torch.empty_like(x.values)
-    _scan_back_tuned[lambda meta: (len(cu) - 1, heads, triton.cdiv(value_width, meta["BV"]))](
-        x.from_start, x.to_end, x.reads, x.whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu,
-        scale, heads, K=width, V=value_width, SHARED=x.whole.shape[2] == 1 < width, C=CHUNK, BK=padded(width),
+def inter_chunk_backward(
+    x: ChunkOperands, beta: Tensor, p: Tensor, d_o: Tensor, d_final: Tensor | None, d_initial: Tensor | None,
+    scale: float, layout: ChunkLayout,
+) -> StateGradients:  # fmt: skip
+    """Compute dS of all chunks and dF; fill `d_initial` [N, H, K, V] if there is one."""
+    heads, widths = beta.shape[2], x.widths
+    found = StateGradients(_empty_states(x, heads), torch.empty_like(x.values))
+    _inter_chunk_backward_tuned[_grid(x, heads, layout)](
+        x.from_start, x.to_end, x.reads, x.whole, beta, p, d_o, d_final, *found, d_initial, layout.firsts, layout.cu,
+        scale, heads, **widths, SHARED=x.shared, C=CHUNK, BK=padded(widths["K"]),
     )  # fmt: skip
-    return d_states, d_writes
+    return found
+
+
+def _empty_states(x: ChunkOperands, heads: int) -> Tensor:
+    return x.reads.new_empty(x.whole.shape[0], heads, *x.widths.values())
+
+
+def _grid(x: ChunkOperands, heads: int, layout: ChunkLayout):
+    return lambda meta: (layout.sequences, heads, triton.cdiv(x.widths["V"], meta["BV"]))

@@ -1,17 +1,10 @@
-"""What the tokens of a chunk have to do with each other: decayed products, and the triangle that they make.
+"""The intra-chunk step: decayed products of a chunk's tokens; the triangle of A is inverted in triton_triangle.py.
 
     P_ij = Σ_c q_ic·k_jc·exp(Σ_{j<l≤i} g_lc) for j ≤ i        A_ij = likewise with k_i, for j < i
 
-Where every channel has its own gate, these are no matrix products. So a chunk is halved: between its right and its left
-half the decay is the product of two factors ≤ 1 around the middle, each half is treated the same way, and log2(C)
-products together hold every pair once. Halves below 16 tokens are products of 16×16 blocks on the diagonal.
-
-What a chunk adds to its states follows from the inverse of I + A·Diag(β). Kept is Z, zero on and above the diagonal:
-
-    Z = (I + A·Diag(β))⁻¹·A        (I + A·Diag(β))⁻¹ = I − Z·Diag(β)        (I + Diag(β)·A)⁻¹ = I − Diag(β)·Z
-
-built by doubling: of two neighbouring blocks on the diagonal, Z₂₁ = (I − Z₂₂·Diag(β₂))·A₂₁·(I − Diag(β₁)·Z₁₁). No power
-of A is taken, so that equal keys, whose powers grow like binomials, cost no digits.
+Where every channel has its own gate, these are no matrix products. But between the right and the left half of a
+chunk the decay is the product of two factors ≤ 1, to and from the middle, and so it is within each half: log2(C)
+levels of products together hold every pair once. Levels below 16 tokens are products of 16×16 blocks on the diagonal.
 """
 
 from __future__ import annotations
@@ -21,29 +14,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.ops.delta_rule.triton_arguments import Inputs
 from kernels.ops.delta_rule.triton_tiles import (
+    BLOCK,
     CHUNK,
+    across_middle,
+    block_places,
     decay_between,
     decay_to_middle,
-    halves_meet,
-    load_column,
     load_gates,
-    load_rows,
-    store_rows,
 )
+from kernels.ops.delta_rule.triton_triangle import invert_triangle
+from kernels.triton_common.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.masked_tiles import load_head_rows, store_head_rows
 from kernels.triton_common.tuning import Tuned
-
-BLOCK = tl.constexpr(16)
-"""The least side of a tensor core's product."""
-
-
-@triton.jit
-def block_places(first, head, H, C: tl.constexpr):
-    """Places of the 16×16 blocks on the diagonal, [C/16, 16, 16], in products [tokens, H, C]; their rows' tokens."""
-    block = tl.arange(0, C // BLOCK)[:, None, None] * BLOCK
-    row = first + block + tl.arange(0, BLOCK)[None, :, None]
-    return (row * H + head) * C + block + tl.arange(0, BLOCK)[None, None, :], row
 
 
 @triton.jit
@@ -51,7 +36,14 @@ def _products_shared(
     q, k, g, p, a, table, cu, H, HQ, HK,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """P and A [tokens, H, C] under gates [tokens, H]."""
+    """P and A under gates that a head's channels share.
+
+    inputs     q, k [tokens, HQ or HK, K]; g [tokens, H]
+    outputs    p, a [tokens, H, C]
+    layout     table, cu
+    sizes      H, HQ, HK heads
+    constants  K key width; C tokens a chunk; BK columns a tile
+    """
     head = tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
@@ -59,17 +51,21 @@ def _products_shared(
         last = tl.minimum(end, first + C)
         product = tl.zeros((C, C), tl.float32)
         overlap = tl.zeros((C, C), tl.float32)
+        # q_i·k_j and k_i·k_j
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            keys = load_rows(k, token, last, head // (H // HK), HK, column, K).to(p.dtype.element_ty)
-            queries = load_rows(q, token, last, head // (H // HQ), HQ, column, K).to(p.dtype.element_ty)
+            keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(p.dtype.element_ty)
+            queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(p.dtype.element_ty)
             product += tl.dot(queries, tl.trans(keys), input_precision="ieee")
             overlap += tl.dot(keys, tl.trans(keys), input_precision="ieee")
         column = tl.arange(0, C)
+        # exp(Σ_{j<l≤i} g_l)
         between = decay_between(tl.sum(load_gates(g, token, last, head, H, column, 1, True), axis=1), C)
-        store_rows(p, product * between, token, last, head, H, column, C)
+        # P_ij = q_i·k_j·exp(Σ_{j<l≤i} g_l) for j ≤ i
+        store_head_rows(p, product * between, token, last, head, H, column, C)
+        # A_ij = k_i·k_j·exp(Σ_{j<l≤i} g_l) for j < i
         overlap = tl.where(column[:, None] > column[None], overlap * between, 0.0)
-        store_rows(a, overlap, token, last, head, H, column, C)
+        store_head_rows(a, overlap, token, last, head, H, column, C)
 
 
 @triton.jit
@@ -77,7 +73,7 @@ def _products_channels(
     q, k, g, p, a, table, cu, H, HQ, HK,
     K: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """P and A [tokens, H, C] under gates [tokens, H, K]."""
+    """P and A under a gate for every channel; arguments as in `_products_shared`, with g [tokens, H, K]."""
     head = tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
@@ -92,24 +88,29 @@ def _products_channels(
         col = tl.arange(0, BLOCK)[None, None, :]
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            keys = load_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
-            queries = load_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
+            keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
+            queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
             gates = load_gates(g, token, last, head, H, column, K, False)
             after = load_gates(g, token + 1, last, head, H, column, K, False)
+            # P_ii = q_i·k_i
             same += tl.sum(queries * keys, axis=1)
+            # i > j of two halves of 1 … 8 tokens: decay_i = exp(g_{m+1} + … + g_i) from their middle m on, and
+            # decay_j = exp(g_{j+1} + … + g_m) up to it;
+            # P_ij = (q_i⊙decay_i)·(k_j⊙decay_j),  A_ij = (k_i⊙decay_i)·(k_j⊙decay_j)
             for level in tl.static_range(4):
                 decay = decay_to_middle(gates, after, 2**level, C, BK)
                 left = tl.reshape((keys * decay).to(p.dtype.element_ty), (C // BLOCK, BLOCK, BK))
                 right = tl.reshape((queries * decay).to(p.dtype.element_ty), (C // BLOCK, BLOCK, BK))
-                meet = halves_meet(row, col, 2**level)
+                meet = across_middle(row, col, 2**level)
                 transposed = tl.permute(left, (0, 2, 1))
                 near_p += tl.where(meet, tl.dot(right, transposed, input_precision="ieee"), 0.0)
                 near_a += tl.where(meet, tl.dot(left, transposed, input_precision="ieee"), 0.0)
+            # likewise i and j of two halves of 16 and of 32 tokens
             for level in tl.static_range(2):
                 decay = decay_to_middle(gates, after, BLOCK * 2**level, C, BK)
                 left = (keys * decay).to(p.dtype.element_ty)
                 right = (queries * decay).to(p.dtype.element_ty)
-                meet = halves_meet(place[:, None], place[None], BLOCK * 2**level)
+                meet = across_middle(place[:, None], place[None], BLOCK * 2**level)
                 far_p += tl.where(meet, tl.dot(right, tl.trans(left), input_precision="ieee"), 0.0)
                 far_a += tl.where(meet, tl.dot(left, tl.trans(left), input_precision="ieee"), 0.0)
         near_p += tl.where(row == col, tl.reshape(same, (C // BLOCK, BLOCK, 1)), 0.0)
@@ -122,79 +123,21 @@ def _products_channels(
         tl.store(a + places, near_a, mask=row_token < last)
 
 
-@triton.jit
-def _solve_block(a, left_beta, right_beta):
-    """Z [N, 16, 16] of the blocks a of A on the diagonal; β by rows [N, 16, 1] and by columns [N, 1, 16]."""
-    row = tl.arange(0, BLOCK)[None, :, None]
-    col = tl.arange(0, BLOCK)[None, None, :]
-    z = tl.where(halves_meet(row, col, 1), a, 0.0)
-    for level in tl.static_range(1, 4):
-        corner = tl.where(halves_meet(row, col, 2**level), a, 0.0)
-        corner -= tl.dot(z * right_beta, corner, input_precision="ieee")
-        z += corner - tl.dot(corner, left_beta * z, input_precision="ieee")
-    return z
-
-
-@triton.jit
-def _merge(z, a, beta, first, last, head, H, N: tl.constexpr, HALF: tl.constexpr, C: tl.constexpr):
-    """Z [2N, HALF, HALF] of blocks on the diagonal -> [N, 2·HALF, 2·HALF] of pairs of them."""
-    left, right = tl.split(tl.permute(tl.reshape(z, (N, 2, HALF, HALF)), (0, 2, 3, 1)))
-    pair = tl.arange(0, N)[:, None, None] * (2 * HALF)
-    row = tl.arange(0, HALF)[None, :, None]
-    col = tl.arange(0, HALF)[None, None, :]
-    token = first + pair + HALF + row
-    corner = tl.load(a + (token * H + head) * C + pair + col, mask=token < last, other=0.0)
-    corner -= tl.dot(
-        right * load_column(beta, first + pair + HALF + col, last, head, H), corner, input_precision="ieee"
-    )
-    corner -= tl.dot(
-        corner, left * load_column(beta, first + pair + row, last, head, H), input_precision="ieee"
-    )
-    above = tl.join(left, tl.zeros_like(left))
-    below = tl.join(corner, right)
-    above = tl.reshape(tl.permute(above, (0, 1, 3, 2)), (N, HALF, 2 * HALF))
-    below = tl.reshape(tl.permute(below, (0, 1, 3, 2)), (N, HALF, 2 * HALF))
-    return tl.reshape(tl.permute(tl.join(above, below), (0, 3, 1, 2)), (N, 2 * HALF, 2 * HALF))
-
-
-@triton.jit
-def _solve(a, beta, z, table, cu, H, C: tl.constexpr):
-    """Z [tokens, H, C] of a chunk of 64 tokens: within blocks of 16, then pairs of blocks, then pairs of pairs."""
-    head = tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
-    if sequence >= 0:
-        token = first + tl.arange(0, C)
-        last = tl.minimum(end, first + C)
-        places, row_token = block_places(first, head, H, C)
-        blocks = tl.load(a + places, mask=row_token < last, other=0.0)
-        by_token = load_column(beta, token, last, head, H)
-        left = tl.reshape(by_token, (C // BLOCK, BLOCK, 1))
-        right = tl.reshape(by_token, (C // BLOCK, 1, BLOCK))
-        solved = _solve_block(blocks, left, right)
-        solved = _merge(solved, a, beta, first, last, head, H, 2, BLOCK, C)
-        solved = _merge(solved, a, beta, first, last, head, H, 1, 2 * BLOCK, C)
-        store_rows(z, tl.reshape(solved, (C, C)), token, last, head, H, tl.arange(0, C), C)
-
-
 _TILES = [
     triton.Config({"BK": width}, num_warps=warps, num_stages=stages)
     for width, warps, stages in ((64, 8, 1), (32, 8, 2), (64, 8, 2), (32, 4, 1))
 ]
 _products_shared_tuned = Tuned(_products_shared, _TILES, ["K"])
 _products_channels_tuned = Tuned(_products_channels, _TILES, ["K"])
-_solve_tuned = Tuned(_solve, [triton.Config({}, num_warps=warps) for warps in (4, 8)], ["C"])
 
 
-def products_and_triangle(
-    q: Tensor, k: Tensor, g: Tensor, beta: Tensor, table: Tensor, cu: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """P and Z [B·T, H, CHUNK] in `dtype`; A is fp32 and lives only here."""
-    heads, width = beta.shape[2], q.shape[3]
-    shape = (*beta.shape, CHUNK)
-    p, z = (torch.empty(shape, dtype=dtype, device=q.device) for _ in range(2))
-    a = torch.empty(shape, dtype=torch.float32, device=q.device)
-    grid = (len(table), heads)
-    products = _products_shared_tuned if g.dim() == 3 else _products_channels_tuned
-    products[grid](q, k, g, p, a, table, cu, heads, q.shape[2], k.shape[2], K=width, C=CHUNK)
-    _solve_tuned[grid](a, beta, z, table, cu, heads, C=CHUNK)
-    return p, z
+def intra_chunk(x: Inputs, layout: ChunkLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Compute P and Z [B·T, H, CHUNK] in `dtype`; A is fp32 and lives only here."""
+    p = torch.empty(*x.beta.shape, CHUNK, dtype=dtype, device=x.q.device)
+    a = torch.empty(*x.beta.shape, CHUNK, dtype=torch.float32, device=x.q.device)
+    (heads, q_heads, k_heads, _), grid = x.head_counts, (layout.chunks, x.heads)
+    products = _products_shared_tuned if x.shared else _products_channels_tuned
+    products[grid](
+        x.q, x.k, x.g, p, a, layout.table, layout.cu, heads, q_heads, k_heads, K=x.widths["K"], C=CHUNK
+    )
+    return p, invert_triangle(a, x.beta, layout, dtype)

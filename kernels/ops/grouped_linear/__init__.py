@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import in_autocast_dtype
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.grouped_linear.reference import grouped_linear_reference
 from kernels.ops.grouped_linear.torch_ops import grouped_linear_torch
 
@@ -13,7 +13,7 @@ __all__ = ["grouped_linear"]
 
 OPERATION = Operation("grouped_linear")
 OPERATION.register("torch", grouped_linear_torch, suits=always)
-OPERATION.register("reference", grouped_linear_reference, suits=not_unasked)
+OPERATION.register("reference", grouped_linear_reference, suits=only_when_named)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor, *, backend: str = "auto") -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.hyper import check_streams
 from kernels.ops.hyper_coefficients.reference import hyper_coefficients_reference
 from kernels.ops.hyper_coefficients.torch_ops import hyper_coefficients_torch
@@ -25,7 +25,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", hyper_coefficients_torch, suits=always)
-OPERATION.register("reference", hyper_coefficients_reference, suits=not_unasked)
+OPERATION.register("reference", hyper_coefficients_reference, suits=only_when_named)
 
 
 def hyper_coefficients(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.hyper import check_streams, refuses_streams
 from kernels.ops.hyper_post.reference import hyper_post_reference
 from kernels.ops.hyper_post.torch_ops import hyper_post_torch
@@ -25,7 +25,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", hyper_post_torch, suits=always)
-OPERATION.register("reference", hyper_post_reference, suits=not_unasked)
+OPERATION.register("reference", hyper_post_reference, suits=only_when_named)
 
 
 def hyper_post(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, *, backend: str = "auto") -> Tensor:

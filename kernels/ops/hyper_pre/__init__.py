@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.hyper import check_streams, refuses_streams
 from kernels.ops.hyper_pre.reference import hyper_pre_reference
 from kernels.ops.hyper_pre.torch_ops import hyper_pre_torch
@@ -25,7 +25,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", hyper_pre_torch, suits=always)
-OPERATION.register("reference", hyper_pre_reference, suits=not_unasked)
+OPERATION.register("reference", hyper_pre_reference, suits=only_when_named)
 
 
 def hyper_pre(streams: Tensor, h_pre: Tensor, *, backend: str = "auto") -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.indexer_kl.reference import indexer_kl_reference
 from kernels.ops.indexer_kl.torch_ops import indexer_kl_torch
 from kernels.ops.lightning_topk import MOST_HEADS
@@ -34,7 +34,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", indexer_kl_torch, suits=always)
-OPERATION.register("reference", indexer_kl_reference, suits=not_unasked)
+OPERATION.register("reference", indexer_kl_reference, suits=only_when_named)
 
 
 def indexer_kl(

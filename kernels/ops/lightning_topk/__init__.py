@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.reference import lightning_topk_reference
 from kernels.ops.lightning_topk.scores import check_indexer
@@ -36,7 +36,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", lightning_topk_torch, suits=always)
-OPERATION.register("reference", lightning_topk_reference, suits=not_unasked)
+OPERATION.register("reference", lightning_topk_reference, suits=only_when_named)
 
 
 def lightning_topk(

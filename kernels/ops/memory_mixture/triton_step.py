@@ -1,7 +1,7 @@
 """One token of the mixture of memories for every sequence: what decoding does.
 
-A program walks over the memories of one head and BV columns of values. A memory that the token does not name is copied,
-bit for bit.
+A program goes through the memories of one head, BV columns of values at a time. A memory that the token does not name
+is copied, bit for bit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.delta_rule.triton_step import STEP_TILES, delta_step
-from kernels.ops.delta_rule.triton_tiles import state_tile
+from kernels.ops.delta_rule.triton_tiles import head_state
 from kernels.triton_common.device import padded
+from kernels.triton_common.masked_tiles import load_matrix, store_matrix
 from kernels.triton_common.tuning import Tuned
 
 
@@ -22,7 +23,14 @@ def _step(
     q, k, v, g, beta, routes, weights, initial, o, final, scale, H, M, SLOTS,
     K: tl.constexpr, V: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """o [B, H, V] and, if there is one, final [B, M, H, K, V]."""
+    """One token of one sequence and head, BV columns of values.
+
+    inputs     q [B, H, K]; k [B, M, H, K], v [B, M, H, V]; g, beta [B, M, H]; routes, weights [B, SLOTS];
+               initial [B, M, H, K, V] or None
+    outputs    o [B, H, V]; final [B, M, H, K, V] or None
+    sizes      scale; H heads; M memories; SLOTS routes a token
+    constants  K, V widths; BR ≥ SLOTS; BK ≥ K, BV sides of a state's tile
+    """
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     key = tl.arange(0, BK)
@@ -34,20 +42,22 @@ def _step(
     mixed = tl.zeros((BV,), tl.float32)
     for memory in range(M):
         entry = row * M + memory
-        place, inside = state_tile(entry, head, H, key, value, K, V)
         state = tl.zeros((BK, BV), tl.float32)
         if initial is not None:
-            state += tl.load(initial + place, mask=inside, other=0.0).to(tl.float32)
+            state += load_matrix(head_state(initial, entry, head, H, K, V), key, value, K, V).to(tl.float32)
         if tl.sum((route == memory).to(tl.int32), axis=0) > 0:
             at = entry * H + head
             keys = tl.load(k + at * K + key, mask=key < K, other=0.0).to(tl.float32)
             values = tl.load(v + at * V + value, mask=value < V, other=0.0).to(tl.float32)
             decay = tl.exp(tl.load(g + at + tl.arange(0, 1)).to(tl.float32))
             strength = tl.load(beta + at).to(tl.float32)
+            # S_m ← exp(g_m)·(I − β_m·k_m·k_mᵀ)·S_m + β_m·k_m·v_mᵀ    for the memories m in routes_t; others stay
             state, out = delta_step(state, queries, keys, values, decay, strength)
+            # Σ_r weights_tr · S_mᵀ·q_t, m = routes_tr
             mixed += out * tl.sum(tl.where(route == memory, weight, 0.0), axis=0)
         if final is not None:
-            tl.store(final + place, state, mask=inside)
+            store_matrix(head_state(final, entry, head, H, K, V), state, key, value, K, V)
+    # o_t = scale · Σ_r weights_tr · S_mᵀ·q_t
     tl.store(o + (row * H + head) * V + value, (mixed * scale).to(o.dtype.element_ty), mask=value < V)
 
 
@@ -58,7 +68,7 @@ def memory_mixture_one_token(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, routes: Tensor, weights: Tensor, scale: float,
     initial: Tensor | None, keep_state: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """`kernels.memory_mixture` of T = 1, without gradients."""
+    """Compute `kernels.memory_mixture` of T = 1, without gradients: o and, if asked for, the new memories."""
     q, k, v, g, beta, routes, weights = (x.contiguous() for x in (q, k, v, g, beta, routes, weights))
     initial = None if initial is None else initial.contiguous()
     batch, _, memories, heads, value_width = v.shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_packed
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.mesa.reference import mesa_reference
 from kernels.ops.mesa.residuals import mesa_residuals
 from kernels.ops.mesa.torch_ops import mesa_torch
@@ -36,7 +36,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", mesa_torch, suits=always)
-OPERATION.register("reference", mesa_reference, suits=not_unasked)
+OPERATION.register("reference", mesa_reference, suits=only_when_named)
 
 
 def mesa(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.nsa_attention.blocks import Sizes, nsa_blocks
 from kernels.ops.nsa_attention.reference import nsa_attention_reference
 from kernels.ops.nsa_attention.torch_ops import nsa_attention_torch
@@ -62,7 +62,7 @@ OPERATION.register(
     suits=_suits,
 )
 OPERATION.register("torch", nsa_attention_torch, suits=always)
-OPERATION.register("reference", nsa_attention_reference, suits=not_unasked)
+OPERATION.register("reference", nsa_attention_reference, suits=only_when_named)
 
 
 def nsa_attention(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.path_attention.reference import path_attention_reference
 from kernels.ops.path_attention.torch_ops import path_attention_torch
 from kernels.triton_common import lazily, on_cuda, refusal
@@ -25,7 +25,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", path_attention_torch, suits=always)
-OPERATION.register("reference", path_attention_reference, suits=not_unasked)
+OPERATION.register("reference", path_attention_reference, suits=only_when_named)
 
 
 def path_attention(

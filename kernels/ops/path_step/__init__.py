@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.path_step.reference import path_step_reference
 from kernels.ops.path_step.torch_ops import path_step_torch
 from kernels.triton_common import lazily, on_cuda, refusal
@@ -38,7 +38,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", path_step_torch, suits=always)
-OPERATION.register("reference", path_step_reference, suits=not_unasked)
+OPERATION.register("reference", path_step_reference, suits=only_when_named)
 
 
 def path_step(

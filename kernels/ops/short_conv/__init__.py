@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.short_conv.reference import short_conv_reference
 from kernels.ops.short_conv.torch_ops import short_conv_torch
 from kernels.triton_common import lazily, on_cuda, refusal
@@ -25,7 +25,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", short_conv_torch, suits=always)
-OPERATION.register("reference", short_conv_reference, suits=not_unasked)
+OPERATION.register("reference", short_conv_reference, suits=only_when_named)
 
 
 def short_conv(

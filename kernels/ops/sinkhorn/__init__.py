@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.hyper import check_matrices, refuses_streams
 from kernels.ops.sinkhorn.reference import sinkhorn_reference
 from kernels.ops.sinkhorn.torch_ops import sinkhorn_torch
@@ -25,7 +25,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", sinkhorn_torch, suits=always)
-OPERATION.register("reference", sinkhorn_reference, suits=not_unasked)
+OPERATION.register("reference", sinkhorn_reference, suits=only_when_named)
 
 
 def sinkhorn(raw: Tensor, *, iters: int = 20, backend: str = "auto") -> Tensor:

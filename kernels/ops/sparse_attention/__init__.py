@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.sparse_attention.reference import sparse_attention_reference
 from kernels.ops.sparse_attention.torch_ops import sparse_attention_torch
 from kernels.triton_common import lazily, on_cuda, refusal
@@ -26,7 +26,7 @@ OPERATION.register(
     suits=on_cuda,
 )
 OPERATION.register("torch", sparse_attention_torch, suits=always)
-OPERATION.register("reference", sparse_attention_reference, suits=not_unasked)
+OPERATION.register("reference", sparse_attention_reference, suits=only_when_named)
 
 
 def sparse_attention(

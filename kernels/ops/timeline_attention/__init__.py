@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, not_unasked
+from kernels.dispatch import Operation, always, only_when_named
 from kernels.ops.timeline_attention.packed import register_packed
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
 from kernels.ops.timeline_attention.sort import MAX_TIMELINES
@@ -43,8 +43,8 @@ OPERATION.register(
 )
 register_packed(OPERATION, "varlen", varlen, suits=always)
 OPERATION.register("torch", timeline_attention_torch, suits=always)
-register_packed(OPERATION, "flash_attn", flash, suits=not_unasked)
-OPERATION.register("reference", timeline_attention_reference, suits=not_unasked)
+register_packed(OPERATION, "flash_attn", flash, suits=only_when_named)
+OPERATION.register("reference", timeline_attention_reference, suits=only_when_named)
 
 
 def timeline_attention(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from sample_text import prose
+from support.sample_text import prose
 
 from experiments.data import DataConfig
 

@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import chain
 
 import pytest
-from sample_text import prose
+from support.sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS, pydocs, wikitext

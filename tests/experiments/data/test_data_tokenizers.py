@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 import pytest
-from sample_text import prose
+from support.sample_text import prose
 from tokenizers.pre_tokenizers import ByteLevel
 
 from experiments.data import DataConfig, check, prepare

@@ -1,0 +1,89 @@
+"""What the steps of the chunked delta rule hand each other, in packs: see triton_ops.py for their order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Inputs(NamedTuple):
+    """The contiguous inputs of a call.
+
+    q, k  [B, T, HQ, K], [B, T, HK, K]; v [B, T, HV, V]; beta [B, T, H]: H is a multiple of HQ, HK and HV
+    g     [B, T, H], one gate for all channels of a head, or [B, T, H, K]
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.beta.shape[2]
+
+    @property
+    def shared(self) -> bool:
+        """Whether the channels of a head share one gate."""
+        return self.g.dim() == 3
+
+    @property
+    def head_counts(self) -> tuple[int, int, int, int]:
+        """H, HQ, HK, HV."""
+        return self.heads, self.q.shape[2], self.k.shape[2], self.v.shape[2]
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """K and V by name, as kernels take them."""
+        return {"K": self.q.shape[3], "V": self.v.shape[3]}
+
+
+class ChunkOperands(NamedTuple):
+    """The operands of the inter-chunk recurrence, in the inputs' dtype, exp(G_last) in fp32.
+
+    from_start  Q̄ [B·T, H, K]        reads   W [B·T, H, K]
+    to_end      K̃ [B·T, H, K]        values  U [B·T, H, V]
+    whole       exp(G_last), what a whole chunk decays by: [chunks, H, K or 1]
+    """
+
+    from_start: Tensor
+    to_end: Tensor
+    reads: Tensor
+    values: Tensor
+    whole: Tensor
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """K and V by name, as kernels take them."""
+        return {"K": self.reads.shape[-1], "V": self.values.shape[-1]}
+
+    @property
+    def shared(self) -> bool:
+        """Whether the channels of a head share one gate (of a single channel it makes no difference)."""
+        return self.whole.shape[2] == 1 < self.reads.shape[-1]
+
+
+class ChunkStates(NamedTuple):
+    """S₀ [chunks, H, K, V], the states that chunks start from, and E [B·T, H, V]; in the inputs' dtype."""
+
+    states: Tensor
+    errors: Tensor
+
+
+class StateGradients(NamedTuple):
+    """dS [chunks, H, K, V] of the states after chunks, and dF [B·T, H, V]; in the inputs' dtype."""
+
+    d_states: Tensor
+    d_writes: Tensor
+
+
+class ValueGradients(NamedTuple):
+    """dV [B, T, H, V] of every head, dβ [B, T, H], and dP, dA [B·T, H, C]."""
+
+    d_v: Tensor
+    d_beta: Tensor
+    d_p: Tensor
+    d_a: Tensor

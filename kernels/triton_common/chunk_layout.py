@@ -1,0 +1,30 @@
+"""The arguments by which kernels find the chunks of packed sequences."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class ChunkLayout(NamedTuple):
+    """Packed sequences on one token axis, cut into chunks that never cross a boundary.
+
+    cu      int32 [N+1], where the sequences begin and end
+    table   int32 [C, 2], sequence and number within it of every chunk; −1, −1 in idle rows
+    firsts  int32 [N+1], the row of the table where each sequence begins, and where the busy rows end
+    """
+
+    cu: Tensor
+    table: Tensor
+    firsts: Tensor
+
+    @property
+    def sequences(self) -> int:
+        """The number of sequences, N."""
+        return len(self.cu) - 1
+
+    @property
+    def chunks(self) -> int:
+        """The rows of the table, idle ones among them, C."""
+        return len(self.table)

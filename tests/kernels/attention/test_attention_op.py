@@ -1,0 +1,127 @@
+"""attention: the PyTorch form against the definition, and the definition against a loop."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from support.kernel_cases import assert_agree, normal, packed, qkv
+
+from kernels import attention
+
+torch_form = partial(attention, backend="torch")
+reference = partial(attention, backend="reference")
+
+CALLS = {
+    "plain": (qkv(2, 37), {}),
+    "one token": (qkv(2, 1), {}),
+    "scale": (qkv(1, 9), {"scale": 0.7}),
+    "both ways": (qkv(2, 7), {"causal": False}),
+    "grouped heads": (qkv(2, 13, heads=6, kv_heads=2), {}),
+    "narrow values": (qkv(2, 13, value_width=5), {}),
+    "wide values": (qkv(2, 13, heads=4, kv_heads=1, value_width=11), {}),
+    "one query": (qkv(2, 37, queries=1), {}),
+    "shorter q": (qkv(2, 37, queries=7, kv_heads=2), {}),
+    "shorter q, long": (qkv(1, 400, heads=2, width=4, queries=300), {}),
+    "shorter q, long, window": (qkv(1, 400, heads=2, width=4, queries=300), {"window": 90}),
+    "shorter q, window": (qkv(2, 37, queries=7), {"window": 4}),
+    "one query, window": (qkv(2, 37, queries=1), {"window": 4}),
+    "window of one": (qkv(1, 9), {"window": 1}),
+    "window": (qkv(1, 301, heads=2, width=4), {"window": 70}),
+    "window past the start": (qkv(1, 9), {"window": 50}),
+    "packed": (qkv(1, 37, kv_heads=2), {"cu_seqlens": packed(1, 8, 0, 4, 1, 23)}),
+    "packed, both ways": (qkv(1, 21), {"cu_seqlens": packed(5, 1, 5, 10), "causal": False}),
+    "packed, window": (qkv(1, 37), {"cu_seqlens": packed(1, 8, 4, 24), "window": 3}),
+    "packed, long": (qkv(1, 600, heads=2, width=4), {"cu_seqlens": packed(1, 270, 9, 320)}),
+    "packed, long, window": (
+        qkv(1, 600, heads=2, width=4),
+        {"cu_seqlens": packed(1, 270, 9, 320), "window": 100},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("case", CALLS)
+def test_torch_form_equals_definition(case, dtype):
+    inputs, options = CALLS[case]
+    inputs = [x.to(dtype) for x in inputs]
+    assert_agree(partial(torch_form, **options), partial(reference, **options), inputs)
+
+
+def test_definition_equals_a_loop():
+    q, k, v = qkv(1, 6, heads=4, kv_heads=2, width=3, queries=4)
+    out = reference(q, k, v, window=3)
+    for i in range(4):
+        for head in range(4):
+            seen = range(max(0, i + 2 - 2), i + 2 + 1)
+            weights = [math.exp(float(q[0, i, head] @ k[0, j, head * 2 // 4]) / math.sqrt(3)) for j in seen]
+            wanted = sum(w * v[0, j, head * 2 // 4] for w, j in zip(weights, seen, strict=True)) / sum(
+                weights
+            )
+            torch.testing.assert_close(out[0, i, head], wanted)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    q, k, v = qkv(1, 12)
+    whole = torch_form(q, k, v, cu_seqlens=packed(5, 7))
+    parts = [torch_form(*(x[:, a:b] for x in (q, k, v))) for a, b in ((0, 5), (5, 12))]
+    torch.testing.assert_close(whole, torch.cat(parts, dim=1))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 3}, {"cu_seqlens": packed(4, 1, 2)}], ids=["plain", "window", "packed"]
+)
+def test_gradients_are_the_derivatives(options):
+    inputs = [x.requires_grad_() for x in qkv(1, 7, heads=2, kv_heads=1, width=2)]
+    assert torch.autograd.gradcheck(partial(torch_form, **options), inputs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 3}, {"cu_seqlens": packed(4, 1, 6)}, {"cu_seqlens": packed(4, 7), "window": 2}],
+    ids=["plain", "window", "packed", "packed window"],
+)
+def test_compiles_in_one_graph(options):
+    inputs = qkv(1, 11, kv_heads=2)
+    compiled = torch.compile(partial(attention, **options), fullgraph=True, backend="aot_eager")
+    assert_agree(compiled, partial(reference, **options), inputs)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_autocast_decides_the_dtype(backend):
+    q, k, v = qkv(1, 9, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(q, k.bfloat16(), v, backend=backend)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), attention(q, k, v), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda q, k, v: ((q[0], k, v), {}), r"needs q \[B, Tq, H, K\].*q \(5, 4, 8\)"),
+        (lambda q, k, v: ((q, k[:, :4], v), {}), r"k \(2, 4, 4, 8\), v \(2, 5, 4, 8\)"),
+        (lambda q, k, v: ((q[..., :6], k, v), {}), r"q \(2, 5, 4, 6\)"),
+        (lambda q, k, v: ((q, k[:, :, :3], v[:, :, :3]), {}), "divisible by the KV heads"),
+        (lambda q, k, v: ((q, k[:, :4], v[:, :4]), {}), "no more queries than keys"),
+        (lambda q, k, v: ((q, k, v), {"window": 0}), "window=0"),
+        (lambda q, k, v: ((q, k, v), {"window": 2, "causal": False}), "causal=False"),
+        (lambda q, k, v: ((q, k, v), {"cu_seqlens": packed(5)}), r"B = 1 .*q \(2, 5, 4, 8\)"),
+        (lambda q, k, v: ((q[:1, :3], k[:1], v[:1]), {"cu_seqlens": packed(3)}), r"Tq = Tk, got q \(1, 3,"),
+        (lambda q, k, v: ((q[:1], k[:1], v[:1]), {"cu_seqlens": packed(2, 2)}), r"T = 5, got \[0, 2, 4\]"),
+        (lambda q, k, v: ((q[:1], k[:1], v[:1]), {"cu_seqlens": packed(5).long()}), r"int32.*int64 \(2,\)"),
+        (lambda q, k, v: ((q, k.float(), v), {}), "one dtype"),
+    ],
+)
+def test_errors_name_the_shapes(change, message):
+    arguments, options = change(*qkv(2, 5))
+    with pytest.raises(ValueError, match=message):
+        attention(*arguments, **options)
+
+
+def test_no_keys_of_another_head_are_read():
+    q, k, v = qkv(1, 5, heads=4, kv_heads=2)
+    changed = v.clone()
+    changed[:, :, 1] = normal(1, 5, 8, seed=7)
+    same = (attention(q, k, v) == attention(q, k, changed)).all(dim=-1).all(dim=1)[0]
+    assert same.tolist() == [True, True, False, False]

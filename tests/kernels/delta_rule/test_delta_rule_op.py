@@ -1,0 +1,270 @@
+"""delta_rule: the chunked form against the recurrence, its identities, its memory and its errors."""
+
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.kernel_cases import normal, packed, value_and_gradients
+from support.margins import below
+
+from kernels import delta_rule
+from kernels.flops import flop_counter
+from kernels.ops.delta_rule import chunked, torch_ops
+from kernels.ops.delta_rule.chunks import Chunks
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+SHAPES = {
+    "one chunk": (2, 5, {}),
+    "chunks": (2, 64, {}),
+    "not a multiple": (2, 75, {}),
+    "one token": (3, 1, {}),
+    "packed": (1, 90, {"cu_seqlens": packed(40, 0, 3, 1, 46)}),
+    "packed, one": (1, 37, {"cu_seqlens": packed(37)}),
+    "packed, short": (1, 23, {"cu_seqlens": packed(*[2] * 10, 3)}),
+}
+GATES = ("random", "zero", "all -30", "some -30")
+
+
+def gates(kind: str, *shape: int) -> torch.Tensor:
+    if kind == "random":
+        return -normal(*shape, seed=4).exp()
+    if kind == "zero":
+        return torch.zeros(*shape, dtype=torch.float64)
+    full = torch.full(shape, -30.0, dtype=torch.float64)
+    return full if kind == "all -30" else full * (normal(*shape, seed=5) > 0.5)
+
+
+def inputs(batch, time, gate="random", per_channel=True, heads=2, width=8, value_width=6, sequences=None):
+    """q, k, v, g, beta and initial states; β up to 2."""
+    q, k = (normal(batch, time, heads, width, seed=s) for s in (1, 2))
+    v = normal(batch, time, heads, value_width, seed=3)
+    g = gates(gate, batch, time, heads, *([width] if per_channel else []))
+    beta = 2 * normal(batch, time, heads, seed=6).sigmoid()
+    state = normal(sequences or batch, heads, width, value_width, seed=7)
+    return [q, F.normalize(k, dim=-1), v, g, beta, state]
+
+
+def everything(backend, **options):
+    """Output and final state as one vector, so that both have gradients."""
+
+    def call(q, k, v, g, beta, state):
+        o, final = delta_rule(
+            q, k, v, g, beta, initial_state=state, output_final_state=True, backend=backend, **options
+        )
+        return torch.cat([o.flatten(), final.flatten()])
+
+    return call
+
+
+def assert_close(got, wanted, limit, least=1e-30):
+    """Relative to the largest value of each tensor, however small that is (but not below `least`)."""
+    for index, (x, y) in enumerate(zip(got, wanted, strict=True)):
+        assert x.isfinite().all()
+        error = (x - y).abs().max() / y.abs().max().clamp_min(least)
+        below(error, limit, f"{index}")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["head", "channel"])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chunked_equals_recurrence(shape, gate, per_channel, dtype):
+    """Output, final states and all six gradients."""
+    batch, time, options = SHAPES[shape]
+    cu = options.get("cu_seqlens")
+    sequences = batch if cu is None else len(cu) - 1
+    given = [x.to(dtype) for x in inputs(batch, time, gate, per_channel, sequences=sequences)]
+    results = [value_and_gradients(everything(b, **options), given) for b in ("torch", "reference")]
+    assert_close(*results, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("gate", [-50.0, -1e4, float("-inf")])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
+def test_a_gate_may_forget_everything(gate, dtype):
+    given = [x.to(dtype) for x in inputs(1, 70)]
+    given[3][:, ::3] = gate
+    results = [value_and_gradients(everything(b), given) for b in ("torch", "reference")]
+    # Of the initial state and of such a gate there is nothing left: the torch form calls less than e⁻⁴⁰ zero.
+    assert_close(results[0], results[1], TOLERANCE[dtype], least=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_kda_with_equal_channels_is_the_gated_delta_rule(backend):
+    q, k, v, g, beta, state = inputs(2, 70, per_channel=False)
+    call = partial(delta_rule, backend=backend, output_final_state=True, initial_state=state)
+    one, per_channel = call(q, k, v, g, beta), call(q, k, v, g[..., None].expand_as(k), beta)
+    for a, b in zip(one, per_channel, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_without_gate_and_with_full_writes_an_orthonormal_key_returns_its_value(backend):
+    """β = 1, g = 0: the state is an exact dictionary, and writing a key again replaces its value."""
+    keys = torch.eye(8, dtype=torch.float64)
+    k = torch.cat([keys, keys[:4]])[None, :, None]
+    v = normal(1, 12, 1, 5)
+    gate, beta = torch.zeros(1, 12, 1, dtype=torch.float64), torch.ones(1, 12, 1, dtype=torch.float64)
+    _, state = delta_rule(k, k, v, gate, beta, output_final_state=True, backend=backend)
+    wanted = torch.cat([v[0, 8:, 0], v[0, 4:8, 0]])
+    torch.testing.assert_close(state[0, 0], wanted)
+
+
+@pytest.mark.parametrize(("beta", "smallest"), [(0.999, 0.0), (1.8, -0.81)])
+def test_beta_in_0_1_has_no_negative_eigenvalue_and_twice_sigma_does(beta, smallest):
+    """The transition of one token, read off by starting from the identity."""
+    k = F.normalize(normal(1, 1, 1, 6), dim=-1)
+    g = torch.zeros(1, 1, 1, dtype=torch.float64)
+    identity = torch.eye(6, dtype=torch.float64)[None, None]
+    v = torch.zeros(1, 1, 1, 6, dtype=torch.float64)
+    _, state = delta_rule(
+        k, k, v, g, torch.full_like(g, beta), initial_state=identity, output_final_state=True, backend="torch"
+    )
+    eigenvalues = torch.linalg.eigvalsh(state[0, 0])
+    assert (eigenvalues.min() >= 0) == (smallest == 0.0)
+    torch.testing.assert_close(eigenvalues.min(), torch.tensor(1 - beta, dtype=torch.float64))
+
+
+def test_packed_equals_separate():
+    given = inputs(1, 50, sequences=3)
+    cu = packed(20, 1, 29)
+    o, state = delta_rule(*given[:5], initial_state=given[5], output_final_state=True, cu_seqlens=cu)
+    ends = cu.tolist()
+    for n, (a, b) in enumerate(pairwise(ends)):
+        one, final = delta_rule(
+            *(x[:, a:b] for x in given[:5]), initial_state=given[5][n : n + 1], output_final_state=True
+        )
+        torch.testing.assert_close(o[:, a:b], one, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(state[n : n + 1], final, rtol=1e-11, atol=1e-12)
+
+
+def test_a_sequence_may_be_continued():
+    given = inputs(2, 71)
+    whole, final = delta_rule(*given[:5], initial_state=given[5], output_final_state=True)
+    state, parts = given[5], []
+    for a, b in ((0, 33), (33, 34), (34, 71)):
+        part, state = delta_rule(
+            *(x[:, a:b] for x in given[:5]), initial_state=state, output_final_state=True
+        )
+        parts.append(part)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(state, final, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_fewer_heads_are_shared(backend):
+    q, k, v, g, beta, state = inputs(2, 9, heads=4)
+    q, k = q[:, :, :2], k[:, :, :1]
+    got, _ = delta_rule(q, k, v, g, beta, initial_state=state, backend=backend)
+    full = q.repeat_interleave(2, 2), k.expand(-1, -1, 4, -1)
+    wanted, _ = delta_rule(*full, v, g, beta, initial_state=state, backend="reference")
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, packed(3, 0, 4)], ids=["batch", "packed"])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["head", "channel"])
+def test_gradients_are_the_derivatives(per_channel, cu_seqlens):
+    sequences = None if cu_seqlens is None else 3
+    given = inputs(1, 7, per_channel=per_channel, heads=1, width=3, value_width=2, sequences=sequences)
+    given = [x.requires_grad_() for x in given]
+    assert torch.autograd.gradcheck(everything("torch", cu_seqlens=cu_seqlens), given)
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
+def test_compiles_in_one_graph(cu_seqlens):
+    given = inputs(1, 40, sequences=None if cu_seqlens is None else 3)
+    call = everything("torch", cu_seqlens=cu_seqlens)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert_close(value_and_gradients(compiled, given), value_and_gradients(call, given), 1e-12)
+
+
+def test_the_future_is_not_seen():
+    given = inputs(1, 70)
+    o, _ = delta_rule(*given[:5])
+    changed = [x.clone() for x in given[:5]]
+    for x in changed:
+        x[:, 41:] = x[:, 41:].flip(1)
+    torch.testing.assert_close(delta_rule(*changed)[0][:, :41], o[:, :41], rtol=0, atol=1e-13)
+
+
+def test_bf16_inputs_keep_a_wide_state():
+    given = [x.to(torch.bfloat16) for x in inputs(1, 40)[:3]] + [x.float() for x in inputs(1, 40)[3:5]]
+    o, state = delta_rule(*given, output_final_state=True)
+    wanted, _ = delta_rule(*(x.float() for x in given), backend="reference")
+    assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(o.float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(("backend", "one"), [("torch", "torch"), ("auto", "reference")])
+def test_auto_takes_the_recurrence_for_a_single_token(backend, one):
+    from kernels.ops.delta_rule import OPERATION
+
+    q, k, v, g, beta, _ = inputs(2, 1)
+    assert OPERATION.choose(backend, q, k, v, g, beta, cu_seqlens=None).name == one
+    longer = [x.repeat_interleave(2, 1) for x in (q, k, v, g, beta)]
+    assert OPERATION.choose("auto", *longer, cu_seqlens=None).name == "torch"
+
+
+@pytest.mark.parametrize("per_channel", [False, True], ids=["head", "channel"])
+def test_what_is_kept_is_linear_in_time(per_channel):
+    """Numbers that the forward leaves to the backward, beyond its arguments: no T × T, no [T, C, K]."""
+
+    def kept(time: int) -> int:
+        sizes = {}
+
+        def pack(x):
+            sizes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        given = [
+            x.float().requires_grad_()
+            for x in inputs(1, time, per_channel=per_channel, width=64, value_width=64)
+        ]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            delta_rule(*given[:5])
+        return sum(sizes.values())
+
+    assert abs(kept(2048) / kept(1024) - 2) < 0.1
+    assert kept(1024) < 4 * (1024 * 2 * 64 * 4) * 4  # four times q, k, v and g of a channel-wise gate
+
+
+def test_flops_are_those_of_the_products():
+    """Against PyTorch's own count of what the operator runs, which knows neither solves nor in-place products."""
+    q, k, v, g, beta, state = inputs(2, 128, per_channel=False, width=64, value_width=64)
+    meta = [x.to("meta").requires_grad_() for x in (q, k, v, g, beta)]
+    with flop_counter() as formula:
+        o, _ = delta_rule(*meta)
+    forward = formula.get_total_flops()
+    with flop_counter() as formula:
+        o.sum().backward()
+    assert formula.get_total_flops() == 2 * forward
+    flat = torch_ops._flat(q, k, v, g.unsqueeze(-1), beta.unsqueeze(-1))
+    with flop_counter() as counted:
+        chunked.forward(flat, state.flatten(0, 1), Chunks.of(torch.full((2,), 128), 2), 1.0, None)
+    scan, weighted, solve = 4 * 32 * 64 * 64, 2 * 32 * 32 * 64, 32**3
+    sums_of_gates, chunks = 2 * 32 * 32 * 33, 2 * 2 * 128 // 32
+    counted_too = chunks * (scan + weighted + solve - sums_of_gates)
+    assert forward == counted.get_total_flops() + counted_too
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: a | {"g": a["g"][:, :4]}, r"one batch and one time, not 0.*g \(2, 4, 2, 8\)"),
+        (lambda a: a | {"g": a["g"][..., :5]}, r"heads of g and beta differ.*g \(2, 5, 2, 5\)"),
+        (lambda a: a | {"k": a["k"][..., :5]}, r"key widths.*k \(2, 5, 2, 5\)"),
+        (
+            lambda a: a | {"v": a["v"].repeat(1, 1, 2, 1)},
+            r"heads of q, k and v that divide.*v \(2, 5, 4, 6\)",
+        ),
+        (lambda a: a | {"beta": a["beta"][0]}, r"beta \[B, T, H\], got"),
+        (lambda a: a | {"initial_state": a["v"]}, r"initial_state \[N, H, K, V\] = \(2, 2, 8, 6\)"),
+        (lambda a: a | {"cu_seqlens": packed(2, 3)}, "needs B = 1"),
+        (lambda a: a | {"backend": "chunk"}, "unknown backend 'chunk'"),
+    ],
+)
+def test_errors_name_what_is_wrong(change, message):
+    arguments = dict(zip(("q", "k", "v", "g", "beta"), inputs(2, 5)[:5], strict=True))
+    with pytest.raises(ValueError, match=message):
+        delta_rule(**change(arguments))

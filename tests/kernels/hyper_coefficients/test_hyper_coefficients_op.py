@@ -1,0 +1,86 @@
+"""hyper_coefficients: the scaled product against the normalised input, its gradients, precision and errors."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.kernel_cases import assert_agree, normal
+
+from kernels import hyper_coefficients
+
+
+def inputs(n: int = 4, m: int = 16, width: int = 6, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    rows = 2 * n + m
+    return [
+        3 * normal(2, 5, n, width, dtype=dtype, seed=1),
+        normal(rows, n * width, dtype=dtype, seed=2),
+        normal(3, dtype=dtype, seed=3),
+        normal(rows, dtype=dtype, seed=4),
+    ]
+
+
+def joined(*args, **options) -> torch.Tensor:
+    """All three outputs side by side."""
+    return torch.cat(hyper_coefficients(*args, **options), -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("eps", [1e-6, 2.0])
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (4, 16), (4, 2), (8, 64)])
+def test_it_equals_its_definition_with_all_gradients(n, m, eps, dtype):
+    pair = [partial(joined, eps=eps, backend=backend) for backend in ("torch", "reference")]
+    assert_agree(*pair, inputs(n, m, dtype=dtype))
+
+
+def test_the_definition_is_the_formula():
+    x, phi, scale, bias = inputs(2, 3)
+    token = x[1, 2].flatten()
+    raw = phi @ token / (token.square().mean() + 1e-6).sqrt()
+    pre, post, res = (y[1, 2] for y in hyper_coefficients(x, phi, scale, bias, backend="reference"))
+    torch.testing.assert_close(pre, 1 / (1 + torch.exp(-scale[0] * raw[:2] - bias[:2])))
+    torch.testing.assert_close(post, 2 / (1 + torch.exp(-scale[1] * raw[2:4] - bias[2:4])))
+    torch.testing.assert_close(res, scale[2] * raw[4:] + bias[4:])
+
+
+def test_gradients_are_the_derivatives_at_zero_too():
+    x, phi, scale, bias = (y.requires_grad_() for y in inputs(2, 3, 4))
+    assert torch.autograd.gradcheck(hyper_coefficients, (x, phi, scale, bias))
+    assert torch.autograd.gradcheck(
+        partial(hyper_coefficients, x, phi), (torch.zeros_like(scale).requires_grad_(), bias)
+    )
+    zero = torch.zeros_like(x).requires_grad_()
+    (grad,) = torch.autograd.grad(joined(zero, phi, scale, bias).sum(), phi)
+    assert not grad.any()
+
+
+def test_scales_of_zero_leave_the_biases():
+    x, phi, scale, bias = (y.requires_grad_() for y in inputs())
+    pre, post, res = hyper_coefficients(x, phi, torch.zeros_like(scale), bias)
+    torch.testing.assert_close(pre, torch.sigmoid(bias[:4]).expand_as(pre))
+    torch.testing.assert_close(post, 2 * torch.sigmoid(bias[4:8]).expand_as(post))
+    torch.testing.assert_close(res, bias[8:].expand_as(res))
+
+
+def test_half_precision_and_autocast_are_computed_in_fp32():
+    args = [y.bfloat16() for y in inputs()]
+    wanted = joined(*(y.float() for y in args))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(joined(*args), wanted)
+
+
+def test_compiles_in_one_graph():
+    assert_agree(torch.compile(joined, fullgraph=True, backend="aot_eager"), joined, inputs())
+
+
+def test_errors_name_what_is_wrong():
+    x, phi, scale, bias = inputs(2, 3)
+    with pytest.raises(ValueError, match=r"needs phi \(7, 12\), got \(7, 11\)"):
+        hyper_coefficients(x, phi[:, 1:], scale, bias)
+    with pytest.raises(ValueError, match=r"needs phi \(5, 12\), got \(4, 12\)"):
+        hyper_coefficients(x, phi[:4], scale, bias[:4])
+    with pytest.raises(ValueError, match=r"needs scale \(3,\), got \(2,\)"):
+        hyper_coefficients(x, phi, scale[:2], bias)
+    with pytest.raises(ValueError, match=r"needs bias \(7,\), got \(6,\)"):
+        hyper_coefficients(x, phi, scale, bias[:6])
+    with pytest.raises(ValueError, match=r"needs streams \[B, T, n, D\], got \(5, 2, 6\)"):
+        hyper_coefficients(x[0], phi, scale, bias)

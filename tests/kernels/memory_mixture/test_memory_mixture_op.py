@@ -1,0 +1,178 @@
+"""memory_mixture: the sorted form against the recurrence, its identities, its cost and its errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.kernel_cases import normal, packed, value_and_gradients
+from support.margins import below
+
+from kernels import delta_rule, memory_mixture
+from kernels.flops import flop_counter
+from kernels.ops.memory_mixture import OPERATION
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+SHAPES = {
+    "batch": (2, 45, 3, 2, None),
+    "chunks": (1, 100, 2, 2, None),
+    "one token": (3, 1, 3, 2, None),
+    "packed": (1, 60, 3, 2, packed(30, 0, 3, 1, 26)),
+    "one memory": (2, 9, 1, 1, None),
+    "every memory": (2, 20, 3, 3, None),
+}
+GATES = {"random": lambda x: -x.exp(), "zero": torch.zeros_like, "-30": lambda x: torch.full_like(x, -30.0)}
+backends = pytest.mark.parametrize("backend", ["torch", "reference"])
+
+
+def inputs(batch, time, memories=4, slots=2, gate="random", sequences=None, heads=2, width=6, value_width=5):
+    """q, k, v, g, beta, weights and initial states; routes. The last memory of several is hardly ever named."""
+    q = normal(batch, time, heads, width, seed=1)
+    k = F.normalize(normal(batch, time, memories, heads, width, seed=2), dim=-1)
+    v = normal(batch, time, memories, heads, value_width, seed=3)
+    g = GATES[gate](normal(batch, time, memories, heads, seed=4))
+    beta = 2 * normal(batch, time, memories, heads, seed=5).sigmoid()
+    scores = normal(batch, time, memories, seed=6)
+    scores[..., -1] -= 2
+    routes = scores.topk(slots, -1).indices
+    weights = normal(batch, time, slots, seed=7).sigmoid()
+    state = normal(sequences or batch, memories, heads, width, value_width, seed=8)
+    return [q, k, v, g, beta, weights, state], routes
+
+
+def everything(backend, routes, cu_seqlens=None):
+    """Output and final states as one vector, so that both have gradients."""
+
+    def call(q, k, v, g, beta, weights, state):
+        options = {"initial_state": state, "output_final_state": True, "cu_seqlens": cu_seqlens}
+        o, final = memory_mixture(q, k, v, g, beta, routes, weights, backend=backend, **options)
+        return torch.cat([o.flatten(), final.flatten()])
+
+    return call
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sorted_equals_recurrence(shape, gate, dtype):
+    """Outputs, final states and all seven gradients, relative to the largest value of each."""
+    batch, time, memories, slots, cu = SHAPES[shape]
+    given, routes = inputs(batch, time, memories, slots, gate, None if cu is None else len(cu) - 1)
+    given = [x.to(dtype) for x in given]
+    results = [value_and_gradients(everything(b, routes, cu), given) for b in ("torch", "reference")]
+    for index, (x, y) in enumerate(zip(*results, strict=True)):
+        error = (x - y).abs().max() / y.abs().max()
+        below(error, TOLERANCE[dtype], f"{index}")
+
+
+@backends
+def test_an_unselected_memory_is_bit_identical_after_the_step(backend):
+    """Neither decay nor write, whether a token or a whole sequence passes it by."""
+    for time in (1, 40):
+        (*given, weights, state), routes = inputs(2, time, gate="-30")
+        routes = torch.where(routes == 2, 3, routes)[..., :1]
+        routes[1] = 0
+        call = {"initial_state": state, "output_final_state": True, "backend": backend}
+        _, after = memory_mixture(*given, routes, weights[..., :1], **call)
+        named = F.one_hot(routes, 4).sum((1, 2)) > 0  # [B, M]
+        assert not named[:, 2].any()
+        assert torch.equal(after[~named], state[~named])
+        assert (after[named] != state[named]).flatten(1).any(1).all()
+
+
+@backends
+def test_one_memory_without_the_shared_one_is_the_gated_delta_rule(backend):
+    (q, k, v, g, beta, _, state), _ = inputs(2, 37, memories=1, slots=1)
+    routes, weights = torch.zeros(2, 37, 1, dtype=torch.int64), torch.ones(2, 37, 1, dtype=torch.float64)
+    call = {"output_final_state": True, "backend": backend}
+    o, after = memory_mixture(q, k, v, g, beta, routes, weights, initial_state=state, **call)
+    one = (x.squeeze(2) for x in (k, v, g, beta))
+    wanted, state = delta_rule(q, *one, initial_state=state.squeeze(1), **call)
+    torch.testing.assert_close(o, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(after.squeeze(1), state, rtol=0, atol=1e-12)
+
+
+@backends
+def test_a_memory_is_the_delta_rule_over_its_own_tokens(backend):
+    (q, k, v, g, beta, weights, state), routes = inputs(1, 50)
+    call = {"output_final_state": True, "scale": 0.7}
+    o, after = memory_mixture(q, k, v, g, beta, routes, weights, initial_state=state, backend=backend, **call)
+    wanted = torch.zeros_like(o)
+    for m in range(4):
+        token, slot = (routes[0] == m).nonzero(as_tuple=True)
+        own = (x[:, token, m] for x in (k, v, g, beta))
+        answer, final = delta_rule(q[:, token], *own, initial_state=state[:, m], backend="reference", **call)
+        wanted[0].index_add_(0, token, weights[0, token, slot, None, None] * answer[0])
+        torch.testing.assert_close(after[:, m], final, rtol=0, atol=1e-12)
+    torch.testing.assert_close(o, wanted, rtol=0, atol=1e-12)
+
+
+@backends
+def test_the_order_of_routes_does_not_matter(backend):
+    (*given, weights, _), routes = inputs(2, 20, slots=3)
+    o, _ = memory_mixture(*given, routes, weights, backend=backend)
+    turned, _ = memory_mixture(*given, routes.flip(-1), weights.flip(-1), backend=backend)
+    torch.testing.assert_close(turned, o, rtol=0, atol=1e-13)
+
+
+def test_compiles_in_one_graph():
+    given, routes = inputs(1, 40, sequences=3)
+    call = everything("torch", routes, packed(30, 1, 9))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for got, wanted in zip(*(value_and_gradients(f, given) for f in (compiled, call)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_on_the_meta_device_work_follows_the_routes_not_the_memories():
+    def flops(memories: int, slots: int) -> list[int]:
+        (*given, weights, _), routes = inputs(1, 1024, memories, slots)
+        given = [x.to("meta").requires_grad_() for x in (*given, weights)]
+        with flop_counter() as forward:
+            o, _ = memory_mixture(*given[:5], routes.to("meta"), given[5])
+        assert o.shape == (1, 1024, 2, 5)
+        with flop_counter() as backward:
+            o.sum().backward()
+        assert [x.grad.shape for x in given] == [x.shape for x in given]
+        return [forward.get_total_flops(), backward.get_total_flops()]
+
+    two = flops(4, 2)
+    assert two == flops(8, 2)
+    assert flops(4, 4) == [2 * n for n in two]
+
+
+def test_bf16_inputs_keep_wide_states():
+    (*given, weights, _), routes = inputs(1, 20)
+    given = [x.bfloat16() if i < 3 else x.float() for i, x in enumerate((*given, weights))]
+    o, state = memory_mixture(*given[:5], routes, given[5], output_final_state=True)
+    wanted, _ = memory_mixture(*(x.float() for x in given[:5]), routes, given[5], backend="reference")
+    assert (o.dtype, state.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(o.float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_auto_takes_the_recurrence_for_a_single_token():
+    for time, name in ((1, "reference"), (2, "torch")):
+        (*given, weights, _), routes = inputs(2, time)
+        assert OPERATION.choose("auto", *given, routes, weights, cu_seqlens=None).name == name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda a: a | {"k": a["k"][:, :, 0]},
+            r"k \[B, T, M, H, K\].*got q \(2, 5, 2, 6\), k \(2, 5, 2, 6\)",
+        ),
+        (lambda a: a | {"g": a["g"][:, :3]}, r"one batch and one time.*g \(2, 3, 4, 2\)"),
+        (lambda a: a | {"v": a["v"][:, :, :3]}, r"memories, heads or key widths differ.*v \(2, 5, 3, 2, 5\)"),
+        (lambda a: a | {"weights": a["weights"][..., :1]}, r"R in 1 … 4.*weights \(2, 5, 1\)"),
+        (lambda a: a | {"routes": a["routes"].double()}, "integer routes, got torch.float64"),
+        (lambda a: a | {"routes": a["routes"] + 3}, r"different memories in \[0, 4\)"),
+        (lambda a: a | {"routes": a["routes"] * 0}, r"different memories in \[0, 4\), got \[0, 0"),
+        (lambda a: a | {"initial_state": a["v"]}, r"\[N, M, H, K, V\] = \(2, 4, 2, 6, 5\)"),
+        (lambda a: a | {"cu_seqlens": packed(2, 3)}, "needs B = 1"),
+    ],
+)
+def test_errors_name_what_is_wrong(change, message):
+    (*given, weights, _), routes = inputs(2, 5)
+    names = ("q", "k", "v", "g", "beta", "routes", "weights")
+    arguments = dict(zip(names, (*given, routes, weights), strict=True)) | {"backend": "reference"}
+    with pytest.raises(ValueError, match=message):
+        memory_mixture(**change(arguments))

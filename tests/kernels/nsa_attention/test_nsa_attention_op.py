@@ -1,0 +1,297 @@
+"""nsa_attention: the blockwise form against the definition, its identities, its memory and its errors."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.kernel_cases import assert_agree, normal, packed
+from support.margins import below
+from support.peak_memory import printed_by
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from kernels import attention, nsa_attention, nsa_blocks
+from kernels.ops.nsa_attention import dense_branches, tiles
+from kernels.ops.nsa_attention.block_topk import block_topk, importance
+from kernels.ops.nsa_attention.blocks import Sizes, pieces
+from kernels.ops.nsa_attention.tiles import STRETCH
+from kernels.ops.nsa_attention.torch_ops import forward
+from kernels.query_blocks import BUDGET
+
+SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}
+NAMES = ("q", "q_rotated", "k_cmp", "v_cmp", "k_slc", "v_slc", "k_win", "v_win", "gates")
+
+
+def inputs(
+    batch, time, heads=4, kv_heads=2, width=8, value_width=8, queries=None, blocks=None
+) -> list[Tensor]:
+    """q, q_rotated, k and v of three branches, gates; as many compressed blocks as stride 2 can need."""
+    blocks = max(1, time // 2) if blocks is None else blocks
+    shapes = [(queries or time, heads, width)] * 2
+    shapes += [(n, kv_heads, w) for n in (blocks, time, time) for w in (width, value_width)]
+    tensors = [normal(batch, *shape, seed=seed) for seed, shape in enumerate(shapes)]
+    return [*tensors, torch.sigmoid(normal(batch, queries or time, heads, 3, seed=8))]
+
+
+def call(q, q_rotated, kc, vc, ks, vs, kw, vw, gates, **options) -> Tensor:
+    branches = (kc, vc), (ks, vs), (kw, vw)
+    return nsa_attention(q, *branches, gates, q_rotated=q_rotated, **{**SMALL, **options})
+
+
+CASES = {
+    "plain": (inputs(2, 37), {}),
+    "one token": (inputs(2, 1), {}),
+    "one visible block": (inputs(2, 4), {}),
+    "long": (inputs(1, 300, heads=2, kv_heads=1, width=4, value_width=4), {}),
+    "one KV head a head, narrow values": (inputs(2, 37, kv_heads=4, value_width=5), {"scale": 0.7}),
+    "shorter q": (inputs(2, 50, queries=7), {}),
+    "one query": (inputs(2, 50, queries=1), {}),
+    "large blocks": (inputs(1, 90), {"block_size": 6, "select_size": 8, "n_select": 3, "window": 200}),
+    "small blocks": (inputs(1, 60), {"block_size": 12, "select_size": 2, "n_select": 9, "window": 1}),
+    "stride 1": (inputs(1, 30, blocks=30), {"block_size": 3, "stride": 1, "select_size": 5}),
+    "packed": (inputs(1, 97), {"cu_seqlens": packed(1, 8, 0, 4, 1, 23, 60)}),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_equal_definition(case, dtype):
+    tensors, options = CASES[case]
+    pair = [partial(call, backend=backend, **options) for backend in ("torch", "reference")]
+    assert_agree(*pair, [x.to(dtype) for x in tensors])
+
+
+@pytest.mark.parametrize(("batch", "time"), [(1, 61), (3, 11)])
+def test_many_parts_stretches_and_blocks_of_queries_equal_definition(batch, time, monkeypatch):
+    """The loops over sequences, queries and tiles, which small inputs go through once."""
+    monkeypatch.setitem(tiles.STRETCH, "cpu", 3000)
+    monkeypatch.setitem(tiles.PART, "cpu", 300)
+    monkeypatch.setattr(tiles, "HEIGHT", 4)
+    monkeypatch.setattr(dense_branches, "block_size", lambda numbers, device: 7)
+    pair = [partial(call, backend=backend) for backend in ("torch", "reference")]
+    assert_agree(*pair, inputs(batch, time))
+
+
+def only(branch: int, tensors: list[Tensor]) -> list[Tensor]:
+    """The inputs with the gate of one branch 1 and the others 0."""
+    return [*tensors[:-1], torch.zeros_like(tensors[-1]).index_fill_(-1, torch.tensor(branch), 1)]
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_the_selection_branch_with_everything_selected_is_full_attention(backend):
+    tensors = only(1, inputs(2, 37))
+    free = {1: "q_rotated", 4: "k", 5: "v"}
+
+    def selection(q, k, v):
+        given = {1: q, 4: k, 5: v}
+        return call(*(given.get(i, x) for i, x in enumerate(tensors)), n_select=10, backend=backend)
+
+    assert_agree(selection, partial(attention, backend="reference"), [tensors[i] for i in free])
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_causality_is_token_by_token_inside_blocks(backend):
+    """No branch passes a gradient to a token after the query; in compression, to a block that ends after it."""
+    for t in (0, 3, 9, 18):
+        tensors = [x.requires_grad_() for x in inputs(1, 21)]
+        call(*tensors, backend=backend)[0, t].sum().backward()
+        reached = {name: x.grad.abs().sum((0, 2, 3)) > 0 for name, x in zip(NAMES, tensors, strict=True)}
+        for name in ("v_slc", "v_win"):
+            assert not reached[name][t + 1 :].any(), (name, t)
+            assert reached[name][t], (name, t)
+        seen = 2 * torch.arange(10) + 3 <= t
+        assert torch.equal(reached["v_cmp"], seen), t
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_query_that_sees_no_block_gets_zero(backend):
+    tensors = [x.requires_grad_() for x in only(0, inputs(2, 9))]
+    out = call(*tensors, backend=backend)
+    assert not out[:, :3].any()
+    assert out[:, 3:].abs().amin() > 0
+    out.sum().backward()
+    assert all(x.grad.isfinite().all() for x in tensors)
+    assert not tensors[0].grad[:, :3].any()
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_sequence_shorter_than_a_block_needs_no_blocks(backend):
+    tensors = inputs(1, 6, blocks=0)
+    out = call(*tensors, block_size=8, select_size=8, backend=backend)
+    assert out.isfinite().all()
+    assert not call(*only(0, tensors), block_size=8, select_size=8, backend=backend).any()
+
+
+def test_importance_is_the_shared_part_of_every_block():
+    """SPEC's sum, written out: l = 12, d = 4, l' = 8."""
+    sizes = Sizes(12, 4, 8, 3, 1)
+    p = normal(3, 9).softmax(-1)
+    wanted = torch.zeros(3, 6)
+    for i in range(9):
+        for j in range(6):
+            common = len(set(range(4 * i, 4 * i + 12)) & set(range(8 * j, 8 * j + 8)))
+            wanted[:, j] += p[:, i] * common / 12
+    torch.testing.assert_close(importance(p, 6, sizes), wanted.double(), rtol=0, atol=1e-7)
+
+
+def selected(p: Tensor, t: int, sizes: Sizes) -> set[int]:
+    chosen = block_topk(p[None], torch.tensor([t]), t, sizes)[0]
+    assert chosen.shape == (sizes.n_select,)
+    return set(chosen.tolist()) - {-1}
+
+
+def test_the_first_block_the_own_and_the_one_before_are_forced_and_counted():
+    sizes = Sizes(1, 1, 4, 5, 1)
+    p = torch.zeros(100)
+    p[[13, 21, 22, 33]] = torch.tensor([0.4, 0.2, 0.1, 0.2])
+    assert selected(p, 81, sizes) == {0, 19, 20, 3, 5}
+    assert selected(p, 81, Sizes(1, 1, 4, 3, 1)) == {0, 19, 20}
+    assert selected(p[:14], 14, sizes) == {0, 1, 2, 3}
+    assert selected(p[:0], 0, sizes) == {0}
+
+
+def test_ties_go_to_the_lower_index():
+    sizes = Sizes(1, 1, 1, 6, 1)
+    assert selected(torch.zeros(50), 49, sizes) == {0, 48, 49, 1, 2, 3}
+    p = torch.zeros(50, dtype=torch.float64)
+    p[[7, 30, 40]] = 0.25
+    p[40] += 1e-15  # what another order of summation gives
+    assert selected(p, 49, sizes) == {0, 48, 49, 7, 30, 40}
+    assert selected(p, 49, Sizes(1, 1, 1, 5, 1)) == {0, 48, 49, 7, 30}
+
+
+def test_the_group_selects_together():
+    """Two heads of one KV head, of which each alone would choose another block."""
+    tensors = only(1, inputs(1, 40, heads=2, kv_heads=1))
+    q, kc, vs = (tensors[i] for i in (0, 2, 5))
+    kc.zero_()
+    kc[0, 4:6, 0, 0], kc[0, 10:12, 0, 1] = 1, 1
+    q.zero_()
+    q[0, -1, 0, 0], q[0, -1, 1, 1] = 20, 30
+    vs.requires_grad_()
+    call(*tensors)[0, -1].sum().backward()
+    read = (vs.grad.abs().sum((0, 2, 3)) > 0).view(10, 4).any(1)
+    assert read.nonzero()[:, 0].tolist() == [0, 5, 8, 9]
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
+def test_compiles_in_one_graph(cu_seqlens):
+    torch.compiler.reset()
+    compiled = torch.compile(partial(call, cu_seqlens=cu_seqlens), fullgraph=True, backend="aot_eager")
+    assert_agree(compiled, partial(call, cu_seqlens=cu_seqlens), inputs(1, 40))
+
+
+def test_packed_blocks_are_those_of_every_sequence():
+    x, cu = normal(1, 40, 2, 3), packed(3, 0, 13, 4, 20)
+    blocks = nsa_blocks(x, block_size=4, stride=2, cu_seqlens=cu)
+    assert blocks.shape == (1, 20, 4, 2, 3)
+    for tokens, own in pieces(cu, 40, Sizes(4, 2, 4, 3, 1)):
+        assert torch.equal(blocks[:, own], nsa_blocks(x[:, tokens], block_size=4, stride=2))
+    assert torch.equal(nsa_blocks(x, block_size=4, stride=2)[0, 5], x[0, 10:14])
+
+
+def test_half_precision_is_near_the_definition():
+    """Under autocast too, which must not reach the products inside. Everything selected: no choice to differ in."""
+    tensors = inputs(1, 50)
+    wanted = call(*tensors, n_select=13, backend="reference")
+    low = [x.bfloat16() for x in tensors[:-1]]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = call(*(x.float() for x in tensors), n_select=13)
+    for got in (call(*low, tensors[-1], n_select=13), mixed):
+        assert got.dtype == torch.bfloat16
+        below((got - wanted).norm(), 5 * 2**-8 * wanted.norm())  # one unit of bf16 is 2^-8
+
+
+class Watch(TorchDispatchMode):
+    """scores: entries that went through a softmax; largest: elements of the largest result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = self.largest = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if operator in (torch.ops.aten._softmax.default, torch.ops.aten.exp_.default):
+            self.scores += args[0].numel()
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.largest = max(self.largest, *sizes, 0)
+        return result
+
+
+@pytest.mark.parametrize("time", [2048, pytest.param(16_384, marks=pytest.mark.slow)])
+def test_scores_are_those_of_the_three_branches_and_never_many_at_once(time):
+    sizes, heads = Sizes(32, 16, 64, 16, 512), 2
+    tensors = [
+        x.float() for x in inputs(1, time, heads=heads, kv_heads=1, width=2, value_width=2, blocks=time // 16)
+    ]
+    with Watch() as watch, torch.no_grad():
+        forward(*tensors[:2], *(tensors[i : i + 2] for i in (2, 4, 6)), sizes)
+    exact = sum(max(0, t - 15) // 16 + min(t + 1, 1024) + min(t + 1, 512) for t in range(time)) * heads
+    # Beside what is masked: half a block of queries, half a selection block, half a tile of every block.
+    assert exact <= watch.scores <= 1.4 * exact
+    assert watch.largest <= max(STRETCH["cpu"], BUDGET["cpu"])
+    assert watch.largest < time * time
+
+
+def test_a_decode_step_makes_no_tensor_of_the_cache():
+    """8,192 cached keys of width 2: it handles n·l' of them, the summaries and the window."""
+    time, sizes = 8192, Sizes(32, 16, 64, 16, 512)
+    tensors = inputs(1, time, heads=2, kv_heads=1, width=2, value_width=2, queries=1, blocks=511)
+    with Watch() as watch, torch.no_grad():
+        forward(*tensors[:2], *(tensors[i : i + 2] for i in (2, 4, 6)), sizes)
+    assert watch.largest <= 2 * 16 * 64
+
+
+STEP = """
+import torch
+from support.peak_memory import peak
+from kernels import nsa_attention
+torch.set_num_threads(1)
+def step(time):
+    sizes = dict(block_size=32, stride=16, select_size=64, n_select=16, window=512)
+    blocks = (time - 32) // 16 + 1
+    made = lambda n, heads: torch.randn(1, n, heads, 8, requires_grad=True)
+    pairs = [(made(n, 1), made(n, 1)) for n in (blocks, time, time)]
+    nsa_attention(made(time, 2), *pairs, torch.rand(1, time, 2, 3), **sizes).square().mean().backward()
+step(2048)
+before = peak()
+step({time})
+print(peak() - before)
+"""
+
+
+@pytest.mark.long
+def test_peak_memory_of_a_training_step_at_16384_is_far_below_one_matrix_of_pairs():
+    """One fp32 T × T matrix would be 1 GiB, T × T/16 scores of both heads 128 MiB."""
+    assert printed_by(STEP.replace("{time}", "16384")) < 100 * 1024
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"stride": 3}, "stride that divides block_size and select_size, got.*stride=3"),
+        ({}, {"n_select": 2}, "n_select ≥ 3"),
+        ({}, {"window": 0}, "window ≥ 1"),
+        ({8: lambda g: g[..., :2]}, {}, r"gates \[B, Tq, H, 3\].*\(2, 9, 4, 2\)"),
+        ({1: lambda q: q[:, :5]}, {}, r"q_rotated.*\(2, 5, 4, 8\)"),
+        ({2: lambda k: k[:, :2], 3: lambda v: v[:, :2]}, {}, "3 compressed blocks for 9 tokens, got 2"),
+        ({5: lambda v: v[..., :3]}, {}, r"one \[Hkv, V\] in all branches"),
+        ({6: lambda k: k[:, 1:]}, {}, "window.*key length"),
+        ({}, {"cu_seqlens": packed(4, 5)}, "B = 1"),
+        ({}, {"backend": "flash"}, "unknown backend 'flash'"),
+    ],
+)
+def test_errors_name_what_is_wrong(change, options, message):
+    tensors = [change.get(i, lambda x: x)(x) for i, x in enumerate(inputs(2, 9))]
+    with pytest.raises(ValueError, match=message):
+        call(*tensors, **options)
+
+
+def test_a_step_needs_as_many_keys_as_its_window_has():
+    """It may be given the last 5 keys alone, no fewer: the older ones of them would silently be left out."""
+    *others, kw, vw, gates = inputs(1, 9, queries=1, blocks=3)
+    whole = call(*others, kw, vw, gates)
+    torch.testing.assert_close(call(*others, kw[:, -5:], vw[:, -5:], gates), whole)
+    with pytest.raises(ValueError, match="as many keys under the window as to select from, 9, got 4"):
+        call(*others, kw[:, -4:], vw[:, -4:], gates)

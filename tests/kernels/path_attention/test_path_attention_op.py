@@ -1,0 +1,251 @@
+"""path_attention: blocks against the definition, the definition against explicit matrices, exact limits, errors."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.kernel_cases import assert_agree, normal, packed, qkv
+from support.margins import below
+from torch import Tensor
+
+from kernels import attention, path_attention
+
+torch_form = partial(path_attention, backend="torch")
+reference = partial(path_attention, backend="reference")
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def path(batch: int, time: int, heads: int = 4, width: int = 8) -> tuple[Tensor, Tensor]:
+    """w of length 1 and β, a third of them each uniform in (0, 2), at 1 (a projection) and at 2 (a reflection)."""
+    w = F.normalize(normal(batch, time, heads, width, seed=4), dim=-1)
+    beta, kind = 2 * uniform(batch, time, heads, seed=5), uniform(batch, time, heads, seed=6)
+    return w, beta.where(kind < 2 / 3, 2.0).where(kind > 1 / 3, 1.0)
+
+
+def gates(batch: int, time: int, heads: int = 4) -> Tensor:
+    return -uniform(batch, time, heads, seed=7)
+
+
+def extreme_gates(batch: int, time: int, heads: int = 4) -> Tensor:
+    """Log gates 0 and −30, and a few ordinary ones."""
+    kind = uniform(batch, time, heads, seed=8)
+    return gates(batch, time, heads).where(kind < 0.2, 0.0).where(kind < 0.8, -30.0)
+
+
+def inputs(batch: int, time: int, heads: int = 4, kv_heads: int | None = None, width: int = 8, **options):
+    """q, k, v, w, beta, g."""
+    q, k, v = qkv(batch, time, heads=heads, kv_heads=kv_heads, width=width, **options)
+    return q, k, v, *path(batch, time, kv_heads or heads, width), gates(batch, time, heads)
+
+
+def explicit(q, k, v, w, beta, g, scale=None) -> Tensor:
+    """The definition in three loops, with every H a matrix and every product formed: [T, V] of one head."""
+    time, width = q.shape
+    scale = width**-0.5 if scale is None else scale
+    eye = torch.eye(width, dtype=q.dtype)
+    outputs = []
+    for i in range(time):
+        logits = []
+        for j in range(i + 1):
+            product, gate = eye, torch.zeros((), dtype=q.dtype)
+            for s in range(j + 1, i + 1):
+                product, gate = product @ (eye - beta[s] * torch.outer(w[s], w[s])), gate + g[s]
+            logits.append(scale * k[j] @ product @ q[i] + gate)
+        outputs.append(torch.stack(logits).softmax(0) @ v[: i + 1])
+    return torch.stack(outputs)
+
+
+CALLS = {
+    "one block": (inputs(2, 37), {}),
+    "blocks": (inputs(1, 101, heads=2, width=4), {}),
+    "spans of keys": (inputs(1, 700, heads=1, width=4), {}),
+    "spans of keys, gates that hardly close": (
+        (*inputs(1, 700, heads=1, width=4)[:5], gates(1, 700, 1) / 1000),
+        {},
+    ),
+    "scale": (inputs(1, 9), {"scale": 0.7}),
+    "grouped heads": (inputs(2, 150, heads=6, kv_heads=2), {}),
+    "narrow values": (inputs(2, 13, value_width=5), {}),
+    "wide values": (inputs(1, 140, heads=2, kv_heads=1, width=4, value_width=7), {}),
+    "wide heads": (inputs(1, 5, heads=1, width=33), {}),
+    "gates 0 and -30": ((*inputs(2, 140, heads=2)[:5], extreme_gates(2, 140, 2)), {}),
+    "packed": (inputs(1, 37, kv_heads=2), {"cu_seqlens": packed(1, 8, 0, 4, 1, 23)}),
+    "packed, equal": (inputs(1, 12, kv_heads=2), {"cu_seqlens": packed(4, 4, 4)}),
+    "packed, long": (inputs(1, 420, heads=2, width=4), {"cu_seqlens": packed(1, 270, 9, 140)}),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_blocks_equal_definition(case):
+    tensors, options = CALLS[case]
+    assert_agree(partial(torch_form, **options), partial(reference, **options), tensors)
+
+
+@pytest.mark.parametrize("case", ["blocks", "grouped heads", "gates 0 and -30", "packed, long"])
+def test_blocks_equal_definition_in_fp32(case):
+    tensors, options = CALLS[case]
+    tensors = [x.float() for x in tensors]
+    assert_agree(partial(torch_form, **options), partial(reference, **options), tensors)
+
+
+WITHOUT = {
+    "FoX": lambda q, k, v, w, beta, g: ((q, k, v, g), lambda f: lambda q, k, v, g: f(q, k, v, None, None, g)),
+    "PaTH": lambda q, k, v, w, beta, g: ((q, k, v, w, beta), lambda f: f),
+    "attention": lambda q, k, v, w, beta, g: ((q, k, v), lambda f: lambda q, k, v: f(q, k, v, None, None)),
+}
+
+
+@pytest.mark.parametrize("time", [11, 300])
+@pytest.mark.parametrize("which", WITHOUT)
+def test_blocks_equal_definition_where_a_part_is_missing(which, time):
+    tensors, call = WITHOUT[which](*inputs(1, time, heads=2, width=4))
+    assert_agree(call(torch_form), call(reference), tensors)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_definition_equals_explicit_matrices(backend):
+    q, k, v, w, beta, g = inputs(2, 7, heads=4, kv_heads=2, width=3)
+    out = path_attention(q, k, v, w, beta, g, scale=0.9, backend=backend)
+    for b in range(2):
+        for h in range(4):
+            kv = (b, slice(None), h * 2 // 4)
+            wanted = explicit(q[b, :, h], k[kv], v[kv], w[kv], beta[kv], g[b, :, h], 0.9)
+            torch.testing.assert_close(out[b, :, h], wanted)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_one_token_is_its_value(backend):
+    tensors = [x.requires_grad_() for x in inputs(2, 1)]
+    out = path_attention(*tensors, backend=backend)
+    torch.testing.assert_close(out, tensors[2])
+    grads = torch.autograd.grad(out.square().sum(), tensors, materialize_grads=True, allow_unused=True)
+    torch.testing.assert_close(grads[2], 2 * tensors[2])
+    assert all(grad.abs().max() < 1e-14 for i, grad in enumerate(grads) if i != 2)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("time", [17, 140])
+def test_without_householder_it_is_fox(time, backend):
+    """β = 0, and no w at all: softmax of the scaled scores plus differences of summed log gates."""
+    q, k, v, w, beta, g = inputs(2, time, heads=2)
+    sums = g.cumsum(1).transpose(1, 2)
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) * 8**-0.5 + sums[..., :, None] - sums[..., None, :]
+    later = torch.ones(time, time, dtype=torch.bool).triu(1)
+    wanted = torch.einsum("bhij,bjhd->bihd", scores.masked_fill(later, -torch.inf).softmax(-1), v)
+    torch.testing.assert_close(path_attention(q, k, v, w, 0 * beta, g, backend=backend), wanted)
+    torch.testing.assert_close(path_attention(q, k, v, None, None, g, backend=backend), wanted)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_without_gates_it_is_path(backend):
+    """g = 0, and no g at all: only the products of matrices."""
+    q, k, v, w, beta, g = inputs(1, 12, heads=2, width=3)
+    head = (0, slice(None), 1)
+    wanted = explicit(*(x[head] for x in (q, k, v, w, beta)), g=torch.zeros(12, dtype=q.dtype))
+    torch.testing.assert_close(path_attention(q, k, v, w, beta, 0 * g, backend=backend)[head], wanted)
+    torch.testing.assert_close(path_attention(q, k, v, w, beta, backend=backend)[head], wanted)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("time", [17, 140])
+def test_without_both_it_is_causal_softmax_attention(time, backend):
+    q, k, v, w, beta, g = inputs(2, time, kv_heads=2)
+    wanted = attention(q, k, v)
+    torch.testing.assert_close(path_attention(q, k, v, w, 0 * beta, 0 * g, backend=backend), wanted)
+    torch.testing.assert_close(path_attention(q, k, v, None, None, backend=backend), wanted)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("scale", [None, 0.125, 3.0])
+def test_the_gate_is_outside_the_scale(scale, backend):
+    """With q = 0 the weights are products of the gates, whatever the scale."""
+    q, k, v, w, beta, g = inputs(1, 140, heads=2)
+    out = path_attention(0 * q, k, v, w, beta, g, scale=scale, backend=backend)
+    sums = g.cumsum(1).transpose(1, 2)
+    weights = (sums[..., :, None] - sums[..., None, :]).exp().tril()
+    weights = weights / weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(out, torch.einsum("bhij,bjhd->bihd", weights, v))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_the_scale_belongs_to_the_queries(backend):
+    q, k, v, w, beta, g = inputs(1, 40)
+    call = partial(path_attention, backend=backend)
+    halved = call(q / 2, k, v, w, beta, g, scale=0.5)
+    torch.testing.assert_close(halved, call(q, k, v, w, beta, g, scale=0.25))
+
+
+def test_summed_gates_stay_exact_far_into_a_sequence():
+    """In fp32 a sum over 4,096 such gates is 16,000, and differences of two such sums are wrong by 1e-3."""
+    q, k, v, w, beta, g = inputs(1, 4096, heads=1, width=4)
+    g = 8 * g
+    late = torch_form(*(x.float() for x in (q, k, v, w, beta, g)))[:, -200:]
+    wanted = torch_form(*(x[:, -400:] for x in (q, k, v, w, beta, g)))[:, -200:]
+    below((late - wanted).abs().max(), 1e-5)
+
+
+def test_packed_sequences_do_not_see_each_other():
+    tensors = inputs(1, 312, kv_heads=2)
+    whole = torch_form(*tensors, cu_seqlens=packed(5, 300, 7))
+    parts = [torch_form(*(x[:, a:b] for x in tensors)) for a, b in ((0, 5), (5, 305), (305, 312))]
+    torch.testing.assert_close(whole, torch.cat(parts, dim=1))
+
+
+def test_the_future_is_not_seen():
+    tensors = [x.requires_grad_() for x in inputs(1, 160, heads=2, width=4)]
+    torch_form(*tensors)[0, 140].sum().backward()
+    for name, x in zip(("q", "k", "v", "w", "beta", "g"), tensors, strict=True):
+        reached = x.grad.abs().reshape(160, -1).sum(1) > 0
+        assert not reached[141:].any(), name
+        assert reached[140] or name == "k", name
+
+
+@pytest.mark.parametrize("cu_seqlens", [None, packed(130, 1, 9)], ids=["plain", "packed"])
+def test_compiles_in_one_graph(cu_seqlens):
+    tensors = inputs(1, 140, heads=2, kv_heads=1, width=4)
+    compiled = torch.compile(
+        partial(path_attention, cu_seqlens=cu_seqlens), fullgraph=True, backend="aot_eager"
+    )
+    assert_agree(compiled, partial(reference, cu_seqlens=cu_seqlens), tensors)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_autocast_decides_the_dtype_and_arithmetic_stays_in_fp32(backend):
+    tensors = [x.float() for x in inputs(1, 150)]
+    rounded = [x.bfloat16().float() for x in tensors[:3]]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = path_attention(*tensors, backend=backend)
+    assert out.dtype == torch.bfloat16
+    wanted = reference(*rounded, *tensors[3:])
+    torch.testing.assert_close(out.float(), wanted, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda q, k, v, w, b, g: (q[:, :3], k, v, w, b, g),
+            r"Tq = Tk, got q \(2, 3, 4, 8\), k \(2, 5, 2, 8\)",
+        ),
+        (lambda q, k, v, w, b, g: (q, k[..., :6], v, w, b, g), r"q \(2, 5, 4, 8\), k \(2, 5, 2, 6\)"),
+        (
+            lambda q, k, v, w, b, g: (q, k, v, q, b, g),
+            r"w \[B, T, Hkv, K\] = \(2, 5, 2, 8\), got \(2, 5, 4, 8\)",
+        ),
+        (lambda q, k, v, w, b, g: (q, k, v, w, g, g), r"beta \[B, T, Hkv\] = \(2, 5, 2\), got \(2, 5, 4\)"),
+        (lambda q, k, v, w, b, g: (q, k, v, w, b, b), r"g \[B, T, H\] = \(2, 5, 4\), got \(2, 5, 2\)"),
+        (lambda q, k, v, w, b, g: (q, k, v, w, None, g), "both w and beta, or None for both"),
+    ],
+)
+def test_errors_name_the_shapes(change, message):
+    with pytest.raises(ValueError, match=message):
+        path_attention(*change(*inputs(2, 5, kv_heads=2)))
+
+
+def test_an_unknown_backend_is_named():
+    with pytest.raises(ValueError, match="unknown backend 'touch'; did you mean 'torch'"):
+        path_attention(*inputs(2, 5), backend="touch")

@@ -1,0 +1,98 @@
+"""short_conv's Triton kernels against the definition: taps, states, packing, activation, odd widths."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.kernel_cases import normal, packed, rmse_ratio
+from support.margins import below
+from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, OUTPUT_LIMIT, assert_kernel_agrees, kernels_only
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels import short_conv
+
+# batch, time, width, taps, whether a state comes in, options; a chunk has 32 tokens, a tile 64 channels.
+# The interpreter's time goes by the number of programs: few sequences, few chunks.
+CALLS = {
+    "plain": (1, 40, 70, 4, False, {}),
+    "one token": (2, 1, 16, 4, True, {"activation": "silu"}),
+    "fewer tokens than taps": (1, 2, 5, 4, True, {"activation": "silu"}),
+    "one tap": (2, 7, 5, 1, False, {"activation": "silu"}),
+    "packed": (1, 38, 17, 3, True, {"cu_seqlens": packed(33, 0, 1, 4), "activation": "silu"}),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_kernels_equal_the_definition(case):
+    compare(case, torch.float32)
+
+
+@HALF
+def test_half_precision(dtype):
+    compare("packed", dtype)
+
+
+class AllocatesOnly(TorchDispatchMode):
+    """Fails when PyTorch does anything but make room, and what the interpreter does to launch a kernel."""
+
+    ALLOWED = frozenset({"empty", "detach", "alias", "new_empty", "set_", "copy_"})
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket.__name__ in self.ALLOWED, function
+        return function(*args, **(kwargs or {}))
+
+
+# The states of 40 taps do not fill their tile, those of 1 are empty; 70 channels are more than a tile.
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("with_state", [True, False], ids=["state", "start"])
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 17, 40])
+def test_one_token(taps, with_state, activation):
+    compare_step(taps, with_state, activation, torch.float32)
+
+
+@HALF
+def test_one_token_in_half_precision(dtype):
+    compare_step(4, True, "silu", dtype)
+
+
+def compare_step(taps: int, with_state: bool, activation: str | None, dtype: torch.dtype) -> None:
+    x, weight = normal(2, 1, 70, seed=1).to(DEVICE, dtype), normal(70, taps, seed=2).to(DEVICE, dtype)
+    state = normal(2, 70, taps - 1, seed=3).to(DEVICE, dtype) if with_state else None
+    options = {"activation": activation, "state": state}
+    with kernels_only():
+        y, after = short_conv(x, weight, backend="triton", **options)
+    options["state"] = state if state is None else state.double()
+    wanted, moved = short_conv(x.double(), weight.double(), backend="reference", **options)
+    assert y.dtype == after.dtype == dtype
+    assert y.shape == wanted.shape
+    below(rmse_ratio(y, wanted), EXACT_LIMIT if dtype == torch.float32 else OUTPUT_LIMIT)
+    assert torch.equal(after.double(), moved)
+
+
+def test_a_step_is_one_kernel_and_nothing_else():
+    """A part of a wider projection, the weight a parameter, the state in another dtype: nothing is copied."""
+    x = normal(2, 1, 48, dtype=torch.float32).to(DEVICE)[..., 16:32]
+    weight = torch.nn.Parameter(normal(16, 4, dtype=torch.float32, seed=1).to(DEVICE))
+    state = normal(2, 16, 3, dtype=torch.float32, seed=2).to(DEVICE).half()
+    with torch.no_grad(), AllocatesOnly():
+        y, after = short_conv(x, weight, state=state, backend="triton")
+    wanted, moved = short_conv(x, weight, state=state, backend="reference")
+    torch.testing.assert_close(y, wanted, rtol=1e-5, atol=1e-6)
+    assert torch.equal(after, moved)
+
+
+def test_a_step_with_gradients_has_them():
+    weight = normal(16, 4, dtype=torch.float32).to(DEVICE).requires_grad_()
+    y, _ = short_conv(torch.ones(2, 1, 16, device=DEVICE), weight, backend="triton")
+    assert y.requires_grad
+
+
+def compare(case: str, dtype: torch.dtype) -> None:
+    batch, time, width, taps, with_state, options = CALLS[case]
+    cu_seqlens = options.get("cu_seqlens")
+    inputs = {"x": normal(batch, time, width, seed=1), "weight": normal(width, taps, seed=2)}
+    if with_state:
+        sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
+        inputs["state"] = normal(sequences, width, taps - 1, seed=3)
+    options = {name: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
+    assert_kernel_agrees(partial(short_conv, **options), inputs, dtype)

@@ -1,0 +1,168 @@
+"""sparse_attention: both ways of reading selected keys against the definition, identities and errors."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.kernel_cases import assert_agree, normal, packed, qkv
+from support.margins import below
+
+from kernels import attention, sparse_attention
+from kernels.ops.sparse_attention import select
+
+
+def chosen(batch, queries, selected, keys=None, cu_seqlens=None, seed=0, causal=True):
+    """Random distinct keys of the query's past, the query itself among them; −1 for the rest, anywhere."""
+    keys = keys or queries
+    score = normal(batch, queries, keys, seed=seed)
+    t = torch.arange(queries) + keys - queries
+    score[:, torch.arange(queries), t] = 9
+    hidden = torch.arange(keys) > t[:, None] if causal else torch.zeros(queries, keys, dtype=torch.bool)
+    if cu_seqlens is not None:
+        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), torch.arange(keys), right=True)
+        hidden = hidden | (sequence[:, None] != sequence)
+    top = score.masked_fill(hidden, -torch.inf).topk(min(selected, keys), -1)
+    indices = torch.where(top.values.isinf(), -1, top.indices)
+    order = normal(*indices.shape, seed=seed + 1).argsort(-1)
+    return indices.gather(-1, order).to(torch.int32)
+
+
+CUT = packed(1, 8, 0, 4, 1, 23)
+CALLS = {
+    "plain": (qkv(2, 37), chosen(2, 37, 6), {}),
+    "one token": (qkv(2, 1), chosen(2, 1, 6), {}),
+    "scale": (qkv(1, 9), chosen(1, 9, 3), {"scale": 0.7}),
+    "everything": (qkv(1, 21), chosen(1, 21, 21), {}),
+    "not causal": (qkv(2, 21), chosen(2, 21, 6, causal=False), {}),
+    "grouped heads": (qkv(2, 13, kv_heads=2), chosen(2, 13, 4), {}),
+    "narrow values": (qkv(2, 13, value_width=5), chosen(2, 13, 4), {}),
+    "shorter q": (qkv(2, 30, queries=4), chosen(2, 4, 5, keys=30), {}),
+    "blocks": (qkv(1, 300, heads=2, kv_heads=1, width=4), chosen(1, 300, 9), {}),
+    "int64": (qkv(1, 9), chosen(1, 9, 3).long(), {}),
+    "packed": (qkv(1, 37), chosen(1, 37, 5, cu_seqlens=CUT), {"cu_seqlens": CUT}),
+}
+
+ways = pytest.mark.parametrize("cost", [0, 1 << 40], ids=["gathered", "masked"])
+
+
+@ways
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("case", CALLS)
+def test_blocks_equal_definition(case, dtype, cost, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    inputs, indices, options = CALLS[case]
+    call = partial(sparse_attention, indices=indices, **options)
+    pair = [partial(call, backend=backend) for backend in ("torch", "reference")]
+    assert_agree(*pair, [x.to(dtype) for x in inputs])
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_selecting_everything_is_full_attention(backend):
+    inputs = qkv(2, 37, kv_heads=2)
+    t = torch.arange(37)
+    everything = torch.where(t <= t[:, None], t, -1).expand(2, -1, -1)
+    sparse = partial(sparse_attention, indices=everything, backend=backend)
+    assert_agree(sparse, partial(attention, backend="reference"), inputs)
+
+
+@ways
+def test_selecting_the_last_tokens_is_a_window(cost, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    inputs = qkv(2, 200, heads=2)
+    window = (torch.arange(200)[:, None] - torch.arange(7)).clamp_min(-1).expand(2, -1, -1)
+    assert_agree(partial(sparse_attention, indices=window), partial(attention, window=7), inputs)
+
+
+@ways
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_query_without_keys_gets_zero_and_no_gradient(backend, cost, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    indices = chosen(1, 12, 4)
+    indices[:, [0, 5]] = -1
+    q, k, v = (x.requires_grad_() for x in qkv(1, 12))
+    out = sparse_attention(q, k, v, indices, backend=backend)
+    assert not out[:, [0, 5]].any()
+    out.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+    assert not q.grad[:, [0, 5]].any()
+
+
+@ways
+def test_only_selected_keys_are_seen(cost, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    q, k, v = qkv(1, 30)
+    indices = chosen(1, 30, 5)
+    v.requires_grad_()
+    sparse_attention(q, k, v, indices)[0, 17, 2].sum().backward()
+    reached = v.grad.abs().sum(-1)[0] > 0
+    wanted = torch.zeros(30, 4, dtype=torch.bool)
+    wanted[indices[0, 17].long(), 2] = True
+    assert torch.equal(reached, wanted)
+
+
+@ways
+def test_gradients_are_the_derivatives(cost, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    inputs = [x.requires_grad_() for x in qkv(2, 5, heads=2, kv_heads=1, width=2)]
+    assert torch.autograd.gradcheck(partial(sparse_attention, indices=chosen(2, 5, 3)), inputs)
+
+
+def test_gathering_is_chosen_where_few_of_many_keys_are_selected():
+    assert select.gathers(64, 16384, 1)
+    assert not select.gathers(2048, 16384, 1)
+    assert select.gathers(64, 1024, 3)
+    assert not select.gathers(64, 1024, 1)
+
+
+def test_blocks_read_no_key_outside_what_they_select():
+    spans = select.spans(chosen(1, 40, 5, cu_seqlens=packed(20, 20)), 10, 40)
+    assert [(first, last) for first, last, _, _ in spans] == [(0, 10), (10, 20), (20, 30), (30, 40)]
+    assert all(20 * (first // 20) <= begin < end == last for first, last, begin, end in spans)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
+@ways
+def test_compiles_in_one_graph(cost, dtype, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    compiled = torch.compile(sparse_attention, fullgraph=True, backend="aot_eager")
+    for seed in (0, 1):
+        inputs = [x.to(dtype).requires_grad_() for x in qkv(2, 40)]
+        pair = [f(*inputs, chosen(2, 40, 5, seed=seed)) for f in (compiled, sparse_attention)]
+        grads = [torch.autograd.grad(out.sum(), inputs) for out in pair]
+        torch.testing.assert_close(*pair)  # a graph may lay its gradients out otherwise
+        torch.testing.assert_close(*grads)
+
+
+@ways
+def test_half_precision_is_near_the_definition(cost, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    inputs, indices = qkv(1, 50), chosen(1, 50, 8)
+    got = sparse_attention(*(x.bfloat16() for x in inputs), indices)
+    wanted = sparse_attention(*inputs, indices, backend="reference")
+    assert got.dtype == torch.bfloat16
+    # Every input, the weights and the output are rounded to 2^-9 at most, which adds up to about one unit, 2^-8.
+    below((got - wanted).norm(), 5 * 2**-8 * wanted.norm())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda i: (i[:, :4], {}), r"\(2, 5\).*got torch.int32 \(2, 4, 3\)"),
+        (lambda i: (i[0], {}), r"got torch.int32 \(5, 3\)"),
+        (lambda i: (i[..., :0], {}), r"n ≥ 1.*\(2, 5, 0\)"),
+        (lambda i: (i.float(), {}), "torch.float32"),
+        (lambda i: (i, {"backend": "triton2"}), "unknown backend 'triton2'"),
+        (lambda i: (i + 3, {"backend": "reference"}), r"indices must lie in \[−1, 5\), got . … 7"),
+        (lambda i: (i - 5, {"backend": "reference"}), r"indices must lie in \[−1, 5\), got -6"),
+        (lambda i: (i * 0, {"backend": "reference"}), "a key twice for one query"),
+    ],
+)
+def test_errors_name_what_is_wrong(change, message):
+    indices, options = change(chosen(2, 5, 3))
+    with pytest.raises(ValueError, match=message):
+        sparse_attention(*qkv(2, 5), indices, **options)
+
+
+def test_the_definition_refuses_a_key_of_another_sequence():
+    with pytest.raises(ValueError, match="another sequence"):
+        sparse_attention(*qkv(1, 10), chosen(1, 10, 9), cu_seqlens=packed(4, 6), backend="reference")
