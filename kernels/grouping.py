@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -31,7 +30,5 @@ def sort_by_group(group: Tensor, groups: int) -> Grouped:
 
     Every shape follows from the arguments' shapes, so that it can be traced, and nothing waits for the GPU.
     """
-    order = torch.argsort(group, stable=True)
-    counts = torch.zeros(groups, dtype=torch.int64, device=group.device)
-    ends = counts.scatter_add(0, group, torch.ones_like(group)).cumsum(0)
-    return Grouped(order, F.pad(ends, (1, 0)))
+    ordered, order = group.sort(stable=True)
+    return Grouped(order, torch.searchsorted(ordered, torch.arange(groups + 1, device=group.device)))

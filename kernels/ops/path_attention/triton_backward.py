@@ -29,7 +29,7 @@ from kernels.ops.path_attention.triton_tiles import (
     tokens_fp32,
 )
 from kernels.triton_common.device import chunk_bounds
-from kernels.triton_common.tiles import load_scalars, load_tokens, store_tokens
+from kernels.triton_common.masked_tiles import load_head_rows, load_head_scalars, store_head_rows
 from kernels.triton_common.tuning import Tuned
 
 
@@ -105,9 +105,9 @@ def _query_side(
     if (sequence >= 0) & (ahead > 0):
         row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
         queries = load_block(query + own * C * K, row, wide, K)
-        dout = load_tokens(grad, first + row, end, head, HEADS, broad, VALUES).to(v.dtype.element_ty)
-        level = load_scalars(lse, first + row, end, head, HEADS)
-        mean = load_scalars(delta, first + row, end, head, HEADS)
+        dout = load_head_rows(grad, first + row, end, head, HEADS, broad, VALUES).to(v.dtype.element_ty)
+        level = load_head_scalars(lse, first + row, end, head, HEADS)
+        mean = load_head_scalars(delta, first + row, end, head, HEADS)
         total, net = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT,), tl.float32)
         if span > 0:
             old = own + ((span + 1) % 2) * SLOT
@@ -120,7 +120,7 @@ def _query_side(
             column = start + tl.arange(0, BC)
             keys = load_block(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, wide, K)
             token = begin + span * BLOCKS * C + column
-            values = load_tokens(v, token, end, kv, KV_HEADS, broad, VALUES)
+            values = load_head_rows(v, token, end, kv, KV_HEADS, broad, VALUES)
             # a_ij − lse_i
             score = tl.dot(queries, tl.trans(keys), input_precision="ieee") - level[:, None]
             if sums is not None:
@@ -144,10 +144,10 @@ def _values_inside(
     """Add to dv_j of the rows of block `own`: Σ_i P_ij·do_i over the queries of the same block."""
     for at in range(0, GROUP * C, BC):
         head, query = kv * GROUP + at // C, at % C + tl.arange(0, BC)
-        level = load_scalars(lse, first + query, end, head, HEADS)
+        level = load_head_scalars(lse, first + query, end, head, HEADS)
         # P_ij = e^(a_ij − lse_i),   dv_j = Σ_i P_ij·do_i
         share = tl.exp(load_block(logits + (own * HEADS + head) * C * C, query, row, C) - level[:, None])
-        dout = load_tokens(grad, first + query, end, head, HEADS, broad, VALUES)
+        dout = load_head_rows(grad, first + query, end, head, HEADS, broad, VALUES)
         dvalues += tl.dot(tl.trans(share).to(dout.dtype), dout, input_precision="ieee")
     return dvalues
 
@@ -173,7 +173,7 @@ def _key_side(
         first = begin + (span * BLOCKS + place) * C
         row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
         member = tl.arange(0, G)
-        values = load_tokens(v, first + row, end, kv, KV_HEADS, broad, VALUES)
+        values = load_head_rows(v, first + row, end, kv, KV_HEADS, broad, VALUES)
         dvalues = _values_inside(
             logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad,
             tl.zeros((C // SPLIT, V), tl.float32), C, BC,
@@ -193,11 +193,11 @@ def _key_side(
                 head, column = kv * GROUP + step // C, step % C + tl.arange(0, BC)
                 there = block * HEADS + head
                 queries = load_block(query + there * C * K, column, wide, K)
-                dout = load_tokens(grad, later + column, end, head, HEADS, broad, VALUES).to(
+                dout = load_head_rows(grad, later + column, end, head, HEADS, broad, VALUES).to(
                     v.dtype.element_ty
                 )
-                level = load_scalars(lse, later + column, end, head, HEADS)
-                mean = load_scalars(delta, later + column, end, head, HEADS)
+                level = load_head_scalars(lse, later + column, end, head, HEADS)
+                mean = load_head_scalars(delta, later + column, end, head, HEADS)
                 # P_ij = e^(a_ij − lse_i)
                 score = tl.dot(keys, tl.trans(queries), input_precision="ieee") - level[None]
                 if before is not None:
@@ -211,7 +211,7 @@ def _key_side(
                 total += tl.dot(share.to(queries.dtype), queries, input_precision="ieee")
                 net += tl.where(member[None] == step // C, tl.sum(share, 1)[:, None], 0.0)
         store_block(dkey + (own * KV_HEADS + kv) * C * K, total, row, wide, K)
-        store_tokens(dv, dvalues, first + row, end, kv, KV_HEADS, broad, VALUES)
+        store_head_rows(dv, dvalues, first + row, end, kv, KV_HEADS, broad, VALUES)
         heads = (own * HEADS + kv * GROUP + member)[None] * C
         tl.store(received + heads + row[:, None], net, mask=(member < GROUP)[None])
 

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from kernels.ops.path_attention.triton_tiles import load_block, minus_turned
 from kernels.triton_common.device import chunk_bounds
-from kernels.triton_common.tiles import load_tokens, store_tokens
+from kernels.triton_common.masked_tiles import load_head_rows, store_head_rows
 from kernels.triton_common.tuning import Tuned
 
 
@@ -60,7 +60,7 @@ def _attend(
             column = start + tl.arange(0, BC)
             # inside the block: a_ij is ready, −∞ where j > i
             score = load_block(logits + own * C * C, row, column, C)
-            values = load_tokens(v, first + column, end, kv, KV_HEADS, broad, VALUES)
+            values = load_head_rows(v, first + column, end, kv, KV_HEADS, broad, VALUES)
             total, top, weight = _absorb(score, values, total, top, weight)
         # q̃_i = scale·H_first·…·H_i·q_i at the start of the block, and Σ_{s=first..i} g_s
         moving = load_block(query + own * C * K, row, wide, K).to(tl.float32)
@@ -79,7 +79,7 @@ def _attend(
                 if after is not None:
                     score += forgotten[:, None] + tl.load(after + (other * HEADS + head) * C + column)[None]
                 token = first - back * C + column
-                values = load_tokens(v, token, end, kv, KV_HEADS, broad, VALUES)
+                values = load_head_rows(v, token, end, kv, KV_HEADS, broad, VALUES)
                 total, top, weight = _absorb(score, values, total, top, weight)
             if turns is not None:
                 # through the block: q̃ ← H_first·…·H_last·q̃ = q̃ − D·q̃
@@ -88,7 +88,7 @@ def _attend(
                 # and the sum of its gates
                 forgotten += tl.load(before + (other * HEADS + head) * C + C - 1)
         # o_i = total_i / weight_i,   lse_i = m_i + log weight_i
-        store_tokens(out, total / weight[:, None], first + row, end, head, HEADS, broad, VALUES)
+        store_head_rows(out, total / weight[:, None], first + row, end, head, HEADS, broad, VALUES)
         at = (first + row) * HEADS + head
         tl.store(lse + at, top + tl.log(weight), mask=first + row < end)
 

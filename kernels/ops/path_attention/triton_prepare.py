@@ -17,7 +17,7 @@ import triton.language as tl
 
 from kernels.ops.path_attention.triton_tiles import load_block, store_block, tokens_fp32, unit_inverse
 from kernels.triton_common.device import chunk_bounds
-from kernels.triton_common.tiles import load_scalars
+from kernels.triton_common.masked_tiles import load_head_scalars
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def compact(
                 gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
                 met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
             earlier = row[None] < row[:, None]
-            weight = load_scalars(beta, token, end, head, HEADS)
+            weight = load_head_scalars(beta, token, end, head, HEADS)
             # Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹
             solved = unit_inverse(tl.where(earlier, weight[:, None] * gram, 0.0), C, SOLVING)
             store_block(inverse + own * C * C, solved, row, row, C)
@@ -93,7 +93,7 @@ def _gate_sums(g, before, after, token, end, head, HEADS, own, C: tl.constexpr):
     Sums of terms of one sign only: a difference of two long sums would be inexact.
     """
     row = tl.arange(0, C)
-    gate = load_scalars(g, token, end, head, HEADS)
+    gate = load_head_scalars(g, token, end, head, HEADS)
     # before_i = Σ_{s=first..i} g_s
     tl.store(before + own * C + row, tl.cumsum(gate, 0))
     # after_j = Σ_{s=j+1..last} g_s

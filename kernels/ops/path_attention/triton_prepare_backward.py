@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.ops.path_attention.triton_tiles import load_block, store_block, tokens_fp32
 from kernels.triton_common.device import chunk_bounds
-from kernels.triton_common.tiles import load_scalars, store_tokens
+from kernels.triton_common.masked_tiles import load_head_scalars, store_head_rows
 
 
 @triton.jit
@@ -56,8 +56,8 @@ def _slopes(
         values = tokens_fp32(v, token, end, kv, HEADS // GROUP, column, VALUES)
         # dS_ij = P_ij·(do_i·v_j − δ_i)
         slope += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
-    slope -= load_scalars(delta, token, end, head, HEADS)[:, None]
-    level = load_scalars(lse, token, end, head, HEADS)
+    slope -= load_head_scalars(delta, token, end, head, HEADS)[:, None]
+    level = load_head_scalars(lse, token, end, head, HEADS)
     return slope * tl.exp(load_block(logits + own * C * C, row, row, C) - level[:, None])
 
 
@@ -113,7 +113,7 @@ def inner_back(
             if w is not None:
                 turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
                 total += tl.dot(passing, turning, input_precision=PRECISION)
-            store_tokens(dq, total * scale, token, end, head, HEADS, column, WIDTH)
+            store_head_rows(dq, total * scale, token, end, head, HEADS, column, WIDTH)
 
 
 @triton.jit
@@ -231,7 +231,7 @@ def _system_back(
     dgram += tl.dot(back, met_rows, input_precision=PRECISION)
     dmet, dgram = tl.where(earlier, dmet, 0.0), tl.where(earlier, -dgram, 0.0)
     # dβ = Σ over columns of both, times W·Kᵀ and W·Wᵀ
-    weight = load_scalars(beta, token, end, kv, KV_HEADS)
+    weight = load_head_scalars(beta, token, end, kv, KV_HEADS)
     # A matrix [C, C] fills a quarter of the registers or half of them: these two are made where they are used.
     dweight = tl.sum(dmet * _rows_meet(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
     dweight += tl.sum(dgram * _rows_meet(w, w, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
@@ -262,7 +262,7 @@ def compact_back(
                 HEADS, GROUP, WIDTH, C, K, BK, PRECISION,
             )  # fmt: skip
             back = tl.trans(load_block(inverse + own_kv * C * C, row, row, C))
-            weight = load_scalars(beta, token, end, kv, KV_HEADS)
+            weight = load_head_scalars(beta, token, end, kv, KV_HEADS)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             dkeys = load_block(dk_part + own_kv * C * K, row, column, K)
@@ -280,7 +280,7 @@ def compact_back(
                 dturning += tl.dot(dgram, turning, input_precision=PRECISION)
                 # dk = dk_part + d(W·Kᵀ)ᵀ·W
                 dkeys += tl.dot(tl.trans(dmet), turning, input_precision=PRECISION)
-                store_tokens(dw, dturning, token, end, kv, KV_HEADS, column, WIDTH)
-            store_tokens(dk, dkeys, token, end, kv, KV_HEADS, column, WIDTH)
+                store_head_rows(dw, dturning, token, end, kv, KV_HEADS, column, WIDTH)
+            store_head_rows(dk, dkeys, token, end, kv, KV_HEADS, column, WIDTH)
         if w is not None:
             tl.store(dbeta + token * KV_HEADS + kv, dweight.to(dbeta.dtype.element_ty), mask=token < end)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton_common.tiles import load_tokens
+from kernels.triton_common.masked_tiles import load_head_rows
 
 
 @triton.jit
 def tokens_fp32(x, token, end, head, HEADS, column, WIDTH):
-    """`load_tokens` in fp32."""
-    return load_tokens(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
+    """`load_head_rows` in fp32."""
+    return load_head_rows(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
 
 
 @triton.jit
