@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.ops.timeline_attention.packed import attend_by_plugin
+from kernels.ops.timeline_attention.plugin_backend import attend_by_plugin
 from kernels.ops.timeline_attention.triton_routing import gather, put_back
 from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 from kernels.plugins import flash, varlen

@@ -1,4 +1,4 @@
-"""Timeline attention through a library's kernel for packed sequences: a timeline is one of them."""
+"""Timeline attention by a library's kernel for packed sequences, of which every timeline is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.dispatch import Operation
 from kernels.ops.timeline_attention.torch_ops import timeline_attention_sorted
 
 
-def register_packed(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
+def register_plugin(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
     """Register a module of kernels.plugins as a backend of timeline attention."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, assignment: Tensor, **options) -> Tensor:

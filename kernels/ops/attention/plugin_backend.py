@@ -1,4 +1,4 @@
-"""Attention through a library's kernel for packed sequences."""
+"""Attention by a library's kernel for packed sequences, as a backend of the operation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.dispatch import Operation
 from kernels.packing.boundaries import boundaries
 
 
-def register_packed(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
+def register_plugin(operation: Operation, name: str, plugin, suits: Callable[..., bool]) -> None:
     """Register a module of kernels.plugins as a backend of attention; a batch is packed sequences of one length."""
 
     def run(q, k, v, *, causal=True, window=None, scale=None, cu_seqlens=None) -> Tensor:
