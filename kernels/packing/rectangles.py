@@ -67,10 +67,12 @@ class Rectangles:
         shapes = batch_shapes(lengths[order].tolist(), WASTE // heads if may_pad else 0)
         return Rectangles(shapes, lengths, order, cu_seqlens.device)
 
-    def axis(self, rows: Callable[[int], int] = int) -> Axis:
-        """The axis on which a sequence of n tokens has rows(n) rows: of tokens, unless told."""
-        shapes = [(sequences, rows(longest)) for sequences, longest in self.shapes]
-        counts = torch.tensor([rows(n) for n in self.lengths.tolist()], dtype=torch.int64)
+    def axis(self, rows: Callable[[int], int] | None = None) -> Axis:
+        """The axis of tokens or, if `rows` is given, that on which a sequence of n tokens has rows(n) rows."""
+        shapes, counts = self.shapes, self.lengths
+        if rows is not None:
+            shapes = [(sequences, rows(longest)) for sequences, longest in shapes]
+            counts = torch.tensor([rows(n) for n in counts.tolist()], dtype=torch.int64)
         sequences, widths = torch.tensor(shapes, dtype=torch.int64).view(-1, 2).unbind(1)
         padded = widths.repeat_interleave(sequences)
         first = torch.zeros_like(counts)

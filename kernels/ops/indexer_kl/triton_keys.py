@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.indexer_kl.triton_tiles import attention_mean, index_scores, index_slopes
+from kernels.ops.indexer_kl.triton_tiles import attention_mean, index_gradients, index_scores
 from kernels.ops.lightning_topk.triton_scores import index_queries
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.tiles import load_rows, store_rows
@@ -41,7 +41,7 @@ def _keys(
     is_key = key < key_end
     first = tl.min(key, axis=0)
     k_tile = load_rows(k_idx, key, is_key, DI, BD)
-    sharpness = tl.load(tau).to(tl.float32)
+    tau_value = tl.load(tau).to(tl.float32)
     gradient = tl.zeros((BS, BD), tl.float32)
     if SELECTED:
         begin = tl.load(lists_first + tl.program_id(0))
@@ -67,11 +67,11 @@ def _keys(
         # ∂loss/∂z_tj,s
         log_total = tl.load(index_lse + query, mask=exists, other=0.0)
         weight = tl.load(weights + query, mask=exists, other=0.0)
-        _, _, by_logit = index_slopes(
-            active, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH, SCORES
+        _, _, d_logit = index_gradients(
+            active, w_rows, scores, p, visible, log_total, weight, tau_value, BQ, BH, SCORES
         )
         # dk_s = Σ_tj ∂loss/∂z_tj,s·q_tj/√d_I
-        gradient += tl.dot(tl.trans(by_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
+        gradient += tl.dot(tl.trans(d_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
     store_rows(dk, key, is_key, gradient * index_scale, DI, BD)
 
 

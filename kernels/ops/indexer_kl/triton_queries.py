@@ -20,8 +20,8 @@ from kernels.ops.indexer_kl.triton_tiles import (
     attention_logits,
     attention_mean,
     attention_queries,
+    index_gradients,
     index_scores,
-    index_slopes,
     seen_keys,
 )
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_queries
@@ -107,11 +107,11 @@ def _queries(
         stop = tl.minimum(first + BQ, end)
         start_at = 0 if SELECTED else begin
         stop_at = N if SELECTED else stop
-        sharpness = tl.load(tau).to(tl.float32)
+        tau_value = tl.load(tau).to(tl.float32)
         q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
         # log Σ_s e^(τ·I_ts)
         log_total = _index_sums(
-            q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, sharpness,
+            q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, tau_value,
             index_scale, T, N, DI, SELECTED, SCORES, BQ, BH, BS, BD,
         )  # fmt: skip
         length = (end - begin).to(tl.float32)
@@ -119,9 +119,9 @@ def _queries(
         weight = tl.where(exists, 1 / (length * SEQUENCES), 0.0)
         tl.store(index_lse + query, log_total, mask=exists)
         tl.store(weights + query, weight, mask=exists)
-        loss, by_tau = tl.zeros((BQ,), tl.float32), tl.zeros((BQ,), tl.float32)
-        by_w, by_bias = tl.zeros((BQ * BH,), tl.float32), tl.zeros((BQ * BH,), tl.float32)
-        by_q = tl.zeros((BQ * BH, BD), tl.float32)
+        loss, d_tau = tl.zeros((BQ,), tl.float32), tl.zeros((BQ,), tl.float32)
+        d_w, d_bias = tl.zeros((BQ * BH,), tl.float32), tl.zeros((BQ * BH,), tl.float32)
+        d_q = tl.zeros((BQ * BH, BD), tl.float32)
         for start in range(start_at, stop_at, BS):
             key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
             # p_ts = mean_h e^(a_th,s − lse_th)
@@ -132,29 +132,29 @@ def _queries(
             # I_ts = Σ_j w_tj·σ(z_tj,s)
             active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
             # loss_t = Σ_s p_ts·(log p_ts − (τ·I_ts − log Σ_s e^(τ·I_ts)))
-            some = p > 0
-            apart = tl.log(tl.where(some, p, 1.0)) - (sharpness * scores - log_total[:, None])
-            loss += tl.sum(tl.where(some, p * apart, 0.0), axis=1)
+            positive = p > 0
+            log_ratio = tl.log(tl.where(positive, p, 1.0)) - (tau_value * scores - log_total[:, None])
+            loss += tl.sum(tl.where(positive, p * log_ratio, 0.0), axis=1)
             if LEARNS:
                 # ∂loss/∂(τI), ∂loss/∂I and ∂loss/∂z
-                slope, by_score, by_logit = index_slopes(
-                    active, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH, SCORES
+                d_scaled, d_score, d_logit = index_gradients(
+                    active, w_rows, scores, p, visible, log_total, weight, tau_value, BQ, BH, SCORES
                 )
                 # dτ = Σ_ts ∂loss/∂(τI)·I_ts,   dw_tj = Σ_s ∂loss/∂I·σ(z),   db_j = Σ_ts ∂loss/∂z
-                by_tau += tl.sum(slope * scores, axis=1)
-                by_w += tl.sum(by_score * active, axis=1)
-                by_bias += tl.sum(by_logit, axis=1)
+                d_tau += tl.sum(d_scaled * scores, axis=1)
+                d_w += tl.sum(d_score * active, axis=1)
+                d_bias += tl.sum(d_logit, axis=1)
                 # dq_tj = Σ_s ∂loss/∂z·k_s/√d_I
-                by_q += tl.dot(by_logit.to(k_tile.dtype), k_tile, input_precision="ieee")
+                d_q += tl.dot(d_logit.to(k_tile.dtype), k_tile, input_precision="ieee")
         part = parts + tl.program_id(0).to(tl.int64) * (HI + 2)
         tl.store(part, tl.sum(loss * weight, axis=0))
         if LEARNS:
-            tl.store(part + 1, tl.sum(by_tau, axis=0))
+            tl.store(part + 1, tl.sum(d_tau, axis=0))
             head = tl.arange(0, BH)
-            tl.store(part + 2 + head, tl.sum(tl.reshape(by_bias, (BQ, BH)), axis=0), mask=head < HI)
+            tl.store(part + 2 + head, tl.sum(tl.reshape(d_bias, (BQ, BH)), axis=0), mask=head < HI)
             row, is_row = heads_of(query, exists, 0, HI, HI, BQ, BH)
-            tl.store(dw + row, by_w, mask=is_row)
-            store_rows(dq, row, is_row, by_q * index_scale, DI, BD)
+            tl.store(dw + row, d_w, mask=is_row)
+            store_rows(dq, row, is_row, d_q * index_scale, DI, BD)
 
 
 _TILES = [

@@ -73,24 +73,24 @@ def attention_mean(
 
 
 @triton.jit
-def index_slopes(
+def index_gradients(
     active, w_rows, scores, p, visible, log_total, weight, tau,
     BQ: tl.constexpr, BH: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """The loss's derivatives: by τ·I of each pair [BQ, BS]; by I for each head, and by its logits, [BQ·BH, BS]."""
     # π_ts = e^(τ·I_ts − log Σ_s e^(τ·I_ts))
-    chosen = tl.exp(tl.where(visible, tau * scores - log_total[:, None], float("-inf")))
+    pi = tl.exp(tl.where(visible, tau * scores - log_total[:, None], float("-inf")))
     # ∂loss/∂(τI) = weight_t·(π_ts − p_ts)
-    slope = (chosen - p) * weight[:, None]
+    d_scaled = (pi - p) * weight[:, None]
     # ∂loss/∂I = τ·∂loss/∂(τI), the same for all heads
-    by_score = tl.broadcast_to((slope * tau)[:, None, :], (BQ, BH, slope.shape[1]))
-    by_score = tl.reshape(by_score, (BQ * BH, slope.shape[1]))
+    d_score = tl.broadcast_to((d_scaled * tau)[:, None, :], (BQ, BH, d_scaled.shape[1]))
+    d_score = tl.reshape(d_score, (BQ * BH, d_scaled.shape[1]))
     if SCORES == "sigmoid":
         # ∂loss/∂z = ∂loss/∂I·w·σ(z)·(1 − σ(z)) of a sigmoid; of a ReLU ∂loss/∂I·w where z > 0
-        by_logit = by_score * active * (1 - active) * w_rows[:, None]
+        d_logit = d_score * active * (1 - active) * w_rows[:, None]
     else:
-        by_logit = tl.where(active > 0, by_score * w_rows[:, None], 0.0)
-    return slope, by_score, by_logit
+        d_logit = tl.where(active > 0, d_score * w_rows[:, None], 0.0)
+    return d_scaled, d_score, d_logit
 
 
 @triton.jit

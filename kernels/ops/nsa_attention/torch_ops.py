@@ -1,4 +1,4 @@
-"""Native sparse attention in memory linear in T, as two operators that tracing does not on_weights into.
+"""Native sparse attention in memory linear in T, as two operators that tracing does not look into.
 
 Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
 operators with a shape, a gradient and a cost. Packed sequences become batches of about one length.

@@ -72,7 +72,7 @@ def _block_topk(
         inside = (first + place // BG < end) & (place % BG < GROUP)
         row = (first + place // BG) * HEADS + kv_head * GROUP + place % BG
         queries = load_rows(q, row, inside, K, BK)
-        shift = tl.load(lse + row, mask=inside, other=0.0)
+        lse_t = tl.load(lse + row, mask=inside, other=0.0)
         position = (first - begin).to(tl.int32) + SHIFT
         own = (position + tl.arange(0, BQ)) // SELECT
         last = (tl.minimum(first + BQ, end) - begin).to(tl.int32) - 1 + SHIFT
@@ -90,7 +90,7 @@ def _block_topk(
                 ended = (i >= 0) & (i * STRIDE + SIZE - 1 <= last)
                 keys = load_rows(k, (origin + i) * (HEADS // GROUP) + kv_head, ended, K, BK)
                 # p_i = 2^(a_i − lse_t) over the compressed blocks i that have ended at t
-                scores = product(queries, keys) * in_base_2(scale) - shift[:, None]
+                scores = product(queries, keys) * in_base_2(scale) - lse_t[:, None]
                 seen = (i * STRIDE + SIZE - 1)[None] <= (position + place // BG)[:, None]
                 weights = tl.exp2(tl.where(seen & ended[None] & inside[:, None], scores, float("-inf")))
                 # c_o = min(o + l/d, l'/d) − max(o, 0)

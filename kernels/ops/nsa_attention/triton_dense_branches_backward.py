@@ -56,8 +56,8 @@ def _query_gradient(
         queries = load_rows(q, row, inside, K, BK)
         # do'_t = g_t·do_t
         d_out = load_gradient(do, gates, row, inside, BRANCH, V, BV)
-        shift = tl.load(lse + row, mask=inside, other=0.0)
-        less = tl.load(delta + row * 3 + BRANCH, mask=inside, other=0.0)
+        lse_t = tl.load(lse + row, mask=inside, other=0.0)
+        delta_t = tl.load(delta + row * 3 + BRANCH, mask=inside, other=0.0)
         origin = tl.load(first_key + sequence).to(tl.int64)
         start, stop = keys_of(begin, first, end, SHIFT, WINDOW, BQ, SIZE, STRIDE)
         total = tl.zeros((BQ, BK), tl.float32)
@@ -66,12 +66,12 @@ def _query_gradient(
             key_row = (origin + key) * (HEADS // GROUP) + head // GROUP
             keys = load_rows(k, key_row, key < stop, K, BK)
             # p_tj = 2^(a_tj − lse_t)
-            scores = product(queries, keys) * in_base_2(scale) - shift[:, None]
+            scores = product(queries, keys) * in_base_2(scale) - lse_t[:, None]
             visible = sees(key[None], position[:, None], WINDOW, SIZE, STRIDE)
             weights = tl.exp2(tl.where(visible, scores, float("-inf")))
             # ds_tj = p_tj·(do'_t·v_j − δ_t)
             d_weights = product(d_out, load_rows(v, key_row, key < stop, V, BV))
-            d_scores = (weights * (d_weights - less[:, None])).to(keys.dtype)
+            d_scores = (weights * (d_weights - delta_t[:, None])).to(keys.dtype)
             # dq_t = scale·Σ_j ds_tj·k_j
             total += tl.dot(d_scores, keys, input_precision="ieee")
         total *= scale
@@ -114,16 +114,16 @@ def _key_gradients(
                 queries = load_rows(q, row, there, K, BK)
                 # do'_t = g_t·do_t
                 d_out = load_gradient(do, gates, row, there, BRANCH, V, BV)
-                shift = tl.load(lse + row, mask=there, other=0.0)
-                less = tl.load(delta + row * 3 + BRANCH, mask=there, other=0.0)
+                lse_t = tl.load(lse + row, mask=there, other=0.0)
+                delta_t = tl.load(delta + row * 3 + BRANCH, mask=there, other=0.0)
                 # p_tj = 2^(a_tj − lse_t)
-                scores = product(keys, queries) * in_base_2(scale) - shift[None]
+                scores = product(keys, queries) * in_base_2(scale) - lse_t[None]
                 visible = sees(key[:, None], query[None] + SHIFT, WINDOW, SIZE, STRIDE)
                 weights = tl.exp2(tl.where(visible & there[None], scores, float("-inf")))
                 # dv_j = Σ_t p_tj·do'_t
                 dv_total += tl.dot(weights.to(d_out.dtype), d_out, input_precision="ieee")
                 # ds_tj = p_tj·(do'_t·v_j − δ_t),   dk_j = scale·Σ_t ds_tj·q_t
-                d_scores = (weights * (product(values, d_out) - less[None])).to(queries.dtype)
+                d_scores = (weights * (product(values, d_out) - delta_t[None])).to(queries.dtype)
                 dk_total += tl.dot(d_scores, queries, input_precision="ieee")
         out_row = token * (HEADS // EACH) + slot
         store_rows(dk, out_row, inside, dk_total * scale, K, BK)

@@ -48,8 +48,8 @@ def _query_gradient(
     queries = load_rows(q, row, inside, K, BK)
     # do'_t = g_t·do_t
     d_out = load_gradient(do, gates, row, inside, 1, V, BV)
-    shift = tl.load(lse + row, mask=inside, other=0.0)
-    less = tl.load(delta + row * 3 + 1, mask=inside, other=0.0)
+    lse_t = tl.load(lse + row, mask=inside, other=0.0)
+    delta_t = tl.load(delta + row * 3 + 1, mask=inside, other=0.0)
     own = own_key(query, QUERIES, SHIFT)
     list_of_blocks = chosen + (query * (HEADS // GROUP) + kv_head) * N
     stop = count(list_of_blocks, N, BLOCKS) * SELECT
@@ -60,11 +60,11 @@ def _query_gradient(
         key_row = key * (HEADS // GROUP) + kv_head
         keys = load_rows(k, key_row, seen, K, BK)
         # p_ts = 2^(a_ts − lse_t)
-        scores = product(queries, keys) * in_base_2(scale) - shift[:, None]
+        scores = product(queries, keys) * in_base_2(scale) - lse_t[:, None]
         weights = tl.exp2(tl.where(seen[None], scores, float("-inf")))
         # ds_ts = p_ts·(do'_t·v_s − δ_t)
         d_weights = product(d_out, load_rows(v, key_row, seen, V, BV))
-        d_scores = (weights * (d_weights - less[:, None])).to(keys.dtype)
+        d_scores = (weights * (d_weights - delta_t[:, None])).to(keys.dtype)
         # dq_t = scale·Σ_s ds_ts·k_s
         total += tl.dot(d_scores, keys, input_precision="ieee")
     total = total * scale + load_rows(before, row, inside, K, BK).to(tl.float32)
@@ -106,16 +106,16 @@ def _key_gradients(
                 queries = load_rows(q, row, there, K, BK)
                 # do'_t = g_t·do_t
                 d_out = load_gradient(do, gates, row, there, 1, V, BV)
-                shift = tl.load(lse + row, mask=there, other=0.0)
-                less = tl.load(delta + row * 3 + 1, mask=there, other=0.0)
+                lse_t = tl.load(lse + row, mask=there, other=0.0)
+                delta_t = tl.load(delta + row * 3 + 1, mask=there, other=0.0)
                 # p_ts = 2^(a_ts − lse_t), 0 for s > t
-                scores = product(keys, queries) * in_base_2(scale) - shift[None]
+                scores = product(keys, queries) * in_base_2(scale) - lse_t[None]
                 seen = there[None] & (key[:, None] <= own_key(query, QUERIES, SHIFT)[None])
                 weights = tl.exp2(tl.where(seen, scores, float("-inf")))
                 # dv_s = Σ_t p_ts·do'_t
                 dv_total += tl.dot(weights.to(d_out.dtype), d_out, input_precision="ieee")
                 # ds_ts = p_ts·(do'_t·v_s − δ_t),   dk_s = scale·Σ_t ds_ts·q_t
-                d_scores = (weights * (product(values, d_out) - less[None])).to(queries.dtype)
+                d_scores = (weights * (product(values, d_out) - delta_t[None])).to(queries.dtype)
                 dk_total += tl.dot(d_scores, queries, input_precision="ieee")
             out_row = part * SELECT + offset
             store_rows(dk, out_row, offset < SELECT, dk_total * scale, K, BK)

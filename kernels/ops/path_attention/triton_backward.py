@@ -39,10 +39,10 @@ def outer_delta(out, grad, delta, table, cu, HEADS, VALUES, C: tl.constexpr, V: 
     head = tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
-        token, broad = first + tl.arange(0, C), tl.arange(0, V)
+        token, v_column = first + tl.arange(0, C), tl.arange(0, V)
         # δ_i = do_i·o_i
-        product = tokens_fp32(out, token, end, head, HEADS, broad, VALUES)
-        product *= tokens_fp32(grad, token, end, head, HEADS, broad, VALUES)
+        product = tokens_fp32(out, token, end, head, HEADS, v_column, VALUES)
+        product *= tokens_fp32(grad, token, end, head, HEADS, v_column, VALUES)
         tl.store(delta + token * HEADS + head, tl.sum(product, 1), mask=token < end)
 
 
@@ -57,16 +57,18 @@ def carry(
     out  copies [M, HEADS, BLOCKS·C, K]
     """
     _, place, part, own, end = block_of_span(firsts, span, SPLIT, BLOCKS)
-    head, wide = tl.program_id(1), tl.arange(0, K)
+    head, k_column = tl.program_id(1), tl.arange(0, K)
     row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
     if own < end:
-        moving = load_block(key + (own * HEADS + head) * C * K, row, wide, K).to(tl.float32)
+        k_turned = load_block(key + (own * HEADS + head) * C * K, row, k_column, K).to(tl.float32)
         for block in range(own + 1, end):
             # k̃_j at the start of the block
-            store_block(copies + (block * HEADS + head) * BLOCKS * C * K, moving, place * C + row, wide, K)
+            store_block(
+                copies + (block * HEADS + head) * BLOCKS * C * K, k_turned, place * C + row, k_column, K
+            )
             if turns is not None:
                 # through the block: k̃ ← k̃ − k̃·D
-                moving = minus_turned(moving, turns + (block * HEADS + head) * K * K, K, False)
+                k_turned = minus_turned(k_turned, turns + (block * HEADS + head) * K * K, K, False)
 
 
 @triton.jit
@@ -79,11 +81,11 @@ def carry_gates(before, after, sums, firsts, span, HEADS, C: tl.constexpr, BLOCK
     _, place, _, own, end = block_of_span(firsts, span, 1, BLOCKS)
     head, row = tl.program_id(1), tl.arange(0, C)
     if own < end:
-        forgotten = tl.load(after + (own * HEADS + head) * C + row)
+        gate_sum = tl.load(after + (own * HEADS + head) * C + row)
         for block in range(own + 1, end):
             # Σ_{s=j+1..last} g_s of the blocks before
-            tl.store(sums + ((block * HEADS + head) * BLOCKS + place) * C + row, forgotten)
-            forgotten += tl.load(before + (block * HEADS + head) * C + C - 1)
+            tl.store(sums + ((block * HEADS + head) * BLOCKS + place) * C + row, gate_sum)
+            gate_sum += tl.load(before + (block * HEADS + head) * C + C - 1)
 
 
 @triton.jit
@@ -103,52 +105,53 @@ def _query_side(
     sequence, begin, end, first = chunk_bounds(table, cu, block, C)
     ahead = tl.minimum(tl.load(table + block * 2 + 1) - span * BLOCKS, BLOCKS)
     if (sequence >= 0) & (ahead > 0):
-        row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
-        queries = load_block(query + own * C * K, row, wide, K)
-        dout = load_head_rows(grad, first + row, end, head, HEADS, broad, VALUES).to(v.dtype.element_ty)
-        level = load_head_scalars(lse, first + row, end, head, HEADS)
-        mean = load_head_scalars(delta, first + row, end, head, HEADS)
-        total, net = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT,), tl.float32)
+        row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
+        k_column, v_column = tl.arange(0, K), tl.arange(0, V)
+        queries = load_block(query + own * C * K, row, k_column, K)
+        dout = load_head_rows(grad, first + row, end, head, HEADS, v_column, VALUES).to(v.dtype.element_ty)
+        lse_i = load_head_scalars(lse, first + row, end, head, HEADS)
+        delta_i = load_head_scalars(delta, first + row, end, head, HEADS)
+        total, ds_sum = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT,), tl.float32)
         if span > 0:
             old = own + ((span + 1) % 2) * SLOT
-            total += load_block(dquery + old * C * K, row, wide, K)
-            net += tl.load(across + old * C + row)
+            total += load_block(dquery + old * C * K, row, k_column, K)
+            ds_sum += tl.load(across + old * C + row)
         if before is not None:
             # P_ij = e^(q̃_i·k̃_j + Σ_j + Σ_i − lse_i), Σ_i and Σ_j: gates of i's block up to i, of the blocks before
-            level -= tl.load(before + own * C + row)
+            lse_i -= tl.load(before + own * C + row)
         for start in range(0, ahead * C, BC):
             column = start + tl.arange(0, BC)
-            keys = load_block(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, wide, K)
+            keys = load_block(copies + (block * KV_HEADS + kv) * BLOCKS * C * K, column, k_column, K)
             token = begin + span * BLOCKS * C + column
-            values = load_head_rows(v, token, end, kv, KV_HEADS, broad, VALUES)
+            values = load_head_rows(v, token, end, kv, KV_HEADS, v_column, VALUES)
             # a_ij − lse_i
-            score = tl.dot(queries, tl.trans(keys), input_precision="ieee") - level[:, None]
+            score = tl.dot(queries, tl.trans(keys), input_precision="ieee") - lse_i[:, None]
             if sums is not None:
                 score += tl.load(sums + own * BLOCKS * C + column)[None]
             # dS_ij = P_ij·(do_i·v_j − δ_i)
-            slope = tl.dot(dout, tl.trans(values), input_precision="ieee") - mean[:, None]
-            slope *= tl.exp(score)
+            ds = tl.dot(dout, tl.trans(values), input_precision="ieee") - delta_i[:, None]
+            ds *= tl.exp(score)
             # dq̃_i = Σ_j dS_ij·k̃_j
-            total += tl.dot(slope.to(keys.dtype), keys, input_precision="ieee")
-            net += tl.sum(slope, 1)
+            total += tl.dot(ds.to(keys.dtype), keys, input_precision="ieee")
+            ds_sum += tl.sum(ds, 1)
         new = own + (span % 2) * SLOT
-        store_block(dquery + new * C * K, total, row, wide, K)
-        tl.store(across + new * C + row, net)
+        store_block(dquery + new * C * K, total, row, k_column, K)
+        tl.store(across + new * C + row, ds_sum)
 
 
 @triton.jit
 def _values_inside(
-    logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad, dvalues,
+    logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, v_column, dvalues,
     C: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """Add to dv_j of the rows of block `own`: Σ_i P_ij·do_i over the queries of the same block."""
     for at in range(0, GROUP * C, BC):
         head, query = kv * GROUP + at // C, at % C + tl.arange(0, BC)
-        level = load_head_scalars(lse, first + query, end, head, HEADS)
+        lse_i = load_head_scalars(lse, first + query, end, head, HEADS)
         # P_ij = e^(a_ij − lse_i),   dv_j = Σ_i P_ij·do_i
-        share = tl.exp(load_block(logits + (own * HEADS + head) * C * C, query, row, C) - level[:, None])
-        dout = load_head_rows(grad, first + query, end, head, HEADS, broad, VALUES)
-        dvalues += tl.dot(tl.trans(share).to(dout.dtype), dout, input_precision="ieee")
+        p = tl.exp(load_block(logits + (own * HEADS + head) * C * C, query, row, C) - lse_i[:, None])
+        dout = load_head_rows(grad, first + query, end, head, HEADS, v_column, VALUES)
+        dvalues += tl.dot(tl.trans(p).to(dout.dtype), dout, input_precision="ieee")
     return dvalues
 
 
@@ -171,49 +174,50 @@ def _key_side(
     if own < stop:
         begin, end = tl.load(cu + sequence).to(tl.int64), tl.load(cu + sequence + 1).to(tl.int64)
         first = begin + (span * BLOCKS + place) * C
-        row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
+        row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
+        k_column, v_column = tl.arange(0, K), tl.arange(0, V)
         member = tl.arange(0, G)
-        values = load_head_rows(v, first + row, end, kv, KV_HEADS, broad, VALUES)
+        values = load_head_rows(v, first + row, end, kv, KV_HEADS, v_column, VALUES)
         dvalues = _values_inside(
-            logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, broad,
+            logits, grad, lse, own, kv, row, first, end, HEADS, GROUP, VALUES, v_column,
             tl.zeros((C // SPLIT, V), tl.float32), C, BC,
         )  # fmt: skip
-        total, net = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT, G), tl.float32)
+        total, ds_sum = tl.zeros((C // SPLIT, K), tl.float32), tl.zeros((C // SPLIT, G), tl.float32)
         for back in range(1, stop - own):
             block = stop.to(tl.int64) - back
             at = (block * KV_HEADS + kv) * BLOCKS * C * K
             if dcopies is not None:
-                store_block(dcopies + at, total, place * C + row, wide, K)
+                store_block(dcopies + at, total, place * C + row, k_column, K)
                 # back through the block: dk̃ ← dk̃ − dk̃·Dᵀ
                 total = minus_turned(total, turns + (block * KV_HEADS + kv) * K * K, K, True)
             # k̃_j as it stood at the start of this block, where its queries met it
-            keys = load_block(copies + at, place * C + row, wide, K)
+            keys = load_block(copies + at, place * C + row, k_column, K)
             later = first + (block - own) * C
             for step in range(0, GROUP * C, BC):
                 head, column = kv * GROUP + step // C, step % C + tl.arange(0, BC)
                 there = block * HEADS + head
-                queries = load_block(query + there * C * K, column, wide, K)
-                dout = load_head_rows(grad, later + column, end, head, HEADS, broad, VALUES).to(
+                queries = load_block(query + there * C * K, column, k_column, K)
+                dout = load_head_rows(grad, later + column, end, head, HEADS, v_column, VALUES).to(
                     v.dtype.element_ty
                 )
-                level = load_head_scalars(lse, later + column, end, head, HEADS)
-                mean = load_head_scalars(delta, later + column, end, head, HEADS)
+                lse_i = load_head_scalars(lse, later + column, end, head, HEADS)
+                delta_i = load_head_scalars(delta, later + column, end, head, HEADS)
                 # P_ij = e^(a_ij − lse_i)
-                score = tl.dot(keys, tl.trans(queries), input_precision="ieee") - level[None]
+                score = tl.dot(keys, tl.trans(queries), input_precision="ieee") - lse_i[None]
                 if before is not None:
                     score += tl.load(before + there * C + column)[None]
                     score += tl.load(sums + there * BLOCKS * C + place * C + row)[:, None]
-                share = tl.exp(score)
+                p = tl.exp(score)
                 # dv_j = Σ_i P_ij·do_i
-                dvalues += tl.dot(share.to(dout.dtype), dout, input_precision="ieee")
+                dvalues += tl.dot(p.to(dout.dtype), dout, input_precision="ieee")
                 # dS_ij = P_ij·(do_i·v_j − δ_i),   dk̃_j = Σ_i dS_ij·q̃_i
-                share *= tl.dot(values, tl.trans(dout), input_precision="ieee") - mean[None]
-                total += tl.dot(share.to(queries.dtype), queries, input_precision="ieee")
-                net += tl.where(member[None] == step // C, tl.sum(share, 1)[:, None], 0.0)
-        store_block(dkey + (own * KV_HEADS + kv) * C * K, total, row, wide, K)
-        store_head_rows(dv, dvalues, first + row, end, kv, KV_HEADS, broad, VALUES)
+                p *= tl.dot(values, tl.trans(dout), input_precision="ieee") - delta_i[None]
+                total += tl.dot(p.to(queries.dtype), queries, input_precision="ieee")
+                ds_sum += tl.where(member[None] == step // C, tl.sum(p, 1)[:, None], 0.0)
+        store_block(dkey + (own * KV_HEADS + kv) * C * K, total, row, k_column, K)
+        store_head_rows(dv, dvalues, first + row, end, kv, KV_HEADS, v_column, VALUES)
         heads = (own * HEADS + kv * GROUP + member)[None] * C
-        tl.store(received + heads + row[:, None], net, mask=(member < GROUP)[None])
+        tl.store(received + heads + row[:, None], ds_sum, mask=(member < GROUP)[None])
 
 
 @triton.jit

@@ -28,10 +28,10 @@ from kernels.triton_common.tuning import Tuned
 @triton.jit
 def _absorb(score, values, total, top, weight):
     """Add a tile of keys to the running softmax: total = Σ e^(a − m)·v, top = m = max a, weight = Σ e^(a − m)."""
-    higher = tl.maximum(top, tl.max(score, 1))
-    fading, share = tl.exp(top - higher), tl.exp(score - higher[:, None])
-    total = total * fading[:, None] + tl.dot(share.to(values.dtype), values, input_precision="ieee")
-    return total, higher, weight * fading + tl.sum(share, 1)
+    largest = tl.maximum(top, tl.max(score, 1))
+    shrink, p = tl.exp(top - largest), tl.exp(score - largest[:, None])
+    total = total * shrink[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
+    return total, largest, weight * shrink + tl.sum(p, 1)
 
 
 @triton.jit
@@ -51,7 +51,8 @@ def _attend(
     kv = head // GROUP
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
-        row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
+        row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
+        k_column, v_column = tl.arange(0, K), tl.arange(0, V)
         own = block * HEADS + head
         total = tl.zeros((C // SPLIT, V), tl.float32)
         top = tl.full((C // SPLIT,), float("-inf"), tl.float32)
@@ -60,35 +61,35 @@ def _attend(
             column = start + tl.arange(0, BC)
             # inside the block: a_ij is ready, −∞ where j > i
             score = load_block(logits + own * C * C, row, column, C)
-            values = load_head_rows(v, first + column, end, kv, KV_HEADS, broad, VALUES)
+            values = load_head_rows(v, first + column, end, kv, KV_HEADS, v_column, VALUES)
             total, top, weight = _absorb(score, values, total, top, weight)
         # q̃_i = scale·H_first·…·H_i·q_i at the start of the block, and Σ_{s=first..i} g_s
-        moving = load_block(query + own * C * K, row, wide, K).to(tl.float32)
-        forgotten = tl.zeros((C // SPLIT,), tl.float32)
+        q_turned = load_block(query + own * C * K, row, k_column, K).to(tl.float32)
+        gate_sum = tl.zeros((C // SPLIT,), tl.float32)
         if before is not None:
-            forgotten += tl.load(before + own * C + row)
+            gate_sum += tl.load(before + own * C + row)
         number = tl.load(table + block * 2 + 1)
         for back in range(1, number + 1):
             # the blocks before, from the last to the first
             other = block - back
             for start in range(0, C, BC):
                 column = start + tl.arange(0, BC)
-                keys = load_block(key + (other * KV_HEADS + kv) * C * K, column, wide, K)
+                keys = load_block(key + (other * KV_HEADS + kv) * C * K, column, k_column, K)
                 # a_ij = q̃_i·k̃_j + Σ_{s=j+1..i} g_s
-                score = tl.dot(moving.to(keys.dtype), tl.trans(keys), input_precision="ieee")
+                score = tl.dot(q_turned.to(keys.dtype), tl.trans(keys), input_precision="ieee")
                 if after is not None:
-                    score += forgotten[:, None] + tl.load(after + (other * HEADS + head) * C + column)[None]
+                    score += gate_sum[:, None] + tl.load(after + (other * HEADS + head) * C + column)[None]
                 token = first - back * C + column
-                values = load_head_rows(v, token, end, kv, KV_HEADS, broad, VALUES)
+                values = load_head_rows(v, token, end, kv, KV_HEADS, v_column, VALUES)
                 total, top, weight = _absorb(score, values, total, top, weight)
             if turns is not None:
                 # through the block: q̃ ← H_first·…·H_last·q̃ = q̃ − D·q̃
-                moving = minus_turned(moving, turns + (other * KV_HEADS + kv) * K * K, K, True)
+                q_turned = minus_turned(q_turned, turns + (other * KV_HEADS + kv) * K * K, K, True)
             if before is not None:
                 # and the sum of its gates
-                forgotten += tl.load(before + (other * HEADS + head) * C + C - 1)
+                gate_sum += tl.load(before + (other * HEADS + head) * C + C - 1)
         # o_i = total_i / weight_i,   lse_i = m_i + log weight_i
-        store_head_rows(out, total / weight[:, None], first + row, end, head, HEADS, broad, VALUES)
+        store_head_rows(out, total / weight[:, None], first + row, end, head, HEADS, v_column, VALUES)
         at = (first + row) * HEADS + head
         tl.store(lse + at, top + tl.log(weight), mask=first + row < end)
 

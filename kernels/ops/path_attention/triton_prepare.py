@@ -39,30 +39,30 @@ def compact(
             gram, met = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
             for start in range(0, K, BK):
                 column = start + tl.arange(0, BK)
-                turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                w_tile = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
                 keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
                 # W·Wᵀ and W·Kᵀ
-                gram += tl.dot(turning, tl.trans(turning), input_precision=PRECISION)
-                met += tl.dot(turning, tl.trans(keys), input_precision=PRECISION)
+                gram += tl.dot(w_tile, tl.trans(w_tile), input_precision=PRECISION)
+                met += tl.dot(w_tile, tl.trans(keys), input_precision=PRECISION)
             earlier = row[None] < row[:, None]
-            weight = load_head_scalars(beta, token, end, head, HEADS)
+            beta_rows = load_head_scalars(beta, token, end, head, HEADS)
             # Y = (I + Diag(β)·tril(W·Wᵀ, −1))⁻¹
-            solved = unit_inverse(tl.where(earlier, weight[:, None] * gram, 0.0), C, SOLVING)
-            store_block(inverse + own * C * C, solved, row, row, C)
-            solved *= weight[None]
+            inverse_tile = unit_inverse(tl.where(earlier, beta_rows[:, None] * gram, 0.0), C, SOLVING)
+            store_block(inverse + own * C * C, inverse_tile, row, row, C)
+            inverse_tile *= beta_rows[None]
             # skipped = Y·Diag(β)·tril(W·Kᵀ, −1)
-            skip = tl.dot(solved, tl.where(earlier, met, 0.0), input_precision=PRECISION)
-            store_block(skipped + own * C * C, skip, row, row, C)
+            skipped_tile = tl.dot(inverse_tile, tl.where(earlier, met, 0.0), input_precision=PRECISION)
+            store_block(skipped + own * C * C, skipped_tile, row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             keys = tokens_fp32(k, token, end, head, HEADS, column, WIDTH)
             if w is not None:
-                turning = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
+                w_tile = tokens_fp32(w, token, end, head, HEADS, column, WIDTH)
                 # k̃ = K − skippedᵀ·W
-                keys -= tl.dot(tl.trans(skip), turning, input_precision=PRECISION)
+                keys -= tl.dot(tl.trans(skipped_tile), w_tile, input_precision=PRECISION)
                 # U = Y·Diag(β)·W
-                solution = tl.dot(solved, turning, input_precision=PRECISION)
-                store_block(u + own * C * K, solution, row, column, K)
+                u_tile = tl.dot(inverse_tile, w_tile, input_precision=PRECISION)
+                store_block(u + own * C * K, u_tile, row, column, K)
             store_block(key + own * C * K, keys, row, column, K)
 
 
@@ -79,9 +79,9 @@ def turn(
         above = (tl.program_id(2) // (K // BK)) * BK + tl.arange(0, BK)
         column = (tl.program_id(2) % (K // BK)) * BK + tl.arange(0, BK)
         # D = Uᵀ·W
-        turning = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
+        w_tile = tokens_fp32(w, first + row, end, head, HEADS, column, WIDTH)
         product = tl.dot(
-            tl.trans(load_block(u + own * C * K, row, above, K)), turning, input_precision=PRECISION
+            tl.trans(load_block(u + own * C * K, row, above, K)), w_tile, input_precision=PRECISION
         )
         store_block(turns + own * K * K, product, above, column, K)
 
@@ -120,7 +120,7 @@ def inner(
         row, kv = tl.arange(0, C), head // GROUP
         token, own, own_kv = first + row, block * HEADS + head, block * (HEADS // GROUP) + kv
         until = row[None] <= row[:, None]
-        score, meeting = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+        score, passed_tile = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
@@ -128,16 +128,16 @@ def inner(
             # s·Q·Kᵀ and s·Q·Wᵀ
             score += tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
             if w is not None:
-                turning = tokens_fp32(w, token, end, kv, HEADS // GROUP, column, WIDTH)
-                meeting += tl.dot(queries, tl.trans(turning), input_precision=PRECISION)
+                w_tile = tokens_fp32(w, token, end, kv, HEADS // GROUP, column, WIDTH)
+                passed_tile += tl.dot(queries, tl.trans(w_tile), input_precision=PRECISION)
         if w is not None:
             # passed = tril(s·Q·Wᵀ),   logits = s·Q·Kᵀ − passed·skipped + gates, −∞ where j > i
-            meeting = tl.where(until, meeting, 0.0)
+            passed_tile = tl.where(until, passed_tile, 0.0)
             score -= tl.dot(
-                meeting, load_block(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION
+                passed_tile, load_block(skipped + own_kv * C * C, row, row, C), input_precision=PRECISION
             )
             if passed is not None:
-                store_block(passed + own * C * C, meeting, row, row, C)
+                store_block(passed + own * C * C, passed_tile, row, row, C)
         if g is not None:
             score += _gate_sums(g, before, after, token, end, head, HEADS, own, C)
         store_block(logits + own * C * C, tl.where(until, score, float("-inf")), row, row, C)
@@ -147,5 +147,5 @@ def inner(
             if w is not None:
                 rows = load_block(u + own_kv * C * K, row, column, K)
                 # q̃ = s·Q − passed·U
-                queries -= tl.dot(meeting, rows, input_precision=PRECISION)
+                queries -= tl.dot(passed_tile, rows, input_precision=PRECISION)
             store_block(query + own * C * K, queries, row, column, K)

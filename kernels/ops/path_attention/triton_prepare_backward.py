@@ -49,16 +49,16 @@ def _slopes(
 ):  # fmt: skip
     """dS_ij = P_ij·(do_i·v_j − δ_i) inside a block, [C, C]."""
     row = tl.arange(0, C)
-    slope = tl.zeros((C, C), tl.float32)
+    ds = tl.zeros((C, C), tl.float32)
     for start in range(0, V, BK):
         column = start + tl.arange(0, BK)
         dout = tokens_fp32(grad, token, end, head, HEADS, column, VALUES)
         values = tokens_fp32(v, token, end, kv, HEADS // GROUP, column, VALUES)
         # dS_ij = P_ij·(do_i·v_j − δ_i)
-        slope += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
-    slope -= load_head_scalars(delta, token, end, head, HEADS)[:, None]
-    level = load_head_scalars(lse, token, end, head, HEADS)
-    return slope * tl.exp(load_block(logits + own * C * C, row, row, C) - level[:, None])
+        ds += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
+    ds -= load_head_scalars(delta, token, end, head, HEADS)[:, None]
+    lse_i = load_head_scalars(lse, token, end, head, HEADS)
+    return ds * tl.exp(load_block(logits + own * C * C, row, row, C) - lse_i[:, None])
 
 
 @triton.jit
@@ -82,37 +82,37 @@ def inner_back(
         row, kv, KV_HEADS = tl.arange(0, C), head // GROUP, HEADS // GROUP
         token, own, own_kv = first + row, block * HEADS + head, block * KV_HEADS + kv
         slot = _last_slot(table, block, BLOCKS)
-        slope = _slopes(
+        ds = _slopes(
             v, grad, lse, delta, logits, token, end, head, kv, own, HEADS, GROUP, VALUES, C, V, BV, PRECISION
         )  # fmt: skip
-        store_block(dlogits + own * C * C, slope, row, row, C)
+        store_block(dlogits + own * C * C, ds, row, row, C)
         if net is not None:
             place = across + (tl.maximum(slot, 0) * SLOT + own) * C + row
             # net_t = Σ_j dS_tj − Σ_i dS_it, of this block and of the others
             sums = tl.load(place, mask=row < _written(slot, C), other=0.0)
-            sums += tl.sum(slope, 1) - tl.sum(slope, 0) - tl.load(received + own * C + row)
+            sums += tl.sum(ds, 1) - tl.sum(ds, 0) - tl.load(received + own * C + row)
             tl.store(net + own * C + row, sums)
         if w is not None:
             # dpassed = −tril(dS·skippedᵀ + dq̃·Uᵀ)
-            passing = tl.dot(
-                slope, tl.trans(load_block(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
+            dpassed_tile = tl.dot(
+                ds, tl.trans(load_block(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
             )
             for start in range(0, K, BK):
                 column = start + tl.arange(0, BK)
-                far = _grown(dquery, slot, SLOT, own, row, column, C, K)
-                rows = load_block(u + own_kv * C * K, row, column, K)
-                passing += tl.dot(far, tl.trans(rows), input_precision=PRECISION)
-            passing = tl.where(row[None] <= row[:, None], -passing, 0.0)
-            store_block(dpassed + own * C * C, passing, row, row, C)
+                dq_turned = _grown(dquery, slot, SLOT, own, row, column, C, K)
+                u_tile = load_block(u + own_kv * C * K, row, column, K)
+                dpassed_tile += tl.dot(dq_turned, tl.trans(u_tile), input_precision=PRECISION)
+            dpassed_tile = tl.where(row[None] <= row[:, None], -dpassed_tile, 0.0)
+            store_block(dpassed + own * C * C, dpassed_tile, row, row, C)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
             # dq = s·(dq̃ + dS·K + dpassed·W)
             total = _grown(dquery, slot, SLOT, own, row, column, C, K)
-            total += tl.dot(slope, keys, input_precision=PRECISION)
+            total += tl.dot(ds, keys, input_precision=PRECISION)
             if w is not None:
-                turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
-                total += tl.dot(passing, turning, input_precision=PRECISION)
+                w_tile = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+                total += tl.dot(dpassed_tile, w_tile, input_precision=PRECISION)
             store_head_rows(dq, total * scale, token, end, head, HEADS, column, WIDTH)
 
 
@@ -151,36 +151,36 @@ def group_back(
         row, own_kv = tl.arange(0, C), block * KV_HEADS + kv
         token, column = first + row, tl.program_id(2) * BK + tl.arange(0, BK)
         slot = _last_slot(table, block, BLOCKS)
-        dkeys = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
+        dk_tile = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
         if w is not None:
-            skip = load_block(skipped + own_kv * C * C, row, row, C)
+            skipped_tile = load_block(skipped + own_kv * C * C, row, row, C)
             # dw = −skipped·dk̃ + U·dD + Σ_h dpassedᵀ·q,   dU = W·dDᵀ − Σ_h passedᵀ·dq̃
-            dturning = -tl.dot(skip, dkeys, input_precision=PRECISION)
-            drows = tl.zeros((C, BK), tl.float32)
+            dw_tile = -tl.dot(skipped_tile, dk_tile, input_precision=PRECISION)
+            du_tile = tl.zeros((C, BK), tl.float32)
             for start in range(0, K, BK):
                 other = start + tl.arange(0, BK)
-                turning = tokens_fp32(w, token, end, kv, KV_HEADS, other, WIDTH)
-                rows = load_block(u + own_kv * C * K, row, other, K)
+                w_tile = tokens_fp32(w, token, end, kv, KV_HEADS, other, WIDTH)
+                u_tile = load_block(u + own_kv * C * K, row, other, K)
                 across = _grown(dturns, slot, SLOT_KV, own_kv, column, other, K, K)
-                drows += tl.dot(turning, tl.trans(across), input_precision=PRECISION)
+                du_tile += tl.dot(w_tile, tl.trans(across), input_precision=PRECISION)
                 along = _grown(dturns, slot, SLOT_KV, own_kv, other, column, K, K)
-                dturning += tl.dot(rows, along, input_precision=PRECISION)
+                dw_tile += tl.dot(u_tile, along, input_precision=PRECISION)
         for head in range(kv * GROUP, (kv + 1) * GROUP):
             own = block * HEADS + head
             queries = tokens_fp32(q, token, end, head, HEADS, column, WIDTH) * scale
-            slope = load_block(dlogits + own * C * C, row, row, C)
+            ds = load_block(dlogits + own * C * C, row, row, C)
             # dk = dk̃ + Σ_h dSᵀ·q
-            dkeys += tl.dot(tl.trans(slope), queries, input_precision=PRECISION)
+            dk_tile += tl.dot(tl.trans(ds), queries, input_precision=PRECISION)
             if w is not None:
-                passing = load_block(dpassed + own * C * C, row, row, C)
-                dturning += tl.dot(tl.trans(passing), queries, input_precision=PRECISION)
-                far = _grown(dquery, slot, SLOT, own, row, column, C, K)
-                meeting = load_block(passed + own * C * C, row, row, C)
-                drows -= tl.dot(tl.trans(meeting), far, input_precision=PRECISION)
-        store_block(dk + own_kv * C * K, dkeys, row, column, K)
+                dpassed_tile = load_block(dpassed + own * C * C, row, row, C)
+                dw_tile += tl.dot(tl.trans(dpassed_tile), queries, input_precision=PRECISION)
+                dq_turned = _grown(dquery, slot, SLOT, own, row, column, C, K)
+                passed_tile = load_block(passed + own * C * C, row, row, C)
+                du_tile -= tl.dot(tl.trans(passed_tile), dq_turned, input_precision=PRECISION)
+        store_block(dk + own_kv * C * K, dk_tile, row, column, K)
         if w is not None:
-            store_block(du + own_kv * C * K, drows, row, column, K)
-            store_block(dw + own_kv * C * K, dturning, row, column, K)
+            store_block(du + own_kv * C * K, du_tile, row, column, K)
+            store_block(dw + own_kv * C * K, dw_tile, row, column, K)
 
 
 @triton.jit
@@ -205,25 +205,25 @@ def _system_back(
     """Back through the triangular system Y: d(W·Kᵀ), d(W·Wᵀ) plus its transpose, and their part of dβ."""
     row, KV_HEADS = tl.arange(0, C), HEADS // GROUP
     earlier = row[None] < row[:, None]
-    dskip, met_rows = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
+    dskipped, met_rows = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
     for head in range(kv * GROUP, (kv + 1) * GROUP):
         own = block * HEADS + head
-        meeting = load_block(passed + own * C * C, row, row, C)
-        slope = load_block(dlogits + own * C * C, row, row, C)
+        passed_tile = load_block(passed + own * C * C, row, row, C)
+        ds = load_block(dlogits + own * C * C, row, row, C)
         # d skipped = −Σ_h passedᵀ·dS − W·dk̃ᵀ
-        dskip -= tl.dot(tl.trans(meeting), slope, input_precision=PRECISION)
+        dskipped -= tl.dot(tl.trans(passed_tile), ds, input_precision=PRECISION)
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
-        turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
-        dkeys = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
-        rows = load_block(u + own_kv * C * K, row, column, K)
-        drows = load_block(du + own_kv * C * K, row, column, K)
-        dskip -= tl.dot(turning, tl.trans(dkeys), input_precision=PRECISION)
+        w_tile = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+        dk_tile = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
+        u_tile = load_block(u + own_kv * C * K, row, column, K)
+        du_tile = load_block(du + own_kv * C * K, row, column, K)
+        dskipped -= tl.dot(w_tile, tl.trans(dk_tile), input_precision=PRECISION)
         # dU·Uᵀ
-        met_rows += tl.dot(drows, tl.trans(rows), input_precision=PRECISION)
+        met_rows += tl.dot(du_tile, tl.trans(u_tile), input_precision=PRECISION)
     back = tl.trans(load_block(inverse + own_kv * C * C, row, row, C))
     # through Y: d(Diag(β)·tril(W·Kᵀ)) = Yᵀ·d skipped
-    dmet = tl.dot(back, dskip, input_precision=PRECISION)
+    dmet = tl.dot(back, dskipped, input_precision=PRECISION)
     # and d(Diag(β)·tril(W·Wᵀ)) = −tril((Yᵀ·d skipped)·skippedᵀ + Yᵀ·dU·Uᵀ, −1)
     dgram = tl.dot(
         dmet, tl.trans(load_block(skipped + own_kv * C * C, row, row, C)), input_precision=PRECISION
@@ -231,12 +231,12 @@ def _system_back(
     dgram += tl.dot(back, met_rows, input_precision=PRECISION)
     dmet, dgram = tl.where(earlier, dmet, 0.0), tl.where(earlier, -dgram, 0.0)
     # dβ = Σ over columns of both, times W·Kᵀ and W·Wᵀ
-    weight = load_head_scalars(beta, token, end, kv, KV_HEADS)
+    beta_rows = load_head_scalars(beta, token, end, kv, KV_HEADS)
     # A matrix [C, C] fills a quarter of the registers or half of them: these two are made where they are used.
-    dweight = tl.sum(dmet * _rows_meet(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
-    dweight += tl.sum(dgram * _rows_meet(w, w, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
-    dgram *= weight[:, None]
-    return dmet * weight[:, None], dgram + tl.trans(dgram), dweight
+    dbeta_rows = tl.sum(dmet * _rows_meet(w, k, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
+    dbeta_rows += tl.sum(dgram * _rows_meet(w, w, token, end, kv, KV_HEADS, WIDTH, C, K, BK, PRECISION), 1)
+    dgram *= beta_rows[:, None]
+    return dmet * beta_rows[:, None], dgram + tl.trans(dgram), dbeta_rows
 
 
 @triton.jit
@@ -257,30 +257,30 @@ def compact_back(
         row, own_kv = tl.arange(0, C), block * KV_HEADS + kv
         token = first + row
         if w is not None:
-            dmet, dgram, dweight = _system_back(
+            dmet, dgram, dbeta_rows = _system_back(
                 k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, token, end, kv, block, own_kv,
                 HEADS, GROUP, WIDTH, C, K, BK, PRECISION,
             )  # fmt: skip
             back = tl.trans(load_block(inverse + own_kv * C * C, row, row, C))
-            weight = load_head_scalars(beta, token, end, kv, KV_HEADS)
+            beta_rows = load_head_scalars(beta, token, end, kv, KV_HEADS)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
-            dkeys = load_block(dk_part + own_kv * C * K, row, column, K)
+            dk_tile = load_block(dk_part + own_kv * C * K, row, column, K)
             if w is not None:
-                turning = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
+                w_tile = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
                 keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
                 # d(Diag(β)·W) = Yᵀ·dU, of which dβ gets its product with W
                 right = tl.dot(
                     back, load_block(du + own_kv * C * K, row, column, K), input_precision=PRECISION
                 )
-                dweight += tl.sum(right * turning, 1)
+                dbeta_rows += tl.sum(right * w_tile, 1)
                 # dw = dw_part + β·Yᵀ·dU + d(W·Kᵀ)·K + (d(W·Wᵀ) + its transpose)·W
-                dturning = load_block(dw_part + own_kv * C * K, row, column, K) + weight[:, None] * right
-                dturning += tl.dot(dmet, keys, input_precision=PRECISION)
-                dturning += tl.dot(dgram, turning, input_precision=PRECISION)
+                dw_tile = load_block(dw_part + own_kv * C * K, row, column, K) + beta_rows[:, None] * right
+                dw_tile += tl.dot(dmet, keys, input_precision=PRECISION)
+                dw_tile += tl.dot(dgram, w_tile, input_precision=PRECISION)
                 # dk = dk_part + d(W·Kᵀ)ᵀ·W
-                dkeys += tl.dot(tl.trans(dmet), turning, input_precision=PRECISION)
-                store_head_rows(dw, dturning, token, end, kv, KV_HEADS, column, WIDTH)
-            store_head_rows(dk, dkeys, token, end, kv, KV_HEADS, column, WIDTH)
+                dk_tile += tl.dot(tl.trans(dmet), w_tile, input_precision=PRECISION)
+                store_head_rows(dw, dw_tile, token, end, kv, KV_HEADS, column, WIDTH)
+            store_head_rows(dk, dk_tile, token, end, kv, KV_HEADS, column, WIDTH)
         if w is not None:
-            tl.store(dbeta + token * KV_HEADS + kv, dweight.to(dbeta.dtype.element_ty), mask=token < end)
+            tl.store(dbeta + token * KV_HEADS + kv, dbeta_rows.to(dbeta.dtype.element_ty), mask=token < end)

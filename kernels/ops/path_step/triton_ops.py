@@ -60,25 +60,25 @@ def _attend(
 ):  # fmt: skip
     """One span of a KV head's cache: turn its keys, add its gates, attend to it.
 
-    in       q [B·H, K], w [B·HKV, K], beta [B·HKV], g [B·H], values
-    in place keys, forgotten; the caches have strides (batch, head, token), the last axis is dense
-    out      part_o [B·H, PARTS, V], part_top, part_weight [B·H, PARTS]
-    sizes    N tokens in spans of SPAN; GROUP = H/HKV query heads; tiles BG, BN, BK, BV
+    in        q [B·H, K], w [B·HKV, K], beta [B·HKV], g [B·H], values
+    in place  keys, forgotten; the caches have strides (batch, head, token), the last axis is dense
+    out       part_o [B·H, PARTS, V], part_top, part_weight [B·H, PARTS]
+    sizes     N tokens in spans of SPAN; GROUP = H/HKV query heads; tiles BG, BN, BK, BV
     """
     entry = tl.program_id(0).to(tl.int64)  # of B · Hkv
     batch, head = entry // HKV, entry % HKV
     keys += batch * KEY_B + head * KEY_H
     values += batch * VALUE_B + head * VALUE_H
-    member, column, broad = tl.arange(0, BG), tl.arange(0, BK), tl.arange(0, BV)
+    member, column, v_column = tl.arange(0, BG), tl.arange(0, BK), tl.arange(0, BV)
     is_head = member < GROUP
     row = entry * GROUP + member  # of q, [B·H, K]
     queries = load_rows(q, row, is_head, K, BK).to(tl.float32)
     if w is not None:
-        axis = tl.load(w + entry * K + column, mask=column < K, other=0.0).to(tl.float32)
-        strength = tl.load(beta + entry).to(tl.float32)
+        w_row = tl.load(w + entry * K + column, mask=column < K, other=0.0).to(tl.float32)
+        beta_kv = tl.load(beta + entry).to(tl.float32)
     if g is not None:
-        gate = tl.load(g + row, mask=is_head, other=0.0).to(tl.float32)
-        lines = forgotten + batch * FORGOTTEN_B + (head * GROUP + member)[:, None] * FORGOTTEN_H
+        g_rows = tl.load(g + row, mask=is_head, other=0.0).to(tl.float32)
+        f_rows = forgotten + batch * FORGOTTEN_B + (head * GROUP + member)[:, None] * FORGOTTEN_H
     total = tl.zeros((BG, BV), tl.float32)
     top = tl.full((BG,), float("-inf"), tl.float32)
     weight = tl.zeros((BG,), tl.float32)
@@ -87,33 +87,33 @@ def _attend(
         token = start + tl.arange(0, BN)
         used, past = token < N, token < N - 1
         at, inside = token.to(tl.int64)[:, None], used[:, None] & (column < K)[None]
-        tile = tl.load(keys + at * KEY_N + column[None], mask=inside, other=0.0).to(tl.float32)
-        spread = tl.load(  # asked for now, so that it is there when scores are
-            values + at * VALUE_N + broad[None], mask=used[:, None] & (broad < V)[None], other=0.0
+        k_tile = tl.load(keys + at * KEY_N + column[None], mask=inside, other=0.0).to(tl.float32)
+        v_tile = tl.load(  # loaded early: it has arrived when the scores are there
+            values + at * VALUE_N + v_column[None], mask=used[:, None] & (v_column < V)[None], other=0.0
         )
         if g is not None:
             where = is_head[:, None] & used[None]
-            lost = tl.load(lines + token[None], mask=where, other=0.0).to(tl.float32)
+            f_tile = tl.load(f_rows + token[None], mask=where, other=0.0).to(tl.float32)
         # Where a tile is smaller than the program, threads hold the same element: all have read before one writes.
         tl.debug_barrier()
         if w is not None:
             # k_j ← H·k_j = k_j − β·(k_j·w)·w, but not the newest token's
-            along = strength * tl.sum(tile * axis[None], axis=1)
-            tile -= tl.where(past, along, 0.0)[:, None] * axis[None]
-            turned = tile.to(keys.dtype.element_ty)
-            tl.store(keys + at * KEY_N + column[None], turned, mask=inside & past[:, None])
+            beta_kw = beta_kv * tl.sum(k_tile * w_row[None], axis=1)
+            k_tile -= tl.where(past, beta_kw, 0.0)[:, None] * w_row[None]
+            k_turned = k_tile.to(keys.dtype.element_ty)
+            tl.store(keys + at * KEY_N + column[None], k_turned, mask=inside & past[:, None])
         # a_j = scale·q·k_j + f_j, with f_j ← f_j + g
-        score = _scores(queries, tile, PRECISION) * scale
+        score = _scores(queries, k_tile, PRECISION) * scale
         if g is not None:
-            lost += tl.where(past[None], gate[:, None], 0.0)
-            tl.store(lines + token[None], lost, mask=where & past[None])
-            score += lost
+            f_tile += tl.where(past[None], g_rows[:, None], 0.0)
+            tl.store(f_rows + token[None], f_tile, mask=where & past[None])
+            score += f_tile
         # Σ_j e^(a_j − m)·v_j and Σ_j e^(a_j − m), m = max_j a_j
         score = tl.where(used[None], score, float("-inf"))
-        top, centre, fading = running_max(top, score)
-        share = tl.exp(score - centre[:, None])
-        total = total * fading[:, None] + _mixed(share, spread.to(tl.float32), PRECISION)
-        weight = weight * fading + tl.sum(share, axis=1)
+        top, centre, shrink = running_max(top, score)
+        p = tl.exp(score - centre[:, None])
+        total = total * shrink[:, None] + _mixed(p, v_tile.to(tl.float32), PRECISION)
+        weight = weight * shrink + tl.sum(p, axis=1)
     place = row * PARTS + tl.program_id(1)
     store_rows(part_o, place, is_head, total, V, BV)
     tl.store(part_top + place, top, mask=is_head)
@@ -130,14 +130,14 @@ def _combine(part_o, part_top, part_weight, o, PARTS, V: tl.constexpr, BP: tl.co
     for start in range(0, PARTS, BP):
         part = start + tl.arange(0, BP)
         used, place = part < PARTS, row * PARTS + part
-        height = tl.load(part_top + place, mask=used, other=float("-inf"))
+        part_m = tl.load(part_top + place, mask=used, other=float("-inf"))
         # m = max_p m_p; parts are rescaled by e^(m_p − m)
-        top, centre, fading = running_max(top, height[None])
-        share = tl.exp(height - centre)
-        tile = load_rows(part_o, place, used, V, BV)
-        total = total * fading[:, None] + tl.sum(share[:, None] * tile, axis=0)[None]
-        share *= tl.load(part_weight + place, mask=used, other=0.0)
-        weight = weight * fading + tl.sum(share[None], axis=1)
+        top, centre, shrink = running_max(top, part_m[None])
+        factor = tl.exp(part_m - centre)
+        o_tile = load_rows(part_o, place, used, V, BV)
+        total = total * shrink[:, None] + tl.sum(factor[:, None] * o_tile, axis=0)[None]
+        factor *= tl.load(part_weight + place, mask=used, other=0.0)
+        weight = weight * shrink + tl.sum(factor[None], axis=1)
     # o = Σ_p e^(m_p − m)·part_o_p / Σ_p e^(m_p − m)·part_weight_p
     store_rows(o, row + tl.arange(0, 1), tl.arange(0, 1) == 0, total / weight[:, None], V, BV)
 

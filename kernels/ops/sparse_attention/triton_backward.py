@@ -30,9 +30,9 @@ def _query_gradient(
     do_tile = load_rows(do, row, is_head, V, BV)
     o_tile = load_rows(o, row, is_head, V, BV)
     # δ_t = do_t·o_t
-    mean = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), axis=1)
-    tl.store(delta + row, mean, mask=is_head)
-    log_total = tl.load(lse + row, mask=is_head, other=0.0)
+    delta_t = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), axis=1)
+    tl.store(delta + row, delta_t, mask=is_head)
+    lse_t = tl.load(lse + row, mask=is_head, other=0.0)
     gradient = tl.zeros((BG, BK), tl.float32)
     for start in range(0, N, BN):
         # s ∈ S_t
@@ -40,12 +40,12 @@ def _query_gradient(
         k_tile = load_rows(k, at, used, K, BK)
         v_tile = load_rows(v, at, used, V, BV)
         # p_ts = e^(scale·q_t·k_s − lse_t)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - log_total[:, None]
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - lse_t[:, None]
         p = tl.exp(tl.where(used[None], scores, float("-inf")))
         # ds_ts = p_ts·(do_t·v_s − δ_t)
-        slope = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - mean[:, None])
+        ds = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - delta_t[:, None])
         # dq_t = scale·Σ_s ds_ts·k_s
-        gradient += tl.dot(slope.to(k_tile.dtype), k_tile, input_precision="ieee")
+        gradient += tl.dot(ds.to(k_tile.dtype), k_tile, input_precision="ieee")
     store_rows(dq, row, is_head, gradient * scale, K, BK)
 
 
@@ -76,19 +76,19 @@ def _key_gradients(
         mask = tl.load(bits + member // G, mask=is_member, other=0)
         at = (query * HKV + kv_head) * G + member % G
         q_tile, do_tile = load_rows(q, at, is_member, K, BK), load_rows(do, at, is_member, V, BV)
-        log_total = tl.load(lse + at, mask=is_member, other=0.0)
-        mean = tl.load(delta + at, mask=is_member, other=0.0)
+        lse_t = tl.load(lse + at, mask=is_member, other=0.0)
+        delta_t = tl.load(delta + at, mask=is_member, other=0.0)
         # s ∈ S_t is bit s of t's entry
         chosen = (mask[:, None] >> slot.to(tl.int64)[None]) & 1 == 1
         # p_ts = e^(scale·q_t·k_s − lse_t)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - log_total[:, None]
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - lse_t[:, None]
         p = tl.exp(tl.where(chosen, scores, float("-inf")))
         # dv_s = Σ_t p_ts·do_t
         dv_tile += tl.dot(tl.trans(p.to(do_tile.dtype)), do_tile, input_precision="ieee")
         # ds_ts = p_ts·(do_t·v_s − δ_t)
-        slope = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - mean[:, None])
+        ds = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - delta_t[:, None])
         # dk_s = scale·Σ_t ds_ts·q_t
-        dk_tile += tl.dot(tl.trans(slope.to(q_tile.dtype)), q_tile, input_precision="ieee")
+        dk_tile += tl.dot(tl.trans(ds.to(q_tile.dtype)), q_tile, input_precision="ieee")
     store_rows(dk, row, is_key, dk_tile * scale, K, BK)
     store_rows(dv, row, is_key, dv_tile, V, BV)
 
