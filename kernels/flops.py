@@ -1,4 +1,4 @@
-"""What PyTorch's operators cost, by formulas of our own.
+"""FLOPs of PyTorch's operators, by formulas of our own.
 
 PyTorch's change with its releases and differ between its forms of attention. Here one model has one count on every
 device: two a multiply-add, every score entry whether masked or not, two products forward and four backward.
@@ -20,25 +20,25 @@ BACKWARD: dict[object, float] = {}
 def backward_costs(operator: object, forwards: float) -> None:
     """Declare that the backward of torch.ops.<name space>.<operator> costs so many of its forwards.
 
-    A product's backward costs two: a gradient for either factor. A solve's costs one, a second solve, and what
-    passes no gradient none. The counter needs no such word, it counts what runs; whoever checks a count of the
-    training against that of the forward does (tests/zoo/test_contract_files.py).
+    A product's backward costs two: a gradient for either factor. A solve's costs one, a second solve, and an operator
+    without a gradient costs none. The counter does not use this, it counts what runs; a check of the cost of training
+    against the cost of a forward does (tests/zoo/test_contract_files.py).
     """
     BACKWARD[operator] = forwards
 
 
 def backward_share(operator: object) -> float:
-    """What `backward_costs` declared for an operator, 2 where nothing was."""
+    """Return how many forwards an operator's backward costs: what `backward_costs` declared, else 2."""
     return BACKWARD.get(operator, 2.0)
 
 
 def attention_flops(score_entries: int, key_width: int, value_width: int) -> int:
-    """FLOPs of q·kᵀ and weights·v over so many score entries; a backward costs twice this."""
+    """Return the FLOPs of q·kᵀ and weights·v over so many score entries; a backward costs twice this."""
     return 2 * score_entries * (key_width + value_width)
 
 
 def flop_counter() -> FlopCounterMode:
-    """PyTorch's counter with the formulas of this file: one count whatever the release, and no table at the end."""
+    """Return PyTorch's counter with the formulas of this file; the same count in every release, no table at the end."""
     return FlopCounterMode(display=False, custom_mapping=FORMULAS)
 
 

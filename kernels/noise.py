@@ -1,4 +1,4 @@
-"""Noise that is a function of where it is used, not of when.
+"""Noise that depends on where it is used, not on when it is drawn.
 
 A counter-based generator: every draw is a hash of its coordinates, so it is the same on every device, in
 every batch layout and after every resume, and no checkpoint needs a generator's state.
@@ -14,7 +14,7 @@ _GOLDEN = 0x9E3779B9
 
 
 def gumbel_noise(keys: Tensor, positions: Tensor, layer: int, n_heads: int, n_choices: int) -> Tensor:
-    """Standard Gumbel noise, −log(−log u), with u a hash of (key, position, layer, head, choice).
+    """Draw standard Gumbel noise, −log(−log u), with u a hash of (key, position, layer, head, choice).
 
     keys       int64 [B, T], the noise key of the sequence that the token belongs to
     positions  int64 [B, T], the token's position in its sequence
@@ -22,7 +22,7 @@ def gumbel_noise(keys: Tensor, positions: Tensor, layer: int, n_heads: int, n_ch
     returns    fp32 [B, T, n_heads, n_choices]; between −2.82 and 16.64; mean 0.5772, variance π²/6
 
     u takes the 2²³ values (i + ½)/2²³, which fp32 holds exactly, so that neither logarithm meets 0.
-    Raises ValueError if keys and positions differ in shape or are not int64.
+    Raises ValueError if keys and positions are not [B, T] both, or not int64.
     """
     if keys.shape != positions.shape or keys.dim() != 2:
         raise ValueError(

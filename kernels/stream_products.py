@@ -1,8 +1,8 @@
-"""Products of a token's few streams, in the forms that a CPU is quick at.
+"""Products of a token's few streams, in the forms that are fast on a CPU.
 
-A matrix of 4 × 64 a token is too small for BLAS: by the thousand such products cost two to ten times what passes
-over the same numbers do. Elsewhere they are batched products, which a GPU runs as one kernel and the FLOP
-counter, on the meta device, counts.
+A matrix of 4 × 64 a token is too small for BLAS: thousands of such products take two to ten times as long as
+elementwise passes over the same numbers. Elsewhere they are batched products, which a GPU runs as one kernel and the
+FLOP counter, on the meta device, counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NARROW = 64
 
 
 def weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
-    """Σ_i weights_i·x_i: [..., n], [..., n, D] -> [..., D]."""
+    """Return Σ_i weights_i·x_i: [..., n], [..., n, D] -> [..., D]."""
     if x.device.type != "cpu":
         return (weights.unsqueeze(-2) @ x).squeeze(-2)
     parts = [(weights[..., i, None], x[..., i, :]) for i in range(x.shape[-2])]
@@ -26,19 +26,19 @@ def weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
 
 
 def spread(weights: Tensor, y: Tensor) -> Tensor:
-    """weights_i·y: [..., n], [..., D] -> [..., n, D]."""
+    """Return weights_i·y: [..., n], [..., D] -> [..., n, D]."""
     weights, y = weights.unsqueeze(-1), y.unsqueeze(-2)
     return weights * y if y.device.type == "cpu" else weights @ y
 
 
 def row_products(x: Tensor, y: Tensor) -> Tensor:
-    """x_i·y: [..., n, D], [..., D] -> [..., n]."""
+    """Return x_i·y: [..., n, D], [..., D] -> [..., n]."""
     if x.device.type == "cpu":
         return torch.linalg.vecdot(x, y.unsqueeze(-2))
     return (x @ y.unsqueeze(-1)).squeeze(-1)
 
 
 def pair_products(x: Tensor, y: Tensor) -> Tensor:
-    """x_i·y_j: [..., n, D] twice -> [..., n, n]."""
+    """Return x_i·y_j: [..., n, D] twice -> [..., n, n]."""
     columns = y.mT
     return x @ (columns.contiguous() if x.device.type == "cpu" and x.shape[-1] <= NARROW else columns)

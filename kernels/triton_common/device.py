@@ -10,7 +10,7 @@ from torch import Tensor
 
 @triton.jit
 def chunk_bounds(table, cu, row, SIZE: tl.constexpr):
-    """Of one row of a chunk table: its sequence (−1: idle), the sequence's first token and end, the chunk's first."""
+    """Return for a row of a chunk table its sequence (−1: idle), that one's first token and end, the chunk's first."""
     sequence = tl.load(table + row * 2).to(tl.int64)
     busy = tl.maximum(sequence, 0)
     begin = tl.load(cu + busy).to(tl.int64)
@@ -25,7 +25,7 @@ def sigmoid(x):
 
 
 def padded(width: int) -> int:
-    """Columns of a tile for rows of this width: a power of two, and what a matrix product needs at least."""
+    """Return the columns of a tile for rows of this width: a power of two, at least the 16 of a matrix product."""
     return max(16, triton.next_power_of_2(width))
 
 
@@ -43,9 +43,9 @@ def _sum_rows(parts, total, ROWS, COLUMNS, BR: tl.constexpr, BC: tl.constexpr):
 
 
 def sum_rows(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Σ over the first dimension of contiguous fp32 parts, in `dtype`; the same bits at every run.
+    """Sum contiguous fp32 parts over their first dimension, into `dtype`; the same bits at every run.
 
-    What kernels use instead of atomic additions, whose order, and so whose last bits, change from run to run.
+    Kernels use it instead of atomic additions, whose order, and so whose last bits, change from run to run.
     """
     total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
     columns = total.numel()

@@ -1,4 +1,4 @@
-"""Gradients of a kernel are numbers, not a graph: nobody may differentiate them again."""
+"""Kernels have first derivatives only; a second one raises instead of being wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.autograd.function import once_differentiable
 
 
 def first_order(backward: Callable) -> Callable:
-    """For the `backward` of an autograd.Function: a derivative of its results raises RuntimeError.
+    """Decorate the `backward` of an autograd.Function so that a derivative of its results raises RuntimeError.
 
-    PyTorch's `once_differentiable` looks for tensors that require a gradient among the arguments alone. Those of
+    PyTorch's `once_differentiable` checks only whether the arguments require a gradient. Those of
     `out.sum()` require none, and then results that depend on the saved inputs would pass for constants.
     """
     backward = once_differentiable(backward)

@@ -1,4 +1,4 @@
-"""Which calls a Triton kernel serves, and why not the others. Imports Triton only when somebody asks."""
+"""Which calls a Triton kernel serves, and why not the others; Triton itself is imported late, as that takes time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _installed() -> bool:
 
 
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before they were imported."""
+    """Say whether kernels run in Triton's interpreter: TRITON_INTERPRET=1 was set before they were imported."""
     if not _installed():
         return False
     import triton
@@ -30,12 +30,12 @@ def interpreted() -> bool:
 
 
 def on_cuda(first: Tensor, *_args, **_options) -> bool:
-    """A `suits` for Triton kernels: `auto` takes them on a GPU, never for the sake of the interpreter."""
+    """Say whether a call is on a GPU: the `suits` of Triton kernels, which `auto` never takes in the interpreter."""
     return first.is_cuda
 
 
 def refusal(*tensors: Tensor | None, widths: tuple[int, ...] = ()) -> str | None:
-    """Why Triton kernels cannot take these tensors; None if they can.
+    """Return why Triton kernels cannot take these tensors; None if they can.
 
     widths: sizes that a tile has to hold whole, such as head widths.
     """
@@ -67,9 +67,9 @@ def _refuses_one(x: Tensor) -> str | None:
 
 
 def lazily(module: str, name: str) -> Callable:
-    """The function `name` of `module`, imported at its first call: importing Triton takes time.
+    """Return the function `name` of `module`, imported at its first call: importing Triton takes time.
 
-    The compiler steps around it: a kernel is compiled already, and choosing its tiles is ordinary Python.
+    torch.compile does not trace it: a kernel is compiled already, and choosing its tiles is ordinary Python.
     """
 
     @functools.cache

@@ -25,8 +25,8 @@ def channel_tile(start, there, D, BD: tl.constexpr):
 
 
 @triton.jit
-def load_rows(x, token, channel, mask, D, N: tl.constexpr):
-    """N tiles [BT, BD] in fp32, of x [M, N, D]."""
+def load_streams(x, token, channel, mask, D, N: tl.constexpr):
+    """The N streams of x [M, N, D] at these tokens and channels: a tuple of tiles [BT, BD] in fp32."""
     rows = ()
     for i in tl.static_range(N):
         row = tl.load(x + ((token * N + i) * D)[:, None] + channel[None], mask=mask, other=0.0)
@@ -35,14 +35,14 @@ def load_rows(x, token, channel, mask, D, N: tl.constexpr):
 
 
 @triton.jit
-def store_row(x, row, i, token, channel, mask, D, N: tl.constexpr):
-    """Row i of x [M, N, D]."""
+def store_stream(x, row, i, token, channel, mask, D, N: tl.constexpr):
+    """Write stream i of x [M, N, D], rounded to x's type."""
     tl.store(x + ((token * N + i) * D)[:, None] + channel[None], row.to(x.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def load_numbers(h, token, there, N: tl.constexpr):
-    """N vectors [BT] in fp32, of h [M, N]."""
+def load_coefficients(h, token, there, N: tl.constexpr):
+    """The N coefficients of h [M, N] at these tokens: a tuple of vectors [BT] in fp32."""
     numbers = ()
     for i in tl.static_range(N):
         numbers += (tl.load(h + token * N + i, mask=there, other=0.0).to(tl.float32),)
@@ -50,15 +50,15 @@ def load_numbers(h, token, there, N: tl.constexpr):
 
 
 @triton.jit
-def store_numbers(h, numbers, token, there, N: tl.constexpr):
-    """h [M, N]."""
+def store_coefficients(h, numbers, token, there, N: tl.constexpr):
+    """Write what `load_coefficients` would load, rounded to h's type."""
     for i in tl.static_range(N):
         tl.store(h + token * N + i, numbers[i].to(h.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def zero_numbers(token, N: tl.constexpr):
-    """N vectors [BT] of zeros, to be summed into."""
+def zero_coefficients(token, N: tl.constexpr):
+    """A tuple of N vectors [BT] of zeros, to be summed into."""
     numbers = ()
     for _ in tl.static_range(N):
         numbers += (tl.zeros((token.shape[0],), tl.float32),)
@@ -75,10 +75,10 @@ def weighted_sum(weights, rows, N: tl.constexpr):
 
 
 @triton.jit
-def add_products(numbers, rows, others, N: tl.constexpr, OTHERS: tl.constexpr):
-    """numbers_(i·OTHERS + j) + rows_i·others_j, the products summed over the tile's channels."""
+def add_products(sums, rows, others, N: tl.constexpr, OTHERS: tl.constexpr):
+    """sums_(i·OTHERS + j) + rows_i·others_j, the products summed over the tile's channels."""
     added = ()
     for i in tl.static_range(N):
         for j in tl.static_range(OTHERS):
-            added += (numbers[i * OTHERS + j] + tl.sum(rows[i] * others[j], axis=1),)
+            added += (sums[i * OTHERS + j] + tl.sum(rows[i] * others[j], axis=1),)
     return added

@@ -1,4 +1,4 @@
-"""What a kernel has to do at least: operations and bytes, for a roofline."""
+"""The least work of a kernel, operations and bytes, for a roofline."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Work:
 
 
 def nbytes(*tensors: Tensor | None) -> int:
-    """Bytes of all tensors together; works on the meta device."""
+    """Return the bytes of all tensors together; works on the meta device."""
     return sum(x.numel() * x.element_size() for x in tensors if x is not None)
 
 
 def listed_pairs(queries: int, keys: int, places: int) -> int:
-    """Σ_t min(places, keys that query t sees): what causal lists of so many places name; the others hold −1.
+    """Count Σ_t min(places, keys that query t sees), the entries of causal lists of so many places; others hold −1.
 
     Query t stands at position t + keys − queries. More queries than keys have no such order: all places count.
     """

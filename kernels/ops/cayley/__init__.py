@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, only_when_named
-from kernels.hyper import check_matrices, refuses_streams
 from kernels.ops.cayley.reference import cayley_reference
 from kernels.ops.cayley.torch_ops import cayley_torch
+from kernels.stream_checks import check_matrices, refuses_streams
 from kernels.triton_common import lazily, on_cuda
 
 __all__ = ["cayley"]
@@ -29,7 +29,7 @@ OPERATION.register("reference", cayley_reference, suits=only_when_named)
 
 
 def cayley(raw: Tensor, *, backend: str = "auto") -> Tensor:
-    """Rotations from arbitrary matrices: the Cayley transform of their skew-symmetric part.
+    """Make rotations of arbitrary matrices: the Cayley transform of their skew-symmetric part.
 
         A = (raw − rawᵀ) / 2,     Q = (I − A)·(I + A)⁻¹
 

@@ -1,4 +1,4 @@
-"""The Cayley transform as its definition has it: one linear solve."""
+"""The Cayley transform by its definition: one linear solve."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def cayley_reference(raw: Tensor) -> Tensor:
-    """Q·(I + A) = I − A, solved for Q."""
+    """Solve Q·(I + A) = I − A for Q, A = (raw − rawᵀ) / 2."""
     raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
     eye = torch.eye(raw.shape[-1], dtype=raw.dtype, device=raw.device)
     a = (raw - raw.mT) / 2

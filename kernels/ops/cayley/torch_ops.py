@@ -10,7 +10,7 @@ from kernels.ops.cayley.reference import cayley_reference
 
 
 def cayley_torch(raw: Tensor) -> Tensor:
-    """As the reference; saves Q alone for the backward."""
+    """Compute `kernels.cayley`; saves Q alone for the backward."""
     return _Cayley.apply(raw.to(torch.promote_types(raw.dtype, torch.float32)))
 
 

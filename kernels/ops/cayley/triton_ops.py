@@ -36,22 +36,26 @@ def _store_pair(q, i: tl.constexpr, j: tl.constexpr, symmetric, skew, there):
 
 @triton.jit
 def _cayley_closed(raw, q, MATRICES, BM: tl.constexpr):
-    """n = 4, an entry of all matrices at a time: every thread has whole matrices."""
+    """q of raw, [MATRICES, 4, 4], an entry of BM matrices at a time: every thread has whole matrices."""
     matrix = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     there = matrix < MATRICES
     raw += matrix * 16
     q += matrix * 16
+    # A = (raw − rawᵀ) / 2
     a, b, c = _skew(raw, 0, 1, there), _skew(raw, 0, 2, there), _skew(raw, 0, 3, there)
     d, e, f = _skew(raw, 1, 2, there), _skew(raw, 1, 3, there), _skew(raw, 2, 3, there)
+    # pf = af − be + cd,  t = 2 / (1 + a² + … + f² + pf²)
     pf = a * f - b * e + c * d
     aa, bb, cc, dd, ee, ff = a * a, b * b, c * c, d * d, e * e, f * f
     t = 2 / (1 + aa + bb + cc + dd + ee + ff + pf * pf)
+    # Q = t·[(1 + a² + … + f²)·I + A² − A − pf·A*] − I, off the diagonal
     _store_pair(q, 0, 1, -t * (b * d + c * e), t * (a + pf * f), there)
     _store_pair(q, 0, 2, t * (a * d - c * f), t * (b - pf * e), there)
     _store_pair(q, 0, 3, t * (a * e + b * f), t * (c + pf * d), there)
     _store_pair(q, 1, 2, -t * (a * b + e * f), t * (d + pf * c), there)
     _store_pair(q, 1, 3, t * (d * f - a * c), t * (e - pf * b), there)
     _store_pair(q, 2, 3, -t * (b * c + d * e), t * (f + pf * a), there)
+    # and on it, where A²_ii = −Σ_j A_ij²
     tl.store(q, t * (1 + dd + ee + ff) - 1, mask=there)
     tl.store(q + 5, t * (1 + bb + cc + ff) - 1, mask=there)
     tl.store(q + 10, t * (1 + aa + cc + ee) - 1, mask=there)
@@ -60,9 +64,12 @@ def _cayley_closed(raw, q, MATRICES, BM: tl.constexpr):
 
 @triton.jit
 def _cayley_eliminated(raw, q, MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
+    """q of raw, [MATRICES, SIZE, SIZE], by elimination, in tiles N ≥ SIZE wide, BM matrices a program."""
     first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
+    # A = (raw − rawᵀ) / 2
     a = tl.load(raw + first + row * SIZE + column, mask=mask, other=0.0).to(tl.float32)
     a = (a - tl.load(raw + first + column * SIZE + row, mask=mask, other=0.0).to(tl.float32)) / 2
+    # (I − A)·Qᵀ = I + A
     eye = tl.where(row == column, 1.0, 0.0)
     left, right = eye - a, eye + a
     index = tl.arange(0, N)[None]
@@ -72,6 +79,7 @@ def _cayley_eliminated(raw, q, MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM
         largest = tl.argmax(tl.where(solved < 0, tl.abs(entries), -1.0), axis=1)
         chosen = index == largest[:, None]
         pivot = tl.sum(tl.where(chosen, entries, 0.0), axis=1)[:, None]
+        # row of the pivot over it, and the other rows less their multiple: column k of I − A becomes one of I
         left = _cleared(left, entries, chosen, pivot)
         right = _cleared(right, entries, chosen, pivot)
         solved = tl.where(chosen, k, solved)
@@ -94,10 +102,13 @@ def _product(x, y):
 
 @triton.jit
 def _cayley_backward(q, dq, draw, MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
+    """draw of q and dq Q̄, all [MATRICES, SIZE, SIZE], in tiles N ≥ SIZE wide, BM matrices a program."""
     first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
     place = first + row * SIZE + column
     gradient = tl.load(dq + place, mask=mask, other=0.0)
+    # C = (Q + I)ᵀ
     c = tl.load(q + first + column * SIZE + row, mask=mask, other=0.0) + tl.where(row == column, 1.0, 0.0)
+    # X = C·Q̄·C,  r̄aw = (Xᵀ − X) / 4
     x = _product(_product(c, gradient), c)
     skew = (tl.permute(x, (0, 2, 1)) - x) / 4
     tl.store(draw + place, skew.to(draw.dtype.element_ty), mask=mask)
@@ -142,5 +153,5 @@ def _grid(meta: dict) -> tuple[int]:
 
 
 def cayley_triton(raw: Tensor) -> Tensor:
-    """`kernels.cayley` on a GPU: a matrix is read once and written once, its inverse stays in registers."""
+    """Compute `kernels.cayley` on a GPU: a matrix is read once and written once, its inverse stays in registers."""
     return _Cayley.apply(raw)

@@ -20,7 +20,7 @@ def _refuses(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, initia
 
 
 def _with_heads_repeated(form: Callable) -> Callable:
-    """`form`, which wants q, k and v to have as many heads as beta."""
+    """Wrap a form that wants q, k and v to have as many heads as beta."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options):
         heads = beta.shape[2]
@@ -58,7 +58,7 @@ def delta_rule(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule; with a gate per channel, Kimi delta attention.
+    """Compute the gated delta rule; with a gate per channel, Kimi delta attention.
 
         S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ        o_t = scale · S_tᵀ·q_t
 

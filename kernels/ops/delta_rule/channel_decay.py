@@ -12,12 +12,12 @@ from kernels.ops.delta_rule.decay import drop_vanished_, lower_triangle, vanishi
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The first halving, of pairs of tokens: the right one decays by its own gate, right [M, C/2, K]."""
+    """The lowest level, pairs of tokens: the right one decays by its own gate, right [M, C/2, K]."""
 
     right: Tensor
 
     def sides(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The right rows [M, 2, C/2, K], not decayed, and the left keys [M, C/2, K], decayed in their stead."""
+        """Return the right rows [M, 2, C/2, K], not decayed, and the left keys [M, C/2, K], decayed in their stead."""
         pairs = rows.view(*rows.shape[:2], -1, 2, rows.shape[-1])
         return pairs[:, :, :, 1], pairs[:, 1, :, 0] * self.right
 
@@ -26,11 +26,12 @@ class Neighbours:
         return products[:, :, 1::2, ::2].diagonal(dim1=2, dim2=3)
 
     def products(self, rows: Tensor, out: Tensor) -> None:
+        """Write this level's products of rows [M, 2, C, K] with keys into out [M, 2, C, C]."""
         right, left = self.sides(rows)
         torch.sum(right * left.unsqueeze(1), -1, out=self.pairs(out))
 
     def backward(self, d_products: Tensor, rows: Tensor, d_rows: Tensor, d_keys: Tensor) -> None:
-        """Adds to the gradients of rows and, as left factors, of keys. No matrix products: they would be outer ones."""
+        """Add to the gradients of rows and, as left factors, of keys. No matrix products: they would be outer ones."""
         right, left = self.sides(rows)
         grad = self.pairs(d_products).unsqueeze(-1)
         d_rows.view(*rows.shape[:2], -1, 2, rows.shape[-1])[:, :, :, 1].addcmul_(grad, left.unsqueeze(1))
@@ -40,7 +41,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Level:
-    """A further halving: blocks of 2·half tokens, and what their right rows and left keys decay by.
+    """A higher level: blocks of 2·half tokens, and what their right rows and left keys decay by.
 
     right  the decay from the middle to the token, its own included, [M, C/2h, h, K]
     left   the decay from the token, its own excluded, to the middle, likewise
@@ -51,11 +52,11 @@ class Level:
     left: Tensor
 
     def split(self, x: Tensor, side: int, dim: int = 1) -> Tensor:
-        """The left (0) or right (1) halves of the blocks along a token axis, a view [..., C/2h, h, ...]."""
+        """Return the left (0) or right (1) halves of the blocks along a token axis, a view [..., C/2h, h, ...]."""
         return x.view(*x.shape[:dim], -1, 2, self.half, *x.shape[dim + 1 :]).select(dim + 1, side)
 
     def factors(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Decayed rows of the right halves [M·C/2h, 2h, K] and decayed keys of the left [M·C/2h, h, K]."""
+        """Return the decayed rows of right halves [M·C/2h, 2h, K] and the decayed keys of left ones [M·C/2h, h, K]."""
         chunks, blocks, half, width = self.right.shape
         right = rows.new_empty(
             chunks, blocks, 2, half, width
@@ -69,13 +70,14 @@ class Level:
         return blocks.diagonal(dim1=2, dim2=4).movedim(-1, 1)
 
     def products(self, rows: Tensor, out: Tensor) -> None:
+        """Write this level's products of rows [M, 2, C, K] with keys into out [M, 2, C, C]."""
         right, left = self.factors(rows)
         pairs = self.pairs(out)
         # Contiguous, because batches of small products with a transposed factor take five times as long.
         pairs.copy_(torch.bmm(right, left.transpose(1, 2).contiguous()).view(pairs.shape))
 
     def backward(self, d_products: Tensor, rows: Tensor, d_rows: Tensor, d_keys: Tensor) -> None:
-        """Adds to the gradients of rows and, as left factors, of keys."""
+        """Add to the gradients of rows and, as left factors, of keys."""
         right, left = self.factors(rows)
         pairs = self.pairs(d_products).reshape(-1, 2 * self.half, self.half)
         d_right = torch.bmm(pairs, left).view(*self.right.shape[:2], 2, *self.right.shape[2:])
@@ -85,13 +87,13 @@ class Level:
 
 
 class ChannelDecay:
-    """Every channel decays by itself.
+    """The decay of chunks whose channels have a gate each.
 
     For tokens i > j, Σ_c x_ic·k_jc·exp(g_{j+1,c} + … + g_{i,c}) is no product of a row factor and a column factor
     that both stay in range: exp(−g_1 − … − g_j) overflows. Around a point m between them it is one, though,
-    exp(g_{m+1} + … + g_i)·exp(g_{j+1} + … + g_m), both factors ≤ 1. So a chunk is halved, the products of its right
-    with its left half are taken around the middle, and each half is treated the same way: log2(C) levels, each
-    a batch of matrix products, which together hold every pair once.
+    exp(g_{m+1} + … + g_i)·exp(g_{j+1} + … + g_m), both factors ≤ 1. So the products of a chunk's right half with its
+    left half are taken around its middle, and likewise within each half: log2(C) levels, each a batch of matrix
+    products, which together hold every pair once.
 
     The decays of a level are products of those of the level below, so that exp is taken once a gate.
     """
@@ -104,10 +106,10 @@ class ChannelDecay:
         drop_vanished_(self.prefix[:, 1::2].mul_(self.prefix[:, ::2]))
         half = 2
         while half < g.shape[1]:
-            self._halve(half)
+            self._add_level(half)
             half *= 2
 
-    def _halve(self, half: int) -> None:
+    def _add_level(self, half: int) -> None:
         """Add a level; prefix and suffix, which were those of its halves, become those of its blocks."""
         (before, right), (left, _) = (
             x.view(x.shape[0], -1, 2, half, x.shape[2]).unbind(2) for x in (self.prefix, self.suffix)
@@ -117,6 +119,7 @@ class ChannelDecay:
         drop_vanished_(right.mul_(before[:, :, -1:]))
 
     def products(self, rows: Tensor, out: Tensor) -> None:
+        """Write the decayed products into out [M, 2, C, C], as decay.py says."""
         out.zero_()
         for level in self.levels:
             level.products(rows, out)
@@ -131,6 +134,7 @@ class ChannelDecay:
         rows: Tensor,
         products: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and gates, as decay.py says."""
         queries, keys = rows.unbind(1)
         d_rows, d_keys = d_from_start.mul_(self.prefix.unsqueeze(1)), torch.zeros_like(d_to_end)
         d_to_end.mul_(self.suffix)

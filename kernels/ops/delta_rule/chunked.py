@@ -1,6 +1,6 @@
 """The gated delta rule a chunk at a time: the WY form, forward and backward.
 
-Inside a chunk that starts from state S₀, let G_i be the sum of its gates up to token i, let products be under the decay
+Within a chunk that starts from state S₀, let G_i be the sum of its gates up to token i, let products be under the decay
 between their tokens, and let e_i = v_i − (Diag(exp g_i)·S_{i−1})ᵀk_i be the error that token i corrects:
 
     S_i = exp(G_i)⊙S₀ + Σ_{j≤i} exp(G_i − G_j)⊙k_j · β_j·e_jᵀ
@@ -25,7 +25,7 @@ from kernels.ops.delta_rule.decay import SharedDecay
 
 @dataclass(frozen=True)
 class Saved:
-    """What the forward leaves to the backward, for all chunks and heads.
+    """The results of the forward that the backward needs, for all chunks and heads.
 
     states    [n, K, V], the state that a chunk starts from
     errors    [n, C, V], E
@@ -39,19 +39,22 @@ class Saved:
     inverse: Tensor
 
     @staticmethod
-    def room(like: Tensor, chunks: int, length: int, width: int, value_width: int) -> Saved:
+    def empty(like: Tensor, chunks: int, length: int, width: int, value_width: int) -> Saved:
+        """Unwritten tensors for so many chunks of so many tokens, in the type and on the device of `like`."""
         shapes = (width, value_width), (length, value_width), (2, length, length), (length, length)
         return Saved(*(like.new_empty(chunks, *shape) for shape in shapes))
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The four tensors in the order of their names above."""
         return self.states, self.errors, self.products, self.inverse
 
     def at(self, group: Group) -> Saved:
+        """Views of the parts that belong to a group of chunks."""
         return Saved(*(x[group.places] for x in self.tensors()))
 
 
 class Inputs:
-    """The arguments of one group of chunks but v, and what follows from the gates alone.
+    """The arguments of one group of chunks without v, and what follows from the gates alone.
 
     rows [M, 2, C, K]: q, k; beta [M, C, 1]; decay of g [M, C, K or 1]. Padding has g = 0 and β = 0, so that it
     leaves the state alone.
@@ -71,7 +74,7 @@ class Inputs:
 
 
 def take(x: Tensor, group: Group) -> Tensor:
-    """The group's rows of x [tokens·H, width] in at least fp32, [M, C, width]; anything for padding."""
+    """Gather the group's rows of x [tokens·H, width] in at least fp32, [M, C, width]; anything for padding."""
     rows = group.rows.clamp_max(x.shape[0] - 1) if group.padded else group.rows
     taken = x.index_select(0, rows.flatten()).view(*rows.shape, x.shape[-1])
     return taken.to(torch.promote_types(x.dtype, torch.float32))
@@ -80,16 +83,18 @@ def take(x: Tensor, group: Group) -> Tensor:
 def forward(
     flat: list[Tensor], state: Tensor, chunks: Chunks, scale: float, saved: Saved | None
 ) -> tuple[Tensor, Tensor]:
-    """flat: q, k, v, g, beta as [tokens·H, width]; state [N·H, K, V] by rank, overwritten with the final one.
+    """Return o [tokens·H, V], group of chunks by group.
 
-    Returns o [tokens·H, V]. `saved`: filled for a backward, or None.
+    flat   q, k, v, g, beta as [tokens·H, width]
+    state  [N·H, K, V] by rank, overwritten with the final one
+    saved  filled for a backward, or None
     """
     width, value_width = state.shape[1:]
     out = state.new_empty(flat[0].shape[0] + 1, value_width)
     for group in chunks.groups(max(width, value_width), state.device):
         x = Inputs(flat, group)
         room = (
-            Saved.room(state, group.rows.shape[0], chunks.length, width, value_width)
+            Saved.empty(state, group.rows.shape[0], chunks.length, width, value_width)
             if saved is None
             else saved.at(group)
         )
@@ -120,9 +125,10 @@ def _forward_group(x: Inputs, v: Tensor, state: Tensor, scale: float, group: Gro
 def backward(
     flat: list[Tensor], d_out: Tensor, d_state: Tensor, chunks: Chunks, scale: float, saved: Saved
 ) -> list[Tensor]:
-    """d_out [tokens·H, V]; d_state [N·H, K, V] by rank: the final state's gradient, overwritten with the initial's.
+    """Return the gradients of `flat`, group of chunks by group, from the last to the first.
 
-    Returns the gradients of `flat`.
+    d_out    [tokens·H, V]
+    d_state  [N·H, K, V] by rank, the final state's gradient, overwritten with the initial's
     """
     width, value_width = d_state.shape[1:]
     grads = [d_state.new_empty(x.shape[0] + 1, x.shape[1]) for x in flat]
@@ -141,7 +147,7 @@ def _backward_group(
     x: Inputs, d_o: Tensor, d_state: Tensor, group: Group, saved: Saved
 ) -> tuple[Tensor, ...]:
     """d_o [M, C, V], scaled. Returns the gradients of q, k, v, g and β."""
-    d_errors, d_after = _backward_scan(x, d_o, d_state, group, saved)
+    d_errors, d_after = _inter_chunk_backward(x, d_o, d_state, group, saved)
     d_v = torch.bmm(saved.inverse.transpose(1, 2), d_errors)
     # What stands left of S₀ and E for queries and for keys: o = Q̄·S₀ + P·Diag(β)·E and N·E = V − K̄·S₀.
     outer = torch.stack([d_o, d_v], 1)
@@ -159,7 +165,7 @@ def _backward_group(
     return d_q, d_k, d_v, d_g, d_beta
 
 
-def _backward_scan(
+def _inter_chunk_backward(
     x: Inputs, d_o: Tensor, d_state: Tensor, group: Group, saved: Saved
 ) -> tuple[Tensor, Tensor]:
     """Gradients of E [M, C, V] and of the state after every chunk [M, K, V]."""

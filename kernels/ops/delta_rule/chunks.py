@@ -1,4 +1,4 @@
-"""How sequences of any lengths become chunks that can be walked through in parallel."""
+"""Sequences of any lengths as chunks, ordered so that one step of all of them is one batch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ GROUP = 2**17
 
 
 def chunk_length(tokens: int, sequences: int) -> int:
-    """A power of two that wastes less than half of it on sequences of average length."""
+    """Choose the tokens a chunk, up to CHUNK: a power of two of which sequences of average length fill over half."""
     average = tokens / max(sequences, 1)
     return next((c for c in (2, 4, 8, 16) if c >= average), CHUNK)
 
 
 def most_chunks(tokens: int, sequences: int) -> int:
-    """More chunks than this cannot come out, whatever the lengths; known without looking at them."""
+    """Bound the number of chunks, whatever the sequences' lengths: known without reading them."""
     return tokens // chunk_length(tokens, sequences) + sequences
 
 
@@ -45,16 +45,17 @@ class Group:
 
     @property
     def places(self) -> slice:
+        """The group's chunks among all chunks."""
         return slice(self.first, self.first + self.rows.shape[0])
 
     def steps(self, x: Tensor) -> tuple[Tensor, ...]:
-        """x [M, ...] step by step."""
+        """Split x [M, ...] into its steps."""
         return x.split(self.sizes)
 
 
 @dataclass(frozen=True)
 class Chunks:
-    """Sequences cut into chunks of C tokens, padded at their ends, in the order in which a scan meets them.
+    """Sequences cut into chunks of C tokens, padded at their ends, in the order of the steps of the recurrence.
 
     Step s holds the s-th chunk of every sequence that has one. Sequences are ranked by falling length, so that those
     which still run are the first ones at every step.
@@ -90,7 +91,7 @@ class Chunks:
         return Chunks(tokens, heads, length, order, start, filled, active.tolist())
 
     def groups(self, width: int, device: torch.device) -> Iterator[Group]:
-        """All groups in the order of time; tensors of `width` numbers a slot are what a group is sized for."""
+        """Yield all groups in the order of time; tensors of `width` numbers a slot are what a group is sized for."""
         slots = self.length * self.heads * width
         room = GROUP if device.type == "cpu" else 64 * GROUP
         begin = done = 0

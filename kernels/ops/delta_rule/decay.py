@@ -1,4 +1,4 @@
-"""What tokens of a chunk decay by between each other, without ever exponentiating a positive number.
+"""The decay between the tokens of a chunk, without ever exponentiating a positive number.
 
 Everywhere here: M chunks of C tokens (a power of two); the rows of a chunk are its queries and its keys,
 rows [M, 2, C, K]; keys are rows[:, 1]; gates g are [M, C, K], or [M, C, 1] where the channels share one.
@@ -29,22 +29,23 @@ VANISHED = {torch.float32: -40.0, torch.float64: -300.0}
 
 
 def vanishing_exp_(x: Tensor) -> Tensor:
-    """exp(x) for x ≤ 0 in place, and 0 where that is too small to matter."""
+    """Compute exp(x) for x ≤ 0 in place, and 0 where that is too small to matter."""
     # Clamped first, because denormal exponentials take sixty times as long.
     return drop_vanished_(x.clamp_min_(VANISHED[x.dtype]).exp_())
 
 
 def drop_vanished_(decay: Tensor) -> Tensor:
-    """0, in place, where a decay is too small to matter."""
+    """Set a decay to 0, in place, where it is too small to matter."""
     return F.threshold_(decay, 1.001 * math.exp(VANISHED[decay.dtype]), 0.0)
 
 
 def lower_triangle(like: Tensor, length: int) -> Tensor:
+    """Return ones on and below the diagonal, [length, length], in the type and on the device of `like`."""
     return torch.ones(length, length, dtype=like.dtype, device=like.device).tril()
 
 
 class SharedDecay:
-    """All channels of a head decay alike: the decay between two tokens is a number, `between` [M, C, C]."""
+    """The decay of chunks whose channels share a gate: a number between two tokens, `between` [M, C, C]."""
 
     def __init__(self, g: Tensor) -> None:
         self.lower = lower_triangle(g, g.shape[1])
@@ -57,6 +58,7 @@ class SharedDecay:
         )
 
     def products(self, rows: Tensor, out: Tensor) -> None:
+        """Write the decayed products into out [M, 2, C, C], as above."""
         keys = rows[:, 1].transpose(1, 2).contiguous()
         torch.mul(torch.bmm(rows.flatten(1, 2), keys).view_as(out), self.between.unsqueeze(1), out=out)
         out[:, 1] *= self.before
@@ -70,6 +72,7 @@ class SharedDecay:
         rows: Tensor,
         products: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of queries, keys and gates, as above."""
         d_rows = d_from_start.mul_(self.prefix.unsqueeze(1))
         d_keys = d_to_end.mul_(self.suffix)
         d_prefix = (d_rows * rows).sum((1, 3)).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""The gated delta rule as its definition has it: one token after another."""
+"""The gated delta rule by its definition: one token after another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ def delta_rule_reference(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Every sequence by itself, token by token; a batch is a set of sequences of equal length."""
+    """Compute `kernels.delta_rule` for every sequence by itself, token by token.
+
+    S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ,  o_t = scale·S_tᵀ·q_t, with
+    as many heads of q, k and v as of beta.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)
     decay = g.exp() if g.dim() == 4 else g.exp().unsqueeze(-1)
@@ -39,7 +43,7 @@ def delta_rule_reference(
 def delta_rule_step(
     state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """S ← (I − β·k·kᵀ)·Diag(decay)·S + β·k·vᵀ;  o = Sᵀ·q (q is already scaled).
+    """Return o = Sᵀ·q and S ← (I − β·k·kᵀ)·Diag(decay)·S + β·k·vᵀ; q is already scaled.
 
     state [B, H, K, V]; q, k [B, H, K]; v [B, H, V]; decay [B, H, K or 1]; beta [B, H, 1].
     """

@@ -1,7 +1,7 @@
-"""The chunked gated delta rule as two operators that tracing does not look into.
+"""The chunked gated delta rule as two operators that are opaque to tracing.
 
-The lengths of packed sequences are data; and inside an operator many chunks share a few buffers, which a traced graph
-would keep apart.
+The lengths of packed sequences are data; and within an operator many chunks share a few buffers, where in a traced
+graph each would have its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def delta_rule_torch(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Chunks of up to 32 tokens in the WY form; see chunked.py."""
+    """Compute `kernels.delta_rule` in chunks of up to 32 tokens in the WY form (chunked.py); heads as of beta."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     g = g.unsqueeze(-1) if g.dim() == 3 else g
     wanted = (q, k, v, g, beta, initial_state)
@@ -48,7 +48,7 @@ def chunked_delta_rule(
     scale: float,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """o, the final state and, if `keep`, what the backward needs (else empty tensors).
+    """Return o, the final state and, if `keep`, what the backward needs (else empty tensors).
 
     g [B, T, H, K or 1], beta [B, T, H, 1]; the rest as `delta_rule` has it.
     """
@@ -58,20 +58,20 @@ def chunked_delta_rule(
     state = q.new_zeros(_state_shape(q, v, cu_seqlens), dtype=wide)
     if initial_state is not None:
         state.copy_(initial_state.index_select(0, order))
-    room = _room(q, v, cu_seqlens, wide, keep)
+    saved = _empty_saved(q, v, cu_seqlens, wide, keep)
     with without_autocast(q):
         o = chunked.forward(
-            _flat(q, k, v, g, beta), state.flatten(0, 1), chunks, scale, room if keep else None
+            _flat(q, k, v, g, beta), state.flatten(0, 1), chunks, scale, saved if keep else None
         )
     final = torch.empty_like(state).index_copy_(0, order, state)
-    return o.view_as(v).to(v.dtype), final, *room.tensors()
+    return o.view_as(v).to(v.dtype), final, *saved.tensors()
 
 
 @chunked_delta_rule.register_fake
 def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, keep):
     wide = torch.promote_types(q.dtype, torch.float32)
     final = q.new_empty(_state_shape(q, v, cu_seqlens), dtype=wide)
-    return torch.empty_like(v), final, *_room(q, v, cu_seqlens, wide, keep).tensors()
+    return torch.empty_like(v), final, *_empty_saved(q, v, cu_seqlens, wide, keep).tensors()
 
 
 @torch.library.custom_op("archzoo::delta_rule_backward", mutates_args=())
@@ -90,7 +90,7 @@ def chunked_delta_rule_backward(
     inverse: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k, v, g, beta and of the initial state."""
+    """Return the gradients of q, k, v, g, beta and of the initial state."""
     chunks = _chunks(q, cu_seqlens)
     order = chunks.order.to(q.device)
     d_state = states.new_zeros(_state_shape(q, v, cu_seqlens))
@@ -148,12 +148,14 @@ def _state_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, 
     return _sequences(q, cu_seqlens), q.shape[2], q.shape[3], v.shape[3]
 
 
-def _room(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, wide: torch.dtype, keep: bool) -> chunked.Saved:
-    """Unwritten tensors of sizes that follow from shapes alone, as tracing needs them."""
+def _empty_saved(
+    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, wide: torch.dtype, keep: bool
+) -> chunked.Saved:
+    """Empty `Saved`, in sizes that follow from shapes alone, as tracing needs them."""
     tokens, sequences = q.shape[0] * q.shape[1], _sequences(q, cu_seqlens)
     chunks = most_chunks(tokens, sequences) * q.shape[2] if keep else 0
     like = q.new_empty(0, dtype=wide)
-    return chunked.Saved.room(like, chunks, chunk_length(tokens, sequences), q.shape[3], v.shape[3])
+    return chunked.Saved.empty(like, chunks, chunk_length(tokens, sequences), q.shape[3], v.shape[3])
 
 
 @register_flop_formula(torch.ops.archzoo.delta_rule)
@@ -163,8 +165,8 @@ def _forward_flops(q, k, v, g, beta, initial_state, cu_seqlens, *_args, out_shap
     tokens, width, value_width = q[0] * q[1], q[3], v[3]
     c = chunk_length(tokens, sequences)
     chunks = sequences * -(-tokens // (sequences * c))
-    inside = c**3 + c**2 * (6 * width + 4 * value_width)
-    return q[2] * chunks * (inside + 6 * c * width * value_width)
+    intra_chunk = c**3 + c**2 * (6 * width + 4 * value_width)
+    return q[2] * chunks * (intra_chunk + 6 * c * width * value_width)
 
 
 @register_flop_formula(torch.ops.archzoo.delta_rule_backward)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.triton_common.work import Work, nbytes
 
-CHUNK = 64  # as the kernels have it; more tokens a chunk mean more operations inside it and fewer states
+CHUNK = 64  # as the kernels have it; more tokens mean more operations inside a chunk and fewer states
 
 
 def work(
@@ -21,7 +21,7 @@ def work(
     cu_seqlens: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments, in chunks: what the chunked algorithm needs at least.
+    """Count the operations and bytes that the chunked algorithm needs at least for a call with these arguments.
 
     A token meets the c tokens of its chunk in two products of width K and two triangles of values and keys, and the
     state in three products of K × V; c is the chunk's length, or T where that is shorter. Pairs of tokens count half,
@@ -31,8 +31,8 @@ def work(
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     chunk = min(CHUNK, max(1, q.shape[0] * q.shape[1] // sequences))
     pairs = 2 * beta.numel() * chunk / 2
-    inside = pairs * (2 * width + chunk / 3 + width + 2 * value_width)
-    flops = inside + 6 * beta.numel() * width * value_width
+    intra_chunk = pairs * (2 * width + chunk / 3 + width + 2 * value_width)
+    flops = intra_chunk + 6 * beta.numel() * width * value_width
     given = nbytes(q, k, v, g, beta, initial_state)
     o = beta.numel() * value_width * v.element_size()
     final = 4 * sequences * heads * width * value_width * output_final_state

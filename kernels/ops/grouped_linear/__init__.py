@@ -1,4 +1,4 @@
-"""Every group of rows through a matrix of its own: the public function and its backends."""
+"""A linear map of its own for every group of rows: the public function and its backends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OPERATION.register("reference", grouped_linear_reference, suits=only_when_named)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, counts: Tensor, *, backend: str = "auto") -> Tensor:
-    """Rows in the order of their groups, each group through its own matrix: what a mixture of experts does.
+    """Multiply every group of rows by a matrix of its own, as a mixture of experts does.
 
         y_m = W_e · x_m     for the group e that row m belongs to
 
-    x        [M, K]; the first counts[0] rows are group 0's, the next counts[1] group 1's, …
+    x        [M, K], rows in the order of their groups: the first counts[0] are group 0's, the next counts[1] group 1's
     weight   [E, N, K], as E weights of nn.Linear
     counts   integer [E], Σ = M, zeros allowed; read on the host
     backend  auto, torch (one product a group), reference

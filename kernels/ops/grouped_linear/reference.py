@@ -1,4 +1,4 @@
-"""Grouped products as the definition has them: every row with a copy of its matrix."""
+"""Grouped products by their definition: every row with a copy of its matrix."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def grouped_linear_reference(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Memory M·N·K. Raises ValueError if the counts do not add up to the rows."""
+    """Return y_m = W_e · x_m [M, N], in memory M·N·K.
+
+    Raises ValueError if the counts do not add up to the rows.
+    """
     group = torch.arange(len(counts), device=x.device).repeat_interleave(counts.to(x.device))
     if len(group) != len(x):
         raise ValueError(f"grouped_linear: counts add up to {len(group)}, but there are {len(x)} rows")

@@ -1,4 +1,4 @@
-"""Grouped products, one matrix product a group, as two operators that tracing does not look into.
+"""Grouped products, one matrix product a group, as two operators that are opaque to tracing.
 
 How many rows a group has is data, which neither a trace nor the meta device knows: both see an operator with
 a shape, a gradient and a cost.
@@ -12,13 +12,13 @@ from torch.utils.flop_counter import register_flop_formula
 
 
 def grouped_linear_torch(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """y_m = W_e · x_m."""
+    """Compute `kernels.grouped_linear`, y_m = W_e · x_m, by one product a group."""
     return grouped_linear_op(x, weight, counts)
 
 
 @torch.library.custom_op("archzoo::grouped_linear", mutates_args=())
 def grouped_linear_op(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """x [M, K], weight [E, N, K], counts [E] -> [M, N]."""
+    """Return y_m = W_e · x_m: x [M, K], weight [E, N, K], counts [E] -> [M, N]."""
     parts = zip(x.split(counts.tolist()), weight, strict=True)
     return torch.cat([part @ matrix.t() for part, matrix in parts])
 
@@ -30,7 +30,7 @@ def _(x, weight, counts):
 
 @torch.library.custom_op("archzoo::grouped_outer", mutates_args=())
 def grouped_outer_op(g: Tensor, x: Tensor, counts: Tensor) -> Tensor:
-    """Σ over the rows of every group of g_m ⊗ x_m: g [M, N], x [M, K], counts [E] -> [E, N, K]."""
+    """Return for every group Σ_m g_m ⊗ x_m over its rows: g [M, N], x [M, K], counts [E] -> [E, N, K]."""
     lengths = counts.tolist()
     return torch.stack([a.t() @ b for a, b in zip(g.split(lengths), x.split(lengths), strict=True)])
 

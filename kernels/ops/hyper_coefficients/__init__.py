@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, only_when_named
-from kernels.hyper import check_streams
 from kernels.ops.hyper_coefficients.reference import hyper_coefficients_reference
 from kernels.ops.hyper_coefficients.torch_ops import hyper_coefficients_torch
+from kernels.stream_checks import check_streams
 from kernels.triton_common import lazily, on_cuda, refusal
 
 __all__ = ["hyper_coefficients"]
@@ -31,13 +31,13 @@ OPERATION.register("reference", hyper_coefficients_reference, suits=only_when_na
 def hyper_coefficients(
     streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float = 1e-6, backend: str = "auto"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What every token reads from its streams, writes to them, and mixes them by before a scheme's own map.
+    """Compute the coefficients by which every token reads its streams, writes to them, and mixes them.
 
         raw = φ·vec x · (mean(x²) + eps)^(−1/2)          in parts of n, n and m: pre, post, res
         h_pre = σ(s₀·raw_pre + b_pre),   h_post = 2σ(s₁·raw_post + b_post),   res = s₂·raw_res + b_res
 
     streams  [B, T, n, D], x; any floating dtype
-    phi      [2n + m, n·D], m ≥ 1 (n² where res becomes a matrix)
+    phi      [2n + m, n·D], m ≥ 1 (n² where a scheme's own map makes a matrix of res)
     scale    [3], s
     bias     [2n + m], b
     backend  auto, triton (what auto takes on a GPU; 2n + m ≤ 256), torch (scales the product, so that the

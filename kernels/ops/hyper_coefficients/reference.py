@@ -1,4 +1,4 @@
-"""The coefficients of hyper-connections, as the definition has them."""
+"""The coefficients of hyper-connections by their definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels.checks import without_autocast
 def hyper_coefficients_reference(
     streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x̂ = vec x / √(mean(x²) + eps);   σ(s₀·φx̂ + b),   2σ(s₁·φx̂ + b)   and   s₂·φx̂ + b."""
+    """Return σ(s₀·φx̂ + b), 2σ(s₁·φx̂ + b) and s₂·φx̂ + b, with x̂ = vec x / √(mean(x²) + eps)."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     n = streams.shape[-2]
     x, phi, scale, bias = (y.to(wide) for y in (streams.flatten(-2), phi, scale, bias))

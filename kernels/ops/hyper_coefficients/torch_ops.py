@@ -11,7 +11,7 @@ from kernels.checks import without_autocast
 def hyper_coefficients_torch(
     streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The product first, then its scale."""
+    """Compute `kernels.hyper_coefficients`: the product first, then its scale."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
         return _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from kernels.triton_common.device import padded, sigmoid, sum_rows
 from kernels.triton_common.gradients import first_order
+from kernels.triton_common.masked_tiles import load_matrix, store_matrix
 from kernels.triton_common.streams import token_tile
 from kernels.triton_common.tuning import Tuned
 
@@ -33,22 +34,14 @@ NUMBER_SPANS, NUMBER_SPAN = 256, 64
 
 
 @triton.jit
-def _load_matrix(x, row, column, ROWS, COLUMNS):
-    """x [ROWS, COLUMNS] at these places in fp32, 0 beside it."""
-    mask = (row < ROWS)[:, None] & ((column >= 0) & (column < COLUMNS))[None]
-    return tl.load(x + row[:, None] * COLUMNS + column[None], mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _store_matrix(x, values, row, column, ROWS, COLUMNS):
-    """The values whose places are in x [ROWS, COLUMNS]."""
-    mask = (row < ROWS)[:, None] & ((column >= 0) & (column < COLUMNS))[None]
-    tl.store(x + row[:, None] * COLUMNS + column[None], values.to(x.dtype.element_ty), mask=mask)
+def _load(x, row, column, ROWS, COLUMNS):
+    """x [ROWS, COLUMNS] at these places in fp32; 0 outside."""
+    return load_matrix(x, row, column, ROWS, COLUMNS).to(tl.float32)
 
 
 @triton.jit
 def _affine(scale, bias, row, ROWS, N: tl.constexpr):
-    """Which part each row of φ is of (0 pre, 1 post, 2 res), its scale and its bias."""
+    """The part that each row of φ belongs to (0 pre, 1 post, 2 res), its scale and its bias, [ROWS]."""
     part = tl.minimum(row // N, 2)
     s = tl.load(scale + part).to(tl.float32)
     return part, s[None], tl.load(bias + row, mask=row < ROWS, other=0.0).to(tl.float32)[None]
@@ -59,26 +52,37 @@ def _forward(
     x, phi, scale, bias, pre, post, res, raw, inverse, TOKENS, K, ROWS, eps,
     N: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """All coefficients of BT tokens, and what the backward needs of them.
+
+    inputs     x [M, K]; phi φ [ROWS, K]; scale s [3]; bias b [ROWS]
+    outputs    pre, post [M, N]; res [M, ROWS − 2N]; raw [M, ROWS]; inverse r [M]
+    sizes      TOKENS M; K = N·D numbers a token; ROWS of φ; eps
+    constants  N streams; PRECISION of products; BN ≥ ROWS; BT tokens a program; BK numbers at a time
+    """
     token, there = token_tile(TOKENS, BT)
     row = tl.arange(0, BN).to(tl.int64)
     product = tl.zeros((BT, BN), tl.float32)
     square = tl.zeros((BT,), tl.float32)
     for start in range(0, K, BK):
         column = start + tl.arange(0, BK)
-        streams = _load_matrix(x, token, column, TOKENS, K)
+        streams = _load(x, token, column, TOKENS, K)
+        # Σ x²
         square += tl.sum(streams * streams, axis=1)
-        weight = tl.trans(_load_matrix(phi, row, column, ROWS, K))
+        # φ·vec x
+        weight = tl.trans(_load(phi, row, column, ROWS, K))
         product += tl.dot(streams, weight, input_precision=PRECISION)
+    # r = (mean(x²) + eps)^(−1/2),  raw = r·φ·vec x
     r = tl.rsqrt(square / K + eps)
     values = product * r[:, None]
     tl.store(inverse + token, r, mask=there)
-    _store_matrix(raw, values, token, row, TOKENS, ROWS)
+    store_matrix(raw, values, token, row, TOKENS, ROWS)
+    # h_pre = σ(s₀·raw_pre + b_pre),  h_post = 2σ(s₁·raw_post + b_post),  res = s₂·raw_res + b_res
     _, s, b = _affine(scale, bias, row, ROWS, N)
     logits = s * values + b
     share = sigmoid(logits)
-    _store_matrix(pre, share, token, row, TOKENS, N)
-    _store_matrix(post, 2 * share, token, row - N, TOKENS, N)
-    _store_matrix(res, logits, token, row - 2 * N, TOKENS, ROWS - 2 * N)
+    store_matrix(pre, share, token, row, TOKENS, N)
+    store_matrix(post, 2 * share, token, row - N, TOKENS, N)
+    store_matrix(res, logits, token, row - 2 * N, TOKENS, ROWS - 2 * N)
 
 
 @triton.jit
@@ -86,7 +90,13 @@ def _numbers_backward(
     raw, inverse, scale, bias, dpre, dpost, dres, dproduct, along, sums, TOKENS, K, ROWS, SPAN,
     N: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """p̄ [M, ROWS] and c [M], and of every span its part of b̄ and s̄, sums [spans, ROWS + 3]."""
+    """The backward of the few numbers a token: p̄ and c, and of every span its part of b̄ and s̄.
+
+    inputs     raw [M, ROWS]; inverse r [M]; scale s [3]; bias b [ROWS]; dpre, dpost [M, N]; dres [M, ROWS − 2N]
+    outputs    dproduct p̄ [M, ROWS]; along c [M]; sums [spans, ROWS + 3]
+    sizes      TOKENS M; K numbers a token; ROWS of φ; SPAN tokens a program
+    constants  N streams; BN ≥ ROWS; BT tokens at a time
+    """
     span = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, BN).to(tl.int64)
     part, s, b = _affine(scale, bias, row, ROWS, N)
@@ -95,16 +105,19 @@ def _numbers_backward(
         token = span * SPAN + start + tl.arange(0, BT)
         there = token < TOKENS
         r = tl.load(inverse + token, mask=there, other=0.0)
-        values = _load_matrix(raw, token, row, TOKENS, ROWS)
+        values = _load(raw, token, row, TOKENS, ROWS)
+        # l̄ = h̄_pre·σ'(l),  2·h̄_post·σ'(l)  and  r̄es,  by rows;  σ' = σ·(1 − σ),  l = s·raw + b
         share = sigmoid(s * values + b)
-        gradient = _load_matrix(dpre, token, row, TOKENS, N)
-        gradient += 2 * _load_matrix(dpost, token, row - N, TOKENS, N)
+        gradient = _load(dpre, token, row, TOKENS, N)
+        gradient += 2 * _load(dpost, token, row - N, TOKENS, N)
         gradient *= share * (1 - share)
-        gradient += _load_matrix(dres, token, row - 2 * N, TOKENS, ROWS - 2 * N)
+        gradient += _load(dres, token, row - 2 * N, TOKENS, ROWS - 2 * N)
+        # b̄ = Σ l̄,  s̄ = Σ l̄·raw
         to_bias += tl.sum(gradient, axis=0)
         to_scale += tl.sum(gradient * values, axis=0)
+        # p̄ = r·s·l̄,  c = r·(p̄·raw)/K
         gradient *= r[:, None] * s
-        _store_matrix(dproduct, gradient, token, row, TOKENS, ROWS)
+        store_matrix(dproduct, gradient, token, row, TOKENS, ROWS)
         tl.store(along + token, tl.sum(gradient * values, axis=1) * r / K, mask=there)
     sums += span * (ROWS + 3)
     tl.store(sums + row, to_bias, mask=row < ROWS)
@@ -117,21 +130,29 @@ def _streams_backward(
     x, phi, dproduct, along, dx, dphi, TOKENS, K, ROWS, SPAN,
     PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx, and of every span its part of the weight's gradient [spans, ROWS, K]."""
+    """dx, and of every span its part of the weight's gradient.
+
+    inputs     x [M, K]; phi φ [ROWS, K]; dproduct p̄ [M, ROWS]; along c [M]
+    outputs    dx [M, K]; dphi [spans, ROWS, K]
+    sizes      TOKENS M; K numbers a token; ROWS of φ; SPAN tokens a program
+    constants  PRECISION of products; BN ≥ ROWS; BT tokens at a time; BK numbers a program
+    """
     span = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BK + tl.arange(0, BK)
     row = tl.arange(0, BN).to(tl.int64)
-    weight = _load_matrix(phi, row, column, ROWS, K)
+    weight = _load(phi, row, column, ROWS, K)
     total = tl.zeros((BN, BK), tl.float32)
     for start in range(0, SPAN, BT):
         token = span * SPAN + start + tl.arange(0, BT)
-        gradient = _load_matrix(dproduct, token, row, TOKENS, ROWS)
+        gradient = _load(dproduct, token, row, TOKENS, ROWS)
         c = tl.load(along + token, mask=token < TOKENS, other=0.0)
-        streams = _load_matrix(x, token, column, TOKENS, K)
+        streams = _load(x, token, column, TOKENS, K)
+        # x̄ = φᵀ·p̄ − c·x
         to_x = tl.dot(gradient, weight, input_precision=PRECISION) - c[:, None] * streams
-        _store_matrix(dx, to_x, token, column, TOKENS, K)
+        store_matrix(dx, to_x, token, column, TOKENS, K)
+        # φ̄ = Σ p̄·xᵀ
         total += tl.dot(tl.trans(gradient), streams, input_precision=PRECISION)
-    _store_matrix(dphi + span * ROWS * K, total, row, column, ROWS, K)
+    store_matrix(dphi + span * ROWS * K, total, row, column, ROWS, K)
 
 
 _TILES = [
@@ -174,11 +195,12 @@ class _Coefficients(torch.autograd.Function):
             raw, inverse, scale, bias, *upstream, dproduct, along, sums, SPAN=span, N=x.shape[-2], **sizes
         )
         total = sum_rows(sums, torch.float32)
-        dx, dphi = _of_streams(x, phi, dproduct, along)
+        dx, dphi = _streams_gradients(x, phi, dproduct, along)
         return dx, dphi, total[rows:].to(scale.dtype), total[:rows].to(bias.dtype), None
 
 
-def _of_streams(x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+def _streams_gradients(x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
+    """x̄ and φ̄."""
     sizes = _sizes(x, phi)
     span, spans = _spans(sizes["TOKENS"], SPANS, SPAN)
     dx = torch.empty_like(x)
@@ -207,5 +229,5 @@ def _spans(tokens: int, most: int, least: int) -> tuple[int, int]:
 def hyper_coefficients_triton(
     streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`kernels.hyper_coefficients` on a GPU: memory-bound, the streams are read once forward and once backward."""
+    """Compute `kernels.hyper_coefficients` on a GPU: memory-bound, the streams are read once each way."""
     return _Coefficients.apply(streams, phi, scale, bias, eps)

@@ -8,7 +8,7 @@ from kernels.triton_common.work import Work, nbytes
 
 
 def work(streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, **_options) -> list[Work]:
-    """Of a call with these arguments: the product and the squares; backward the products of both gradients.
+    """Count the operations and bytes of a call: the product and the squares; backward the products of both gradients.
 
     Saved are, in fp32, the product after its scale and the scale; their few operations a token are not counted.
     """

@@ -1,13 +1,13 @@
-"""How residual streams are mixed and take a sub-block's output: the public function and its backends."""
+"""Residual streams, mixed and given a sub-block's output: the public function and its backends."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, only_when_named
-from kernels.hyper import check_streams, refuses_streams
 from kernels.ops.hyper_post.reference import hyper_post_reference
 from kernels.ops.hyper_post.torch_ops import hyper_post_torch
+from kernels.stream_checks import check_streams, refuses_streams
 from kernels.triton_common import lazily, on_cuda
 
 __all__ = ["hyper_post"]
@@ -29,7 +29,7 @@ OPERATION.register("reference", hyper_post_reference, suits=only_when_named)
 
 
 def hyper_post(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, *, backend: str = "auto") -> Tensor:
-    """The streams after a sub-block: mixed among each other, plus its output in shares.
+    """Return the streams after a sub-block: mixed among each other, plus its output in shares.
 
         x_i ← Σ_j h_res_ij · x_j + h_post_i · z
 

@@ -1,4 +1,4 @@
-"""The streams after a sub-block, as the definition has them."""
+"""The streams after a sub-block, by their definition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def hyper_post_reference(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
-    """x_i ← Σ_j h_res_ij · x_j + h_post_i · z."""
+    """Return x_i ← Σ_j h_res_ij · x_j + h_post_i · z."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     x, z, h_res, h_post = (y.to(wide) for y in (streams, z, h_res, h_post))
     mixed = (h_res[..., None] * x.unsqueeze(-3)).sum(-2)

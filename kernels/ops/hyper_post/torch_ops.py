@@ -10,7 +10,7 @@ from kernels.stream_products import pair_products, row_products, weighted_sum
 
 
 def hyper_post_torch(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
-    """[B, T, n, n] · [B, T, n, D], and the output's share in one pass."""
+    """Compute `kernels.hyper_post`: [B, T, n, n] · [B, T, n, D], and the output's share in one pass."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
         return _Write.apply(*(x.to(wide) for x in (streams, z, h_res, h_post))).to(streams.dtype)

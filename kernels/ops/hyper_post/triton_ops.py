@@ -22,13 +22,13 @@ from kernels.triton_common.gradients import first_order
 from kernels.triton_common.streams import (
     add_products,
     channel_tile,
-    load_numbers,
-    load_rows,
-    store_numbers,
-    store_row,
+    load_coefficients,
+    load_streams,
+    store_coefficients,
+    store_stream,
     token_tile,
     weighted_sum,
-    zero_numbers,
+    zero_coefficients,
 )
 from kernels.triton_common.tuning import Tuned
 
@@ -39,7 +39,7 @@ SUMMED = 64
 @triton.jit
 def _coefficients(res, post, token, there, N: tl.constexpr, STATIC: tl.constexpr):
     """r in N² vectors, row by row, and p in N."""
-    return load_numbers(res, token * 0 if STATIC else token, there, N * N), load_numbers(
+    return load_coefficients(res, token * 0 if STATIC else token, there, N * N), load_coefficients(
         post, token, there, N
     )
 
@@ -49,15 +49,23 @@ def _post_forward(
     x, z, res, post, after, TOKENS, D,
     N: tl.constexpr, STATIC: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
+    """The streams after a sub-block.
+
+    inputs     x [M, N, D]; z [M, D]; res r [M, N, N], or [N, N] (STATIC); post p [M, N]
+    outputs    after [M, N, D]
+    sizes      TOKENS M; D channels
+    constants  N streams; STATIC; BT tokens a program; BD channels at a time
+    """
     token, there = token_tile(TOKENS, BT)
     r, p = _coefficients(res, post, token, there, N, STATIC)
     for start in range(0, D, BD):
         channel, mask = channel_tile(start, there, D, BD)
-        rows = load_rows(x, token, channel, mask, D, N)
-        output = load_rows(z, token, channel, mask, D, 1)
+        rows = load_streams(x, token, channel, mask, D, N)
+        output = load_streams(z, token, channel, mask, D, 1)
+        # x'_i = Σ_j r_ij·x_j + p_i·z
         for i in tl.static_range(N):
             row = weighted_sum(r[i * N : (i + 1) * N], rows, N) + p[i][:, None] * output[0]
-            store_row(after, row, i, token, channel, mask, D, N)
+            store_stream(after, row, i, token, channel, mask, D, N)
 
 
 @triton.jit
@@ -65,20 +73,30 @@ def _post_backward(
     x, z, res, post, dafter, dx, dz, dres, dpost, TOKENS, D,
     N: tl.constexpr, STATIC: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """All gradients; dres [M, N, N] is every token's own."""
+    """The gradients of all inputs of `_post_forward`.
+
+    inputs     x, z, res, post, and dafter x̄' [M, N, D]
+    outputs    dx [M, N, D]; dz [M, D]; dres [M, N, N], every token's own; dpost [M, N]
+    sizes      TOKENS M; D channels
+    constants  as in `_post_forward`
+    """
     token, there = token_tile(TOKENS, BT)
     r, p = _coefficients(res, post, token, there, N, STATIC)
-    d_r, d_p = zero_numbers(token, N * N), zero_numbers(token, N)
+    d_r, d_p = zero_coefficients(token, N * N), zero_coefficients(token, N)
     for start in range(0, D, BD):
         channel, mask = channel_tile(start, there, D, BD)
-        gradient = load_rows(dafter, token, channel, mask, D, N)
-        d_r = add_products(d_r, gradient, load_rows(x, token, channel, mask, D, N), N, N)
-        d_p = add_products(d_p, gradient, load_rows(z, token, channel, mask, D, 1), N, 1)
+        gradient = load_streams(dafter, token, channel, mask, D, N)
+        # r̄_ij = Σ_d x̄'_i·x_j
+        d_r = add_products(d_r, gradient, load_streams(x, token, channel, mask, D, N), N, N)
+        # p̄_i = Σ_d x̄'_i·z
+        d_p = add_products(d_p, gradient, load_streams(z, token, channel, mask, D, 1), N, 1)
+        # x̄_j = Σ_i r_ij·x̄'_i
         for j in tl.static_range(N):
-            store_row(dx, weighted_sum(r[j::N], gradient, N), j, token, channel, mask, D, N)
-        store_row(dz, weighted_sum(p, gradient, N), 0, token, channel, mask, D, 1)
-    store_numbers(dres, d_r, token, there, N * N)
-    store_numbers(dpost, d_p, token, there, N)
+            store_stream(dx, weighted_sum(r[j::N], gradient, N), j, token, channel, mask, D, N)
+        # z̄ = Σ_i p_i·x̄'_i
+        store_stream(dz, weighted_sum(p, gradient, N), 0, token, channel, mask, D, 1)
+    store_coefficients(dres, d_r, token, there, N * N)
+    store_coefficients(dpost, d_p, token, there, N)
 
 
 # As many tokens as warps, so that a sum over channels stays within a warp.
@@ -131,5 +149,5 @@ def _sum_over_tokens(parts: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hyper_post_triton(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
-    """`kernels.hyper_post` on a GPU: memory-bound, each input read once forward and once backward."""
+    """Compute `kernels.hyper_post` on a GPU: memory-bound, each input read once forward and once backward."""
     return _HyperPost.apply(streams, z, h_res, h_post)

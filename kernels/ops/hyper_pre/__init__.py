@@ -1,13 +1,13 @@
-"""What a sub-block reads from several residual streams: the public function and its backends."""
+"""The sum of residual streams that a sub-block reads: the public function and its backends."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, only_when_named
-from kernels.hyper import check_streams, refuses_streams
 from kernels.ops.hyper_pre.reference import hyper_pre_reference
 from kernels.ops.hyper_pre.torch_ops import hyper_pre_torch
+from kernels.stream_checks import check_streams, refuses_streams
 from kernels.triton_common import lazily, on_cuda
 
 __all__ = ["hyper_pre"]
@@ -29,7 +29,7 @@ OPERATION.register("reference", hyper_pre_reference, suits=only_when_named)
 
 
 def hyper_pre(streams: Tensor, h_pre: Tensor, *, backend: str = "auto") -> Tensor:
-    """The weighted sum of the streams that a sub-block reads.
+    """Return the weighted sum of the streams that a sub-block reads.
 
         y = Σ_i h_pre_i · x_i
 

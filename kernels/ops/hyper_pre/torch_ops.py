@@ -1,4 +1,4 @@
-"""What a sub-block reads, with a gradient that passes over the streams once."""
+"""The weighted sum of streams, with a gradient that passes over them once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels.stream_products import row_products, spread, weighted_sum
 
 
 def hyper_pre_torch(streams: Tensor, h_pre: Tensor) -> Tensor:
-    """A weighted sum of n rows a token."""
+    """Compute `kernels.hyper_pre`: a weighted sum of n rows a token."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
         return _Read.apply(streams.to(wide), h_pre.to(wide)).to(streams.dtype)

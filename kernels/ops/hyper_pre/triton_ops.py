@@ -1,4 +1,4 @@
-"""What a sub-block reads, in one pass over the streams each way.
+"""The weighted sum that a sub-block reads, in one pass over the streams each way.
 
 A program owns BT tokens and goes over their channels.
 
@@ -17,39 +17,44 @@ from kernels.triton_common.gradients import first_order
 from kernels.triton_common.streams import (
     add_products,
     channel_tile,
-    load_numbers,
-    load_rows,
-    store_numbers,
-    store_row,
+    load_coefficients,
+    load_streams,
+    store_coefficients,
+    store_stream,
     token_tile,
     weighted_sum,
-    zero_numbers,
+    zero_coefficients,
 )
 from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
 def _pre_forward(x, h, y, TOKENS, D, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    """y [M, D] of x [M, N, D] and h [M, N]."""
     token, there = token_tile(TOKENS, BT)
-    weights = load_numbers(h, token, there, N)
+    weights = load_coefficients(h, token, there, N)
     for start in range(0, D, BD):
         channel, mask = channel_tile(start, there, D, BD)
-        read = weighted_sum(weights, load_rows(x, token, channel, mask, D, N), N)
-        store_row(y, read, 0, token, channel, mask, D, 1)
+        # y = Σ_i h_i·x_i
+        read = weighted_sum(weights, load_streams(x, token, channel, mask, D, N), N)
+        store_stream(y, read, 0, token, channel, mask, D, 1)
 
 
 @triton.jit
 def _pre_backward(x, h, dy, dx, dh, TOKENS, D, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    """dx [M, N, D] and dh [M, N] of dy [M, D]."""
     token, there = token_tile(TOKENS, BT)
-    weights = load_numbers(h, token, there, N)
-    sums = zero_numbers(token, N)
+    weights = load_coefficients(h, token, there, N)
+    sums = zero_coefficients(token, N)
     for start in range(0, D, BD):
         channel, mask = channel_tile(start, there, D, BD)
-        gradient = load_rows(dy, token, channel, mask, D, 1)
-        sums = add_products(sums, load_rows(x, token, channel, mask, D, N), gradient, N, 1)
+        gradient = load_streams(dy, token, channel, mask, D, 1)
+        # h̄_i = Σ_d x_i·ȳ
+        sums = add_products(sums, load_streams(x, token, channel, mask, D, N), gradient, N, 1)
+        # x̄_i = h_i·ȳ
         for i in tl.static_range(N):
-            store_row(dx, weights[i][:, None] * gradient[0], i, token, channel, mask, D, N)
-    store_numbers(dh, sums, token, there, N)
+            store_stream(dx, weights[i][:, None] * gradient[0], i, token, channel, mask, D, N)
+    store_coefficients(dh, sums, token, there, N)
 
 
 # As many tokens as warps, so that a sum over channels stays within a warp.
@@ -86,5 +91,5 @@ def _grid(tokens: int):
 
 
 def hyper_pre_triton(streams: Tensor, h_pre: Tensor) -> Tensor:
-    """`kernels.hyper_pre` on a GPU: memory-bound, each input read once forward and once backward."""
+    """Compute `kernels.hyper_pre` on a GPU: memory-bound, each input read once forward and once backward."""
     return _HyperPre.apply(streams, h_pre)

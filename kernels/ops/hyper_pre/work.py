@@ -8,7 +8,7 @@ from kernels.triton_common.work import Work, nbytes
 
 
 def work(streams: Tensor, h_pre: Tensor, **_options) -> list[Work]:
-    """Of a call with these arguments: a product and a sum an element, and of both factors backward."""
+    """Count the operations and bytes of a call: a product and a sum an element, and of both factors backward."""
     products = 2 * streams.numel()
     read = nbytes(streams) // streams.shape[-2]
     return [

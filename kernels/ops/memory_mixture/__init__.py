@@ -44,7 +44,7 @@ def memory_mixture(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
-    """Several memories, each a gated delta rule over the tokens that are routed to it, read as one mixture.
+    """Compute a mixture of memories, each a gated delta rule over the tokens that are routed to it.
 
         S_m ← exp(g_m)·(I − β_m·k_m·k_mᵀ)·S_m + β_m·k_m·v_mᵀ     for the memories m in routes_t; others stay
         o_t = scale · Σ_r weights_tr · S_mᵀ·q_t, m = routes_tr    after the update

@@ -1,4 +1,4 @@
-"""The mixture of memories as its definition has it: token by token, memory by memory."""
+"""The mixture of memories by its definition: token by token, memory by memory."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def memory_mixture_reference(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Every sequence by itself; a batch is a set of sequences of equal length.
+    """Compute `kernels.memory_mixture` for every sequence by itself, token by token.
 
-    The only form that looks at the routes: raises ValueError for a memory outside [0, M) or named twice.
+    The only form that checks the routes: raises ValueError for a memory outside [0, M) or named twice.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -44,7 +44,7 @@ def memory_mixture_reference(
 
 
 def _update(memories: list[Tensor], q, k, v, decay, beta, weights, named) -> Tensor:
-    """One token: every memory [B, H, K, V] that it names is replaced by the next; returns the mixture's answer."""
+    """One token: every memory [B, H, K, V] that it names is replaced by the next; returns the mixture's output."""
     out = torch.zeros_like(v[:, 0])
     for m, before in enumerate(memories):
         o, after = delta_rule_step(before, q, k[:, m], v[:, m], decay[:, m], beta[:, m])

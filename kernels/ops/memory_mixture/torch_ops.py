@@ -23,7 +23,7 @@ def memory_mixture_torch(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort, run the delta rule over segments of any length, sort back, mix."""
+    """Compute `kernels.memory_mixture`: sort, run the delta rule over segments of any length, sort back, mix."""
     memories = k.shape[2]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     visits = sort_visits(routes, memories, cu_seqlens)

@@ -1,8 +1,8 @@
-"""The mixture of memories on a GPU: inputs are gathered, the delta rule's kernels run over segments, answers are mixed.
+"""The mixture of memories on a GPU: inputs are gathered, the delta rule's kernels run over segments, outputs are mixed.
 
 Which visit stands where is integer sorting by PyTorch (visits.py); floating-point numbers move and are summed in
-kernels (triton_routing.py). Saved: the gathered inputs, what the delta rule saves, and the memories' answers. One token
-without gradients, as in decoding, has a kernel of its own (triton_step.py).
+kernels (triton_gather.py, triton_mix.py). Saved: the gathered inputs, what the delta rule saves, and the memories'
+outputs. One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kernels.ops.delta_rule.triton_ops import delta_rule_triton
-from kernels.ops.memory_mixture.triton_routing import Gather, Mix, Routing
+from kernels.ops.memory_mixture.triton_gather import Gather, Routing
+from kernels.ops.memory_mixture.triton_mix import Mix
 from kernels.ops.memory_mixture.triton_step import memory_mixture_one_token
 from kernels.ops.memory_mixture.visits import sort_visits
 
@@ -30,7 +31,7 @@ def memory_mixture_triton(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """`kernels.memory_mixture` on a GPU."""
+    """Compute `kernels.memory_mixture` on a GPU; a single token without gradients has a kernel of its own."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     memories = k.shape[2]
     given = (q, k, v, g, beta, weights, initial_state)

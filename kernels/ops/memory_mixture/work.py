@@ -22,9 +22,10 @@ def work(
     cu_seqlens: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments: the delta rule's operations over R·T tokens, and a sum over every token's visits.
+    """Count the operations and bytes of a call with these arguments.
 
-    Of keys and values only the visited rows are read; backward writes a gradient, mostly zeros, for every row.
+    The operations are the delta rule's over R·T tokens, and a sum over every token's visits. Of keys
+    and values only the visited rows are read; backward writes a gradient, mostly zeros, for every row.
     """
     (batch, time, memories, heads, width), value_width = k.shape, v.shape[4]
     slots, sequences = routes.shape[2], batch if cu_seqlens is None else cu_seqlens.shape[0] - 1

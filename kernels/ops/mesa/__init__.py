@@ -53,7 +53,7 @@ def mesa(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """The mesa layer: at every token the output of the ridge regression of values on keys so far.
+    """Compute the mesa layer: at every token the output of the ridge regression of values on keys so far.
 
         H_t = γ_t·H_{t−1} + β_t·k_t·k_tᵀ,   G_t = γ_t·G_{t−1} + β_t·k_t·v_tᵀ,   γ_t = exp g_t
         q*_t = (H_t + Λ)⁻¹·q_t,             o_t = G_tᵀ·q*_t
@@ -65,7 +65,7 @@ def mesa(
     g              [B, T, H], log gates ≤ 0
     beta           [B, T, H], write strengths ≥ 0
     lamb           [H, K], the diagonal of Λ itself, > 0
-    cg_steps       steps of the conjugate gradient, from 0, preconditioned by the diagonal of H + Λ;
+    cg_steps       steps of the conjugate gradient from x = 0, preconditioned by the diagonal of H + Λ;
                    none is taken where the solution is exact but for rounding
     initial_state  (H [N, H, K, K], G [N, H, K, V]) before every sequence (H's symmetric part counts);
                    None: zeros

@@ -1,4 +1,4 @@
-"""The mesa layer as its definition has it: one token after another, one conjugate gradient a token."""
+"""The mesa layer by its definition: one token after another, one conjugate gradient a token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def mesa_reference(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, State | None]:
-    """Every sequence by itself, in at least fp32; gradients go through the conjugate gradient."""
+    """Compute `kernels.mesa` for every sequence by itself, in at least fp32.
+
+    Gradients go through the steps of the conjugate gradient.
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
     tokens = [x.to(wide) for x in (q, k, v, g.to(wide).exp(), beta)]
     sequences = 1 if cu_seqlens is None else cu_seqlens.shape[0] - 1
@@ -49,7 +52,7 @@ def mesa_reference(
 
 
 def with_symmetric_part(state: State) -> State:
-    """(H, G) -> ((H + Hᵀ)/2, G): what a state that came in counts as."""
+    """Return ((H + Hᵀ)/2, G), what an initial state (H, G) counts as."""
     h_kk, h_kv = state
     return 0.5 * (h_kk + h_kk.mT), h_kv
 
@@ -65,7 +68,7 @@ def mesa_step(
     h_kv: Tensor,
     cg_steps: int,
 ) -> tuple[Tensor, State]:
-    """H ← γ·H + β·k·kᵀ;  G ← γ·G + β·k·vᵀ;  o = Gᵀ·(H + Λ)⁻¹·q.
+    """Return o = Gᵀ·(H + Λ)⁻¹·q and the new H ← γ·H + β·k·kᵀ and G ← γ·G + β·k·vᵀ.
 
     q, k [B, H, K]; v [B, H, V]; gamma, beta [B, H]; lamb [H, K]; h_kk [B, H, K, K]; h_kv [B, H, K, V].
     """
@@ -75,19 +78,19 @@ def mesa_step(
 
 
 def write(state: Tensor, k: Tensor, y: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
-    """γ·S + β·k·yᵀ: state [B, H, K, Y]; k [B, H, K]; y [B, H, Y]; gamma, beta [B, H]."""
+    """Return γ·S + β·k·yᵀ: state [B, H, K, Y]; k [B, H, K]; y [B, H, Y]; gamma, beta [B, H]."""
     return gamma[..., None, None] * state + beta[..., None, None] * k[..., :, None] * y[..., None, :]
 
 
 def conjugate_gradient(a: Tensor, b: Tensor, steps: int) -> Tensor:
-    """a⁻¹·b for positive definite a [..., K, K], b [..., K], after `steps` steps."""
+    """Approximate a⁻¹·b for positive definite a [..., K, K], b [..., K], by so many steps."""
     for x in iterates(a, b, steps):
         solution = x
     return solution
 
 
 def iterates(a: Tensor, b: Tensor, steps: int) -> Iterator[Tensor]:
-    """What conjugate gradients have for a⁻¹·b before the first step, 0, and after each.
+    """Yield the conjugate gradients' approximations of a⁻¹·b: 0 before the first step, and one after each.
 
     Preconditioned by the diagonal. A residual far below rounding counts as 0: its ratios are noise.
     """

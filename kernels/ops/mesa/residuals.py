@@ -1,4 +1,4 @@
-"""How far the conjugate gradient of every token has come after every step."""
+"""The residual of every token's conjugate gradient after every step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def mesa_residuals(
     cg_steps: int = 30,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """‖q_t − (H_t + Λ)·x‖ / ‖q_t‖ for what `mesa` has for (H_t + Λ)⁻¹·q_t after 0, 1 … cg_steps steps.
+    """Compute ‖q_t − (H_t + Λ)·x‖ / ‖q_t‖ of the x that `mesa` has for (H_t + Λ)⁻¹·q_t after 0, 1 … cg_steps steps.
 
     Arguments as in `kernels.mesa` -> [cg_steps + 1, B, T, H] in at least fp32; the first is 1, and all are 0 for
-    q = 0. For looking at the solver: every matrix H_t is written down.
+    q = 0. For inspecting the solver, not for training: every matrix H_t is formed.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, beta, lamb = (x.to(wide) for x in (q, k, beta, lamb))

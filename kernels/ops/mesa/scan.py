@@ -11,7 +11,7 @@ GROUP = 16
 
 
 def pair_sums(gates: Tensor) -> Tensor:
-    """Σ gates from s+1 to t at [..., t, s] for s ≤ t, −inf for s > t: [..., n] -> [..., n, n].
+    """Return Σ gates from s+1 to t at [..., t, s] for s ≤ t, −inf for s > t: [..., n] -> [..., n, n].
 
     Every pair is summed by itself: the difference of two sums from the start would lose a small gate that
     follows large ones, and would be NaN behind a gate of −inf.
@@ -23,7 +23,7 @@ def pair_sums(gates: Tensor) -> Tensor:
 
 
 def scan(writes: Tensor, gates: Tensor, before: Tensor) -> Tensor:
-    """s_c = exp(gate_c)·s_{c−1} + write_c for every c, from s_{−1} = before.
+    """Return s_c = exp(gate_c)·s_{c−1} + write_c for every c, from s_{−1} = before.
 
     writes [..., n, F]; gates [..., n], log, ≤ 0; before [..., F] -> [..., n, F]
     """

@@ -1,4 +1,4 @@
-"""The linear systems of all tokens, solved together; none of their matrices is ever written down."""
+"""The linear systems of all tokens, solved together; none of their matrices is ever formed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Systems(NamedTuple):
     lamb: Tensor
 
     def apply(self, x: Tensor) -> Tensor:
-        """A_t·x_t for every token, [L, C, K]: two products of C × C × K and one of C × K × K a chunk."""
+        """Return A_t·x_t for every token, [L, C, K]: two products of C × C × K and one of C × K × K a chunk."""
         y = torch.bmm(x, self.start).mul_(self.carry).addcmul_(x, self.lamb)
         return y.baddbmm_(torch.bmm(x, self.k.mT).mul_(self.weights), self.k)
 
     def diagonal(self) -> Tensor:
-        """The diagonal of every A_t, [L, C, K]."""
+        """Return the diagonal of every A_t, [L, C, K]."""
         before = self.start.diagonal(dim1=1, dim2=2).unsqueeze(1)
         return self.lamb + self.carry * before + torch.bmm(self.weights, self.k.square())
 
@@ -46,7 +46,7 @@ class Systems(NamedTuple):
 def solve(
     b: Tensor, k: Tensor, start: Tensor, carry: Tensor, weights: Tensor, lamb: Tensor, steps: int
 ) -> Tensor:
-    """x_t = A_t⁻¹·b_t by conjugate gradients, differentiated by a second solve, since A_t is symmetric.
+    """Solve x_t = A_t⁻¹·b_t by conjugate gradients, differentiated by a second solve, since A_t is symmetric.
 
         y_t = A_t⁻¹·x̄_t,   b̄_t = y_t,   Ā_t = −y_t·x_tᵀ, and from it those of k, S, c, W, Λ
 
@@ -97,7 +97,7 @@ backward_costs(torch.ops.archzoo.mesa_solve, 1)  # the second solve, whatever th
 
 
 def conjugate_gradient(systems: Systems, b: Tensor, steps: int) -> Tensor:
-    """At most `steps` steps from x = 0 for every token by itself, preconditioned by the diagonal (Jacobi).
+    """Take at most `steps` steps from x = 0 for every token by itself, preconditioned by the diagonal (Jacobi).
 
     b is scaled to 1, so that a small gradient does not underflow when it is squared. A token whose residual
     has fallen to a hundredth of the rounding error stands still from then on; 0/0 cannot occur.

@@ -14,7 +14,6 @@ from kernels.ops.mesa.solve import solve
 CHUNK = 32
 """Tokens a chunk. A longer one means fewer states to keep and more work a token."""
 
-KEPT = torch.contiguous_format
 State = tuple[Tensor, Tensor]
 
 
@@ -31,7 +30,9 @@ def mesa_torch(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, State | None]:
-    """With a chunk's start states H₀, G₀, c_t = exp(Σ g up to t) and W_ts = β_s·exp(Σ g from s+1 to t):
+    """Compute `kernels.mesa` in chunks of tokens.
+
+    With a chunk's start states H₀, G₀, c_t = exp(Σ g up to t) and W_ts = β_s·exp(Σ g from s+1 to t):
 
         H_t = c_t·H₀ + Σ_s W_ts·k_s·k_sᵀ,   G_t = c_t·G₀ + Σ_s W_ts·k_s·v_sᵀ      over s ≤ t of the chunk
 
@@ -57,7 +58,10 @@ def mesa_torch(
         return o, None
     # Copies, for views would keep the states of all chunks in memory as long as these live.
     h_kk, h_kv = after.unflatten(-1, (width, -1)).split(widths, -1)
-    return o, (h_kk.clone(memory_format=KEPT), h_kv.clone(memory_format=KEPT))
+    return o, (
+        h_kk.clone(memory_format=torch.contiguous_format),
+        h_kv.clone(memory_format=torch.contiguous_format),
+    )
 
 
 def _flat_state(q: Tensor, v: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:

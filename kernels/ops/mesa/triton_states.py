@@ -1,4 +1,7 @@
-"""The states of all chunks by one pass over each sequence, forward in time or, for gradients, backward."""
+"""The inter-chunk recurrence of the mesa layer: the states of all chunks by one pass over each sequence.
+
+Forward in time the states S and R that chunks start from; backward, their gradients dH and dG after every chunk.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.mesa.triton_tiles import (
-    left_at_end,
-    load_rows,
+    decay_to_end,
     load_scalars,
+    load_state,
     load_symmetric,
-    load_tile,
-    store_tile,
+    load_tokens,
 )  # fmt: skip
 from kernels.ops.mesa.work import CHUNK
-from kernels.packing.chunks import first_chunks
+from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 
 
@@ -31,8 +34,13 @@ def _states(
     forward    S ← γ·S + Σ_s w_s·a_s·b_sᵀ, w_s: β_s and what is left of it at the chunk's end
     backward   S ← γ·S + Σ_t c_t·a_t·b_tᵀ, c_t: what is left at t of the chunk's start; from the last chunk
 
-    outer is S at first, final at last (either may be None). Backward and symmetric, a·bᵀ counts as its negative
-    symmetric part: the gradient of a solution.
+    Backward and symmetric, a·bᵀ counts as its negative symmetric part: the gradient of a solution.
+
+    inputs     a [T, H, A], b [T, H, B]; g, beta [T, H]; outer [N, H, A, B], S at first, or None
+    outputs    states [rows of the chunk table, H, A, B]; final [N, H, A, B], S at last, or None
+    layout     first: the first chunk of every sequence; cu
+    sizes      H heads; A, B sides of a state
+    constants  BACKWARD, SYMMETRIC; PRECISION of products; C tokens a chunk; BA, BB sides of the state's tile
     """
     program = tl.program_id(0).to(tl.int64)
     sequence, head = program // H, program % H
@@ -47,30 +55,35 @@ def _states(
         if SYMMETRIC:
             state += load_symmetric(outer + program * A * B, i, j, A)
         else:
-            state += load_tile(outer + program * A * B, i, j, A, B)
+            state += load_state(outer + program * A * B, i, j, A, B)
     for step in range(chunks):
         number = chunks - 1 - step if BACKWARD else step
-        store_tile(states + ((chunk + number) * H + head) * A * B, state, i, j, A, B)
+        store_matrix(states + ((chunk + number) * H + head) * A * B, state, i, j, A, B)
         start, row = begin + number * C, tl.arange(0, C)
         rows = (end - start).to(tl.int32)
         gates = load_scalars(g, start, row, rows, head, H)
+        # γ·S, γ = exp(Σ g) over the chunk
         state *= tl.exp(tl.sum(gates, axis=0))
         if BACKWARD:
+            # c_t = exp(Σ_{r≤t} g_r)
             weight = tl.exp(tl.cumsum(gates, axis=0))
             if SYMMETRIC:
                 weight *= -0.5
         else:
+            # w_s = β_s·exp(Σ_{r>s} g_r)
             weight = load_scalars(beta, start, row, rows, head, H)
-            weight *= left_at_end(g, start, row, rows, head, H, C)
-        left = load_rows(a, start, row, rows, head, H, i, A) * weight[:, None]
-        right = load_rows(b, start, row, rows, head, H, j, B)
+            weight *= decay_to_end(g, start, row, rows, head, H, C)
+        # + Σ_s w_s·a_s·b_sᵀ, or c_t in place of w_s
+        left = load_tokens(a, start, row, rows, head, H, i, A) * weight[:, None]
+        right = load_tokens(b, start, row, rows, head, H, j, B)
         state += tl.dot(tl.trans(left), right, input_precision=PRECISION)
         if BACKWARD and SYMMETRIC:
-            left = load_rows(b, start, row, rows, head, H, i, A) * weight[:, None]
-            right = load_rows(a, start, row, rows, head, H, j, B)
+            # −½·Σ_t c_t·(a_t·b_tᵀ + b_t·a_tᵀ), the other half
+            left = load_tokens(b, start, row, rows, head, H, i, A) * weight[:, None]
+            right = load_tokens(a, start, row, rows, head, H, j, B)
             state += tl.dot(tl.trans(left), right, input_precision=PRECISION)
     if final is not None:
-        store_tile(final + program * A * B, state, i, j, A, B)
+        store_matrix(final + program * A * B, state, i, j, A, B)
 
 
 _states_tuned = Tuned(
@@ -90,27 +103,25 @@ def chunk_states(
     beta: Tensor | None,
     outer: Tensor | None,
     final: Tensor | None,
-    cu_seqlens: Tensor | None,
-    cu: Tensor,
-    rows: int,
+    layout: ChunkLayout,
     precision: str,
     *,
     symmetric: bool,
 ) -> Tensor:
-    """The states [rows, H, A, B] before every chunk; without beta, the gradients of those after every chunk.
+    """Compute the states [rows, H, A, B] before every chunk; without beta, the gradients of those after every chunk.
 
     a [B, T, H, A], b [B, T, H, B]; g, beta [B, T, H]; outer, final [N, H, A, B], read and written; all contiguous.
     """
     heads, height, width = a.shape[2], a.shape[3], b.shape[3]
-    states = torch.empty(rows, heads, height, width, dtype=torch.float32, device=a.device)
+    states = torch.empty(layout.chunks, heads, height, width, dtype=torch.float32, device=a.device)
     _states_tuned[
         lambda meta: (
-            (len(cu) - 1) * heads,
+            layout.sequences * heads,
             triton.cdiv(height, meta["BA"]),
             triton.cdiv(width, meta["BB"]),
         )
     ](
-        a, b, g, beta, outer, states, final, first_chunks(a, cu_seqlens, CHUNK), cu, heads, height, width,
+        a, b, g, beta, outer, states, final, layout.firsts, layout.cu, heads, height, width,
         BACKWARD=beta is None, SYMMETRIC=symmetric, PRECISION=precision, C=CHUNK,
     )  # fmt: skip
     return states

@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.mesa.triton_solve import RESIDENT
-from kernels.ops.mesa.triton_tiles import load_symmetric, load_tile, store_tile
+from kernels.ops.mesa.triton_tiles import load_state, load_symmetric
 from kernels.triton_common.device import padded
+from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 
 
@@ -29,9 +30,9 @@ def _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK: tl.constexpr
     for start in range(0, K, BS):
         i = start + tl.arange(0, BS)
         tile = _written(h_kk, tl.gather(key, i, 0), key, gamma, strength, i, row, K)
-        store_tile(new_kk, tile, i, row, K, K)
+        store_matrix(new_kk, tile, i, row, K, K)
         diagonal += tl.sum(tl.where(i[:, None] == row[None], tile, 0.0), axis=0)
-    tl.debug_barrier()  # it is there as a whole, to be read
+    tl.debug_barrier()  # it is in memory as a whole, to be read
     return diagonal
 
 
@@ -47,7 +48,7 @@ def _product_in_tiles(matrix, x, row, K, BK: tl.constexpr, BS: tl.constexpr):
     terms = tl.zeros((BS, BK), tl.float32)
     for start in range(0, K, BS):
         i = start + tl.arange(0, BS)
-        terms += load_tile(matrix, i, row, K, K) * tl.gather(x, i, 0)[:, None]
+        terms += load_state(matrix, i, row, K, K) * tl.gather(x, i, 0)[:, None]
     return tl.sum(terms, axis=0)
 
 
@@ -59,6 +60,11 @@ def _step(
     """One sequence's and head's token. G passes through in tiles [BK, BV].
 
     BS = BK: H stays in registers throughout; less: the new H is read again in every step, BS rows at a time.
+
+    inputs     q, k [N, H, K]; v [N, H, V]; g, beta [N, H]; lamb [H, K]; h_kk [N, H, K, K], h_kv [N, H, K, V] or None
+    outputs    o [N, H, V]; new_kk, new_kv likewise, or None
+    sizes      steps, at most; H heads; K, V widths
+    constants  BK ≥ K, BS: see above; BV columns of G at a time
     """
     program = tl.program_id(0).to(tl.int64)
     row = tl.arange(0, BK)
@@ -70,13 +76,15 @@ def _step(
         h_kk += program * K * K
     if new_kk is not None:
         new_kk += program * K * K
+    # H ← γ·H + β·k·kᵀ
     if BS == BK:
         matrix = _written(h_kk, key, key, gamma, strength, row, row, K)
         if new_kk is not None:
-            store_tile(new_kk, matrix, row, row, K, K)
+            store_matrix(new_kk, matrix, row, row, K, K)
         diagonal = tl.sum(tl.where(row[:, None] == row[None], matrix, 0.0), axis=0)
     else:
         diagonal = _write_in_tiles(h_kk, new_kk, key, gamma, strength, row, K, BK, BS)
+    # D = diag(H + Λ);  x = 0,  r = q,  p = z = D⁻¹·r
     ridge = tl.load(lamb + (program % H) * K + row, mask=in_width, other=1.0).to(tl.float32)
     inverse = 1 / (ridge + diagonal)
     r = tl.load(q + program * K + row, mask=in_width, other=0.0).to(tl.float32)
@@ -89,12 +97,15 @@ def _step(
     enough = rz * 1.4e-18  # as in triton_solve; here nothing can be divided by 0 behind it
     step = 0
     while (step < steps) & (rz > enough):
+        # A·p = Λ·p + H·p
         ap = p * ridge
         ap += _product(matrix, p) if BS == BK else _product_in_tiles(new_kk, p, row, K, BK, BS)
+        # α = rᵀz / pᵀA·p,  x ← x + α·p,  r ← r − α·A·p,  z ← D⁻¹·r
         alpha = rz / tl.sum(p * ap, axis=0)
         x += alpha * p
         r -= alpha * ap
         z = r * inverse
+        # p ← z + (rᵀz / rᵀz before)·p
         old = rz
         rz = tl.sum(r * z, axis=0)
         p = z + (rz / old) * p
@@ -103,11 +114,13 @@ def _step(
     for start in range(0, V, BV):
         column = start + tl.arange(0, BV)
         value = tl.load(v + program * V + column, mask=column < V, other=0.0).to(tl.float32)
+        # G ← γ·G + β·k·vᵀ
         tile = strength * key[:, None] * value[None]
         if h_kv is not None:
-            tile += gamma * load_tile(h_kv + program * K * V, row, column, K, V)
+            tile += gamma * load_state(h_kv + program * K * V, row, column, K, V)
         if new_kv is not None:
-            store_tile(new_kv + program * K * V, tile, row, column, K, V)
+            store_matrix(new_kv + program * K * V, tile, row, column, K, V)
+        # o = Gᵀ·x
         out = tl.sum(tile * x[:, None], axis=0)
         tl.store(o + program * V + column, out.to(o.dtype.element_ty), mask=column < V)
 
@@ -141,7 +154,7 @@ def mesa_step(
     state: tuple[Tensor | None, Tensor | None],
     output_final_state: bool,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """`kernels.mesa` for tokens [N, 1, H, ...], one program a sequence and head."""
+    """Compute `kernels.mesa` of T = 1, without gradients, one program a sequence and head."""
     q, k, v, g, beta, lamb = (x.contiguous() for x in (q, k, v, g, beta, lamb))
     state = [x if x is None else x.contiguous() for x in state]
     (sequences, _, heads, width), value_width = q.shape, v.shape[3]

@@ -23,11 +23,11 @@ def work(
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> list[Work]:
-    """Of a call with these arguments, every step taken and every chunk full, or of one token.
+    """Count the operations and bytes of a call with these arguments, every step taken and every chunk full.
 
     A product with a token's matrix is K or V columns of a chunk's state and, for the chunk itself, twice 64/2
-    tokens. One token has no chunk: it is written into the state first. States between chunks and the solutions
-    are not counted as bytes: they could stay in caches.
+    tokens. One token by itself has no chunk: it is written into the state first. States between chunks
+    and the solutions are not counted as bytes: they could stay in caches.
     """
     key, value = q.shape[3], v.shape[3]
     tokens = q.shape[0] * q.shape[1] * q.shape[2]

@@ -37,7 +37,7 @@ def short_conv(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Depthwise causal convolution over time, without bias.
+    """Compute a depthwise causal convolution over time, without bias.
 
         y_t = act( Σ_{i=0…k−1} weight[:, i] ⊙ x_{t−(k−1)+i} )     weight[:, k−1] meets the current token
 

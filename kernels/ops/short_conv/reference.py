@@ -1,4 +1,4 @@
-"""Short convolution as its definition has it: a window that slides over every sequence, token by token."""
+"""Short convolution by its definition: a window that slides over every sequence, token by token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def short_conv_reference(
     state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """y_t = act(Σ_i weight[:, i] ⊙ window_i), the window being the last k inputs of t's own sequence."""
+    """Compute y_t = act(Σ_i weight[:, i] ⊙ window_i), the window being the last k inputs of t's own sequence."""
     sequences = list(x) if cu_seqlens is None else list(x[0].split(cu_seqlens.diff().tolist()))
     if state is None:
         state = x.new_zeros(len(sequences), x.shape[2], weight.shape[1] - 1)

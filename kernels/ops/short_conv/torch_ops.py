@@ -15,8 +15,9 @@ def short_conv_torch(
     state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Plain: one axis a sequence. Packed: one axis for all, k−1 rows of state before every sequence.
+    """Compute `kernels.short_conv` by k shifted products.
 
+    Without cu_seqlens: one axis a sequence. Packed: one axis for all, k−1 rows of state before every sequence.
     No shape depends on the values of cu_seqlens, so that both can be traced.
     """
     sequences = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1

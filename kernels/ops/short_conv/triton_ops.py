@@ -27,6 +27,7 @@ from kernels.triton_common.gradients import first_order
 from kernels.triton_common.tuning import Tuned
 
 CHUNK = 32
+"""Tokens of a tile."""
 
 
 @triton.jit
@@ -47,6 +48,7 @@ def _inputs(x, state, token, begin, end, sequence, channel, in_width, D, TAPS: t
 def _taps_sum(x, weight, state, token, begin, end, sequence, channel, in_width, D, TAPS: tl.constexpr):
     """Σ_i w_i ⊙ row_i at these tokens, before the activation."""
     total = tl.zeros((token.shape[0], channel.shape[0]), tl.float32)
+    # Σ_i w_i ⊙ x_{t−(k−1)+i}
     for i in tl.static_range(TAPS):
         tap = tl.load(weight + channel * TAPS + i, mask=in_width, other=0.0).to(tl.float32)
         row = _inputs(x, state, token - (TAPS - 1) + i, begin, end, sequence, channel, in_width, D, TAPS)
@@ -59,11 +61,13 @@ def _forward(
     x, weight, state, y, table, cu, D,
     TAPS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
+    """y [T, D] of x [T, D], weight [D, TAPS] and state [N, D, TAPS−1] or None; layout: table, cu; a tile [BT, BD]."""
     sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BT)
     if sequence >= 0:
         channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
         in_width = channel < D
         token = first + tl.arange(0, BT)
+        # y_t = act( Σ_i w_i ⊙ x_{t−(k−1)+i} )
         out = _taps_sum(x, weight, state, token, begin, end, sequence, channel, in_width, D, TAPS)
         if SILU:
             out = out * sigmoid(out)
@@ -79,6 +83,7 @@ def _last_inputs(x, state, after, cu, D, TAPS: tl.constexpr, BK: tl.constexpr, B
     end = tl.load(cu + sequence + 1).to(tl.int64)
     channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
     column = tl.arange(0, BK)
+    # x_{T−(k−1)+c} for column c
     token = end - (TAPS - 1) + column
     row = _inputs(x, state, token, begin, end, sequence, channel, channel < D, D, TAPS)
     place = (sequence * D + channel[None]) * (TAPS - 1) + column[:, None]
@@ -93,6 +98,7 @@ def _gradient_before_activation(
 ):  # fmt: skip
     """dpre at these tokens; 0 outside the sequence."""
     mask = ((token >= begin) & (token < end))[:, None] & in_width[None]
+    # dpre_t = dy_t · act'(pre_t),  silu'(x) = σ(x)·(1 + x·(1 − σ(x)))
     gradient = tl.load(dy + token[:, None] * D + channel[None], mask=mask, other=0.0).to(tl.float32)
     if SILU:
         pre = _taps_sum(x, weight, state, token, begin, end, sequence, channel, in_width, D, TAPS)
@@ -106,7 +112,14 @@ def _backward(
     x, weight, state, dy, dafter, dx, dweight, table, cu, D,
     TAPS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dx, and of every tile its part of the weight's gradient [C, D, TAPS]."""
+    """dx, and of every tile its part of the weight's gradient.
+
+    inputs     x, dy [T, D]; weight [D, TAPS]; state, or None, and dafter [N, D, TAPS−1]
+    outputs    dx [T, D]; dweight [rows of the table, D, TAPS]
+    layout     table, cu
+    sizes      D channels
+    constants  TAPS; SILU; BT, BD sides of a tile
+    """
     chunk = tl.program_id(0).to(tl.int64)
     sequence, begin, end, first = chunk_bounds(table, cu, chunk, BT)
     channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
@@ -117,29 +130,20 @@ def _backward(
             tl.store(part + i, tl.zeros((BD,), tl.float32), mask=in_width)
     else:
         token = first + tl.arange(0, BT)
+        # dx_t = (state after)'s gradient + Σ_i w_i ⊙ dpre_{t+(k−1)−i}
         column = token - end + TAPS - 1  # of the state after, for the last inputs
         place = (sequence * D + channel[None]) * (TAPS - 1) + column[:, None]
         last = (column >= 0) & (token < end)
         gradient = tl.load(dafter + place, mask=last[:, None] & in_width[None], other=0.0).to(tl.float32)
         for i in tl.static_range(TAPS):
             tap = tl.load(weight + channel * TAPS + i, mask=in_width, other=0.0).to(tl.float32)
+            later = token + (TAPS - 1 - i)
             gradient += tap[None] * _gradient_before_activation(
-                x,
-                weight,
-                state,
-                dy,
-                token + (TAPS - 1 - i),
-                begin,
-                end,
-                sequence,
-                channel,
-                in_width,
-                D,
-                TAPS,
-                SILU,
+                x, weight, state, dy, later, begin, end, sequence, channel, in_width, D, TAPS, SILU
             )
         mask = (token < end)[:, None] & in_width[None]
         tl.store(dx + token[:, None] * D + channel[None], gradient.to(dx.dtype.element_ty), mask=mask)
+        # dw_i = Σ_t dpre_t ⊙ x_{t−(k−1)+i}
         own = _gradient_before_activation(
             x, weight, state, dy, token, begin, end, sequence, channel, in_width, D, TAPS, SILU
         )
@@ -153,7 +157,14 @@ def _state_gradient(
     x, weight, state, dy, dafter, dstate, cu, D,
     TAPS: tl.constexpr, SILU: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dstate [N, D, TAPS−1]: column c meets the tokens r = 0 … c with tap c − r, or moves on in the state after."""
+    """dstate_c = Σ_{r=0…c} w_{c−r} ⊙ dpre_r, r counted from the sequence's start, or moved on in the state after.
+
+    inputs     x, dy [T, D]; weight [D, TAPS]; state, dafter [N, D, TAPS−1]
+    outputs    dstate [N, D, TAPS−1]
+    layout     cu
+    sizes      D channels
+    constants  TAPS; SILU; BK ≥ TAPS − 1; BD channels a program
+    """
     sequence = tl.program_id(0).to(tl.int64)
     begin = tl.load(cu + sequence).to(tl.int64)
     end = tl.load(cu + sequence + 1).to(tl.int64)
@@ -166,6 +177,7 @@ def _state_gradient(
     gradient = tl.load(dafter + place + moved[:, None], mask=(moved >= 0)[:, None] & known, other=0.0).to(
         tl.float32
     )
+    # Σ_r w_{c−r} ⊙ dpre_r, with i = c − r
     for i in tl.static_range(TAPS - 1):
         token = begin + column - i
         tap = tl.load(weight + channel * TAPS + i, mask=in_width, other=0.0).to(tl.float32)
@@ -237,7 +249,7 @@ def short_conv_triton(
     state: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`kernels.short_conv` on a GPU: memory-bound, each input read once forward and twice backward.
+    """Compute `kernels.short_conv` on a GPU: memory-bound, each input read once forward and twice backward.
 
     A single token without gradients has a kernel of its own.
     """

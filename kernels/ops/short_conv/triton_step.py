@@ -20,11 +20,17 @@ def _step(
     x, weight, state, y, after, STRIDE, D,
     TAPS: tl.constexpr, SILU: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """y [N, D] and after [N, D, TAPS−1], from x [N, D] whose rows lie STRIDE apart."""
+    """One token of BD channels of one sequence.
+
+    inputs     x [N, D], rows STRIDE apart; weight [D, TAPS]; state [N, D, TAPS−1] or None
+    outputs    y [N, D]; after [N, D, TAPS−1]
+    constants  TAPS; SILU; BK ≥ TAPS; BD channels a program
+    """
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1).to(tl.int64) * BD + tl.arange(0, BD)
     in_width = channel < D
     column = tl.arange(0, BK)[None]
+    # window = (state, x_t)
     token = tl.load(x + row * STRIDE + channel, mask=in_width, other=0.0)
     window = tl.where(column == TAPS - 1, token[:, None], tl.zeros((BD, BK), token.dtype))
     place = (row * D + channel)[:, None] * (TAPS - 1) + column
@@ -33,10 +39,12 @@ def _step(
         window += tl.load(state + place, mask=before, other=0.0).to(token.dtype)
     inside = in_width[:, None] & (column < TAPS)
     taps = tl.load(weight + channel[:, None] * TAPS + column, mask=inside, other=0.0)
+    # y_t = act( Σ_i w_i ⊙ window_i )
     out = tl.sum(window.to(tl.float32) * taps.to(tl.float32), axis=1)
     if SILU:
         out = out * sigmoid(out)
     tl.store(y + row * D + channel, out.to(y.dtype.element_ty), mask=in_width)
+    # state after: the window without its oldest input
     tl.store(after + place - 1, window, mask=inside & (column > 0))
 
 
@@ -53,7 +61,7 @@ _step_tuned = Tuned(
 def short_conv_one_token(
     x: Tensor, weight: Tensor, state: Tensor | None, silu: bool
 ) -> tuple[Tensor, Tensor]:
-    """`kernels.short_conv` of T = 1, without gradients: one launch."""
+    """Compute `kernels.short_conv` of T = 1, without gradients: one launch."""
     x = x if x.stride(2) == 1 else x.contiguous()  # a part of a wider projection is read where it lies
     weight = weight.contiguous()
     state = None if state is None else state.contiguous()

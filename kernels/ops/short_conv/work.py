@@ -8,7 +8,7 @@ from kernels.triton_common.work import Work, nbytes
 
 
 def work(x: Tensor, weight: Tensor, *, state: Tensor | None = None, **_options) -> list[Work]:
-    """Of a call with these arguments: k products and sums an element, in each of three products backward."""
+    """Count the operations and bytes of a call: k products and sums an element, and three times as many backward."""
     products = 2 * x.numel() * weight.shape[1]
     states = x.element_size() * x.shape[0] * x.shape[2] * (weight.shape[1] - 1)
     return [

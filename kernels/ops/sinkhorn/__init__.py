@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.dispatch import Operation, always, only_when_named
-from kernels.hyper import check_matrices, refuses_streams
 from kernels.ops.sinkhorn.reference import sinkhorn_reference
 from kernels.ops.sinkhorn.torch_ops import sinkhorn_torch
+from kernels.stream_checks import check_matrices, refuses_streams
 from kernels.triton_common import lazily, on_cuda
 
 __all__ = ["sinkhorn"]
@@ -29,7 +29,7 @@ OPERATION.register("reference", sinkhorn_reference, suits=only_when_named)
 
 
 def sinkhorn(raw: Tensor, *, iters: int = 20, backend: str = "auto") -> Tensor:
-    """Nearly doubly stochastic matrices from arbitrary ones.
+    """Make nearly doubly stochastic matrices of arbitrary ones.
 
         M = exp(raw);   iters times:   M_ij ← M_ij / Σ_i M_ij  (columns),   M_ij ← M_ij / Σ_j M_ij  (rows)
 

@@ -1,4 +1,4 @@
-"""Sinkhorn-Knopp as its definition has it."""
+"""Sinkhorn-Knopp by its definition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def sinkhorn_reference(raw: Tensor, *, iters: int) -> Tensor:
-    """exp, then divide columns and rows by their sums, in turn."""
+    """Compute exp(raw), then divide columns and rows by their sums, in turn."""
     m = raw.to(torch.promote_types(raw.dtype, torch.float32)).exp()
     for _ in range(iters):
         m = m / m.sum(-2, keepdim=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def sinkhorn_torch(raw: Tensor, *, iters: int) -> Tensor:
-    """As the reference: dividing by a sum is subtracting its logarithm, a log-softmax.
+    """Compute `kernels.sinkhorn` in log space: dividing by a sum is subtracting its logarithm, a log-softmax.
 
     The matrices' own axes come first, so that a vector unit works on many matrices at once: on a CPU 5 to 8
     times as fast as reducing over a last axis of four.

@@ -7,9 +7,9 @@ In log space the matrix after t iterations is log M_ij = raw_ij − u_i − v_j,
 so that n numbers u, 0 at first, are a matrix's whole state: any finite raw, and nothing adds up over iterations.
 
     forward   saved: raw and the result
-    backward  the forward runs again and keeps every u in a tile, of which a mask picks one; walking back, v is
-              recomputed, and both steps are undone as softmaxes: d ← d − S_rows·Σ_j d,  d ← d − S_columns·Σ_i d,
-              from d = M ⊙ M̄
+    backward  the forward runs again and stores every u in a tile, of which a mask picks one; from the last iteration
+              to the first, v is computed again, and both steps are differentiated as softmaxes, from d = M ⊙ M̄:
+              d ← d − S_rows·Σ_j d,  d ← d − S_columns·Σ_i d
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kernels.triton_common.tuning import Tuned
 
 @triton.jit
 def _load_raw(raw, place, row, column, mask, SIZE: tl.constexpr):
-    """raw [BM, N, N]; what pads it stays a matrix of its own, which no entry of raw sees."""
+    """raw [BM, N, N]; its padding is a block of its own on the diagonal, with −∞ between, so that no sum mixes them."""
     apart = (row < SIZE) != (column < SIZE)
     return tl.where(apart, -float("inf"), tl.load(raw + place, mask=mask, other=0.0).to(tl.float32))
 
@@ -41,19 +41,22 @@ def _log_sum(x, axis: tl.constexpr):
 @triton.jit
 def _iterate(logs, u):
     """One iteration: the next u, and the v between."""
+    # v_j = log Σ_i exp(raw_ij − u_i)
     v = _log_sum(logs - u[:, :, None], 1)
+    # u_i = log Σ_j exp(raw_ij − v_j)
     return _log_sum(logs - v[:, None, :], 2), v
 
 
 @triton.jit
 def _sinkhorn_forward(raw, out, MATRICES, ITERS, SIZE: tl.constexpr, N: tl.constexpr, BM: tl.constexpr):
-    """out [MATRICES, SIZE, SIZE]."""
+    """out of raw, both [MATRICES, SIZE, SIZE], in tiles N ≥ SIZE wide, BM matrices a program."""
     first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
     place = first + row * SIZE + column
     logs = _load_raw(raw, place, row, column, mask, SIZE)
     u, v = tl.zeros((BM, N), tl.float32), tl.zeros((BM, N), tl.float32)
     for _ in range(ITERS):
         u, v = _iterate(logs, u)
+    # M_ij = exp(raw_ij − u_i − v_j)
     tl.store(out + place, tl.exp(logs - v[:, None, :] - u[:, :, None]), mask=mask)
 
 
@@ -62,21 +65,25 @@ def _sinkhorn_backward(
     raw, out, dout, draw, MATRICES, ITERS,
     SIZE: tl.constexpr, N: tl.constexpr, STATES: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """draw [MATRICES, SIZE, SIZE]; STATES, a power of two, is more than ITERS."""
+    """draw of raw, out M and dout M̄, all [MATRICES, SIZE, SIZE]; STATES, a power of two, is more than ITERS."""
     first, row, column, mask = matrix_tile(MATRICES, SIZE, N, BM)
     place = first + row * SIZE + column
     logs = _load_raw(raw, place, row, column, mask, SIZE)
     step = tl.arange(0, STATES)[None, None]
+    # u of every iteration
     states, after = tl.zeros((BM, N, STATES), tl.float32), tl.zeros((BM, N), tl.float32)
     for done in range(ITERS):
         after, _v = _iterate(logs, after)
         states = tl.where(step == done + 1, after[:, :, None], states)
+    # d = M ⊙ M̄
     d = tl.load(dout + place, mask=mask, other=0.0) * tl.load(out + place, mask=mask, other=0.0)
     for done in range(ITERS):
         before = tl.sum(tl.where(step == ITERS - 1 - done, states, 0.0), axis=2)
         v = _log_sum(logs - before[:, :, None], 1)
+        # d ← d − S_rows·Σ_j d,  S_rows = exp(raw − v − u)
         columns = logs - v[:, None, :]
         d -= tl.exp(columns - after[:, :, None]) * tl.sum(d, axis=2)[:, :, None]
+        # d ← d − S_columns·Σ_i d,  S_columns = exp(raw − v − u before)
         d -= tl.exp(columns - before[:, :, None]) * tl.sum(d, axis=1)[:, None, :]
         after = before
     tl.store(draw + place, d.to(draw.dtype.element_ty), mask=mask)
@@ -119,5 +126,5 @@ def _grid(meta: dict) -> tuple[int]:
 
 
 def sinkhorn_triton(raw: Tensor, *, iters: int) -> Tensor:
-    """`kernels.sinkhorn` on a GPU: a matrix is read once and written once each way."""
+    """Compute `kernels.sinkhorn` on a GPU: a matrix is read once and written once each way."""
     return _Sinkhorn.apply(raw, iters)

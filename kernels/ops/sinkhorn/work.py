@@ -8,9 +8,10 @@ from kernels.triton_common.work import Work, nbytes
 
 
 def work(raw: Tensor, *, iters: int = 20, **_options) -> list[Work]:
-    """Of a call with these arguments: a difference, an exponential and a sum an entry in each half of an iteration.
+    """Count the operations and bytes of a call with these arguments.
 
-    Backward: that again, and in each half two exponentials, a product, a difference and a sum more.
+    Forward: a difference, an exponential and a sum an entry in each half of an iteration. Backward: that
+    again, and in each half two exponentials, a product, a difference and a sum more.
     """
     once = 6 * iters * raw.numel()
     out = 4 * raw.numel()

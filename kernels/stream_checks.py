@@ -1,4 +1,4 @@
-"""What the operations on residual streams ask of their arguments, said in a sentence with the shapes."""
+"""Checks of the arguments of operations on residual streams, with the shapes in the message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_streams(name: str, streams: Tensor, **wanted: tuple[Tensor, Sequence[i
 
 
 def refuses_streams(n: int, *tensors: Tensor) -> str | None:
-    """Why Triton kernels cannot take these tensors of n streams or n×n matrices; None if they can."""
+    """Return why Triton kernels cannot take these tensors of n streams or n×n matrices; None if they can."""
     if n > MAX_STREAMS:
         return f"needs n of at most {MAX_STREAMS}, got {n}"
     return refusal(*tensors)
