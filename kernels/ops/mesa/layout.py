@@ -15,7 +15,7 @@ from kernels.packing.chunks import chunk_counts, most_chunks
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the tokens of packed sequences stand among n chunks of C rows; a sequence begins a chunk.
+    """The places of packed tokens among n chunks of C rows; every sequence begins a chunk.
 
     source    int64 [n·C], the token of every row, T where there is none
     restore   int64 [T], the row of every token
@@ -60,6 +60,7 @@ class Chunks:
 
     @staticmethod
     def of(tokens: int, size: int, cu_seqlens: Tensor | None) -> Chunks:
+        """The chunks of `size` tokens, or fewer if there are not so many, of T tokens in all."""
         size = max(1, min(size, tokens))
         return Chunks(tokens, size, None if cu_seqlens is None else Packing.of(cu_seqlens, tokens, size))
 

@@ -32,9 +32,11 @@ class BranchInputs(NamedTuple):
 
 
 class BranchGradient(NamedTuple):
-    """What arrives at a branch: do [B, Tq, H, V], gates [B, Tq, H, 3], delta fp32 [B, Tq, H, 3], lse fp32 [B, Tq, H].
+    """The gradient that arrives at a branch, and the numbers that take it through the branch's softmax.
 
-    do, gates and delta are those of the sum of the branches, lse the branch's own log-sum-exps to base 2.
+    do     [B, Tq, H, V], of the sum of the branches
+    gates  [B, Tq, H, 3]; delta fp32 [B, Tq, H, 3]: δ_b = g_b·(do·o_b) of all branches
+    lse    fp32 [B, Tq, H], the branch's own log-sum-exps to base 2
     """
 
     do: Tensor
