@@ -1,4 +1,4 @@
-"""What every attention asks of its arguments, said in a sentence that has the shapes in it."""
+"""Checks of arguments that all attention operations share, and how they deal with autocast."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def in_autocast_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """A context in which products keep the dtype of their factors, whatever the caller's autocast."""
+    """A context without autocast where x lives: products have the dtype of their factors."""
     return torch.autocast(x.device.type, enabled=False) if autocasts(x) else nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""Blocks of queries, each with the keys that it may see: how scores are computed in memory linear in T."""
+"""Blocks of queries, each with the keys that it may see, so that scores are computed in memory linear in T."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kernels.packing.boundaries import sequence_starts
 
 LARGEST = 128
 """Queries a block: enough for matrix products, few enough that little of a causal block is masked."""
@@ -35,7 +37,7 @@ class Block:
         return x[:, self.first : self.last]
 
     def keys(self, x: Tensor) -> Tensor:
-        """What the block sees of x [B, Tk, ...]."""
+        """The keys' part of x [B, Tk, ...]."""
         return x[:, self.begin : self.end]
 
 
@@ -56,16 +58,7 @@ def query_blocks(queries: int, keys: int, size: int, cu_seqlens: Tensor | None, 
         yield Block(first, last, begin, last + offset, seen, position - begin)
 
 
-def sequence_starts(cu_seqlens: Tensor | None, time: int, device) -> Tensor:
-    """For every token of the packed axis the first token of its sequence, int64 [T]; 0 where nothing is packed."""
-    if cu_seqlens is None:
-        return torch.zeros(time, dtype=torch.int64, device=device)
-    token = torch.arange(time, device=device)
-    sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), token, right=True)
-    return cu_seqlens[sequence].to(torch.int64)
-
-
 def block_size(numbers_a_query: int, device: torch.device) -> int:
-    """How many queries a block may have when each needs that many numbers."""
+    """The number of queries of a block when each needs that many numbers."""
     budget = BUDGET.get(device.type, BUDGET["cuda"])
     return min(LARGEST, max(1, budget // max(1, numbers_a_query)))

@@ -23,7 +23,7 @@ def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
 
 
 def positions_like(x: Tensor, positions: Tensor) -> Tensor:
-    """Positions with a batch, a time and a head axis that broadcast against x [B, T, H, D]."""
+    """View positions with a batch, a time and a head axis that broadcast against x [B, T, H, D]."""
     if x.dim() != 4 or x.shape[-1] % 2:
         raise ValueError(f"rope needs x [B, T, H, D] with an even D, got {tuple(x.shape)}")
     batch, time, heads, _ = x.shape
@@ -39,14 +39,14 @@ def positions_like(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin of p·base^(−2i/width): two tensors [*positions.shape, width/2]."""
+    """The cosines and sines of p·base^(−2i/width): two tensors [*positions.shape, width/2]."""
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
     angle = positions.to(dtype).unsqueeze(-1) * base**-exponents
     return angle.cos(), angle.sin()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., D] with its adjacent pairs turned; cos, sin [..., D/2]. Returns x's dtype."""
+    """Turn the adjacent pairs of x [..., D] by angles with these cos and sin [..., D/2]; returns x's dtype."""
     pairs = x.to(cos.dtype).unflatten(-1, (-1, 2))
     # Complex arithmetic is four times faster on a CPU; compilers generate code for real arithmetic only.
     turned = _turn_real(pairs, cos, sin) if torch.compiler.is_compiling() else _turn(pairs, cos, sin)

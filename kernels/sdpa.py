@@ -1,7 +1,6 @@
-"""Softmax attention over unpacked sequences, in memory linear in their length.
+"""Softmax attention over unpacked sequences by PyTorch's `scaled_dot_product_attention`, in memory linear in T.
 
-PyTorch's `scaled_dot_product_attention` does the work. This file brings a call into the forms that its fused
-kernels take: no mask at all, or a mask for one block of queries.
+Calls are brought into the forms that its fused kernels take: no mask at all, or a mask for one block of queries.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ SMALLEST_BLOCK, LARGEST_BLOCK = 64, 256
 
 
 def query_block(window: int) -> int:
-    """Queries a block under a window: about as many as the window, so that half of a block is of use."""
+    """Queries of a block under a window: about as many as the window, so that half of a block is of use."""
     return min(max(window, SMALLEST_BLOCK), LARGEST_BLOCK)
 
 
 def dense_attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window: int | None, scale: float | None
 ) -> Tensor:
-    """softmax(scale·q·kᵀ + mask)·v; q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V] -> [B, Tq, H, V].
+    """Attention softmax(scale·q·kᵀ + mask)·v of q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V].
+
+    returns [B, Tq, H, V]
 
     Query i stands at position i + Tk − Tq. Memory is linear in Tq and Tk, window or not.
     """
@@ -50,7 +51,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, s
 
 
 def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float) -> Tensor:
-    """Blocks of queries, each over its own block of keys and as many earlier ones as the window reaches.
+    """Attend blocks of queries, each to its own block of keys and as many earlier ones as the window reaches.
 
     Keys are split once and blocks put together from the parts: of a slice a block autograd would make a gradient of
     the whole key axis a block, which is quadratic in time.
@@ -72,7 +73,7 @@ def _attend_in_blocks(q: Tensor, k: Tensor, v: Tensor, window: int, scale: float
 
 
 def _mask(rows: int, before: int, window: int, like: Tensor) -> Tensor:
-    """0 where row i sees column j, which is i + before − j tokens older, else −inf; SDPA's own dtype.
+    """An additive mask: 0 where row i sees column j, which is i + before − j tokens older, else −∞; q's dtype.
 
     Every block takes a part of this one mask, so that autograd keeps one and not one a block.
     """
@@ -88,7 +89,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, **options) -> Tensor:
 
 
 def _one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zero channels where K ≠ V: the fused kernels want one width, and without them memory is quadratic.
+    """Pad q, k or v to one width where K ≠ V: the fused kernels want it, and without them memory is quadratic.
 
     On the meta device nothing is stored, and operations should be counted as the definition has them.
     """

@@ -1,4 +1,4 @@
-"""What FlashAttention kernels ask of their inputs, whoever ships them."""
+"""Limits that all FlashAttention kernels put on their inputs, whoever ships them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_WIDTH = 256
 
 
 def flash_refuses(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """Why a FlashAttention kernel cannot take these tensors; None if it can."""
+    """The reason why a FlashAttention kernel cannot take these tensors; None if it can."""
     if not q.is_cuda:
         return f"needs CUDA tensors, got {q.device.type}"
     if q.dtype not in (torch.float16, torch.bfloat16):

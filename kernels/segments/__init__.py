@@ -21,7 +21,7 @@ def segment_attention(
     window: int | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Softmax attention in which a token sees only its own segment.
+    """Softmax attention in which a token sees only the tokens of its own segment.
 
     q           [M, H, K]; k [M, Hkv, K]; v [M, Hkv, V]
     cu_seqlens  integer [S+1], 0 = cu[0] ≤ … ≤ cu[S] = M; segment i is [cu[i], cu[i+1]), possibly empty

@@ -19,7 +19,7 @@ from kernels.segments.eager import segment_attention_eager
 def segment_attention_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, causal: bool, window: int | None, scale: float
 ) -> Tensor:
-    """`segment_attention_eager` behind one operator."""
+    """Compute `segment_attention_eager` behind one operator."""
     return segment_attention_eager(q, k, v, cu_seqlens, causal=causal, window=window, scale=scale)
 
 
@@ -68,7 +68,7 @@ segment_attention_op.register_autograd(_backward, setup_context=_save)
 
 
 def balanced_entries(tokens: int, segments: int, window: int | None) -> int:
-    """Score entries of `tokens` in equal segments: n² each, under a window what blocks of queries read."""
+    """Score entries of `tokens` in equal segments: n² each; under a window those of its blocks of queries."""
     length = tokens / max(segments, 1)
     return round(tokens * (length if window is None else min(length, window + query_block(window) - 1)))
 

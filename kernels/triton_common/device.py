@@ -51,20 +51,3 @@ def sum_rows(parts: Tensor, dtype: torch.dtype) -> Tensor:
     columns = total.numel()
     _sum_rows[(triton.cdiv(columns, 64),)](parts, total, parts.shape[0], columns, BR=32, BC=64)
     return total
-
-
-@triton.jit
-def load_rows(x, row, used, WIDTH, BW: tl.constexpr):
-    """[R, BW]: these rows of a contiguous x [·, WIDTH], 0 where a row is unused and beyond the width."""
-    column = tl.arange(0, BW)
-    mask = used[:, None] & (column < WIDTH)[None]
-    return tl.load(x + row.to(tl.int64)[:, None] * WIDTH + column[None], mask=mask, other=0.0)
-
-
-@triton.jit
-def store_rows(x, row, used, values, WIDTH, BW: tl.constexpr):
-    """Write values [R, BW], in x's dtype, to these rows of a contiguous x [·, WIDTH] where they are used."""
-    column = tl.arange(0, BW)
-    mask = used[:, None] & (column < WIDTH)[None]
-    place = x + row.to(tl.int64)[:, None] * WIDTH + column[None]
-    tl.store(place, values.to(x.dtype.element_ty), mask=mask)

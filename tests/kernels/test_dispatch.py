@@ -8,7 +8,7 @@ from support.kernel_cases import packed, qkv
 
 from kernels import attention, timeline_attention
 from kernels.dispatch import Operation, never, only_when_named
-from kernels.ops.attention.packed import register_packed
+from kernels.ops.attention.plugin_backend import register_plugin
 
 
 def two_backends() -> Operation:
@@ -107,7 +107,7 @@ def test_libraries_for_packed_sequences_are_given_every_option(asked, wanted, wi
 
     operation = Operation("made up")
     plugin = SimpleNamespace(packed_attention=packed_attention, refuses=lambda *_: None)
-    register_packed(operation, "made up", plugin, suits=lambda *_, **__: True)
+    register_plugin(operation, "made up", plugin, suits=lambda *_, **__: True)
     q, k, v = qkv(2, 5, width=4, queries=3)
     out = operation(q, k, v, causal=True, window=window, scale=asked, cu_seqlens=None)
     assert torch.equal(out, q)

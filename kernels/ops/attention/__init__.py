@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, only_when_named
-from kernels.ops.attention.packed import register_packed
+from kernels.ops.attention.plugin_backend import register_plugin
 from kernels.ops.attention.reference import attention_reference
 from kernels.ops.attention.torch_ops import attention_torch
 from kernels.plugins import flash, varlen
@@ -20,9 +20,9 @@ def _packed_or_windowed(q, k, v, *, window=None, cu_seqlens=None, **_) -> bool:
 
 OPERATION = Operation("attention")
 # PyTorch's dense SDPA picks among several kernels by itself; varlen is for what it cannot express.
-register_packed(OPERATION, "varlen", varlen, suits=_packed_or_windowed)
+register_plugin(OPERATION, "varlen", varlen, suits=_packed_or_windowed)
 OPERATION.register("torch", attention_torch, suits=always)
-register_packed(OPERATION, "flash_attn", flash, suits=only_when_named)
+register_plugin(OPERATION, "flash_attn", flash, suits=only_when_named)
 OPERATION.register("reference", attention_reference, suits=only_when_named)
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import without_autocast
+from kernels.packing.boundaries import token_sequences
 
 
 def attention_reference(
@@ -18,7 +19,7 @@ def attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i sees; at least fp32, memory Tq × Tk."""
+    """Attention o_i = Σ_j softmax_j(scale·q_i·k_j)·v_j over the keys j that i sees; at least fp32, memory Tq × Tk."""
     mask = visible(q.shape[1], k.shape[1], causal, window, cu_seqlens, q.device)
     return masked_attention(q, k, v, mask, scale)
 
@@ -43,13 +44,13 @@ def visible(
     cu_seqlens: Tensor | None,
     device: torch.device,
 ) -> Tensor:
-    """Bool [Tq, Tk]: whether query i, which stands at position i + Tk − Tq, sees key j."""
+    """Whether query i, which stands at position i + Tk − Tq, sees key j, bool [Tq, Tk]."""
     i = torch.arange(queries, device=device)[:, None] + keys - queries
     j = torch.arange(keys, device=device)[None, :]
     mask = j <= i if causal else torch.ones(queries, keys, dtype=torch.bool, device=device)
     if window is not None:
         mask = mask & (i - j < window)
     if cu_seqlens is not None:
-        sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), j[0], right=True)
+        sequence = token_sequences(cu_seqlens, keys)
         mask = mask & (sequence[:, None] == sequence[None, :])
     return mask

@@ -18,7 +18,7 @@ def attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """SDPA for whole sequences, by blocks of queries under a window, by segments for packed ones."""
+    """Compute `kernels.attention` by SDPA: in blocks of queries under a window, by segments where packed."""
     if cu_seqlens is None:
         return dense_attention(q, k, v, causal=causal, window=window, scale=scale)
     packed = segment_attention(q[0], k[0], v[0], cu_seqlens, causal=causal, window=window, scale=scale)

@@ -1,4 +1,4 @@
-"""What the lightning indexer learns from: the public function and its backends."""
+"""The lightning indexer's loss: the public function and its backends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def indexer_kl(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """How far the indexer's scores are from the attention that they stand for.
+    """The divergence between the attention weights and the indexer's scores, its loss.
 
         p_ts = mean_h softmax_s(scale · q_th·k_s)                      (detached: q, k get no gradient)
         loss = mean_t Σ_s p_ts · (log p_ts − log softmax_s(τ·I_ts))    over each sequence, then over sequences

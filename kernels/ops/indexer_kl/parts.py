@@ -13,7 +13,7 @@ from kernels.query_blocks import block_size, query_blocks
 
 
 def gathers(selected: int, keys: int, copied: int) -> bool:
-    """Whether copies of `selected` keys for every query, each of so many numbers, are cheaper than a mask.
+    """Whether copies of `selected` keys for every query, of `copied` numbers each, are cheaper than a mask.
 
     Measured on a CPU core. A gathered pair of tokens costs as much as 2.5 masked ones, and one more for every 40
     numbers copied; most of either is exponentials and passes, so that fewer keys are worth a copy sooner than
@@ -24,7 +24,7 @@ def gathers(selected: int, keys: int, copied: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """A block: its queries, the keys it reads, which of them count, and, where gathered, their places."""
+    """A block of queries, the keys it reads, a mask of those that count, and, where gathered, their places."""
 
     queries: slice
     keys: slice
@@ -32,7 +32,7 @@ class Part:
     places: Tensor | None = None
 
     def read(self, x: Tensor) -> Tensor:
-        """The keys x [B, T, ...] as the block reads them: [B, S, ...], or gathered [B, C, ..., n, D]."""
+        """Read the block's keys of x [B, T, ...]: [B, S, ...], or gathered [B, C, ..., n, D]."""
         x = x[:, self.keys]
         if self.places is None:
             return x
@@ -51,7 +51,7 @@ class Part:
 def parts(
     q: Tensor, k: Tensor, q_idx: Tensor, indices: Tensor | None, cu_seqlens: Tensor | None
 ) -> Iterator[Part]:
-    """Blocks of queries over all keys that they see, or, given indices, over those."""
+    """Yield blocks of queries with all keys that they see or, given indices, with those."""
     batch, time = q.shape[:2]
     heads, index_width = max(q.shape[2], q_idx.shape[2]), q_idx.shape[3]
     if indices is None:

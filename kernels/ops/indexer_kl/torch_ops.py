@@ -29,7 +29,7 @@ def indexer_kl_torch(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The operator that holds the blocks; without its gradients where nobody will ask for them."""
+    """Compute `kernels.indexer_kl` in blocks of queries; gradients only where they will be asked for."""
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -37,7 +37,7 @@ def indexer_kl_torch(
 
 
 def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """p [B, C, S]: attention over the mask [B or 1, C, S], averaged over heads, summing to 1.
+    """The target p [B, C, S]: attention over the mask [B or 1, C, S], averaged over heads, summing to 1.
 
     q [B, C, H, K]; k [B, S, Hkv, K], or [B, C, Hkv, S, K] gathered for every query.
     """
@@ -58,7 +58,7 @@ def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor
 def divergence(
     indexer: list[Tensor], p: Tensor, mask: Tensor, weight: Tensor, kind: str, learns: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """Σ_t weight_t·KL(p_t ‖ π_t), π = softmax(τ·I) over the mask, and, where asked for, its gradients.
+    """The loss Σ_t weight_t·KL(p_t ‖ π_t), π = softmax(τ·I) over the mask, and, where asked for, its gradients.
 
     indexer: q [B, C, HI, DI], k [B, S, DI] or gathered [B, C, S, DI], w [B, C, HI], bias [HI], tau []. With
     z the logits of the indexer's heads: ∂/∂(τI) = weight·(π − p), ∂I/∂w = σ(z), ∂I/∂z = w·σ′(z), where σ′ is
@@ -122,7 +122,7 @@ def indexer_kl_op(
 
 
 def _weights(q_idx: Tensor, cu_seqlens: Tensor | None) -> Tensor:
-    """[B, T], summing to 1: every sequence counts the same, and so does every query of a sequence."""
+    """weight_t [B, T], summing to 1: every sequence counts the same, and so does every query of a sequence."""
     batch, time = q_idx.shape[:2]
     if cu_seqlens is None:
         return q_idx.new_full((batch, time), 1 / (batch * time))

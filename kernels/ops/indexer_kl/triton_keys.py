@@ -5,15 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.indexer_kl.triton_tiles import attention_mean, index_scores, index_slopes
+from kernels.ops.indexer_kl.triton_tiles import attention_mean, index_gradients, index_scores
 from kernels.ops.lightning_topk.triton_scores import index_queries
-from kernels.triton_common.device import chunk_bounds, load_rows, store_rows
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
 def _block_of_keys(table, cu, T, BLOCKS, BS: tl.constexpr, SELECTED: tl.constexpr):
-    """Keys [BS] of this program, where they end; without lists these are a chunk of a sequence, or none."""
+    """The program's keys [BS] and where they end; without lists these are a chunk of a sequence, or none."""
     block = tl.program_id(0).to(tl.int64)
     if SELECTED:
         first = block // BLOCKS * T + block % BLOCKS * BS
@@ -30,12 +31,17 @@ def _keys(
     scale, index_scale, T, BLOCKS, G, HKV, K, HI, DI, SELECTED: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """d_k = Σ_tj ∂loss/∂(q_tj·k_s/√d_I)·q_tj/√d_I over the queries that see a key."""
+    """dk_s = Σ_tj ∂loss/∂z_tj,s · q_tj/√d_I over the queries that see key s.
+
+    in      attention: q, k, lse; indexer: q_idx, k_idx, w_idx, bias, tau; index_lse, weights of the kernel by query
+    out     dk like k_idx
+    layout  table, cu of chunks of BS keys; or lists_first, lists_query, lists_bits of `Selectors` (SELECTED)
+    """
     key, key_end = _block_of_keys(table, cu, T, BLOCKS, BS, SELECTED)
     is_key = key < key_end
     first = tl.min(key, axis=0)
     k_tile = load_rows(k_idx, key, is_key, DI, BD)
-    sharpness = tl.load(tau).to(tl.float32)
+    tau_value = tl.load(tau).to(tl.float32)
     gradient = tl.zeros((BS, BD), tl.float32)
     if SELECTED:
         begin = tl.load(lists_first + tl.program_id(0))
@@ -46,27 +52,32 @@ def _keys(
         place = start + tl.arange(0, BQ)
         exists = place < end
         if SELECTED:
+            # the queries whose lists name a key of the block; bit s says which
             query = tl.load(lists_query + place, mask=exists, other=0)
             bits = tl.load(lists_bits + place, mask=exists, other=0)
             visible = (bits[:, None] >> tl.arange(0, BS).to(tl.int64)[None]) & 1 == 1
         else:
+            # the queries at the block's first key and behind it
             query = place
             visible = exists[:, None] & is_key[None] & (key[None] <= query[:, None])
+        # p_ts, and I_ts again
         p = attention_mean(q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK)
         q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
         active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
+        # ∂loss/∂z_tj,s
         log_total = tl.load(index_lse + query, mask=exists, other=0.0)
         weight = tl.load(weights + query, mask=exists, other=0.0)
-        _, _, by_logit = index_slopes(
-            active, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH, SCORES
+        _, _, d_logit = index_gradients(
+            active, w_rows, scores, p, visible, log_total, weight, tau_value, BQ, BH, SCORES
         )
-        gradient += tl.dot(tl.trans(by_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
+        # dk_s = Σ_tj ∂loss/∂z_tj,s·q_tj/√d_I
+        gradient += tl.dot(tl.trans(d_logit.to(q_rows.dtype)), q_rows, input_precision="ieee")
     store_rows(dk, key, is_key, gradient * index_scale, DI, BD)
 
 
 @triton.jit
 def scale_by(x, factor, out, SIZE, BLOCK: tl.constexpr):
-    """out = factor·x, element by element; the factor is one number on the device."""
+    """Multiply: out = factor·x, element by element; the factor is one number on the device."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     scaled = tl.load(x + place, mask=place < SIZE, other=0.0).to(tl.float32) * tl.load(factor).to(tl.float32)
     tl.store(out + place, scaled.to(out.dtype.element_ty), mask=place < SIZE)

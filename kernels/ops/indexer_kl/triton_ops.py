@@ -14,6 +14,8 @@ fp16 become fp32: derivatives by a pair of tokens are below what fp16 holds.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 from torch import Tensor
@@ -22,21 +24,50 @@ from kernels.ops.indexer_kl.triton_keys import keys_tuned, scale_by
 from kernels.ops.indexer_kl.triton_queries import attention_sums_tuned, queries_tuned
 from kernels.ops.lightning_topk.triton_ops import MOST_ROWS, alike, index_sizes
 from kernels.ops.sparse_attention.inverse import BLOCK, selectors
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded, sum_rows
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.packing import boundaries, chunk_table
 
 PARTS = 32
 """Programs' parts are added this many a row first."""
+
+
+class _Call(NamedTuple):
+    """The arguments of one call, contiguous, as all its kernels read them."""
+
+    q: Tensor
+    k: Tensor
+    indexer: tuple[Tensor, ...]  # q_idx, k_idx, w_idx, bias, tau
+    indices: Tensor | None
+    scale: float
+    scores: str
+    cu_seqlens: Tensor | None
+
+    @property
+    def index_scale(self) -> float:
+        """1/√d_I."""
+        return self.indexer[0].shape[-1] ** -0.5
+
+
+class _Sums(NamedTuple):
+    """Results of the kernels by query that the kernel by key reads, fp32.
+
+    lse [B, T, H]: log Σ exp of attention; index_lse [B, T]: of τ·I; weights [B, T]: weight_t
+    """
+
+    lse: Tensor
+    index_lse: Tensor
+    weights: Tensor
 
 
 class _IndexerKL(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q_idx, k_idx, w_idx, bias, tau, q, k, indices, scale, scores, cu_seqlens, learns):
         indexer = (*alike(*_wide_enough(q_idx, k_idx)), w_idx.contiguous(), bias.contiguous(), tau)
-        q, k = q.contiguous(), k.contiguous()
         indices = None if indices is None else indices.contiguous()
-        loss, found = _loss_and_gradients(q, k, indexer, indices, scale, scores, cu_seqlens, learns)
+        call = _Call(q.contiguous(), k.contiguous(), indexer, indices, scale, scores, cu_seqlens)
+        loss, found = _loss_and_gradients(call, learns)
         ctx.save_for_backward(*found)
         ctx.dtypes = [x.dtype for x in (q_idx, k_idx, w_idx, bias, tau)]
         return loss
@@ -57,7 +88,10 @@ def _wide_enough(*tensors: Tensor) -> list[Tensor]:
 
 
 def _tiles(q: Tensor, k: Tensor, q_idx: Tensor, selected: bool) -> dict[str, int]:
-    """Sizes for one program of queries; with lists it has one, whose heads alone have to fill a product's rows."""
+    """Sizes of the kernels, by their names in triton_queries.py.
+
+    With lists a program has one query, whose heads alone have to fill a product's rows.
+    """
     group, width = q.shape[2] // k.shape[2], q.shape[3]
     sizes = index_sizes(q_idx)
     if selected:
@@ -75,54 +109,50 @@ def _tiles(q: Tensor, k: Tensor, q_idx: Tensor, selected: bool) -> dict[str, int
     }
 
 
-def _loss_and_gradients(
-    q: Tensor, k: Tensor, indexer: tuple[Tensor, ...], indices: Tensor | None, scale: float, scores: str, cu_seqlens,
-    learns: bool,
-) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
+def _loss_and_gradients(call: _Call, learns: bool) -> tuple[Tensor, list[Tensor]]:
     """The loss [] and, in fp32, its gradients for the five tensors of the indexer; undefined unless `learns`."""
-    q_idx, k_idx, w_idx, _, tau = indexer
+    q, k, indices = call.q, call.k, call.indices
+    q_idx, k_idx, w_idx, _, tau = call.indexer
     sizes = _tiles(q, k, q_idx, indices is not None)
-    cu, table = boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, sizes["BQ"])
+    cu, table = boundaries(q, call.cu_seqlens), chunk_table(q, call.cu_seqlens, sizes["BQ"])
     fp32 = {"dtype": torch.float32, "device": q.device}
-    lse, index_lse, weights = (torch.empty(shape, **fp32) for shape in (q.shape[:3], *[q.shape[:2]] * 2))
+    sums = _Sums(*(torch.empty(shape, **fp32) for shape in (q.shape[:3], *[q.shape[:2]] * 2)))
     dq, dk, dw = (torch.empty(x.shape if learns else 0, **fp32) for x in (q_idx, k_idx, w_idx))
     lists = {"T": q.shape[1], "N": 0 if indices is None else indices.shape[2]}
     of_attention = {name: sizes[name] for name in ("G", "HKV", "K", "BQ", "BG", "BK", "SELECTED")}
     heads = sizes["HKV"] * triton.cdiv(sizes["G"], sizes["BG"])
-    attention_sums_tuned[(len(table), heads)](q, k, indices, lse, table, cu, scale, **lists, **of_attention)
-    index_scale = q_idx.shape[-1] ** -0.5
+    attention_sums_tuned[(len(table), heads)](
+        q, k, indices, sums.lse, table, cu, call.scale, **lists, **of_attention
+    )
     parts = torch.zeros(triton.cdiv(len(table), PARTS) * PARTS, sizes["HI"] + 2, **fp32)
     queries_tuned[(len(table),)](
-        q, k, *indexer, indices, lse, index_lse, weights, parts, dq, dw, table, cu, scale, index_scale,
-        **lists, **sizes, SEQUENCES=len(cu) - 1, LEARNS=learns, SCORES=scores,
+        q, k, *call.indexer, indices, *sums, parts, dq, dw, table, cu, call.scale, call.index_scale,
+        **lists, **sizes, SEQUENCES=len(cu) - 1, LEARNS=learns, SCORES=call.scores,
     )  # fmt: skip
     total = sum_rows(
         sum_rows(parts.view(-1, PARTS * parts.shape[1]), torch.float32).view(PARTS, -1), torch.float32
     )
     if learns:
-        _key_gradient(
-            q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, scores, cu_seqlens
-        )
+        _key_gradient(call, sums, dk)
     return total[0].clone(), [dq, dk, dw, total[2:].clone(), total[1].clone().view_as(tau)]
 
 
-def _key_gradient(
-    q, k, indexer, lse, index_lse, weights, dk, indices, scale, index_scale, scores, cu_seqlens
-) -> None:
+def _key_gradient(call: _Call, sums: _Sums, dk: Tensor) -> None:
     """Fill dk [B, T, DI]."""
-    sizes = _tiles(q, k, indexer[0], selected=False)
+    q, k, indices = call.q, call.k, call.indices
+    sizes = _tiles(q, k, call.indexer[0], selected=False)
     sizes["SELECTED"] = indices is not None
     blocks = triton.cdiv(q.shape[1], BLOCK)
     if indices is None:
-        table, cu, lists = chunk_table(q, cu_seqlens, BLOCK), boundaries(q, cu_seqlens), (None, None, None)
-        programs = len(table)
+        table, cu = chunk_table(q, call.cu_seqlens, BLOCK), boundaries(q, call.cu_seqlens)
+        lists, programs = (None, None, None), len(table)
     else:
         inverse = selectors(indices, q.shape[1])
         table, cu, lists = None, None, (inverse.first, inverse.query, inverse.bits)
         programs = q.shape[0] * blocks
     keys_tuned[(programs,)](
-        q, k, *indexer, lse, index_lse, weights, dk, table, cu, *lists, scale, index_scale,
-        T=q.shape[1], BLOCKS=blocks, BS=BLOCK, SCORES=scores, **sizes,
+        q, k, *call.indexer, *sums, dk, table, cu, *lists, call.scale, call.index_scale,
+        T=q.shape[1], BLOCKS=blocks, BS=BLOCK, SCORES=call.scores, **sizes,
     )  # fmt: skip
 
 
@@ -140,7 +170,7 @@ def indexer_kl_triton(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """`kernels.indexer_kl` on a GPU; without gradients where nobody will ask for them."""
+    """Compute `kernels.indexer_kl` on a GPU; gradients only where they will be asked for."""
     indexer = q_idx, k_idx, w_idx, bias, tau
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

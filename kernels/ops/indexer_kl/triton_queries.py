@@ -1,4 +1,15 @@
-"""The indexer's loss by query: sums of exponentials, then the loss and the gradients of what belongs to queries."""
+"""The indexer's loss by query: sums of exponentials, then the loss and the gradients of what belongs to queries.
+
+    p_ts = mean_h e^(scale·q_th·k_s − lse_th)          π_ts = e^(τ·I_ts − log Σ_s e^(τ·I_ts))
+    loss = Σ_t weight_t·Σ_s p_ts·(log p_ts − log π_ts),   weight_t = 1/(T_n·N) in sequence n of N
+
+Sizes of all kernels of this operation:
+
+    T, N       tokens of a sequence, places of a query's list
+    G, HKV, K  query heads a KV head, KV heads, width of attention; BG, BK: of tiles
+    HI, DI     index heads and their width; BH, BD: of tiles
+    BQ, BS     queries and keys of a tile
+"""
 
 from __future__ import annotations
 
@@ -9,26 +20,26 @@ from kernels.ops.indexer_kl.triton_tiles import (
     attention_logits,
     attention_mean,
     attention_queries,
+    index_gradients,
     index_scores,
-    index_slopes,
     seen_keys,
 )
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_queries
-from kernels.triton_common.device import chunk_bounds, load_rows, store_rows
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_rows, running_max, store_rows
 from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
 def _more_exponentials(logits, largest, total):
-    """Take logits [R, BS] into Σ exp, kept as its largest logit and the sum beside it."""
-    before, largest = largest, tl.maximum(largest, tl.max(logits, axis=1))
-    centre = tl.where(largest == float("-inf"), 0.0, largest)
-    return largest, total * tl.exp(before - centre) + tl.sum(tl.exp(logits - centre[:, None]), axis=1)
+    """Add logits [R, BS] to Σ e^logit, which is held as its largest logit m and Σ e^(logit − m)."""
+    largest, centre, shrink = running_max(largest, logits)
+    return largest, total * shrink + tl.sum(tl.exp(logits - centre[:, None]), axis=1)
 
 
 @triton.jit
 def _log_sum(largest, total):
-    """log Σ exp; of nothing 0, where every logit is −∞ and so every share is 0."""
+    """log Σ e^logit; 0 for nothing, where every logit is −∞ and so every share is 0."""
     return tl.where(total > 0, largest + tl.log(tl.where(total > 0, total, 1.0)), 0.0)
 
 
@@ -37,7 +48,7 @@ def _attention_sums(
     q, k, indices, lse, table, cu, scale, T, N, G, HKV, K, SELECTED: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """lse [B·T, H] = log Σ_s exp(scale·q_th·k_s) over what t sees."""
+    """lse [B·T, H] = log Σ_s e^(scale·q_th·k_s) over the keys that t sees; in: q, k, indices."""
     sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
     if sequence >= 0:
         query = first + tl.arange(0, BQ)
@@ -50,8 +61,10 @@ def _attention_sums(
         total = tl.zeros((BQ * BG,), tl.float32)
         for start in range(0 if SELECTED else begin, N if SELECTED else stop, BS):
             key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+            # a_th,s = scale·q_th·k_s
             logits = attention_logits(q_tile, k, kv_head, key, is_key, visible, scale, HKV, K, BQ, BG, BS, BK)
             largest, total = _more_exponentials(logits, largest, total)
+        # lse_th = log Σ_s e^(a_th,s)
         tl.store(lse + row, _log_sum(largest, total), mask=is_row)
 
 
@@ -61,11 +74,12 @@ def _index_sums(
     SELECTED: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """log Σ_s exp(τ·I_ts) over what t sees, [BQ]."""
+    """log Σ_s e^(τ·I_ts) over the keys that t sees, [BQ]."""
     largest, total = tl.full((BQ,), float("-inf"), tl.float32), tl.zeros((BQ,), tl.float32)
     for start in range(start_at, stop_at, BS):
         key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
         k_tile = load_rows(k_idx, key, is_key, DI, BD)
+        # τ·I_ts
         _, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, scale, BQ, BH, SCORES)
         logits = tl.where(visible, tau * scores, float("-inf"))
         largest, total = _more_exponentials(logits, largest, total)
@@ -79,7 +93,13 @@ def _queries(
     SELECTED: tl.constexpr, LEARNS: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """The loss, d_q and d_w; per program the parts of loss, d_τ and d_bias; for the keys log Σ exp and weights."""
+    """The loss and the gradients of the index queries, their weights, the bias and τ.
+
+    in      attention: q, k, lse [B·T, H]; indexer: q_idx, k_idx, w_idx, bias, tau; indices [B·T, N] or None
+    out     index_lse [B·T] = log Σ_s e^(τ·I_ts) and weights [B·T], for the keys' gradient; dq, dw like q_idx, w_idx;
+            parts [programs, 2 + HI]: each program's loss, d_τ and d_bias
+    layout  table, cu of chunks of BQ queries; SEQUENCES: N of the loss
+    """
     sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
     if sequence >= 0:
         query = first + tl.arange(0, BQ)
@@ -87,46 +107,54 @@ def _queries(
         stop = tl.minimum(first + BQ, end)
         start_at = 0 if SELECTED else begin
         stop_at = N if SELECTED else stop
-        sharpness = tl.load(tau).to(tl.float32)
+        tau_value = tl.load(tau).to(tl.float32)
         q_rows, w_rows, bias_rows = index_queries(q_idx, w_idx, bias, query, exists, HI, DI, BQ, BH, BD)
+        # log Σ_s e^(τ·I_ts)
         log_total = _index_sums(
-            q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, sharpness,
+            q_rows, w_rows, bias_rows, k_idx, indices, query, exists, start_at, stop_at, stop, tau_value,
             index_scale, T, N, DI, SELECTED, SCORES, BQ, BH, BS, BD,
         )  # fmt: skip
         length = (end - begin).to(tl.float32)
+        # every sequence counts the same, and so does every query of a sequence
         weight = tl.where(exists, 1 / (length * SEQUENCES), 0.0)
         tl.store(index_lse + query, log_total, mask=exists)
         tl.store(weights + query, weight, mask=exists)
-        loss, by_tau = tl.zeros((BQ,), tl.float32), tl.zeros((BQ,), tl.float32)
-        by_w, by_bias = tl.zeros((BQ * BH,), tl.float32), tl.zeros((BQ * BH,), tl.float32)
-        by_q = tl.zeros((BQ * BH, BD), tl.float32)
+        loss, d_tau = tl.zeros((BQ,), tl.float32), tl.zeros((BQ,), tl.float32)
+        d_w, d_bias = tl.zeros((BQ * BH,), tl.float32), tl.zeros((BQ * BH,), tl.float32)
+        d_q = tl.zeros((BQ * BH, BD), tl.float32)
         for start in range(start_at, stop_at, BS):
             key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)
+            # p_ts = mean_h e^(a_th,s − lse_th)
             p = attention_mean(
                 q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K, BQ, BG, BS, BK
             )
             k_tile = load_rows(k_idx, key, is_key, DI, BD)
+            # I_ts = Σ_j w_tj·σ(z_tj,s)
             active, scores = index_scores(q_rows, k_tile, w_rows, bias_rows, index_scale, BQ, BH, SCORES)
-            some = p > 0
-            apart = tl.log(tl.where(some, p, 1.0)) - (sharpness * scores - log_total[:, None])
-            loss += tl.sum(tl.where(some, p * apart, 0.0), axis=1)
+            # loss_t = Σ_s p_ts·(log p_ts − (τ·I_ts − log Σ_s e^(τ·I_ts)))
+            positive = p > 0
+            log_ratio = tl.log(tl.where(positive, p, 1.0)) - (tau_value * scores - log_total[:, None])
+            loss += tl.sum(tl.where(positive, p * log_ratio, 0.0), axis=1)
             if LEARNS:
-                slope, by_score, by_logit = index_slopes(
-                    active, w_rows, scores, p, visible, log_total, weight, sharpness, BQ, BH, SCORES
+                # ∂loss/∂(τI), ∂loss/∂I and ∂loss/∂z
+                d_scaled, d_score, d_logit = index_gradients(
+                    active, w_rows, scores, p, visible, log_total, weight, tau_value, BQ, BH, SCORES
                 )
-                by_tau += tl.sum(slope * scores, axis=1)
-                by_w += tl.sum(by_score * active, axis=1)
-                by_bias += tl.sum(by_logit, axis=1)
-                by_q += tl.dot(by_logit.to(k_tile.dtype), k_tile, input_precision="ieee")
+                # dτ = Σ_ts ∂loss/∂(τI)·I_ts,   dw_tj = Σ_s ∂loss/∂I·σ(z),   db_j = Σ_ts ∂loss/∂z
+                d_tau += tl.sum(d_scaled * scores, axis=1)
+                d_w += tl.sum(d_score * active, axis=1)
+                d_bias += tl.sum(d_logit, axis=1)
+                # dq_tj = Σ_s ∂loss/∂z·k_s/√d_I
+                d_q += tl.dot(d_logit.to(k_tile.dtype), k_tile, input_precision="ieee")
         part = parts + tl.program_id(0).to(tl.int64) * (HI + 2)
         tl.store(part, tl.sum(loss * weight, axis=0))
         if LEARNS:
-            tl.store(part + 1, tl.sum(by_tau, axis=0))
+            tl.store(part + 1, tl.sum(d_tau, axis=0))
             head = tl.arange(0, BH)
-            tl.store(part + 2 + head, tl.sum(tl.reshape(by_bias, (BQ, BH)), axis=0), mask=head < HI)
+            tl.store(part + 2 + head, tl.sum(tl.reshape(d_bias, (BQ, BH)), axis=0), mask=head < HI)
             row, is_row = heads_of(query, exists, 0, HI, HI, BQ, BH)
-            tl.store(dw + row, by_w, mask=is_row)
-            store_rows(dq, row, is_row, by_q * index_scale, DI, BD)
+            tl.store(dw + row, d_w, mask=is_row)
+            store_rows(dq, row, is_row, d_q * index_scale, DI, BD)
 
 
 _TILES = [

@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 
 from kernels.ops.lightning_topk.triton_scores import heads_of, index_activations, over_heads
-from kernels.triton_common.device import load_rows
+from kernels.triton_common.tiles import load_rows
 
 
 @triton.jit
 def seen_keys(indices, query, exists, start, stop, T, N, BS: tl.constexpr, SELECTED: tl.constexpr):
-    """Keys [BS] from `start`, of one query's list or of the axis; which are any, and which each query sees."""
+    """The next BS keys of one query's list or of the axis; which exist, and which each query sees."""
     place = start + tl.arange(0, BS)
     if SELECTED:
         index = tl.load(indices + query[:, None] * N + place[None], mask=(place < N)[None], other=-1)
@@ -25,6 +25,7 @@ def seen_keys(indices, query, exists, start, stop, T, N, BS: tl.constexpr, SELEC
         is_key = tl.reshape(visible, (BS,))
     else:
         key, is_key = place, place < stop
+        # s ≤ t
         visible = exists[:, None] & (place[None] <= query[:, None])
     return key, is_key, visible
 
@@ -33,7 +34,7 @@ def seen_keys(indices, query, exists, start, stop, T, N, BS: tl.constexpr, SELEC
 def attention_queries(
     q, query, exists, part, G, HKV, K, BQ: tl.constexpr, BG: tl.constexpr, BK: tl.constexpr
 ):
-    """q [BQ·BG, BK] of up to BG heads that share a KV head; that head, the rows of [·, H], and which exist.
+    """Queries [BQ·BG, BK] of up to BG heads that share a KV head; that head, the rows of [·, H], and which exist.
 
     part counts the tiles of BG heads: those of the first KV head, then of the next.
     """
@@ -49,7 +50,7 @@ def attention_logits(
     q_tile, k, kv_head, key, is_key, visible, scale, HKV, K,
     BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """scale·q·k of rows (query, head) and keys, [BQ·BG, BS]; −∞ where not visible."""
+    """Logits scale·q_th·k_s of rows (query, head) and keys, [BQ·BG, BS]; −∞ where not visible."""
     k_tile = load_rows(k, key * HKV + kv_head, is_key, K, BK)
     logits = tl.reshape(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale, (BQ, BG, BS))
     return tl.reshape(tl.where(visible[:, None, :], logits, float("-inf")), (BQ * BG, BS))
@@ -60,37 +61,42 @@ def attention_mean(
     q, k, lse, query, exists, key, is_key, visible, scale, G, HKV, K,
     BQ: tl.constexpr, BG: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """p [BQ, BS]: the attention that the keys get, averaged over heads; lse [·, H] are its log Σ exp."""
+    """p_ts [BQ, BS]: the attention that the keys get, averaged over heads; lse [·, H] is its log Σ exp."""
     p = tl.zeros((BQ, BS), tl.float32)
     for part in range(HKV * tl.cdiv(G, BG)):
         q_tile, kv_head, row, is_row = attention_queries(q, query, exists, part, G, HKV, K, BQ, BG, BK)
         logits = attention_logits(q_tile, k, kv_head, key, is_key, visible, scale, HKV, K, BQ, BG, BS, BK)
         log_total = tl.load(lse + row, mask=is_row, other=float("inf"))
+        # p_ts = Σ_h e^(a_th,s − lse_th)/H
         p += over_heads(tl.exp(logits - log_total[:, None]), BQ, BG)
     return p / (G * HKV)
 
 
 @triton.jit
-def index_slopes(
+def index_gradients(
     active, w_rows, scores, p, visible, log_total, weight, tau,
     BQ: tl.constexpr, BH: tl.constexpr, SCORES: tl.constexpr,
 ):  # fmt: skip
     """The loss's derivatives: by τ·I of each pair [BQ, BS]; by I for each head, and by its logits, [BQ·BH, BS]."""
-    chosen = tl.exp(tl.where(visible, tau * scores - log_total[:, None], float("-inf")))
-    slope = (chosen - p) * weight[:, None]
-    by_score = tl.broadcast_to((slope * tau)[:, None, :], (BQ, BH, slope.shape[1]))
-    by_score = tl.reshape(by_score, (BQ * BH, slope.shape[1]))
+    # π_ts = e^(τ·I_ts − log Σ_s e^(τ·I_ts))
+    pi = tl.exp(tl.where(visible, tau * scores - log_total[:, None], float("-inf")))
+    # ∂loss/∂(τI) = weight_t·(π_ts − p_ts)
+    d_scaled = (pi - p) * weight[:, None]
+    # ∂loss/∂I = τ·∂loss/∂(τI), the same for all heads
+    d_score = tl.broadcast_to((d_scaled * tau)[:, None, :], (BQ, BH, d_scaled.shape[1]))
+    d_score = tl.reshape(d_score, (BQ * BH, d_scaled.shape[1]))
     if SCORES == "sigmoid":
-        by_logit = by_score * active * (1 - active) * w_rows[:, None]
+        # ∂loss/∂z = ∂loss/∂I·w·σ(z)·(1 − σ(z)) of a sigmoid; of a ReLU ∂loss/∂I·w where z > 0
+        d_logit = d_score * active * (1 - active) * w_rows[:, None]
     else:
-        by_logit = tl.where(active > 0, by_score * w_rows[:, None], 0.0)
-    return slope, by_score, by_logit
+        d_logit = tl.where(active > 0, d_score * w_rows[:, None], 0.0)
+    return d_scaled, d_score, d_logit
 
 
 @triton.jit
 def index_scores(
     q_rows, k_tile, w_rows, bias_rows, scale, BQ: tl.constexpr, BH: tl.constexpr, SCORES: tl.constexpr
 ):
-    """What the heads make of their logits, [BQ·BH, BS], and I [BQ, BS]."""
+    """The heads' activations σ(z_tj,s) [BQ·BH, BS], and I_ts = Σ_j w_tj·σ(z_tj,s) [BQ, BS]."""
     active = index_activations(q_rows, k_tile, bias_rows, scale, SCORES)
     return active, over_heads(active * w_rows[:, None], BQ, BH)

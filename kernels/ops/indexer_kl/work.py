@@ -19,7 +19,7 @@ def work(
     indices: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call that learns: the attention's products once, the indexer's and twice as many for its gradients.
+    """Operations and bytes of a call with gradients: the attention's products once, the indexer's thrice.
 
     All are made in the forward pass; the backward scales gradients. The kernels make the attention's products
     three times and the indexer's scores three, rather than keep them, which is not counted. Pairs are those

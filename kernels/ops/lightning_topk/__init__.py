@@ -15,7 +15,7 @@ from kernels.triton_common import lazily, on_cuda, refusal
 __all__ = ["AdaptiveK", "lightning_topk"]
 
 MOST_HEADS, MOST_KEPT = 128, 8192
-"""Index heads that a tile holds, and half the candidates of a query that one program thins at a time."""
+"""Index heads that a tile holds, and half the candidates of a query that one program prunes at a time."""
 
 
 def _refuses(
@@ -51,7 +51,7 @@ def lightning_topk(
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """The keys that each query attends to, chosen by the lightning indexer.
+    """Select the keys that each query attends to, by the lightning indexer's scores.
 
         I_ts = Σ_j w_tj · σ(q_tj·k_s/√d_I + b_j)          over s ≤ t of t's sequence; σ by `scores`
         S_t  = {t} ∪ the k_t − 1 other s of highest I_ts,  ties to the later s
@@ -67,7 +67,7 @@ def lightning_topk(
     k_max       width of the result; None: k, or the most that an AdaptiveK gives
     scores      "sigmoid": σ(z) = 1/(1 + e^−z), or "relu": σ(z) = max(z, 0)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
-    backend     auto, triton (keeps the best so far; what auto takes on a GPU), torch (blocks of
+    backend     auto, triton (candidate buffers; what auto takes on a GPU), torch (blocks of
                 queries), reference (one query at a time)
     returns     int32 [B, Tq, k_max], positions along the (packed) axis from the latest, t, to the earliest, −1
                 where unused

@@ -1,4 +1,4 @@
-"""How many keys a query keeps, from how much its scores discriminate."""
+"""The number of keys that a query keeps, from how much its scores discriminate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RULES = ("none", "seed", "inverse")
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveK:
-    """v -> k, for v the population variance of I_ts/H^I over the entries that query t sees (0 for one entry).
+    """A rule v -> k, for v the population variance of I_ts/H^I over the keys that query t sees (0 for one key).
 
         none     k = base
         seed     k = clip(base·(1 + beta·softplus(v)), least, most)       grows with v; never below 1.69·base
@@ -41,11 +41,11 @@ class AdaptiveK:
 
     @property
     def widest(self) -> int:
-        """The most that it gives."""
+        """The largest k that the rule gives."""
         return self.base if self.rule == "none" else self.most
 
     def __call__(self, variance: Tensor) -> Tensor:
-        """variance [...] in at least fp32 -> k int64 [...]."""
+        """The number of keys k, int64 [...], for a variance [...] in at least fp32."""
         if self.rule == "none":
             return torch.full_like(variance, self.base, dtype=torch.int64)
         if self.rule == "seed":

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.checks import without_autocast
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.scores import TIE, wide
-from kernels.query_blocks import sequence_starts
+from kernels.packing.boundaries import sequence_starts
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def lightning_topk_reference(
     scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """S_t = top-k_t of I_t over the visible keys, from the latest to the earliest: indices [B, Tq, k_max]."""
+    """Select S_t = top-k_t of I_t over the visible keys, from the latest to the earliest: int32 [B, Tq, k_max]."""
     q_idx, k_idx, w_idx, bias = wide(q_idx, k_idx, w_idx, bias)
     batch, queries, keys = *q_idx.shape[:2], k_idx.shape[1]
     starts = sequence_starts(cu_seqlens, keys, q_idx.device).tolist()

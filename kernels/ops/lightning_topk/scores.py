@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.checks import check_packed
 
 SCORES = ("sigmoid", "relu")
-"""What the heads make of their logits."""
+"""Activations of the heads' logits."""
 
 TIE = 2.0**-40
 """The steps in which shares I_ts/Σ_j w_tj are compared, after they are rounded to fp32."""
@@ -21,7 +21,7 @@ FIRST = 1 << 62
 
 
 def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "sigmoid") -> Tensor:
-    """I_ts = Σ_j w_tj·σ(q_tj·k_s/√d_I + b_j), differentiable; σ is the sigmoid or the ReLU.
+    """The scores I_ts = Σ_j w_tj·σ(q_tj·k_s/√d_I + b_j), differentiable; σ is the sigmoid or the ReLU.
 
     q [B, C, HI, DI], w [B, C, HI], bias [HI]; k [B, S, DI], or [B, C, S, DI] with keys of its own for every
     query. Returns [B, C, S].
@@ -47,7 +47,7 @@ def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: st
 
 
 def index_logits(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
-    """q_tj·k_s/√d_I + b_j, [B, C, HI, S]; arguments as in `index_scores`."""
+    """The heads' logits q_tj·k_s/√d_I + b_j, [B, C, HI, S]; arguments as in `index_scores`."""
     return _similar(q * q.shape[-1] ** -0.5, k) + bias[:, None]
 
 
@@ -58,7 +58,7 @@ def _similar(q: Tensor, k: Tensor) -> Tensor:
 
 
 def ranks(scores: Tensor, w: Tensor, kind: str) -> Tensor:
-    """int64 ≥ 0 [B, C, S], distinct for every key of a query: higher for a higher score, at ties for a later key.
+    """Ranks int64 ≥ 0 [B, C, S], distinct for every key of a query: higher for a higher score, then a later key.
 
     scores [B, C, S], compared in fp32: those of a sigmoid as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, those of a
     ReLU by all but the last bit.

@@ -25,7 +25,7 @@ def lightning_topk_torch(
     scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The blocks, or, where tracing must not look into them, the operator that holds them."""
+    """Compute `kernels.lightning_topk` in blocks of queries; under tracing, behind one operator."""
     inputs = [x.detach() for x in wide(q_idx, k_idx, w_idx, bias)]
     if torch.compiler.is_compiling() or q_idx.is_meta:
         counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
@@ -47,7 +47,7 @@ def lightning_topk_blocks(
     scores: str,
     cu_seqlens: Tensor | None,
 ) -> Tensor:
-    """One block after another; memory T·k_max for the result and T for a block."""
+    """Selected keys int32 [B, Tq, k_max], one block of queries after another; memory T·k_max and T a block."""
     batch, queries, heads, _ = q.shape
     size = block_size(batch * heads * k_idx.shape[1], q.device)
     out = torch.empty(batch, queries, k_max, dtype=torch.int32, device=q.device)

@@ -2,14 +2,14 @@
 
 Scores become ranks, 31 bits in the scores' order with ties where the definition has them. A program has BQ queries
 of one sequence, with all their index heads as rows of one product, and goes over the keys that they see from the
-latest to the earliest. What ranks above a query's floor goes onto the query's shelf; a full shelf is thinned to its
-best k_max, the lowest of which is the new floor. Of random scores k·ln(T/k) or so ever reach the shelf, in ln(T/k)
-thinnings or so. At the end, when the variance of the scores is known, an adaptive k says how many of the shelf's best
-are written down. As keys come from the latest, the shelf is in the result's order, and of equal ranks it is the
-later that stay.
+latest to the earliest. What ranks above a query's floor goes into the query's candidate buffer; a full buffer is
+pruned to its best k_max, the lowest of which is the new floor. Of random scores k·ln(T/k) or so ever reach the buffer,
+which is then pruned ln(T/k) times or so. At the end, when the variance of the scores is known, an adaptive k says how
+many of the buffer's best are written down. As keys come from the latest, the buffer is in the result's order, and of
+equal ranks it is the later that stay.
 
-Nothing is saved: no gradient passes. Shelves are the memory: 8 bytes times about 2·k_max a query, for the queries
-that are at work at one time.
+Nothing is saved: no gradient passes. Candidate buffers are the memory: 8 bytes times about 2·k_max a query, for the
+queries that are at work at one time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from torch import Tensor
 
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.triton_select import select_tuned
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded
-from kernels.triton_common.packing import boundaries, chunk_table
 
 MOST_ROWS = 128
 PROGRAMS = 528
-"""At most so many have shelves at one time: four on each of an H200's multiprocessors."""
+"""At most so many have candidate buffers at one time: four on each of an H200's multiprocessors."""
 ROOM = 128
-"""A shelf has room for so many newcomers at least, as many as any BS."""
-THINNED = 2048
-"""Candidates that a program thins at a time, in as many rows as that is, if a shelf is not longer."""
+"""A buffer has room for so many more candidates than k_max at least, as many as any BS."""
+PRUNED = 2048
+"""Candidates that a program prunes at a time, in as many rows as that is, if a buffer is not longer."""
 
 
 def queries_a_program(heads: int) -> int:
@@ -50,7 +51,7 @@ def index_sizes(q_idx: Tensor) -> dict[str, int]:
 
 
 def alike(q_idx: Tensor, k_idx: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in one dtype, in which products are exact in fp32, and contiguous."""
+    """q_idx and k_idx in one dtype, in which products are exact in fp32, and contiguous."""
     if q_idx.dtype != k_idx.dtype:
         q_idx, k_idx = q_idx.to(torch.float32), k_idx.to(torch.float32)
     return q_idx.contiguous(), k_idx.contiguous()
@@ -67,26 +68,26 @@ def lightning_topk_triton(
     scores: str,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """`kernels.lightning_topk` on a GPU."""
+    """Compute `kernels.lightning_topk` on a GPU."""
     q_idx, k_idx = alike(q_idx.detach(), k_idx.detach())
     counts, rule = (k.contiguous(), None) if isinstance(k, Tensor) else (None, k)
     settings = (rule.base, rule.least, rule.most, rule.beta, rule.reference) if rule else (1, 1, 1, 1.0, 1.0)
     sizes = index_sizes(q_idx)
     table = chunk_table(q_idx, cu_seqlens, sizes["BQ"])
-    programs, size = min(len(table), PROGRAMS), _shelf_size(k_max, k_idx.shape[1])
-    shelf, notes = (
+    programs, size = min(len(table), PROGRAMS), _capacity(k_max, k_idx.shape[1])
+    buffer, scratch = (
         torch.empty(programs, sizes["BQ"], 2, n, dtype=torch.int32, device=q_idx.device) for n in (size, 1)
     )
     indices = torch.empty(*q_idx.shape[:2], k_max, dtype=torch.int32, device=q_idx.device)
     select_tuned[(programs,)](
-        q_idx, k_idx, w_idx.detach().contiguous(), bias.detach().contiguous(), counts, indices, shelf, notes, table,
+        q_idx, k_idx, w_idx.detach().contiguous(), bias.detach().contiguous(), counts, indices, buffer, scratch, table,
         boundaries(q_idx, cu_seqlens), boundaries(k_idx, cu_seqlens), len(table), q_idx.shape[-1] ** -0.5, *settings,
         K_MAX=k_max, RULE=rule.rule if rule else "given", PACKED=cu_seqlens is not None, SCORES=scores,
-        SHELF=size, ROWS=max(1, min(sizes["BQ"], THINNED // size)), **sizes,
+        CAPACITY=size, ROWS=max(1, min(sizes["BQ"], PRUNED // size)), **sizes,
     )  # fmt: skip
     return indices
 
 
-def _shelf_size(k_max: int, keys: int) -> int:
-    """Candidates a shelf holds: all keys if there are few, else what is kept and as many again."""
+def _capacity(k_max: int, keys: int) -> int:
+    """Candidates that a buffer holds: all keys if there are few, else k_max and as many again."""
     return triton.next_power_of_2(max(k_max, min(k_max + max(k_max, 2 * ROOM), keys + ROOM)))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton_common.device import chunk_bounds, load_rows, sigmoid
+from kernels.triton_common.device import chunk_bounds, sigmoid
+from kernels.triton_common.tiles import load_rows
 
 _STEPS = tl.constexpr(2.0**40)  # scores I_ts/Σ_j w_tj are compared in steps of 2^−40
 _WHOLE = tl.constexpr(2.0**23)  # from here on every fp32 is a whole number
@@ -13,7 +14,7 @@ _WHOLE = tl.constexpr(2.0**23)  # from here on every fp32 is a whole number
 
 @triton.jit
 def query_block(table, cu, cu_keys, row, BQ: tl.constexpr):
-    """Of a chunk of queries: whether it is busy, their rows, which exist, positions among the keys, the first key.
+    """A chunk of queries: whether it is busy, their rows, which exist, positions among the keys, the first key.
 
     The last query of a sequence stands at its last key. Positions count from the sequence's first key, whose row is
     the last of what is returned.
@@ -23,6 +24,7 @@ def query_block(table, cu, cu_keys, row, BQ: tl.constexpr):
     key_begin = tl.load(cu_keys + busy).to(tl.int64)
     key_end = tl.load(cu_keys + busy + 1).to(tl.int64)
     query = first + tl.arange(0, BQ)
+    # t = i + Tk − Tq
     position = query - begin + (key_end - key_begin) - (end - begin)
     return sequence >= 0, query, query < end, position, key_begin
 
@@ -48,8 +50,10 @@ def index_queries(q, w, bias, query, exists, HI, DI, BQ: tl.constexpr, BH: tl.co
 @triton.jit
 def index_activations(q_rows, k_tile, bias_rows, scale, SCORES: tl.constexpr):
     """σ(q_tj·k_s·scale + b_j) of rows (query, index head) and keys, [BQ·BH, BS]; σ is the sigmoid or the ReLU."""
+    # z_tj,s = q_tj·k_s·scale + b_j
     similar = tl.dot(q_rows, tl.trans(k_tile), input_precision="ieee")
     logits = similar * scale + bias_rows[:, None]
+    # σ(z)
     return sigmoid(logits) if SCORES == "sigmoid" else tl.where(logits < 0, 0.0, logits)
 
 
@@ -61,16 +65,18 @@ def over_heads(x, BQ: tl.constexpr, BH: tl.constexpr):
 
 @triton.jit
 def rank(scores, inverse, SCORES: tl.constexpr):
-    """Of scores [BQ, BS], int32 ≥ 0: higher for a higher score. inverse is 1/Σ_j w_tj.
+    """The ranks of scores [BQ, BS], int32 ≥ 0: higher for a higher score. inverse is 1/Σ_j w_tj.
 
     The bits of a non-negative fp32 are in its order. Of a sigmoid it is the share of Σ_j w_tj in steps of 2^−40,
     rounded to whole ones. Of a ReLU it is the score's size without its last bit, which makes room for the sign.
     """
     if SCORES == "sigmoid":
+        # I_ts/Σ_j w_tj in steps of 2^−40; adding and subtracting 2²³ rounds to whole steps
         steps = scores * inverse[:, None] * _STEPS
         steps = tl.where(steps < _WHOLE, (steps + _WHOLE) - _WHOLE, steps)
         ranked = steps.to(tl.int32, bitcast=True)
     else:
+        # the magnitude without its last bit, its sign before it
         bits = scores.to(tl.int32, bitcast=True)
         size = (bits & 0x7FFFFFFF) >> 1
         ranked = tl.where(bits < 0, -size, size) + 0x40000000

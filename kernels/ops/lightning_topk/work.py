@@ -10,9 +10,9 @@ from kernels.triton_common.work import Work, nbytes
 def work(
     q_idx: Tensor, k_idx: Tensor, w_idx: Tensor, bias: Tensor, *, k, k_max: int | None = None, **_options
 ) -> list[Work]:
-    """Of a call with these arguments: the scores of the pairs that are visible in a batch, once; no backward.
+    """Operations and bytes of a call: the scores of the pairs that are visible in a batch, once; no backward.
 
-    What goes onto shelves is not counted. Packed sequences see fewer pairs than this.
+    What goes into candidate buffers is not counted. Packed sequences see fewer pairs than this.
     """
     batch, queries, heads, width = q_idx.shape
     keys = k_idx.shape[1]

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.grouping import sort_by_group
+from kernels.packing.boundaries import boundaries, token_sequences
+
 
 @dataclass(frozen=True)
 class Visits:
@@ -27,19 +30,10 @@ class Visits:
 def sort_visits(routes: Tensor, memories: int, cu_seqlens: Tensor | None) -> Visits:
     """Every shape follows from the arguments' shapes, so that it can be traced. routes [B, T, R]: not checked."""
     batch, time, slots = routes.shape
-    device = routes.device
-    token = torch.arange(batch * time, device=device)
-    if cu_seqlens is None:
-        sequence, sequences = token // time, batch
-    else:
-        sequence = torch.searchsorted(cu_seqlens[1:].to(torch.int64), token, right=True)
-        sequences = cu_seqlens.shape[0] - 1
+    cu, token = boundaries(routes, cu_seqlens), torch.arange(batch * time, device=routes.device)
     memory = routes.reshape(-1, slots).to(torch.int64)
-    segment = (sequence.unsqueeze(1) * memories + memory).flatten()
-    order = torch.argsort(segment, stable=True)
-    counts = torch.zeros(sequences * memories, dtype=torch.int64, device=device)
-    ends = counts.scatter_add(0, segment, torch.ones_like(segment)).cumsum(0)
-    places = torch.empty_like(order).scatter(0, order, torch.arange(order.shape[0], device=device))
-    entry = (token.unsqueeze(1) * memories + memory).flatten().index_select(0, order)
-    boundaries = torch.nn.functional.pad(ends, (1, 0)).to(torch.int32)
-    return Visits(order // slots, entry, places, boundaries)
+    segment = token_sequences(cu, batch * time).unsqueeze(1) * memories + memory
+    by_memory = sort_by_group(segment.flatten(), (cu.shape[0] - 1) * memories)
+    entry = (token.unsqueeze(1) * memories + memory).flatten().index_select(0, by_memory.order)
+    token = by_memory.order // slots
+    return Visits(token, entry, by_memory.places(), by_memory.offsets.to(torch.int32))

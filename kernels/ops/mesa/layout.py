@@ -9,11 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.ops.mesa.scan import scan
+from kernels.packing.boundaries import ragged_rows, token_sequences
+from kernels.packing.chunks import chunk_counts, most_chunks
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the tokens of packed sequences stand among n chunks of C rows; a sequence begins a chunk.
+    """The places of packed tokens among n chunks of C rows; every sequence begins a chunk.
 
     source    int64 [n·C], the token of every row, T where there is none
     restore   int64 [T], the row of every token
@@ -32,21 +34,20 @@ class Packing:
 
     @staticmethod
     def of(cu_seqlens: Tensor, tokens: int, chunk: int) -> Packing:
-        """The number of chunks is that of the worst case, so that no shape depends on values."""
+        """The layout of sequences whose bounds are cu_seqlens; as many chunks as the worst case needs.
+
+        No shape depends on the bounds' values.
+        """
         cu = cu_seqlens.long()
-        sequences = cu.shape[0] - 1
-        chunks = (cu.diff() + chunk - 1) // chunk
+        chunks = chunk_counts(cu, chunk)
         ends = chunks.cumsum(0)
-        index = torch.arange((tokens + sequences * (chunk - 1)) // chunk, device=cu.device)
-        sequence = torch.searchsorted(ends, index, right=True).clamp_max(sequences - 1)
-        first = (ends - chunks)[sequence]
+        sequence, number = ragged_rows(chunks, most_chunks(tokens, chunks.shape[0], chunk))
         row = torch.arange(chunk, device=cu.device)
-        source = cu[sequence, None] + (index - first)[:, None] * chunk + row
+        source = cu[sequence, None] + number[:, None] * chunk + row
         source = torch.where(source < cu[sequence + 1, None], source, tokens).flatten()
-        token = torch.arange(tokens, device=cu.device)
-        owner = torch.searchsorted(cu[1:].contiguous(), token, right=True)
-        restore = (ends - chunks)[owner] * chunk + token - cu[owner]
-        return Packing(source, restore, sequence, index == first, (ends - 1).clamp_min(0), chunks == 0)
+        owner = token_sequences(cu, tokens)
+        restore = (ends - chunks)[owner] * chunk + torch.arange(tokens, device=cu.device) - cu[owner]
+        return Packing(source, restore, sequence, number == 0, (ends - 1).clamp_min(0), chunks == 0)
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Chunks:
 
     @staticmethod
     def of(tokens: int, size: int, cu_seqlens: Tensor | None) -> Chunks:
+        """The chunks of `size` tokens, or fewer if there are not so many, of T tokens in all."""
         size = max(1, min(size, tokens))
         return Chunks(tokens, size, None if cu_seqlens is None else Packing.of(cu_seqlens, tokens, size))
 

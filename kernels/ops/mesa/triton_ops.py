@@ -34,11 +34,12 @@ from kernels.ops.mesa.triton_solve import RESIDENT, solve
 from kernels.ops.mesa.triton_states import chunk_states
 from kernels.ops.mesa.triton_step import mesa_step
 from kernels.ops.mesa.work import CHUNK
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table, first_chunks
 from kernels.triton_common import interpreted
 from kernels.triton_common.chunk_layout import ChunkLayout
 from kernels.triton_common.device import sum_rows
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.packing import boundaries, chunk_table, first_chunks
 
 
 class _Mesa(torch.autograd.Function):

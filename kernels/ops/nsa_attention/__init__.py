@@ -16,7 +16,7 @@ __all__ = ["nsa_attention", "nsa_blocks"]
 Pair = tuple[Tensor, Tensor]
 
 MOST_SELECTED = 256
-"""The longest list of blocks that the kernel keeps while it chooses."""
+"""The longest list of blocks that the kernel holds while it selects."""
 
 MOST_GROUP_BYTES = 1 << 16
 """The queries (or values) of one token's group that fit shared memory beside the keys, heads and width as powers of
@@ -45,12 +45,12 @@ def _refuses(
 
 
 def _power_of_2(number: int) -> int:
-    """The next one, the number itself if it is one."""
+    """The smallest power of 2 that is not below the number."""
     return 1 << (number - 1).bit_length()
 
 
 def _suits(q: Tensor, *_args, **_options) -> bool:
-    """A decoding step reads views of caches, which the kernels would copy whole."""
+    """Whether `auto` takes Triton; a decoding step reads views of caches, which the kernels would copy whole."""
     return on_cuda(q) and q.shape[1] > 1
 
 
@@ -103,8 +103,8 @@ def nsa_attention(
     q_rotated   None, or [B, Tq, H, K]: the query of selection and window, where positions are rotated
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk): blocks start anew in each
-    backend     auto, triton (what auto takes on a GPU for more than one query; n ≤ 256, and of one token's group
-                64 KiB), torch (blocks of queries; tiles of queries by block), reference (Tq × Tk memory)
+    backend     auto, triton (what auto takes on a GPU for more than one query; n ≤ 256, and a token's group of
+                heads at most 64 KiB), torch (blocks of queries; tiles of queries by block), reference (Tq × Tk memory)
     returns     [B, Tq, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Memory is linear in T; work a query T/d + n·l' + w scores a head. First order

@@ -1,4 +1,4 @@
-"""The overlapping blocks that compression summarises, and the sizes of everything that NSA cuts time into."""
+"""The overlapping blocks that compression summarises, and the sizes of blocks and window."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.packing.boundaries import ragged_rows
+
 
 @dataclass(frozen=True)
 class Sizes:
-    """Tokens of a compression block and between two of them, of a selection block; how many of those; window.
+    """The sizes of native sparse attention, in tokens.
+
+    block_size    l, of a compression block
+    stride        d, between the first tokens of two compression blocks
+    select_size   l', of a selection block
+    n_select      n, selection blocks that a query reads
+    window        w, tokens that the sliding branch sees
 
     Raises ValueError unless stride divides block_size and select_size, n_select ≥ 3 and window ≥ 1.
     """
@@ -35,16 +43,16 @@ class Sizes:
             raise ValueError(f"nsa_attention needs n_select ≥ 3 and window ≥ 1, got {self}")
 
     def compressed(self, time: int) -> int:
-        """How many compression blocks a sequence of `time` tokens has: blocks that end inside it."""
+        """The number of compression blocks that end inside a sequence of `time` tokens."""
         return max(0, (time - self.block_size) // self.stride + 1)
 
     def selectable(self, time: int) -> int:
-        """How many selection blocks a sequence of `time` tokens has begun."""
+        """The number of selection blocks that a sequence of `time` tokens has begun."""
         return -(-time // self.select_size)
 
 
 def nsa_blocks(x: Tensor, *, block_size: int, stride: int, cu_seqlens: Tensor | None = None) -> Tensor:
-    """The overlapping blocks [i·d, i·d + l) of every sequence that end inside it, l = block_size, d = stride.
+    """Cut every sequence into the overlapping blocks [i·d, i·d + l) that end inside it, l = block_size, d = stride.
 
     x           [B, T, H, D]
     block_size  a multiple of stride
@@ -71,17 +79,18 @@ def nsa_blocks(x: Tensor, *, block_size: int, stride: int, cu_seqlens: Tensor | 
 
 
 def packed_starts(cu_seqlens: Tensor, time: int, block_size: int, stride: int) -> Tensor:
-    """For every place on the axis of compressed blocks the token at which its block begins, int64 [⌊T/d⌋]."""
-    counts = ((cu_seqlens.diff() - block_size) // stride + 1).clamp_min(0)
-    ends = counts.cumsum(0)
-    place = torch.arange(time // stride, device=cu_seqlens.device)
-    sequence = torch.searchsorted(ends, place, right=True).clamp_max(counts.shape[0] - 1)
-    inside = place - (ends - counts)[sequence]
-    return cu_seqlens[sequence].to(torch.int64) + inside * stride
+    """The token at which the block of each place on the axis of compressed blocks begins, int64 [⌊T/d⌋]."""
+    sequence, number = ragged_rows(packed_counts(cu_seqlens, block_size, stride), time // stride)
+    return cu_seqlens[sequence].to(torch.int64) + number * stride
+
+
+def packed_counts(cu_seqlens: Tensor, block_size: int, stride: int) -> Tensor:
+    """The number of compressed blocks of every packed sequence, [N] in cu_seqlens' dtype."""
+    return ((cu_seqlens.diff() - block_size) // stride + 1).clamp_min(0)
 
 
 def pieces(cu_seqlens: Tensor | None, time: int, sizes: Sizes) -> list[tuple[slice, slice]]:
-    """For every sequence its tokens and its compressed blocks, as slices; reads cu_seqlens on the host."""
+    """The tokens and the compressed blocks of every sequence, as slices; reads cu_seqlens on the host."""
     if cu_seqlens is None:
         return [(slice(0, time), slice(0, sizes.compressed(time)))]
     out, block = [], 0

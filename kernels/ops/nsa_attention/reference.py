@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kernels.checks import without_autocast
 from kernels.ops.attention.reference import attention_reference, masked_attention
+from kernels.ops.nsa_attention.block_topk import TIE
 from kernels.ops.nsa_attention.blocks import Sizes, pieces
-from kernels.ops.nsa_attention.select import TIE
 
 Pair = tuple[Tensor, Tensor]
 
@@ -25,7 +25,7 @@ def nsa_attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """One sequence after another; memory Tq × Tk a head."""
+    """Compute `kernels.nsa_attention` one sequence after another; memory Tq × Tk a head."""
     if cu_seqlens is None:
         return _sequence(q, compressed, selected, sliding, gates, q_rotated, sizes, scale)
     out = []
@@ -47,7 +47,7 @@ def _sequence(
     sizes: Sizes,
     scale: float | None,
 ) -> Tensor:
-    """o = g_cmp·o_cmp + g_slc·o_slc + g_win·o_win, [B, Tq, H, V]."""
+    """One sequence's o = g_cmp·o_cmp + g_slc·o_slc + g_win·o_win, [B, Tq, H, V]."""
     time, group = selected[0].shape[1], q.shape[2] // selected[0].shape[2]
     t = torch.arange(time - q.shape[1], time, device=q.device)
     coarse = compressed_attention(q, *compressed, t, sizes, scale)
@@ -64,7 +64,7 @@ def _sequence(
 
 
 def compressed_weights(q: Tensor, k: Tensor, t: Tensor, sizes: Sizes, scale: float | None) -> Tensor:
-    """p [B, H, Tq, M]: softmax over the blocks i with i·d + l − 1 ≤ t, and 0 where there is none."""
+    """The weights p [B, H, Tq, M]: softmax over the blocks i with i·d + l − 1 ≤ t, and 0 where there is none."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
@@ -78,7 +78,7 @@ def compressed_weights(q: Tensor, k: Tensor, t: Tensor, sizes: Sizes, scale: flo
 def compressed_attention(
     q: Tensor, k: Tensor, v: Tensor, t: Tensor, sizes: Sizes, scale: float | None
 ) -> Tensor:
-    """o [B, Tq, H, V] of the compression branch."""
+    """The output o [B, Tq, H, V] of the compression branch."""
     p = compressed_weights(q, k, t, sizes, scale)
     v = v.repeat_interleave(q.shape[2] // v.shape[2], dim=2)
     with without_autocast(q):
@@ -86,7 +86,7 @@ def compressed_attention(
 
 
 def overlap(blocks: int, selectable: int, sizes: Sizes) -> Tensor:
-    """[M, J]: the share |[i·d, i·d + l) ∩ [j·l', (j+1)·l')| / l of compression block i in selection block j."""
+    """The share |[i·d, i·d + l) ∩ [j·l', (j+1)·l')| / l of compression block i in block j, [M, J]."""
     i = torch.arange(blocks)[:, None] * sizes.stride
     j = torch.arange(selectable) * sizes.select_size
     common = torch.minimum(i + sizes.block_size, j + sizes.select_size) - torch.maximum(i, j)
@@ -94,7 +94,7 @@ def overlap(blocks: int, selectable: int, sizes: Sizes) -> Tensor:
 
 
 def selection(p: Tensor, t: Tensor, time: int, group: int, sizes: Sizes) -> Tensor:
-    """Bool [B, Hkv, Tq, J]: whether a query reads selection block j; p [B, Hkv, Tq, M] summed over the group."""
+    """Whether a query reads selection block j, bool [B, Hkv, Tq, J]; p [B, Hkv, Tq, M] summed over the group."""
     blocks = sizes.selectable(time)
     shares = p.detach().double() @ overlap(p.shape[-1], blocks, sizes).to(p.device)
     j, own = torch.arange(blocks, device=p.device), (t // sizes.select_size)[:, None]
@@ -107,6 +107,6 @@ def selection(p: Tensor, t: Tensor, time: int, group: int, sizes: Sizes) -> Tens
 
 
 def token_mask(chosen: Tensor, t: Tensor, time: int, sizes: Sizes) -> Tensor:
-    """Bool [B, Hkv, Tq, Tk]: the tokens of the chosen blocks, up to the query itself."""
+    """The tokens of the chosen blocks, up to the query itself, bool [B, Hkv, Tq, Tk]."""
     tokens = chosen.repeat_interleave(sizes.select_size, dim=-1)[..., :time]
     return tokens & (torch.arange(time, device=t.device) <= t[:, None])

@@ -29,7 +29,7 @@ class Blocks:
         return x.transpose(1, 2).unflatten(2, (self.count, self.size)).flatten(0, 2)
 
     def whole(self, x: Tensor, like: Tensor) -> Tensor:
-        """[B·Hkv·J, l', D] -> [B, T, Hkv, D], in the dtype of `like`."""
+        """Join blocks [B·Hkv·J, l', D] to [B, T, Hkv, D], in the dtype of `like`."""
         x = x.unflatten(0, (like.shape[0], like.shape[2], -1)).flatten(2, 3)
         return x[:, :, : like.shape[1]].transpose(1, 2).to(like.dtype)
 
@@ -37,7 +37,7 @@ class Blocks:
 def gathered(
     q: Tensor, k: Tensor, chosen: Tensor, sizes: Sizes
 ) -> Iterator[tuple[tuple[slice, slice], Tiles, Tensor]]:
-    """(sequences and queries, their tiles, the position of every query [P + 1])."""
+    """Yield (sequences and queries, their tiles, the position of every query [P + 1])."""
     batch, queries, heads, width = q.shape
     numbers = heads * sizes.n_select * max(sizes.select_size, width)
     for here in stretches(batch, queries, numbers, q.device):
@@ -51,18 +51,18 @@ def gathered(
 
 
 def by_head(x: Tensor, kv_heads: int) -> Tensor:
-    """[B, C, H, D] -> [B·Hkv·C + 1, G, D], the last row 0."""
+    """Rows by KV head and query: [B, C, H, D] -> [B·Hkv·C + 1, G, D], the last row 0."""
     x = x.unflatten(2, (kv_heads, -1)).transpose(1, 2).flatten(0, 2)
     return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
 
 
 def by_query(x: Tensor, shape: torch.Size, kv_heads: int) -> Tensor:
-    """[B·Hkv·C, G, D] -> [B, C, H, D], shape [B, C, …]."""
+    """The inverse of `by_head` but for its last row: [B·Hkv·C, G, D] -> [B, C, H, D], shape [B, C, …]."""
     return x.unflatten(0, (shape[0], kv_heads, shape[1])).transpose(1, 2).flatten(2, 3)
 
 
 def scores(q: Tensor, blocks: Blocks, tiles: Tiles, part: slice, t: Tensor) -> Tensor:
-    """[n, R·G, l'] of q [n, R·G, K]; −inf after the query."""
+    """Scores [n, R·G, l'] of the queries q [n, R·G, K] of tiles and the keys of their blocks; −∞ after the query."""
     row = tiles.row[part]
     raw = torch.bmm(q, blocks.keys_t.index_select(0, row))
     edge = tiles.edge[part].nonzero()[:, 0]
@@ -73,7 +73,7 @@ def scores(q: Tensor, blocks: Blocks, tiles: Tiles, part: slice, t: Tensor) -> T
 
 
 def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """o [B, Tq, H, V] and the log-sum-exps [B, Tq, H]."""
+    """Attention o [B, Tq, H, V] to the chosen blocks and log-sum-exps [B, Tq, H]."""
     if q.shape[1] == 1:
         return selected_step(q, k, v, chosen, sizes)
     kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]

@@ -26,7 +26,7 @@ PART = {"cpu": 1 << 18, "cuda": 1 << 27}
 
 
 def stretches(batch: int, queries: int, numbers: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
-    """(sequences, queries) to gather at once, when every query gathers so many numbers.
+    """Yield (sequences, queries) to gather at once, when every query gathers so many numbers.
 
     Long stretches of few sequences: what a block's tiles are filled from is one sequence.
     """
@@ -54,7 +54,7 @@ class Tiles:
     edge: Tensor
 
     def parts(self, group: int, select_size: int) -> Iterator[slice]:
-        """All tiles, as many at once as fit."""
+        """Yield all tiles, as many at once as fit `PART`."""
         count, height = self.source.shape
         budget = PART.get(self.source.device.type, PART["cuda"])
         size = max(1, budget // (height * group * select_size))
@@ -62,23 +62,23 @@ class Tiles:
             yield slice(first, min(first + size, count))
 
     def spread(self, x: Tensor, part: slice) -> Tensor:
-        """Rows x [P + 1, G, D] of queries to their places: [n, R·G, D]."""
+        """Copy rows x [P + 1, G, D] of queries to their places in some tiles: [n, R·G, D]."""
         rows = self.source[part]
         return x.index_select(0, rows.flatten()).view(rows.shape[0], -1, x.shape[2])
 
     def places(self, x: Tensor, group: int, width: int, fill: float) -> Tensor:
-        """Room for a result at every place, [N·R + 1, G, width]; the last is what a missing block gives."""
+        """Uninitialised results of every place, [N·R + 1, G, width]; the last, for a missing block, is `fill`."""
         out = x.new_empty(self.source.numel() + 1, group, width)
         out[-1] = fill
         return out
 
     def part_of(self, x: Tensor, part: slice) -> Tensor:
-        """The places [N·R + 1, G, D] of some tiles, as a view [n, R·G, D]."""
+        """A view [n, R·G, D] of the places [N·R + 1, G, D] of some tiles."""
         height = self.source.shape[1]
         return x[part.start * height : part.stop * height].view(part.stop - part.start, -1, x.shape[2])
 
     def collect(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Σ over a query's blocks of weight [P, n, G] times place x [N·R + 1, G, D]: [P, G, D]."""
+        """Sum over a query's blocks of weight [P, n, G] times place x [N·R + 1, G, D]: [P, G, D]."""
         # One pass over the rows, where indexing and then summing would write all of them once more.
         if weights is None:
             return F.embedding_bag(self.place, x.flatten(1), mode="sum").unflatten(1, x.shape[1:])
@@ -90,7 +90,7 @@ class Tiles:
 
 
 def make_tiles(chosen: Tensor, blocks: int, start: int, position: int, sizes: Sizes) -> Tiles:
-    """Tiles of the chosen blocks [B, C, Hkv, n] (int32, −1: none), ids below `blocks`.
+    """Gather queries into tiles by their chosen blocks [B, C, Hkv, n] (int32, −1: none), ids below `blocks`.
 
     The first sequence is number `start`, the first query of each stands at `position`.
     """

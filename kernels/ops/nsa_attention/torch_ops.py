@@ -15,11 +15,17 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.checks import without_autocast
 from kernels.flops import attention_flops
+from kernels.ops.nsa_attention.block_topk import block_topk
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.packed import Axis, packed_axes
-from kernels.ops.nsa_attention.rows import Rows, attend, attend_backward, coarse_rows, near_rows
-from kernels.ops.nsa_attention.select import choose
+from kernels.ops.nsa_attention.dense_branches import (
+    QueryBlock,
+    attend,
+    attend_backward,
+    compression_blocks,
+    window_blocks,
+)
 from kernels.ops.nsa_attention.selected import selected_backward, selected_forward
+from kernels.packing.rectangles import Axis, Rectangles
 
 Pair = tuple[Tensor, Tensor]
 
@@ -36,7 +42,7 @@ def nsa_attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The three branches, then their gated sum."""
+    """Compute `kernels.nsa_attention`: the three branches, then their gated sum."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     numbers = (sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window)
@@ -49,18 +55,18 @@ def nsa_attention_torch(
 def forward(
     q: Tensor, q_rotated: Tensor, compressed: Pair, selected: Pair, sliding: Pair, sizes: Sizes
 ) -> tuple[Tensor, ...]:
-    """One sequence, or a batch of one length: the branches [B, Tq, H, V], log-sum-exps, selected blocks."""
+    """The branches [B, Tq, H, V], log-sum-exps and selected blocks of one sequence, or of a batch of one length."""
     time, kv_heads = selected[0].shape[1], selected[0].shape[2]
     chosen = q.new_empty(*q.shape[:2], kv_heads, sizes.n_select, dtype=torch.int32)
 
-    def look(part: Rows, weights: Tensor) -> None:
+    def on_weights(part: QueryBlock, weights: Tensor) -> None:
         t = torch.arange(part.here.start, part.here.stop, device=q.device) + time - q.shape[1]
         last = time - q.shape[1] + part.here.stop - 1
-        chosen[:, part.here] = choose(weights.mean(3), t, last, sizes).transpose(1, 2)
+        chosen[:, part.here] = block_topk(weights.mean(3), t, last, sizes).transpose(1, 2)
 
-    coarse = attend(coarse_rows(q, time, sizes), q, *compressed, look)
+    coarse = attend(compression_blocks(q, time, sizes), q, *compressed, on_weights)
     fine, lse = selected_forward(q_rotated, *selected, chosen, sizes)
-    near = attend(near_rows(q_rotated, sliding[0].shape[1], sizes.window), q_rotated, *sliding)
+    near = attend(window_blocks(q_rotated, sliding[0].shape[1], sizes.window), q_rotated, *sliding)
     return coarse, fine, near, lse, chosen
 
 
@@ -76,10 +82,10 @@ def backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of q, q_rotated, and k and v of the three branches."""
     coarse, fine, near, lse, chosen = results
-    rows = coarse_rows(q, selected[0].shape[1], sizes)
+    rows = compression_blocks(q, selected[0].shape[1], sizes)
     dq, *d_compressed = attend_backward(rows, grads[0], coarse, q, *compressed)
     d_rotated, *d_selected = selected_backward(grads[1], fine, lse, q_rotated, *selected, chosen, sizes)
-    rows = near_rows(q_rotated, sliding[0].shape[1], sizes.window)
+    rows = window_blocks(q_rotated, sliding[0].shape[1], sizes.window)
     more, *d_sliding = attend_backward(rows, grads[2], near, q_rotated, *sliding)
     return dq, d_rotated.add_(more), *d_compressed, *d_selected, *d_sliding
 
@@ -97,16 +103,16 @@ def branches_op(
     sizes: list[int],
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`forward` of every sequence; selected blocks are counted in their own sequence. q's hold the scale."""
+    """Run `forward` on every sequence; selected blocks are counted in their own sequence. q's hold the scale."""
     inputs = (q, q_rotated, k_compressed, v_compressed, k_selected, v_selected, k_sliding, v_sliding)
     s = Sizes(*sizes)
     with without_autocast(q):
         if cu_seqlens is None:
             return forward(*_branches(inputs), s)
-        tokens, blocks = packed_axes(cu_seqlens, q.shape[2], s)
-        spread = [axis.spread(x) for x, axis in zip(inputs, _axes(tokens, blocks), strict=True)]
-        parts = [forward(*_branches(batch), s) for batch in zip(*spread, strict=True)]
-    return tuple(tokens.collect(part) for part in zip(*parts, strict=True))
+        axes = _axes(cu_seqlens, q.shape[2], s)
+        batches = zip(*(axis.spread(x[0]) for x, axis in zip(inputs, axes, strict=True)), strict=True)
+        parts = [forward(*_branches(batch), s) for batch in batches]
+    return tuple(axes[0].collect(part).unsqueeze(0) for part in zip(*parts, strict=True))
 
 
 def _branches(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pair, Pair, Pair]:
@@ -114,8 +120,10 @@ def _branches(inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Pair, Pair, Pai
     return inputs[0], inputs[1], inputs[2:4], inputs[4:6], inputs[6:8]
 
 
-def _axes(tokens: Axis, blocks: Axis) -> tuple[Axis, ...]:
-    """The time axis of each of those eight tensors."""
+def _axes(cu_seqlens: Tensor, heads: int, sizes: Sizes) -> tuple[Axis, ...]:
+    """The time axis of each of those eight tensors: of tokens or of compressed blocks. Reads cu_seqlens."""
+    rectangles = Rectangles.of(cu_seqlens, heads)
+    tokens, blocks = rectangles.axis(), rectangles.axis(sizes.compressed)
     return tokens, tokens, blocks, blocks, tokens, tokens, tokens, tokens
 
 
@@ -139,15 +147,16 @@ def branches_backward_op(
     with without_autocast(inputs[0]):
         if cu_seqlens is None:
             return list(backward(grads, results, *_branches(inputs), s))
-        tokens, blocks = packed_axes(cu_seqlens, inputs[0].shape[2], s)
-        axes = _axes(tokens, blocks)
-        given = [tokens.spread(x) for x in (*grads, *results)]
-        spread = [axis.spread(x) for x, axis in zip(inputs, axes, strict=True)]
+        axes = _axes(cu_seqlens, inputs[0].shape[2], s)
+        outer = zip(*(axes[0].spread(x[0]) for x in (*grads, *results)), strict=True)
+        batches = zip(*(axis.spread(x[0]) for x, axis in zip(inputs, axes, strict=True)), strict=True)
         parts = [
-            backward(outer[:3], outer[3:], *_branches(batch), s)
-            for outer, batch in zip(zip(*given, strict=True), zip(*spread, strict=True), strict=True)
+            backward(given[:3], given[3:], *_branches(batch), s)
+            for given, batch in zip(outer, batches, strict=True)
         ]
-    found = [axis.collect(part) for axis, part in zip(axes, zip(*parts, strict=True), strict=True)]
+    found = [
+        axis.collect(part).unsqueeze(0) for axis, part in zip(axes, zip(*parts, strict=True), strict=True)
+    ]
     # Places on the axis of blocks that no sequence has filled have no gradient.
     return [F.pad(d, (0, 0, 0, 0, 0, x.shape[1] - d.shape[1])) for d, x in zip(found, inputs, strict=True)]
 
@@ -174,7 +183,7 @@ branches_op.register_autograd(_backward, setup_context=_save)
 
 
 def score_entries(time: int, blocks: int, sizes: list[int]) -> int:
-    """Scores that a query and head costs: every compressed block, n blocks of tokens and the window, hidden or not."""
+    """Scores of one query and head: every compressed block, n blocks of tokens and the window, hidden or not."""
     _, _, select_size, n_select, window = sizes
     return blocks + min(time, n_select * select_size) + min(time, window)
 

@@ -1,11 +1,16 @@
-"""Attention of every query to one range of keys: the window branch and the compression branch are both this.
+"""The dense branches: attention of every query to one range of keys, compressed blocks or the window's tokens.
+
+    o_t = Σ_j p_tj·v_j,   p_tj = 2^(a_tj − lse_t),   a_tj = scale·log₂e · q_t·k_j,   lse_t = log₂ Σ_j 2^(a_tj)
 
 Key j of a sequence is visible from position t iff it has ended and is not too old:
 
-    j·STRIDE + SIZE − 1 ≤ t    and    t − window < j
+    j·STRIDE + SIZE − 1 ≤ t    and    t − WINDOW < j
 
 with STRIDE = SIZE = 1 for the window, and no limit of age for compressed blocks. Saved are outputs and
 log-sum-exps, from which triton_dense_branches_backward.py computes the weights again.
+
+Sizes of the kernels: HEADS query heads, GROUP of them a KV head; K, V widths, BK, BV of tiles; BQ queries and BN keys
+of a tile.
 """
 
 from __future__ import annotations
@@ -17,26 +22,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.nsa_attention.triton_parts import absorb, finish, fitting, in_base_2, product
-from kernels.triton_common.device import chunk_bounds, load_rows, padded, store_rows
-from kernels.triton_common.packing import boundaries, chunk_table
+from kernels.ops.nsa_attention.triton_parts import BranchInputs, absorb, finish, fitting, in_base_2, product
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
+from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 NO_WINDOW = 1 << 30
 
 
 @dataclass(frozen=True)
-class Band:
-    """One branch's keys and who sees them.
+class DenseBranch:
+    """One branch's keys, and which queries see them.
 
-    branch  its place among the gates
+    gate    its place among the gates
     first   int32 [N+1]: where the keys of the sequences begin on their axis
     packed  whether the sequences differ in length
     shift   position of a sequence's first query
     size, stride, window   the condition above
     """
 
-    branch: int
+    gate: int
     first: Tensor
     packed: bool
     shift: int
@@ -47,7 +54,7 @@ class Band:
 
 @triton.jit
 def sees(key, position, WINDOW, SIZE: tl.constexpr, STRIDE: tl.constexpr):
-    """Whether the query at a position sees a key: the condition above."""
+    """Whether the query at position t sees key j: j·STRIDE + SIZE − 1 ≤ t and t − WINDOW < j."""
     return (key * STRIDE + (SIZE - 1) <= position) & (position - WINDOW < key)
 
 
@@ -65,7 +72,12 @@ def _forward(
     HEADS: tl.constexpr, GROUP: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
     K: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, BQ: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """o and lse of a tile of queries of one head."""
+    """Attention of a tile of queries of one head.
+
+    in      q [Tq·HEADS, K], k [Tk·HEADS/GROUP, K], v [Tk·HEADS/GROUP, V]
+    out     o [Tq·HEADS, V], lse [Tq·HEADS]; both 0 where a query sees no key
+    layout  table, cu of chunks of BQ queries; first_key [N+1] of the keys; SHIFT: position of a first query
+    """
     sequence, begin, end, first = chunk_bounds(table, cu, tl.program_id(0), BQ)
     if sequence >= 0:
         head = tl.program_id(1)
@@ -74,6 +86,7 @@ def _forward(
         position = (token - begin).to(tl.int32) + SHIFT
         queries = load_rows(q, row, inside, K, BK)
         origin = tl.load(first_key + sequence).to(tl.int64)
+        # the keys that any query of the tile sees
         start, stop = keys_of(begin, first, end, SHIFT, WINDOW, BQ, SIZE, STRIDE)
         top = tl.full((BQ,), float("-inf"), tl.float32)
         total = tl.zeros((BQ,), tl.float32)
@@ -81,17 +94,20 @@ def _forward(
         for at in range(start, stop, BN):
             key = at + tl.arange(0, BN)
             key_row = (origin + key) * (HEADS // GROUP) + head // GROUP
+            # a_tj = scale·log₂e · q_t·k_j, −∞ where t does not see j
             scores = product(queries, load_rows(k, key_row, key < stop, K, BK)) * in_base_2(scale)
             visible = sees(key[None], position[:, None], WINDOW, SIZE, STRIDE)
             scores = tl.where(visible, scores, float("-inf"))
+            # m = max_j a_tj so far, Σ_j 2^(a_tj − m) and Σ_j 2^(a_tj − m)·v_j
             top, total, out = absorb(scores, load_rows(v, key_row, key < stop, V, BV), top, total, out)
+        # o_t = Σ_j 2^(a_tj − m)·v_j / Σ_j 2^(a_tj − m),   lse_t = m + log₂ Σ_j 2^(a_tj − m)
         out, total = finish(top, total, out)
         store_rows(o, row, inside, out, V, BV)
         tl.store(lse + row, total, mask=inside)
 
 
-def banded(kernel, size: str) -> Tuned:
-    """A kernel that walks over a band, so many rows at a time."""
+def dense_kernel(kernel, size: str) -> Tuned:
+    """A kernel of a dense branch with its launch configurations; `size` names the rows of its inner loop."""
     sizes = ((64, 4, 3), (64, 8, 2), (128, 8, 2), (32, 4, 3), (32, 4, 2), (16, 4, 1))
     configs = [
         triton.Config({size: rows}, num_warps=warps, num_stages=stages) for rows, warps, stages in sizes
@@ -99,31 +115,24 @@ def banded(kernel, size: str) -> Tuned:
     return Tuned(kernel, configs, ["HEADS", "GROUP", "SIZE", "STRIDE", "K", "V"])
 
 
-_forward_tuned = banded(_forward, "BN")
+_forward_tuned = dense_kernel(_forward, "BN")
 
 
-def band_options(q: Tensor, k: Tensor, v: Tensor, band: Band) -> dict[str, int]:
-    """Sizes that a band's kernels are compiled for."""
-    widths = {"K": k.shape[3], "V": v.shape[3], "BK": padded(k.shape[3]), "BV": padded(v.shape[3])}
-    return {
-        **widths,
-        "HEADS": q.shape[2],
-        "GROUP": q.shape[2] // k.shape[2],
-        "SIZE": band.size,
-        "STRIDE": band.stride,
-    }
+def dense_options(x: BranchInputs, branch: DenseBranch) -> dict[str, int]:
+    """Sizes that a dense branch's kernels are compiled for."""
+    return {**x.widths, "SIZE": branch.size, "STRIDE": branch.stride}
 
 
-def band_forward(
-    q: Tensor, k: Tensor, v: Tensor, band: Band, scale: float, cu_seqlens: Tensor | None
+def dense_forward(
+    x: BranchInputs, branch: DenseBranch, scale: float, cu_seqlens: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """o [B, Tq, H, V] in q's dtype, log-sum-exps to base 2 fp32 [B, Tq, H]; all inputs contiguous."""
-    out = q.new_empty(*q.shape[:3], v.shape[3])
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    rows = fitting(128, k, v)
-    table = chunk_table(q, cu_seqlens, rows)
-    _forward_tuned[(len(table), q.shape[2])](
-        q, k, v, out, lse, table, boundaries(q, cu_seqlens), band.first, band.shift, band.window, scale,
-        **band_options(q, k, v, band), BQ=rows,
+    """Attention o [B, Tq, H, V] in q's dtype, log-sum-exps to base 2 fp32 [B, Tq, H]."""
+    out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
+    lse = torch.empty(x.q.shape[:3], dtype=torch.float32, device=x.q.device)
+    rows = fitting(128, x.k, x.v)
+    table = chunk_table(x.q, cu_seqlens, rows)
+    _forward_tuned[(len(table), x.q.shape[2])](
+        *x, out, lse, table, boundaries(x.q, cu_seqlens), branch.first, branch.shift, branch.window, scale,
+        **dense_options(x, branch), BQ=rows,
     )  # fmt: skip
     return out, lse

@@ -1,20 +1,58 @@
-"""Device functions that the kernels of all three branches use, and the sizes of their tiles."""
+"""Device functions that the kernels of all three branches share, and the sizes of their tiles."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_common.device import load_rows, padded
+from kernels.triton_common.device import padded
+from kernels.triton_common.tiles import load_rows
 
 TILE_BYTES = 32 * 1024
 """Of one operand in shared memory; a program holds about four."""
 
 
+class BranchInputs(NamedTuple):
+    """Queries q [B, Tq, H, K], keys k and values v of one branch [B, ·, Hkv, ·]; all contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Widths and heads that the branch's kernels are compiled for."""
+        _, _, heads, width = self.q.shape
+        _, _, kv_heads, values = self.v.shape
+        tiles = {"K": width, "V": values, "BK": padded(width), "BV": padded(values)}
+        return {**tiles, "HEADS": heads, "GROUP": heads // kv_heads}
+
+
+class BranchGradient(NamedTuple):
+    """The gradient that arrives at a branch, and the numbers that take it through the branch's softmax.
+
+    do     [B, Tq, H, V], of the sum of the branches
+    gates  [B, Tq, H, 3]; delta fp32 [B, Tq, H, 3]: δ_b = g_b·(do·o_b) of all branches
+    lse    fp32 [B, Tq, H], the branch's own log-sum-exps to base 2
+    """
+
+    do: Tensor
+    gates: Tensor
+    delta: Tensor
+    lse: Tensor
+
+    @property
+    def arguments(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """In the order of the kernels' arguments: do, gates, lse, delta."""
+        return self.do, self.gates, self.lse, self.delta
+
+
 @triton.jit
 def load_gradient(do, gates, row, inside, BRANCH: tl.constexpr, WIDTH: tl.constexpr, BW: tl.constexpr):
-    """g ⊙ do: the gradient of one branch's output, in the dtype of do."""
+    """The gradient g_b·do of one branch's output, in the dtype of do."""
     gate = tl.load(gates + row * 3 + BRANCH, mask=inside, other=0.0).to(tl.float32)
     value = load_rows(do, row, inside, WIDTH, BW).to(tl.float32)
     return (value * gate[:, None]).to(do.dtype.element_ty)
@@ -22,19 +60,22 @@ def load_gradient(do, gates, row, inside, BRANCH: tl.constexpr, WIDTH: tl.conste
 
 @triton.jit
 def product(a, b):
-    """a·bᵀ in fp32."""
+    """The product a·bᵀ in fp32."""
     return tl.dot(a, tl.trans(b), input_precision="ieee")
 
 
 @triton.jit
 def in_base_2(scale):
-    """scale · log2 e: with it exp2 is what exp is without."""
+    """scale·log₂e, with which 2^(…) is e^(scale·…)."""
     return scale * 1.4426950408889634
 
 
 @triton.jit
 def absorb(scores, values, top, total, out):
-    """One tile of keys into the running softmax: scores [R, C] to base 2, −inf where hidden; values [C, V]."""
+    """Add a tile of keys to the running softmax: scores [R, C] to base 2, −∞ where hidden; values [C, V].
+
+    m' = max(m, max_s a_s),   total' = total·2^(m − m') + Σ_s 2^(a_s − m'),   out' likewise with v_s
+    """
     highest = tl.maximum(top, tl.max(scores, axis=1))
     shift = tl.where(highest == float("-inf"), 0.0, highest)  # a row that has seen nothing yet
     weights = tl.exp2(scores - shift[:, None])
@@ -46,13 +87,13 @@ def absorb(scores, values, top, total, out):
 
 @triton.jit
 def finish(top, total, out):
-    """The softmax's rows and log-sum-exps (to base 2), 0 and 0 of a row that saw nothing."""
+    """The softmax's rows out/total and log-sum-exps m + log₂ total; 0 and 0 of a row that saw nothing."""
     seen = total > 0
     whole = tl.where(seen, total, 1.0)
     return out / whole[:, None], tl.where(seen, top, 0.0) + tl.log2(whole)
 
 
 def fitting(rows: int, *tensors: Tensor) -> int:
-    """At most so many rows a tile, a power of two ≥ 16, fewer where those of the tensors are long."""
+    """Rows of a tile: at most `rows`, a power of two ≥ 16, fewer where the tensors' rows are long."""
     longest = max(padded(x.shape[-1]) * x.element_size() for x in tensors)
     return max(16, min(rows, TILE_BYTES // longest))

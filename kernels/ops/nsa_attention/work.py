@@ -29,9 +29,9 @@ def work(
     cu_seqlens: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments: visible scores alone; backward the weights again and four products.
+    """Operations and bytes of a call: visible scores alone; backward the weights again and four products.
 
-    The choice makes the scores of compression again: its sums over heads need every head's log-sum-exp first.
+    Top-k of blocks computes the scores of compression again: its sums over heads need every head's log-sum-exp first.
     """
     sizes = Sizes(block_size, stride, select_size, n_select, window)
     t, times = _positions(q, selected[0].shape[1], cu_seqlens)
@@ -61,7 +61,7 @@ def work(
 
 
 def _positions(q: Tensor, time: int, cu_seqlens: Tensor | None) -> tuple[Tensor, int]:
-    """The positions of the queries, and how many sequences have them. Boundaries without data: one sequence."""
+    """Positions of the queries, and how many sequences have them. Boundaries without data: one sequence."""
     if cu_seqlens is None or cu_seqlens.is_meta:
         return torch.arange(time - q.shape[1], time), q.shape[0]
     lengths = [stop - start for start, stop in itertools.pairwise(cu_seqlens.tolist())]

@@ -1,4 +1,4 @@
-"""What one block of tokens contributes by itself: its path in compact form, its inner logits, its gate sums.
+"""Each block of tokens by itself: its path in compact form, the logits inside it, its sums of gates.
 
 C tokens a block, M blocks, G = B·Hkv, Q query heads a KV head; queries of one block and KV head are R = Q·C rows. A
 product of Householder matrices is I − Uᵀ·W with the w_s as rows of W: from H_1·…·H_s = H_1·…·H_{s−1} − u_s·w_sᵀ follows
@@ -56,7 +56,7 @@ class Turns(NamedTuple):
 def prepare(
     q: Tensor, k: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None
 ) -> tuple[Blocks, Turns | None]:
-    """Blocks from q [G, M, R, K] (scaled), k, w [G, M, C, K], beta [G, M, C], g [G, Q, M, C]."""
+    """Prepare the blocks of q [G, M, R, K] (scaled), k, w [G, M, C, K], beta [G, M, C], g [G, Q, M, C]."""
     logits, turns, path = q @ k.mT, None, None
     if w is not None:
         turns = _turns(q, k, w, beta)
@@ -85,9 +85,8 @@ def _gate_sums(g: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
     All of them are sums of terms of one sign: a difference of two long sums would be inexact.
     """
-    not_later = torch.ones(
-        g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device
-    ).tril()  # (j, s): s ≤ j
+    # (j, s): s ≤ j
+    not_later = torch.ones(g.shape[-1], g.shape[-1], dtype=torch.bool, device=g.device).tril()
     inner = g[..., None, :].masked_fill(not_later, 0).cumsum(-1).mT
     before = g.cumsum(-1)
     after = F.pad(g[..., 1:], (0, 1)).flip(-1).cumsum(-1).flip(-1)
@@ -103,5 +102,5 @@ def _causal(logits: Tensor, inner: Tensor | None) -> Tensor:
 
 
 def _by_head(x: Tensor) -> Tensor:
-    """[G, M, R, C] -> [G, M, Q, C, C]."""
+    """Rows by query head: [G, M, R, C] -> [G, M, Q, C, C]."""
     return x.unflatten(2, (-1, x.shape[-1]))

@@ -1,4 +1,4 @@
-"""Softmax over blocks of queries, while the path carries the keys of earlier blocks along.
+"""Blockwise softmax: one block of queries after another, while the path carries the keys of earlier blocks along.
 
 When block m is reached, the keys of all earlier blocks stand at its start, turned by every H since their own token.
 Its queries meet them there, and then its path takes them on. A key is turned once a block, which costs T²·K²/C a KV
@@ -65,11 +65,12 @@ def far_logits(blocks: Blocks, m: int, carried: Carried) -> Tensor:
 
 
 def none_carried(blocks: Blocks) -> Carried:
+    """The keys carried to the start of the first block: none."""
     return Carried(blocks.k[:, 0, :0], None if blocks.after is None else blocks.after[:, :, 0, :0])
 
 
 def carry(blocks: Blocks, m: int, carried: Carried, *, joined: bool = True) -> Carried:
-    """From the start of block m to the start of the next one, which block m's own keys join unless told."""
+    """Carry keys from the start of block m to the start of the next one; unless told, block m's own keys join."""
     keys, sums = carried
     if blocks.path is not None:
         keys = keys @ blocks.path[:, m]

@@ -1,8 +1,8 @@
-"""The gradient of sweep.py, in memory linear in T.
+"""The gradient of blockwise.py, in memory linear in T.
 
 A path can lose what it turns (β = 1 is a projection), so that the keys at one block cannot be had from those at the
-next. The keys of SPAN tokens at a time are therefore carried again, all their copies kept, one a block, and then
-walked back through.
+next. The keys of SPAN tokens at a time are therefore carried again, with a copy for every block, and the gradient goes
+back through these copies.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def backward(
 
 
 class Backward:
-    """The blocks and, as they grow, the gradients: d of what the blocks hold, dv of the values."""
+    """Gradients that are summed over spans of keys: d of the fields of `Blocks`, dv of the values."""
 
     def __init__(self, blocks: Blocks, v: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> None:
         self.blocks, self.v, self.grad, self.lse = blocks, v, grad, lse
@@ -49,13 +49,13 @@ class Backward:
         self.d = Blocks(*(None if x is None else torch.zeros_like(x) for x in blocks))
 
     def inside_blocks(self) -> None:
-        """The part of keys in their queries' own block."""
+        """Add the part of keys in their queries' own block."""
         weights, d_logits = self._softmax(slice(None), self.blocks.logits, self.v)
         self.dv += weights.mT @ self.grad
         self.d.logits.copy_(d_logits)
 
     def from_keys(self, first: int, last: int) -> None:
-        """The part of the keys of blocks first … last − 1 in the queries of all later blocks."""
+        """Add the part of the keys of blocks first … last − 1 in the queries of all later blocks."""
         end = self.v.shape[1]
         copies = [none_carried(self.blocks)]
         for m in range(first, end - 1):
@@ -69,7 +69,7 @@ class Backward:
                 self._meet(m, first, carried, d)
 
     def _meet(self, m: int, first: int, carried: Carried, d: Carried) -> None:
-        """Block m's queries with keys carried to it from block `first` on; adds to d in place."""
+        """Add the part of block m's queries with keys carried to it from block `first` on, to d in place."""
         start, keys = first * self.v.shape[2], carried.keys
         at = slice(None), slice(start, start + keys.shape[1])
         values, d_values = (x.view(x.shape[0], -1, x.shape[-1])[at] for x in (self.v, self.dv))
@@ -99,6 +99,6 @@ class Backward:
         return Carried(keys, sums)
 
     def _softmax(self, at, logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights, and the gradient of the logits, of the queries at [at] over some of their keys."""
+        """The weights and the gradient of the logits of the queries at [at] over some of their keys."""
         weights = exp_(logits - self.lse[at][..., None])
         return weights, (self.grad[at] @ values.mT).sub_(self.delta[at][..., None]).mul_(weights)

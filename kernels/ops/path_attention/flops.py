@@ -1,4 +1,4 @@
-"""What PaTH attention costs; conventions of kernels/flops.py."""
+"""The FLOPs of PaTH attention; conventions of kernels/flops.py."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SMALLEST, LARGEST = 32, 128
 
 
 def block_size(time: int) -> int:
-    """Tokens a block: about T/16, which was fastest on CPUs, in as few blocks as that gives, all of about one size."""
+    """Tokens of a block: about T/16, which was fastest on CPUs, in as few blocks as that gives, of about one size."""
     wanted = min(max(time // 16, SMALLEST), LARGEST)
     blocks = max(1, -(-time // wanted))
     return max(1, -(-time // blocks))
@@ -34,24 +34,24 @@ class Layout:
     kv_heads: int
 
     def rows(self, x: Tensor) -> Tensor:
-        """[B, T, Q·Hkv, D] -> [G, M, Q·C, D]."""
+        """Cut into blocks: [B, T, Q·Hkv, D] -> [G, M, Q·C, D]."""
         tokens = block_size(self.time)
         x = F.pad(x, (0, 0, 0, 0, 0, -self.time % tokens if self.time else 1))
         x = x.unflatten(2, (self.kv_heads, -1)).unflatten(1, (-1, tokens))  # [B, M, C, Hkv, Q, D]
         return x.permute(0, 3, 1, 4, 2, 5).flatten(3, 4).flatten(0, 1).contiguous()
 
     def whole(self, x: Tensor) -> Tensor:
-        """[G, M, Q·C, D] -> [B, T, Q·Hkv, D], contiguous as the operators' fake results are."""
+        """Join blocks: [G, M, Q·C, D] -> [B, T, Q·Hkv, D], contiguous as the operators' fake results are."""
         x = x.unflatten(2, (-1, block_size(self.time))).unflatten(0, (self.batch, self.kv_heads))
         return x.permute(0, 2, 4, 1, 3, 5).flatten(3, 4).flatten(1, 2)[:, : self.time].contiguous()
 
     def gates(self, g: Tensor) -> Tensor:
-        """[B, T, H] -> [G, Q, M, C]."""
+        """Cut gates into blocks: [B, T, H] -> [G, Q, M, C]."""
         rows = self.rows(g[..., None])[..., 0]
         return rows.unflatten(2, (-1, block_size(self.time))).transpose(1, 2).contiguous()
 
     def whole_gates(self, g: Tensor) -> Tensor:
-        """[G, Q, M, C] -> [B, T, H]."""
+        """Join the blocks of gates: [G, Q, M, C] -> [B, T, H]."""
         return self.whole(g.transpose(1, 2).flatten(2, 3)[..., None])[..., 0]
 
 
@@ -65,7 +65,7 @@ def blocks_of(layout: Layout, q, k, v, w, beta, g, scale: float) -> tuple[Tensor
 
 
 def attend(q, k, v, w, beta, g, scale: float) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] in q's dtype and log-sum-exps [B, T, H] of sequences of one length."""
+    """Output o [B, T, H, V] in q's dtype and log-sum-exps [B, T, H] of sequences of one length."""
     layout = Layout(q.shape[0], q.shape[1], k.shape[2])
     with without_autocast(q):
         out, lse = forward(*blocks_of(layout, q, k, v, w, beta, g, scale))

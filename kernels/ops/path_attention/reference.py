@@ -1,4 +1,4 @@
-"""PaTH attention as its definition has it: every query walks back over the tokens, one at a time."""
+"""PaTH attention as its definition has it: every query goes back over the tokens, one at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def path_attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Every packed sequence by itself; at least fp32, memory T × T a head."""
+    """Compute `kernels.path_attention` sequence by sequence; at least fp32, memory T × T a head."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(q.dtype, torch.float32)
     if w is None or beta is None:
@@ -55,5 +55,5 @@ def _one_sequence(
 
 
 def householder(x: Tensor, w: Tensor, beta: Tensor) -> Tensor:
-    """(I − β·w·wᵀ)·x for x, w [..., K] and beta [...]."""
+    """H·x = (I − β·w·wᵀ)·x for x, w [..., K] and beta [...]."""
     return x - beta[..., None] * (w * x).sum(-1, keepdim=True) * w

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.ops.path_attention.flops import path_flops
 from kernels.ops.path_attention.layout import attend, attend_backward
-from kernels.segments.plan import make_plan
+from kernels.packing.rectangles import Rectangles
 
 
 def path_attention_torch(
@@ -28,7 +28,7 @@ def path_attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The blockwise form; gradients of first order."""
+    """Compute `kernels.path_attention` blockwise; gradients of first order."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return path_attention_op(q, k, v, w, beta, g, cu_seqlens, scale)[0]
 
@@ -44,7 +44,7 @@ def path_attention_op(
     cu_seqlens: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """o [B, T, H, V] and log-sum-exps [B, T, H]."""
+    """Output o [B, T, H, V] and log-sum-exps [B, T, H]."""
     inputs = (q, k, v, w, beta, g)
     if cu_seqlens is None:
         return attend(*inputs, scale)
@@ -115,25 +115,11 @@ def _backward_flops(grad, out, lse, *inputs, out_shape=None, **_) -> int:
 def by_length(
     run: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor | None], cu_seqlens: Tensor, heads: int
 ) -> list[Tensor]:
-    """A function of [B, T, …] tensors on packed ones [1, T, …]: one call for sequences of about equal length.
-
-    Shorter ones end in zeros, which causal results before them do not notice.
-    """
-    plan = make_plan(cu_seqlens, heads, may_pad=True)
-    if not plan.shapes:
+    """Apply a function of [B, T, ...] tensors to packed ones [1, T, ...], once a batch of about one length."""
+    axis = Rectangles.of(cu_seqlens, heads).axis()
+    if not axis.shapes:
         return list(run(*inputs))
-    rows = [sequences * length for sequences, length in plan.shapes]
-    padded = [None if x is None else _spread(x[0], plan.restore, sum(rows)).split(rows) for x in inputs]
-    parts = []
-    for i, shape in enumerate(plan.shapes):
-        results = run(*(None if x is None else x[i].unflatten(0, shape) for x in padded))
-        parts.append([y.flatten(0, 1) for y in results])
-    return [_collect(torch.cat(y), plan.restore) for y in zip(*parts, strict=True)]
-
-
-def _spread(x: Tensor, places: Tensor | None, rows: int) -> Tensor:
-    return x if places is None else x.new_zeros(rows, *x.shape[1:]).index_copy(0, places, x)
-
-
-def _collect(x: Tensor, places: Tensor | None) -> Tensor:
-    return (x if places is None else x.index_select(0, places)).unsqueeze(0)
+    none = [None] * len(axis.shapes)
+    batches = zip(*(none if x is None else axis.spread(x[0]) for x in inputs), strict=True)
+    results = [run(*batch) for batch in batches]
+    return [axis.collect(parts).unsqueeze(0) for parts in zip(*results, strict=True)]

@@ -3,6 +3,15 @@
 A program has C / SPLIT queries of one block and head. In their own block the logits are ready. They meet the keys of an
 earlier block, which stand turned at its end, and then go through the block: q ← q − q·Dᵀ, which costs K² a query and
 block beside C·(K + V). Between blocks runs the sum of gates, outside the scale, in fp32.
+
+    o_i = Σ_j p_ij·v_j,   p_ij = e^(a_ij − lse_i),   lse_i = log Σ_j e^(a_ij),
+    a_ij = q̃_i·k̃_j + Σ_{s=j+1..i} g_s    q̃_i: scale·q_i turned to the end of j's block; k̃_j: k_j turned to there
+
+Sizes of the kernels of this operation:
+
+    HEADS, GROUP      query heads, and how many share a KV head
+    WIDTH, VALUES     widths of keys and values; K, V: padded to powers of two
+    C, SPLIT          tokens of a block, programs that divide its rows; BC, BK: columns of a tile
 """
 
 from __future__ import annotations
@@ -10,23 +19,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.path_attention.triton_tiles import (
-    minus_turned,
-    store_tokens_tile,
-    tile,
-    tokens_tile,
-)
+from kernels.ops.path_attention.triton_tiles import load_block, minus_turned
 from kernels.triton_common.device import chunk_bounds
+from kernels.triton_common.masked_tiles import load_head_rows, store_head_rows
 from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
 def _absorb(score, values, total, top, weight):
-    """One more tile of keys: Σ e^(score − top)·values, the largest score, Σ e^(score − top)."""
-    higher = tl.maximum(top, tl.max(score, 1))
-    fading, share = tl.exp(top - higher), tl.exp(score - higher[:, None])
-    total = total * fading[:, None] + tl.dot(share.to(values.dtype), values, input_precision="ieee")
-    return total, higher, weight * fading + tl.sum(share, 1)
+    """Add a tile of keys to the running softmax: total = Σ e^(a − m)·v, top = m = max a, weight = Σ e^(a − m)."""
+    largest = tl.maximum(top, tl.max(score, 1))
+    shrink, p = tl.exp(top - largest), tl.exp(score - largest[:, None])
+    total = total * shrink[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
+    return total, largest, weight * shrink + tl.sum(p, 1)
 
 
 @triton.jit
@@ -34,42 +39,57 @@ def _attend(
     query, key, v, turns, logits, before, after, out, lse, table, cu, HEADS, GROUP, VALUES,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SPLIT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """Attention of the queries of one block and head.
+
+    in      query [M, HEADS, C, K], key [M, KV_HEADS, C, K], turns [M, KV_HEADS, K, K], logits [M, HEADS, C, C],
+            before, after [M, HEADS, C], as triton_prepare.py makes them; v [T, KV_HEADS, VALUES]
+    out     out [T, HEADS, VALUES], lse [T, HEADS]
+    layout  table, cu of chunks of C tokens
+    """
     block, part = (tl.program_id(0) // SPLIT).to(tl.int64), tl.program_id(0) % SPLIT
     head, KV_HEADS = tl.program_id(1), HEADS // GROUP
     kv = head // GROUP
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
-        row, wide, broad = part * (C // SPLIT) + tl.arange(0, C // SPLIT), tl.arange(0, K), tl.arange(0, V)
+        row = part * (C // SPLIT) + tl.arange(0, C // SPLIT)
+        k_column, v_column = tl.arange(0, K), tl.arange(0, V)
         own = block * HEADS + head
         total = tl.zeros((C // SPLIT, V), tl.float32)
         top = tl.full((C // SPLIT,), float("-inf"), tl.float32)
         weight = tl.zeros((C // SPLIT,), tl.float32)
         for start in range(0, (part + 1) * (C // SPLIT), BC):
             column = start + tl.arange(0, BC)
-            score = tile(logits + own * C * C, row, column, C)
-            values = tokens_tile(v, first + column, end, kv, KV_HEADS, broad, VALUES)
+            # inside the block: a_ij is ready, −∞ where j > i
+            score = load_block(logits + own * C * C, row, column, C)
+            values = load_head_rows(v, first + column, end, kv, KV_HEADS, v_column, VALUES)
             total, top, weight = _absorb(score, values, total, top, weight)
-        moving = tile(query + own * C * K, row, wide, K).to(tl.float32)
-        forgotten = tl.zeros((C // SPLIT,), tl.float32)
+        # q̃_i = scale·H_first·…·H_i·q_i at the start of the block, and Σ_{s=first..i} g_s
+        q_turned = load_block(query + own * C * K, row, k_column, K).to(tl.float32)
+        gate_sum = tl.zeros((C // SPLIT,), tl.float32)
         if before is not None:
-            forgotten += tl.load(before + own * C + row)
+            gate_sum += tl.load(before + own * C + row)
         number = tl.load(table + block * 2 + 1)
         for back in range(1, number + 1):
+            # the blocks before, from the last to the first
             other = block - back
             for start in range(0, C, BC):
                 column = start + tl.arange(0, BC)
-                keys = tile(key + (other * KV_HEADS + kv) * C * K, column, wide, K)
-                score = tl.dot(moving.to(keys.dtype), tl.trans(keys), input_precision="ieee")
+                keys = load_block(key + (other * KV_HEADS + kv) * C * K, column, k_column, K)
+                # a_ij = q̃_i·k̃_j + Σ_{s=j+1..i} g_s
+                score = tl.dot(q_turned.to(keys.dtype), tl.trans(keys), input_precision="ieee")
                 if after is not None:
-                    score += forgotten[:, None] + tl.load(after + (other * HEADS + head) * C + column)[None]
+                    score += gate_sum[:, None] + tl.load(after + (other * HEADS + head) * C + column)[None]
                 token = first - back * C + column
-                values = tokens_tile(v, token, end, kv, KV_HEADS, broad, VALUES)
+                values = load_head_rows(v, token, end, kv, KV_HEADS, v_column, VALUES)
                 total, top, weight = _absorb(score, values, total, top, weight)
             if turns is not None:
-                moving = minus_turned(moving, turns + (other * KV_HEADS + kv) * K * K, K, True)
+                # through the block: q̃ ← H_first·…·H_last·q̃ = q̃ − D·q̃
+                q_turned = minus_turned(q_turned, turns + (other * KV_HEADS + kv) * K * K, K, True)
             if before is not None:
-                forgotten += tl.load(before + (other * HEADS + head) * C + C - 1)
-        store_tokens_tile(out, total / weight[:, None], first + row, end, head, HEADS, broad, VALUES)
+                # and the sum of its gates
+                gate_sum += tl.load(before + (other * HEADS + head) * C + C - 1)
+        # o_i = total_i / weight_i,   lse_i = m_i + log weight_i
+        store_head_rows(out, total / weight[:, None], first + row, end, head, HEADS, v_column, VALUES)
         at = (first + row) * HEADS + head
         tl.store(lse + at, top + tl.log(weight), mask=first + row < end)
 

@@ -1,20 +1,37 @@
-"""Sizes and buffers of a call, and what is prepared for its forward and backward sweeps."""
+"""The arguments, sizes and buffers of a call, and the prepared blocks that its forward and backward read."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from kernels.ops.path_attention.triton_prepare import compact, inner, turn
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import padded
-from kernels.triton_common.packing import boundaries, chunk_table
+
+
+class Inputs(NamedTuple):
+    """The arguments of `kernels.path_attention`, tensors contiguous."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    w: Tensor | None
+    beta: Tensor | None
+    g: Tensor | None
+    scale: float
+    cu_seqlens: Tensor | None
 
 
 class Shapes:
     """Sizes of a call that all kernels share, and its layout: M blocks of C tokens, widths padded to K and V."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> None:
+    def __init__(self, x: Inputs) -> None:
+        q, k, v, cu_seqlens = x.q, x.k, x.v, x.cu_seqlens
         self.heads, self.kv_heads, self.width, self.values = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
         self.group = self.heads // self.kv_heads
         self.K, self.V = (padded(x) for x in (self.width, self.values))
@@ -44,10 +61,10 @@ class Shapes:
 
 
 class Prepared:
-    """What triton_prepare.py makes of the inputs; its docstring has the names."""
+    """The results of the kernels of triton_prepare.py, whose docstring has the names."""
 
-    def __init__(self, shapes: Shapes, q, k, w, beta, g, scale: float, *, for_gradients: bool) -> None:
-        s, options = shapes, shapes.preparing
+    def __init__(self, shapes: Shapes, x: Inputs, *, for_gradients: bool) -> None:
+        s, options, w = shapes, shapes.preparing, x.w
         turning = w is not None
         square = (s.kv_heads, s.C, s.C)
         self.inverse = s.empty(*square) if turning else None
@@ -58,10 +75,10 @@ class Prepared:
         self.query = s.empty(s.heads, s.C, s.K, dtype=s.dtype)
         self.logits = s.empty(s.heads, s.C, s.C)
         self.passed = s.empty(s.heads, s.C, s.C) if turning and for_gradients else None
-        self.before, self.after = (s.empty(s.heads, s.C) if g is not None else None for _ in range(2))
+        self.before, self.after = (s.empty(s.heads, s.C) if x.g is not None else None for _ in range(2))
         solving = "ieee" if s.dtype == torch.float32 else "tf32x3"
         compact[(s.blocks, s.kv_heads)](
-            k, w, beta, self.inverse, self.skipped, self.u, self.key, s.table, s.cu, s.kv_heads, s.width,
+            x.k, w, x.beta, self.inverse, self.skipped, self.u, self.key, s.table, s.cu, s.kv_heads, s.width,
             **options, SOLVING=solving,
         )  # fmt: skip
         if turning:
@@ -69,6 +86,6 @@ class Prepared:
                 self.u, w, self.turns, s.table, s.cu, s.kv_heads, s.width, **options
             )
         inner[(s.blocks, s.heads)](
-            q, k, w, g, self.skipped, self.u, self.query, self.logits, self.passed, self.before, self.after,
-            s.table, s.cu, scale, s.heads, s.group, s.width, **options,
+            x.q, x.k, w, x.g, self.skipped, self.u, self.query, self.logits, self.passed, self.before, self.after,
+            s.table, s.cu, x.scale, s.heads, s.group, s.width, **options,
         )  # fmt: skip

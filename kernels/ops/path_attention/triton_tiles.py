@@ -10,43 +10,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def tokens_tile(x, token, end, head, HEADS, column, WIDTH):
-    """[tokens, columns] of one head of x [T, HEADS, WIDTH], as stored; zeros outside."""
-    place = (token * HEADS + head)[:, None] * WIDTH + column[None]
-    return tl.load(x + place, mask=(token < end)[:, None] & (column < WIDTH)[None], other=0.0)
+from kernels.triton_common.masked_tiles import load_head_rows
 
 
 @triton.jit
 def tokens_fp32(x, token, end, head, HEADS, column, WIDTH):
-    """`tokens_tile` in fp32."""
-    return tokens_tile(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
+    """`load_head_rows` in fp32."""
+    return load_head_rows(x, token, end, head, HEADS, column, WIDTH).to(tl.float32)
 
 
 @triton.jit
-def store_tokens_tile(x, tile, token, end, head, HEADS, column, WIDTH):
-    """The inverse of `tokens_tile`."""
-    place = (token * HEADS + head)[:, None] * WIDTH + column[None]
-    mask = (token < end)[:, None] & (column < WIDTH)[None]
-    tl.store(x + place, tile.to(x.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def tokens_line(x, token, end, head, HEADS):
-    """fp32 [tokens] of one head of x [T, HEADS]; zeros outside."""
-    return tl.load(x + token * HEADS + head, mask=token < end, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def tile(x, row, column, WIDTH):
-    """[rows, columns] of x [*, WIDTH], as stored; wholly inside."""
+def load_block(x, row, column, WIDTH):
+    """These rows and columns of a buffer x [·, WIDTH], as stored, without masks."""
     return tl.load(x + row[:, None] * WIDTH + column[None])
 
 
 @triton.jit
-def store_tile(x, values, row, column, WIDTH):
-    """The inverse of `tile`."""
+def store_block(x, values, row, column, WIDTH):
+    """Write values [rows, columns], in x's dtype, to a buffer x [·, WIDTH], without masks."""
     tl.store(x + row[:, None] * WIDTH + column[None], values.to(x.dtype.element_ty))
 
 
@@ -67,7 +48,7 @@ def minus_turned(x, turn, K: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit
 def _slice(turn, into, out, K: tl.constexpr, FLIP: tl.constexpr):
-    """[into, out] of D, or of Dᵀ."""
+    """These rows and columns of D, or of Dᵀ."""
     if FLIP:
         part = tl.trans(tl.load(turn + out[:, None] * K + into[None]))
     else:
@@ -77,7 +58,7 @@ def _slice(turn, into, out, K: tl.constexpr, FLIP: tl.constexpr):
 
 @triton.jit
 def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + L)⁻¹ of a strictly lower triangular L [C, C], C = 64 or 128.
+    """Invert: (I + L)⁻¹ of a strictly lower triangular L [C, C], C = 64 or 128.
 
     The inverses Y of diagonal blocks of size b give those of size 2b, Y − Y·L'·Y with L' what of L stands below them
     inside; every intermediate is part of an inverse of part of the matrix, so that nothing grows and cancels.
@@ -85,6 +66,7 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
     """
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
     inverse = tl.where(row == column, 1.0, 0.0)
+    # Y ← Y − Y·L'·Y for blocks of size b = 2^level
     for level in range(7 if C == 128 else 6):
         below = (row >> level + 1 == column >> level + 1) & (row >> level > column >> level)
         step = tl.dot(tl.where(below, lower, 0.0), inverse, input_precision=PRECISION)
@@ -94,7 +76,9 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def block_of_span(firsts, span, SPLIT, BLOCKS):
-    """Of program 0 out of sequences · BLOCKS · SPLIT: its sequence, block in the span, part of it, and table rows.
+    """The program's sequence, block in the span, part of the block, and rows of the table.
+
+    Programs of axis 0 are sequences · BLOCKS · SPLIT.
 
     The rows are the block's own and the end of its sequence's; no such block: they do not rise.
     """

@@ -20,7 +20,7 @@ def work(
     cu_seqlens: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments; packed sequences count as if they were of equal length.
+    """Operations and bytes of a call; packed sequences count as if they were of equal length.
 
     The scores of all pairs j ≤ i of every query head, and, where H is not I, every key of a KV head taken through every
     later block of 128 tokens: 2·K² operations. Backward, scores take five products instead of two, and the

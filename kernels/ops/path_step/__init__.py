@@ -13,7 +13,7 @@ from kernels.triton_common import lazily, on_cuda, refusal
 __all__ = ["path_step"]
 
 MAX_GROUP = 64
-"""Of the kernels: a program turns a KV head's keys once, and so has to hold all the queries that read them."""
+"""Query heads a KV head that a program of the kernels holds: it turns the keys once, for all queries that read them."""
 
 
 def _refuses(q, keys, values, w, beta, g=None, forgotten=None, **_options) -> str | None:
@@ -53,7 +53,7 @@ def path_step(
     scale: float | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """`path_attention` of the newest of n tokens, whose keys and values stand in a cache that it turns, in place.
+    """Compute `path_attention` of the newest of n tokens over a cache of keys and values, turning the keys in place.
 
         k_j ← H·k_j,  f_j ← f_j + g    for j = 0 … n−2, all tokens but the newest; H = I − β·w·wᵀ
         o = Σ_j softmax_j(scale · k_jᵀ·q + f_j) · v_j

@@ -20,7 +20,7 @@ def path_step_reference(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Turns keys and adds to forgotten in place, token by token, then attends; at least fp32."""
+    """Compute `kernels.path_step`: turn keys and add to forgotten, token by token, then attend; at least fp32."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     wide = torch.promote_types(torch.promote_types(q.dtype, keys.dtype), torch.float32)
     group, newest = q.shape[1] // keys.shape[1], keys.shape[2] - 1

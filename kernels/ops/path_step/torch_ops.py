@@ -20,7 +20,7 @@ def path_step_torch(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """Goes over the keys three times: their products with w, their turn, the attention."""
+    """Compute `kernels.path_step` in three passes over the keys: their products with w, their turn, the attention."""
     wide = torch.promote_types(torch.promote_types(q.dtype, keys.dtype), torch.float32)
     with without_autocast(q):
         if w is not None:

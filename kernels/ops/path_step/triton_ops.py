@@ -2,8 +2,10 @@
 
     attend   a program has one KV head and a span of its tokens, with all the query heads that read it. Of every tile of
              keys it takes the products with w, turns it, stores it, and while it is at hand scores the queries; gates
-             are added to what is forgotten in passing. Left of the span: Σ e^(score − top)·v, top, Σ e^(score − top)
+             are added to `forgotten` in passing. The span gives m = max_j a_j, Σ_j e^(a_j − m)·v_j and Σ_j e^(a_j − m)
     combine  a program has a query head and adds up its spans, in their order
+
+    k_j ← k_j − β·(k_j·w)·w,   f_j ← f_j + g   (j < n − 1),   a_j = scale·q·k_j + f_j,   o = Σ_j softmax_j(a_j)·v_j
 
 Keys are turned and scored in fp32. A single query is multiplied with sums, as no tensor core is worth 16 rows for one
 of them; a group's, padded to 16, with TF32, which holds 16-bit queries exactly, or in fp32 with three products of high
@@ -20,7 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton_common.device import load_rows, padded, store_rows
+from kernels.triton_common.device import padded
+from kernels.triton_common.tiles import load_rows, running_max, store_rows
 
 PROGRAMS = 512
 """About how many programs share the work: a few for each multiprocessor of a large GPU."""
@@ -30,7 +33,7 @@ SPAN = 128
 
 @triton.jit
 def _scores(queries, keys, PRECISION: tl.constexpr):
-    """[queries, keys]: products of fp32 rows."""
+    """The products [queries, keys] of fp32 rows."""
     if queries.shape[0] == 1:
         out = tl.sum(queries * keys, axis=1)[None]
     else:
@@ -40,20 +43,12 @@ def _scores(queries, keys, PRECISION: tl.constexpr):
 
 @triton.jit
 def _mixed(shares, values, PRECISION: tl.constexpr):
-    """[queries, V]: shares [queries, keys] of fp32 values [keys, V]."""
+    """The sums [queries, V] of fp32 values [keys, V], weighted by shares [queries, keys]."""
     if shares.shape[0] == 1:
         out = tl.sum(tl.trans(shares) * values, axis=0)[None]
     else:
         out = tl.dot(shares, values, input_precision=PRECISION)
     return out
-
-
-@triton.jit
-def _higher(top, score):
-    """The largest score so far, a number to subtract (not −∞, of which nothing is left), and what fades by it."""
-    higher = tl.maximum(top, tl.max(score, axis=1))
-    centre = tl.where(higher == float("-inf"), 0.0, higher)
-    return higher, centre, tl.exp(top - centre)
 
 
 @triton.jit
@@ -63,21 +58,27 @@ def _attend(
     K: tl.constexpr, V: tl.constexpr, PRECISION: tl.constexpr,
     BG: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """Part PARTS of every query head: part_o [B·H, PARTS, V], part_top and part_weight [B·H, PARTS]."""
+    """One span of a KV head's cache: turn its keys, add its gates, attend to it.
+
+    in        q [B·H, K], w [B·HKV, K], beta [B·HKV], g [B·H], values
+    in place  keys, forgotten; the caches have strides (batch, head, token), the last axis is dense
+    out       part_o [B·H, PARTS, V], part_top, part_weight [B·H, PARTS]
+    sizes     N tokens in spans of SPAN; GROUP = H/HKV query heads; tiles BG, BN, BK, BV
+    """
     entry = tl.program_id(0).to(tl.int64)  # of B · Hkv
     batch, head = entry // HKV, entry % HKV
     keys += batch * KEY_B + head * KEY_H
     values += batch * VALUE_B + head * VALUE_H
-    member, column, broad = tl.arange(0, BG), tl.arange(0, BK), tl.arange(0, BV)
+    member, column, v_column = tl.arange(0, BG), tl.arange(0, BK), tl.arange(0, BV)
     is_head = member < GROUP
     row = entry * GROUP + member  # of q, [B·H, K]
     queries = load_rows(q, row, is_head, K, BK).to(tl.float32)
     if w is not None:
-        axis = tl.load(w + entry * K + column, mask=column < K, other=0.0).to(tl.float32)
-        strength = tl.load(beta + entry).to(tl.float32)
+        w_row = tl.load(w + entry * K + column, mask=column < K, other=0.0).to(tl.float32)
+        beta_kv = tl.load(beta + entry).to(tl.float32)
     if g is not None:
-        gate = tl.load(g + row, mask=is_head, other=0.0).to(tl.float32)
-        lines = forgotten + batch * FORGOTTEN_B + (head * GROUP + member)[:, None] * FORGOTTEN_H
+        g_rows = tl.load(g + row, mask=is_head, other=0.0).to(tl.float32)
+        f_rows = forgotten + batch * FORGOTTEN_B + (head * GROUP + member)[:, None] * FORGOTTEN_H
     total = tl.zeros((BG, BV), tl.float32)
     top = tl.full((BG,), float("-inf"), tl.float32)
     weight = tl.zeros((BG,), tl.float32)
@@ -86,30 +87,33 @@ def _attend(
         token = start + tl.arange(0, BN)
         used, past = token < N, token < N - 1
         at, inside = token.to(tl.int64)[:, None], used[:, None] & (column < K)[None]
-        tile = tl.load(keys + at * KEY_N + column[None], mask=inside, other=0.0).to(tl.float32)
-        spread = tl.load(  # asked for now, so that it is there when scores are
-            values + at * VALUE_N + broad[None], mask=used[:, None] & (broad < V)[None], other=0.0
+        k_tile = tl.load(keys + at * KEY_N + column[None], mask=inside, other=0.0).to(tl.float32)
+        v_tile = tl.load(  # loaded early: it has arrived when the scores are there
+            values + at * VALUE_N + v_column[None], mask=used[:, None] & (v_column < V)[None], other=0.0
         )
         if g is not None:
             where = is_head[:, None] & used[None]
-            lost = tl.load(lines + token[None], mask=where, other=0.0).to(tl.float32)
+            f_tile = tl.load(f_rows + token[None], mask=where, other=0.0).to(tl.float32)
         # Where a tile is smaller than the program, threads hold the same element: all have read before one writes.
         tl.debug_barrier()
         if w is not None:
-            along = strength * tl.sum(tile * axis[None], axis=1)
-            tile -= tl.where(past, along, 0.0)[:, None] * axis[None]
-            turned = tile.to(keys.dtype.element_ty)
-            tl.store(keys + at * KEY_N + column[None], turned, mask=inside & past[:, None])
-        score = _scores(queries, tile, PRECISION) * scale
+            # k_j ← H·k_j = k_j − β·(k_j·w)·w, but not the newest token's
+            beta_kw = beta_kv * tl.sum(k_tile * w_row[None], axis=1)
+            k_tile -= tl.where(past, beta_kw, 0.0)[:, None] * w_row[None]
+            k_turned = k_tile.to(keys.dtype.element_ty)
+            tl.store(keys + at * KEY_N + column[None], k_turned, mask=inside & past[:, None])
+        # a_j = scale·q·k_j + f_j, with f_j ← f_j + g
+        score = _scores(queries, k_tile, PRECISION) * scale
         if g is not None:
-            lost += tl.where(past[None], gate[:, None], 0.0)
-            tl.store(lines + token[None], lost, mask=where & past[None])
-            score += lost
+            f_tile += tl.where(past[None], g_rows[:, None], 0.0)
+            tl.store(f_rows + token[None], f_tile, mask=where & past[None])
+            score += f_tile
+        # Σ_j e^(a_j − m)·v_j and Σ_j e^(a_j − m), m = max_j a_j
         score = tl.where(used[None], score, float("-inf"))
-        top, centre, fading = _higher(top, score)
-        share = tl.exp(score - centre[:, None])
-        total = total * fading[:, None] + _mixed(share, spread.to(tl.float32), PRECISION)
-        weight = weight * fading + tl.sum(share, axis=1)
+        top, centre, shrink = running_max(top, score)
+        p = tl.exp(score - centre[:, None])
+        total = total * shrink[:, None] + _mixed(p, v_tile.to(tl.float32), PRECISION)
+        weight = weight * shrink + tl.sum(p, axis=1)
     place = row * PARTS + tl.program_id(1)
     store_rows(part_o, place, is_head, total, V, BV)
     tl.store(part_top + place, top, mask=is_head)
@@ -118,7 +122,7 @@ def _attend(
 
 @triton.jit
 def _combine(part_o, part_top, part_weight, o, PARTS, V: tl.constexpr, BP: tl.constexpr, BV: tl.constexpr):
-    """o [B·H, V]: the parts of one row, each faded to the largest score of all, over their weight."""
+    """Combine the parts of one row: o [B·H, V] = Σ_p e^(m_p − m)·part_o_p / Σ_p e^(m_p − m)·part_weight_p."""
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros((1, BV), tl.float32)
     top = tl.full((1,), float("-inf"), tl.float32)
@@ -126,13 +130,15 @@ def _combine(part_o, part_top, part_weight, o, PARTS, V: tl.constexpr, BP: tl.co
     for start in range(0, PARTS, BP):
         part = start + tl.arange(0, BP)
         used, place = part < PARTS, row * PARTS + part
-        height = tl.load(part_top + place, mask=used, other=float("-inf"))
-        top, centre, fading = _higher(top, height[None])
-        share = tl.exp(height - centre)
-        tile = load_rows(part_o, place, used, V, BV)
-        total = total * fading[:, None] + tl.sum(share[:, None] * tile, axis=0)[None]
-        share *= tl.load(part_weight + place, mask=used, other=0.0)
-        weight = weight * fading + tl.sum(share[None], axis=1)
+        part_m = tl.load(part_top + place, mask=used, other=float("-inf"))
+        # m = max_p m_p; parts are rescaled by e^(m_p − m)
+        top, centre, shrink = running_max(top, part_m[None])
+        factor = tl.exp(part_m - centre)
+        o_tile = load_rows(part_o, place, used, V, BV)
+        total = total * shrink[:, None] + tl.sum(factor[:, None] * o_tile, axis=0)[None]
+        factor *= tl.load(part_weight + place, mask=used, other=0.0)
+        weight = weight * shrink + tl.sum(factor[None], axis=1)
+    # o = Σ_p e^(m_p − m)·part_o_p / Σ_p e^(m_p − m)·part_weight_p
     store_rows(o, row + tl.arange(0, 1), tl.arange(0, 1) == 0, total / weight[:, None], V, BV)
 
 
@@ -147,7 +153,7 @@ def path_step_triton(
     *,
     scale: float | None = None,
 ) -> Tensor:
-    """`kernels.path_step` on a GPU."""
+    """Compute `kernels.path_step` on a GPU."""
     q, w, beta, g = (x if x is None else x.contiguous() for x in (q, w, beta, g))
     (batch, heads, width), (_, kv_heads, tokens, value_width) = q.shape, values.shape
     span = _span(batch * kv_heads, tokens)
@@ -178,7 +184,7 @@ def path_step_triton(
 
 
 def _span(entries: int, tokens: int) -> int:
-    """Tokens a program, so that there are about PROGRAMS of them."""
+    """Tokens of a span, so that there are about PROGRAMS programs."""
     parts = max(1, PROGRAMS // entries)
     return triton.cdiv(triton.cdiv(tokens, parts), SPAN) * SPAN
 

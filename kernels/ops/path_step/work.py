@@ -17,7 +17,7 @@ def work(
     forgotten: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments: the cache read once; keys and `forgotten` written once, all but the newest's row.
+    """Operations and bytes of a call: the cache read once; keys and `forgotten` written once, but for the newest row.
 
     A key that is turned takes two products with w; what a split softmax keeps between its kernels is not counted.
     """

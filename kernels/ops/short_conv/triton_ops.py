@@ -28,9 +28,10 @@ from kernels.ops.short_conv.triton_tiles import (
     state_tile,
     taps_sum,
 )
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table
 from kernels.triton_common.device import chunk_bounds, sigmoid, sum_rows
 from kernels.triton_common.gradients import first_order
-from kernels.triton_common.packing import boundaries, chunk_table
 from kernels.triton_common.tuning import Tuned
 
 

@@ -1,4 +1,4 @@
-"""Which queries select a key: lists of keys by query, turned into lists of queries by block of keys."""
+"""The queries that select a key: lists of keys by query, turned into lists of queries by block of keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCK = 64
 
 @dataclass(frozen=True)
 class Selectors:
-    """For every block of keys the queries that select any of them, in the queries' order.
+    """The queries that select any key of a block, block after block, in the queries' order.
 
     first  int64 [B·⌈Tk/BLOCK⌉ + 1]: where a block's queries begin in the other two, and where all end
     query  int64 [E], E = B·Tq·n: a query's row on the axis of B·Tq; what lies beyond the last block's end is void
@@ -26,10 +26,11 @@ class Selectors:
 
 
 def selectors(indices: Tensor, keys: int) -> Selectors:
-    """Of indices [B, Tq, n] into `keys` keys, −1 where unused. Nothing waits for the GPU.
+    """Invert indices [B, Tq, n] into `keys` keys, −1 where unused. Nothing waits for the GPU.
 
-    One sort of integers, so that memory is that of a few index lists, whatever the number of keys; a query that
-    selects several keys of a block stands there once. The same lists give the same bits at every run.
+    One sort of integers, so that memory is that of a few index lists, whatever the number of keys. It sorts by
+    (block, query, key) and not by block alone (`sort_by_group`), because a query that selects several keys of a
+    block stands there once. The same lists give the same bits at every run.
     """
     batch, queries, _ = indices.shape
     blocks, rows = -(-keys // BLOCK), batch * queries

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from kernels.ops.attention.reference import masked_attention
 from kernels.ops.sparse_attention.select import selected_mask
+from kernels.packing.boundaries import token_sequences
 
 
 def sparse_attention_reference(
@@ -18,7 +18,7 @@ def sparse_attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """o_t = Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, and 0 where S_t is empty; memory Tq × Tk a head.
+    """Attention o_t = Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, 0 where S_t is empty; memory Tq × Tk a head.
 
     The only form that looks at the indices: raises ValueError for one that is no position, that comes twice,
     or that lies outside the query's sequence.
@@ -40,9 +40,7 @@ def _check(indices: Tensor, keys: int, cu_seqlens: Tensor | None) -> None:
     if bool(((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] >= 0)).any()):
         raise ValueError("indices name a key twice for one query")
     if cu_seqlens is not None:
-        sequence = torch.searchsorted(
-            cu_seqlens[1:].contiguous(), torch.arange(keys, device=indices.device), right=True
-        )
+        sequence = token_sequences(cu_seqlens, keys)
         own = sequence[None, :, None].expand_as(indices)
         if bool(((sequence[indices.clamp_min(0)] != own) & (indices >= 0)).any()):
             raise ValueError("indices name a key of another sequence")

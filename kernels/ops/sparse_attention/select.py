@@ -1,4 +1,4 @@
-"""Reading the keys that were selected: by a mask over many keys, or by gathering a copy of each."""
+"""Two ways to read selected keys: a mask over many keys, or a gathered copy of each."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def gathers(selected: int, keys: int, group: int) -> bool:
 
 
 def selected_mask(indices: Tensor, keys: int) -> Tensor:
-    """Bool [B, C, keys], true at the indices [B, C, n]; −1 selects nothing."""
+    """A mask [B, C, keys], true at the indices [B, C, n]; −1 selects nothing."""
     at = torch.where(indices < 0, keys, indices).to(torch.int64)
     mask = torch.zeros(*indices.shape[:2], keys + 1, dtype=torch.bool, device=indices.device)
     return mask.scatter_(-1, at, True)[..., :keys]
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
-    """x [B, T, H, D], indices [B, C, n] -> [B, C, H, n, D]; what stands at −1 is the first key."""
+    """Copy keys x [B, T, H, D] at indices [B, C, n] to [B, C, H, n, D]; −1 copies the first key."""
     batch, time, heads, width = x.shape
     sequence = torch.arange(batch, device=x.device).view(-1, 1, 1, 1) * time
     head = torch.arange(heads, device=x.device).view(-1, 1)
@@ -34,7 +34,7 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
 
 
 def spans(indices: Tensor, size: int, keys: int) -> list[tuple[int, int, int, int]]:
-    """Blocks of `size` queries: (first, last, begin, end), where [first, last) select among keys [begin, end).
+    """Cut queries into blocks of `size`: (first, last, begin, end), where [first, last) select among [begin, end).
 
     Reads the indices [B, Tq, n] on the host, once.
     """

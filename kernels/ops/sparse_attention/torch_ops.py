@@ -24,12 +24,15 @@ def sparse_attention_torch(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Indices are positions along the packed axis, so that packed sequences need nothing more."""
+    """Compute `kernels.sparse_attention` in blocks of queries.
+
+    Indices are positions along the packed axis, so that packed sequences need nothing more.
+    """
     return sparse_attention_op(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float) -> Tensor:
-    """PyTorch's SDPA over all keys under a mask, shared by the heads."""
+    """Attention [B, C, H, V] by PyTorch's SDPA over all keys, under a mask that the heads share."""
     hidden = ~selected_mask(indices, k.shape[1])
     mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device)
     # The lowest finite number and not −∞: a row without keys then is an average, and not NaN.
@@ -41,7 +44,7 @@ def attend_masked(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float
 
 
 def attend_gathered(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float) -> Tensor:
-    """Every query attends to copies of its own keys."""
+    """Attention [B, C, H, V] of every query to copies of its own keys."""
     groups = q.unflatten(2, (k.shape[2], -1))
     scores = (groups @ gather(k, indices).transpose(-1, -2)) * scale
     scores = scores.to(torch.promote_types(q.dtype, torch.float32))
@@ -76,7 +79,7 @@ def _blocks(q: Tensor, k: Tensor, indices: Tensor, scale: float) -> Iterator[_Bl
 
 @torch.library.custom_op("archzoo::sparse_attention", mutates_args=())
 def sparse_attention_op(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float) -> Tensor:
-    """One block after another; memory linear in T for a fixed number of indices."""
+    """o [B, Tq, H, V], one block of queries after another; memory linear in T for a fixed number of indices."""
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     for block in _blocks(q, k, indices, scale):
         rows, seen = block.queries, block.keys

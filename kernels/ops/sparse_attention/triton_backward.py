@@ -1,4 +1,9 @@
-"""Sparse attention backward: dq by query, as forward; dk and dv by block of keys, from the inverted lists."""
+"""Sparse attention backward: dq by query, as forward; dk and dv by block of keys, from the inverted lists.
+
+p_ts = e^(scale·q_t·k_s − lse_t)          δ_t = do_t·o_t
+ds_ts = p_ts·(do_t·v_s − δ_t)             dv_s = Σ_t p_ts·do_t
+dq_t = scale·Σ_s ds_ts·k_s                dk_s = scale·Σ_t ds_ts·q_t
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.ops.sparse_attention.triton_forward import heads_of_query, selected_rows
-from kernels.triton_common.device import load_rows, store_rows
+from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 
@@ -15,23 +20,32 @@ def _query_gradient(
     q, k, v, indices, o, lse, do, delta, dq, scale, Tq, Tk, N, G, HKV, K, V,
     BG: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """dq_t = scale·Σ_s p_ts·(do_t·v_s − δ_t)·k_s, and δ_t = do_t·o_t for the keys' turn."""
+    """dq of one query, and its δ, which the keys' gradients need.
+
+    in   q, k, v, indices, o, lse as in the forward kernel; do [B·Tq·H, V]
+    out  delta [B·Tq·H], dq [B·Tq·H, K]
+    """
     query, batch, kv_head, row, is_head = heads_of_query(Tq, G, HKV, BG)
     q_tile = load_rows(q, row, is_head, K, BK)
     do_tile = load_rows(do, row, is_head, V, BV)
     o_tile = load_rows(o, row, is_head, V, BV)
-    mean = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), axis=1)
-    tl.store(delta + row, mean, mask=is_head)
-    log_total = tl.load(lse + row, mask=is_head, other=0.0)
+    # δ_t = do_t·o_t
+    delta_t = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), axis=1)
+    tl.store(delta + row, delta_t, mask=is_head)
+    lse_t = tl.load(lse + row, mask=is_head, other=0.0)
     gradient = tl.zeros((BG, BK), tl.float32)
     for start in range(0, N, BN):
+        # s ∈ S_t
         at, used = selected_rows(indices, query, batch, kv_head, start, N, Tk, HKV, BN)
         k_tile = load_rows(k, at, used, K, BK)
         v_tile = load_rows(v, at, used, V, BV)
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - log_total[:, None]
+        # p_ts = e^(scale·q_t·k_s − lse_t)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - lse_t[:, None]
         p = tl.exp(tl.where(used[None], scores, float("-inf")))
-        slope = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - mean[:, None])
-        gradient += tl.dot(slope.to(k_tile.dtype), k_tile, input_precision="ieee")
+        # ds_ts = p_ts·(do_t·v_s − δ_t)
+        ds = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - delta_t[:, None])
+        # dq_t = scale·Σ_s ds_ts·k_s
+        gradient += tl.dot(ds.to(k_tile.dtype), k_tile, input_precision="ieee")
     store_rows(dq, row, is_head, gradient * scale, K, BK)
 
 
@@ -40,7 +54,11 @@ def _key_gradients(
     q, k, v, first, selector, bits, lse, do, delta, dk, dv, scale, Tk, BLOCKS, G, HKV, K, V,
     BQ: tl.constexpr, BS: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """dv_s = Σ p_ts·do_t and dk_s = scale·Σ p_ts·(do_t·v_s − δ_t)·q_t over the block's queries and their heads."""
+    """dk and dv of one block of keys, from the queries that select any of them and the heads of one group.
+
+    in   q, k, v; first, selector, bits of `Selectors`; lse, do, delta
+    out  dk [B·Tk·HKV, K], dv [B·Tk·HKV, V]
+    """
     block = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     slot = tl.arange(0, BS)
@@ -53,18 +71,24 @@ def _key_gradients(
     for start in range(begin * G, end * G, BQ):
         member = start + tl.arange(0, BQ)
         is_member = member < end * G
+        # the queries t that select a key of the block, each with the G heads of the group
         query = tl.load(selector + member // G, mask=is_member, other=0)
         mask = tl.load(bits + member // G, mask=is_member, other=0)
         at = (query * HKV + kv_head) * G + member % G
         q_tile, do_tile = load_rows(q, at, is_member, K, BK), load_rows(do, at, is_member, V, BV)
-        log_total = tl.load(lse + at, mask=is_member, other=0.0)
-        mean = tl.load(delta + at, mask=is_member, other=0.0)
+        lse_t = tl.load(lse + at, mask=is_member, other=0.0)
+        delta_t = tl.load(delta + at, mask=is_member, other=0.0)
+        # s ∈ S_t is bit s of t's entry
         chosen = (mask[:, None] >> slot.to(tl.int64)[None]) & 1 == 1
-        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - log_total[:, None]
+        # p_ts = e^(scale·q_t·k_s − lse_t)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee") * scale - lse_t[:, None]
         p = tl.exp(tl.where(chosen, scores, float("-inf")))
+        # dv_s = Σ_t p_ts·do_t
         dv_tile += tl.dot(tl.trans(p.to(do_tile.dtype)), do_tile, input_precision="ieee")
-        slope = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - mean[:, None])
-        dk_tile += tl.dot(tl.trans(slope.to(q_tile.dtype)), q_tile, input_precision="ieee")
+        # ds_ts = p_ts·(do_t·v_s − δ_t)
+        ds = p * (tl.dot(do_tile, tl.trans(v_tile), input_precision="ieee") - delta_t[:, None])
+        # dk_s = scale·Σ_t ds_ts·q_t
+        dk_tile += tl.dot(tl.trans(ds.to(q_tile.dtype)), q_tile, input_precision="ieee")
     store_rows(dk, row, is_key, dk_tile * scale, K, BK)
     store_rows(dv, row, is_key, dv_tile, V, BV)
 

@@ -32,7 +32,9 @@ class _SparseAttention(torch.autograd.Function):
         q, k, v, indices = (x.contiguous() for x in (q, k, v, indices))
         o = q.new_empty(*q.shape[:3], v.shape[-1])
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        forward_tuned[_grid_of_queries(q, k)](q, k, v, indices, o, lse, scale, **_sizes(q, k, v, indices))
+        forward_tuned[_grid_of_queries(q, k)](
+            q, k, v, indices, o, lse, scale, **_query_sizes(q, k, v, indices)
+        )
         ctx.save_for_backward(q, k, v, indices, o, lse)
         ctx.scale = scale
         return o
@@ -43,34 +45,29 @@ class _SparseAttention(torch.autograd.Function):
         q, k, v, indices, o, lse = ctx.saved_tensors
         do, delta = do.contiguous(), torch.empty_like(lse)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        sizes = _sizes(q, k, v, indices)
         query_gradient_tuned[_grid_of_queries(q, k)](
-            q, k, v, indices, o, lse, do, delta, dq, ctx.scale, **sizes
+            q, k, v, indices, o, lse, do, delta, dq, ctx.scale, **_query_sizes(q, k, v, indices)
         )
         lists = selectors(indices, k.shape[1])
-        del sizes["Tq"], sizes["N"], sizes["BG"]
         blocks = triton.cdiv(k.shape[1], BLOCK)
         key_gradients_tuned[(k.shape[0] * blocks, k.shape[2])](
             q, k, v, lists.first, lists.query, lists.bits, lse, do, delta, dk, dv, ctx.scale,
-            BLOCKS=blocks, BS=BLOCK, **sizes,
+            BLOCKS=blocks, BS=BLOCK, **_sizes(q, k, v),
         )  # fmt: skip
         return dq, dk, dv, None, None
 
 
-def _sizes(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> dict[str, int]:
-    group = q.shape[2] // k.shape[2]
-    return {
-        "Tq": q.shape[1],
-        "Tk": k.shape[1],
-        "N": indices.shape[2],
-        "G": group,
-        "HKV": k.shape[2],
-        "K": q.shape[3],
-        "V": v.shape[3],
-        "BG": min(MOST_HEADS, padded(group)),
-        "BK": padded(q.shape[3]),
-        "BV": padded(v.shape[3]),
-    }
+def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
+    """Sizes that all kernels share, by their names in triton_forward.py."""
+    heads = {"G": q.shape[2] // k.shape[2], "HKV": k.shape[2]}
+    widths = {"K": q.shape[3], "V": v.shape[3], "BK": padded(q.shape[3]), "BV": padded(v.shape[3])}
+    return {"Tk": k.shape[1], **heads, **widths}
+
+
+def _query_sizes(q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> dict[str, int]:
+    """Sizes of the kernels by query."""
+    sizes = _sizes(q, k, v)
+    return {**sizes, "Tq": q.shape[1], "N": indices.shape[2], "BG": min(MOST_HEADS, padded(sizes["G"]))}
 
 
 def _grid_of_queries(q: Tensor, k: Tensor) -> tuple[int, int, int]:
@@ -87,5 +84,5 @@ def sparse_attention_triton(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """`kernels.sparse_attention` on a GPU; indices are positions along the packed axis already."""
+    """Compute `kernels.sparse_attention` on a GPU; indices are positions along the packed axis already."""
     return _SparseAttention.apply(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)

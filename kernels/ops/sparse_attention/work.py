@@ -8,7 +8,7 @@ from kernels.triton_common.work import Work, listed_pairs, nbytes
 
 
 def work(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, **_options) -> list[Work]:
-    """Of a call with these arguments: two products forward and five backward a query, head and key of its list.
+    """Operations and bytes of a call: two products forward and five backward a query, head and key of its list.
 
     Lists are taken to be causal, packed sequences to be one: a query has what it can see, and −1 in other places.
     Keys count once however many queries gather them: what lies above this are gathers that miss the caches.

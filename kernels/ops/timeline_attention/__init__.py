@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
 from kernels.dispatch import Operation, always, only_when_named
-from kernels.ops.timeline_attention.packed import register_packed
+from kernels.ops.timeline_attention.plugin_backend import register_plugin
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
 from kernels.ops.timeline_attention.sort import MAX_TIMELINES
 from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
@@ -41,9 +41,9 @@ OPERATION.register(
     refuses=_refuses,
     suits=on_cuda,
 )
-register_packed(OPERATION, "varlen", varlen, suits=always)
+register_plugin(OPERATION, "varlen", varlen, suits=always)
 OPERATION.register("torch", timeline_attention_torch, suits=always)
-register_packed(OPERATION, "flash_attn", flash, suits=only_when_named)
+register_plugin(OPERATION, "flash_attn", flash, suits=only_when_named)
 OPERATION.register("reference", timeline_attention_reference, suits=only_when_named)
 
 

@@ -20,7 +20,7 @@ def timeline_attention_reference(
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Token i sees j ≤ i of its sequence iff head h put both on one timeline; memory T × T a head.
+    """Attention in which token i sees j ≤ i of its sequence iff head h put both on one timeline; memory T × T.
 
     The only form that looks at the assignment: raises ValueError if a value is outside [0, n_timelines).
     """

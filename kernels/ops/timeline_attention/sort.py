@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.grouping import sort_by_group
+from kernels.packing.boundaries import boundaries, token_sequences
+
 MAX_TIMELINES = 64
-"""A counting sort sweeps its tokens once a timeline: past some dozens, comparing is the better way."""
+"""A counting sort reads its tokens once a timeline: past some dozens, comparing is the better way."""
 
 
 @dataclass(frozen=True)
@@ -28,28 +31,16 @@ class Timelines:
 
 
 def sort_timelines(assignment: Tensor, n_timelines: int, cu_seqlens: Tensor | None) -> Timelines:
-    """Sort tokens by timeline; every shape follows from the arguments' shapes, so that it can be traced.
+    """Sort the tokens of all heads by timeline; can be traced, as `sort_by_group` can.
 
     assignment  integer [B, T, H], values in [0, n_timelines), not checked
     """
     batch, time, heads = assignment.shape
-    sequence, sequences = _sequences(batch, time, cu_seqlens, assignment.device)
+    cu = boundaries(assignment, cu_seqlens)
+    sequence = token_sequences(cu, batch * time).view(batch, time, 1)
     head = torch.arange(heads, device=assignment.device)
     segment = ((sequence * heads + head) * n_timelines + assignment.long()).flatten()
-    order = torch.argsort(segment, stable=True)
-    counts = torch.zeros(sequences * heads * n_timelines, dtype=torch.int64, device=assignment.device)
-    ends = counts.scatter_add(0, segment, torch.ones_like(segment)).cumsum(0)
-    starts = torch.nn.functional.pad(ends, (1, 0))
-    rank = torch.arange(segment.shape[0], device=assignment.device)
-    places = torch.empty_like(order).scatter(0, order, rank)
-    positions = (places - starts[segment]).view(batch, time, heads)
-    return Timelines(order, places, positions, starts.to(torch.int32))
-
-
-def _sequences(batch: int, time: int, cu_seqlens: Tensor | None, device: torch.device) -> tuple[Tensor, int]:
-    """Every token's sequence, [B, T, 1] or a shape that broadcasts to it, and the number of sequences."""
-    if cu_seqlens is None:
-        return torch.arange(batch, device=device).view(batch, 1, 1), batch
-    token = torch.arange(time, device=device)
-    sequence = torch.searchsorted(cu_seqlens[1:].to(torch.int64), token, right=True)
-    return sequence.view(1, time, 1), cu_seqlens.shape[0] - 1
+    by_timeline = sort_by_group(segment, (cu.shape[0] - 1) * heads * n_timelines)
+    places = by_timeline.places()
+    positions = (places - by_timeline.offsets[segment]).view(batch, time, heads)
+    return Timelines(by_timeline.order, places, positions, by_timeline.offsets.to(torch.int32))

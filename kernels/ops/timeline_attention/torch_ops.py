@@ -27,7 +27,7 @@ def timeline_attention_sorted(
     cu_seqlens: Tensor | None,
     attend: Attend,
 ) -> Tensor:
-    """The sorted form, for any attention over segments. Another head is another segment."""
+    """Compute `kernels.timeline_attention` by any attention over segments. Another head is another segment."""
     group = q.shape[2] // k.shape[2]
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
@@ -43,7 +43,7 @@ def timeline_attention_sorted(
 
 
 def timeline_attention_torch(q: Tensor, k: Tensor, v: Tensor, assignment: Tensor, **options) -> Tensor:
-    """The sorted form over PyTorch's SDPA."""
+    """Compute `kernels.timeline_attention` by PyTorch's SDPA over sorted tokens."""
     return timeline_attention_sorted(q, k, v, assignment, attend=_attend, **options)
 
 

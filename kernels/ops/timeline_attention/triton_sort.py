@@ -28,7 +28,7 @@ _SIZE = 128
 
 @triton.jit
 def _begin(cu, sequence, time):
-    """First token of a sequence on the axis of B·T tokens; of the one after the last, the axis' end."""
+    """The first token of a sequence on the axis of B·T tokens; of the one after the last, the axis' end."""
     if cu is None:  # noqa: SIM108 (one branch is not compiled)
         begin = sequence * time
     else:
@@ -52,7 +52,7 @@ def _tile(
     assignment, cu, time, SEQUENCES, HALVINGS, BATCH_STRIDE, TIME_STRIDE, HEAD_STRIDE,
     HEADS, TIMELINES, SIZE: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Of this program: its row, sequence, tokens [SIZE], heads [BH], and their timelines [SIZE, BH], −1 if unused."""
+    """The program's row, sequence, tokens [SIZE], heads [BH], and their timelines [SIZE, BH], −1 if unused."""
     row = tl.program_id(0).to(tl.int64)
     sequence = _sequence_of(row, cu, time, SEQUENCES, HALVINGS, SIZE)
     begin, end = _begin(cu, sequence, time), _begin(cu, sequence + 1, time)
@@ -72,12 +72,13 @@ def _timeline_count(
     assignment, cu, counts, time, SEQUENCES, HALVINGS, BATCH_STRIDE, TIME_STRIDE, HEAD_STRIDE, ROWS,
     HEADS, TIMELINES, SIZE: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """counts [HEADS, TIMELINES, ROWS]: tokens of each row on each timeline."""
+    """Count the tokens of each row on each timeline: counts [HEADS, TIMELINES, ROWS]."""
     row, _, _, head, timeline = _tile(
         assignment, cu, time, SEQUENCES, HALVINGS, BATCH_STRIDE, TIME_STRIDE, HEAD_STRIDE,
         HEADS, TIMELINES, SIZE, BH,
     )  # fmt: skip
     for there in range(TIMELINES):
+        # counts_{h, m, row} = |{tokens of the row that head h puts on timeline m}|
         count = tl.sum((timeline == there).to(tl.int32), axis=0)
         tl.store(counts + (head * TIMELINES + there) * ROWS + row, count, mask=head < HEADS)
 
@@ -86,11 +87,16 @@ def _timeline_count(
 def _timeline_starts(
     counts, cu, chunk_starts, starts, time, SEQUENCES, ROWS, HEADS, TIMELINES, SIZE: tl.constexpr, BC: tl.constexpr
 ):  # fmt: skip
-    """chunk_starts like counts: the place of a row's first token on a timeline; starts: of the timeline's first."""
+    """Sum the counts of the rows before.
+
+    in   counts [HEADS, TIMELINES, ROWS]
+    out  chunk_starts like counts: the place of a row's first token on a timeline; starts: of the timeline's first
+    """
     sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     begin, end = _begin(cu, sequence, time), _begin(cu, sequence + 1, time)
     first = begin // SIZE + sequence
     rows = (tl.cdiv(end - begin, SIZE)).to(tl.int32)
+    # the sequence's tokens of head h fill a stretch of the sorted axis, timeline after timeline
     place = begin * HEADS + head * (end - begin)
     segment = (sequence * HEADS + head) * TIMELINES
     for timeline in range(TIMELINES):
@@ -98,6 +104,7 @@ def _timeline_starts(
         for at in range(0, rows, BC):
             row = at + tl.arange(0, BC)
             chunk = (head * TIMELINES + timeline) * ROWS + first + row
+            # exclusive sums of counts over the sequence's rows
             count = tl.load(counts + chunk, mask=row < rows, other=0).to(tl.int64)
             tl.store(chunk_starts + chunk, place + tl.cumsum(count, axis=0) - count, mask=row < rows)
             place += tl.sum(count, axis=0)
@@ -111,7 +118,7 @@ def _timeline_place(
     time, SEQUENCES, HALVINGS, BATCH_STRIDE, TIME_STRIDE, HEAD_STRIDE, ROWS,
     HEADS, TIMELINES, SIZE: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """order, places and positions of `Timelines`."""
+    """Write order, places and positions of `Timelines`."""
     row, sequence, token, head, timeline = _tile(
         assignment, cu, time, SEQUENCES, HALVINGS, BATCH_STRIDE, TIME_STRIDE, HEAD_STRIDE,
         HEADS, TIMELINES, SIZE, BH,
@@ -121,11 +128,14 @@ def _timeline_place(
     known = head < HEADS
     for there in range(TIMELINES):
         here = timeline == there
+        # tokens of the row before this one on the same timeline
         before = tl.cumsum(here.to(tl.int32), axis=0) - 1
         chunk = tl.load(chunk_starts + (head * TIMELINES + there) * ROWS + row, mask=known, other=0)
         start = tl.load(starts + (sequence * HEADS + head) * TIMELINES + there, mask=known, other=0)
+        # place = the row's first place on the timeline + those before; position counts from the timeline's start
         place = tl.where(here, chunk[None] + before, place)
         position = tl.where(here, (chunk - start)[None] + before, position)
+    # places[flat] = place, order[place] = flat
     flat = token[:, None] * HEADS + head[None]
     used = timeline >= 0
     tl.store(places + flat, place, mask=used)
@@ -142,7 +152,7 @@ _place_tuned = Tuned(_timeline_place, _TILES, ["HEADS", "TIMELINES"])
 
 
 def sort_timelines_triton(assignment: Tensor, n_timelines: int, cu_seqlens: Tensor | None) -> Timelines:
-    """`sort_timelines` by kernels alone: PyTorch allocates. The assignment may have any strides."""
+    """Compute `sort_timelines` by kernels alone: PyTorch allocates. The assignment may have any strides."""
     batch, time, heads = assignment.shape
     sequences = batch if cu_seqlens is None else len(cu_seqlens) - 1
     rows = batch * time // _SIZE + sequences

@@ -19,7 +19,7 @@ def work(
     cu_seqlens: Tensor | None = None,
     **_options,
 ) -> list[Work]:
-    """Of a call with these arguments, for timelines of equal length.
+    """Operations and bytes of a call, for timelines of equal length.
 
     The sort reads the assignment to count and writes order, places and positions; its counts are small beside them.
     """

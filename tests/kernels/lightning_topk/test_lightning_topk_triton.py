@@ -145,8 +145,8 @@ def test_what_it_refuses_is_said_in_words():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rising", [False, True], ids=["any order", "earlier ones better"])
-def test_full_shelves_are_thinned(rising, monkeypatch):
-    """Keys enough to fill shelves of 256 twice, with eight rows thinned at a time."""
+def test_full_candidate_buffers_are_pruned(rising, monkeypatch):
+    """Keys enough to fill buffers of 256 twice, with eight rows pruned at a time."""
     monkeypatch.setattr(triton_ops, "ROOM", 64)
     q, k, w, bias = indexer(1, 300, heads=2, queries=3)
     if rising:
@@ -161,7 +161,7 @@ def test_a_program_goes_on_with_other_queries(monkeypatch):
     assert_same_choice(inputs, torch.float32, **options)
 
 
-def test_a_thinned_shelf_still_takes_what_is_better_by_the_last_bit(monkeypatch):
+def test_a_pruned_buffer_still_takes_what_is_better_by_the_last_bit(monkeypatch):
     """Full of equal scores; the earliest keys, which come last, rank one above them, not more."""
     monkeypatch.setattr(triton_ops, "ROOM", 64)
     values = torch.ones(260)

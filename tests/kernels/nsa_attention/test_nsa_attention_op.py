@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels import attention, nsa_attention, nsa_blocks
-from kernels.ops.nsa_attention import rows, tiles
+from kernels.ops.nsa_attention import dense_branches, tiles
+from kernels.ops.nsa_attention.block_topk import block_topk, importance
 from kernels.ops.nsa_attention.blocks import Sizes, pieces
-from kernels.ops.nsa_attention.select import choose, importance
 from kernels.ops.nsa_attention.tiles import STRETCH
 from kernels.ops.nsa_attention.torch_ops import forward
 from kernels.query_blocks import BUDGET
@@ -68,7 +68,7 @@ def test_many_parts_stretches_and_blocks_of_queries_equal_definition(batch, time
     monkeypatch.setitem(tiles.STRETCH, "cpu", 3000)
     monkeypatch.setitem(tiles.PART, "cpu", 300)
     monkeypatch.setattr(tiles, "HEIGHT", 4)
-    monkeypatch.setattr(rows, "block_size", lambda numbers, device: 7)
+    monkeypatch.setattr(dense_branches, "block_size", lambda numbers, device: 7)
     pair = [partial(call, backend=backend) for backend in ("torch", "reference")]
     assert_agree(*pair, inputs(batch, time))
 
@@ -136,7 +136,7 @@ def test_importance_is_the_shared_part_of_every_block():
 
 
 def selected(p: Tensor, t: int, sizes: Sizes) -> set[int]:
-    chosen = choose(p[None], torch.tensor([t]), t, sizes)[0]
+    chosen = block_topk(p[None], torch.tensor([t]), t, sizes)[0]
     assert chosen.shape == (sizes.n_select,)
     return set(chosen.tolist()) - {-1}
 

@@ -182,7 +182,7 @@ def test_choices_and_ties_are_those_of_the_definition(kind, monkeypatch):
     sizes = Sizes(4, 2, 4, 5, 5)
     wanted = chosen(tensors, sizes, "reference")
     assert chosen(tensors, sizes, "triton") == wanted
-    monkeypatch.setattr(triton_block_topk._choose_tuned, "configs", [triton.Config({"BJ": 16})])
+    monkeypatch.setattr(triton_block_topk._block_topk_tuned, "configs", [triton.Config({"BJ": 16})])
     assert chosen(tensors, sizes, "triton") == wanted
 
 

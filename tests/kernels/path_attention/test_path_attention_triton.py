@@ -76,7 +76,7 @@ def test_kernels_equal_the_definition(case):
     ids=["1", "2", "packed"],
 )
 def test_gradients_grow_from_span_to_span(span, options, monkeypatch):
-    monkeypatch.setattr("kernels.ops.path_attention.triton_ops.SPAN", span)
+    monkeypatch.setattr("kernels.ops.path_attention.triton_gradients.SPAN", span)
     compare(inputs(1, 200, 1, 1, 16, 16), options)
 
 

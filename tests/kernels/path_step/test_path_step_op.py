@@ -3,8 +3,8 @@
 import pytest
 import torch
 from support.kernel_cases import normal
+from support.path_attention_cases import inputs as sequence
 from support.path_step_cases import WITHOUT, token, untouched, within
-from test_path_attention_op import inputs as sequence
 
 from kernels import path_attention, path_step
 from kernels.ops.path_step import OPERATION

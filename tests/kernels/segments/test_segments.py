@@ -7,23 +7,37 @@ from support.kernel_cases import normal, packed, qkv
 from support.peak_memory import printed_by
 
 from kernels import attention, timeline_attention
-from kernels.segments.plan import LONG, WASTE, batch_shapes, make_plan
+from kernels.packing.rectangles import LONG, WASTE, Rectangles, batch_shapes
 
 
-def test_the_plan_is_a_permutation_with_padding():
+def test_batches_are_a_permutation_with_padding():
     lengths = [3, 0, 9, 1, 300, 9, 2, 257]
-    cu = packed(*lengths)
-    plan = make_plan(cu, 1, may_pad=True)
-    total = sum(lengths)
-    assert torch.equal(plan.source[plan.restore], torch.arange(total))
-    assert plan.shapes == [(1, 300), (1, 257), (5, 9)]
-    assert plan.source.numel() == sum(segments * length for segments, length in plan.shapes)
+    axis = Rectangles.of(packed(*lengths), 1).axis()
+    assert axis.shapes == [(1, 300), (1, 257), (5, 9)]
+    x = torch.arange(1, sum(lengths) + 1)
+    batches = axis.spread(x)
+    assert [tuple(batch.shape) for batch in batches] == axis.shapes
+    assert torch.equal(axis.collect(batches), x)
+    for batch in batches:  # a row holds the consecutive tokens of one sequence, then zeros
+        for row in batch.tolist():
+            tokens = [token for token in row if token]
+            assert row == list(range(row[0], row[0] + len(tokens))) + [0] * (len(row) - len(tokens))
+
+
+def test_an_axis_of_fewer_rows_follows_the_same_batches():
+    """One row for two tokens, as summaries of blocks have it."""
+    rectangles = Rectangles.of(packed(3, 0, 8, 1, 7), 1)
+    axis = rectangles.axis(lambda length: length // 2)
+    x = torch.arange(1, 9)
+    assert axis.shapes == [(sequences, longest // 2) for sequences, longest in rectangles.shapes] == [(4, 4)]
+    assert axis.spread(x)[0].tolist() == [[2, 3, 4, 5], [6, 7, 8, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert torch.equal(axis.collect(axis.spread(x)), x)
 
 
 def test_equal_segments_need_no_gathering():
-    plan = make_plan(packed(7, 7, 7), 1, may_pad=True)
-    assert plan.shapes == [(3, 7)]
-    assert plan.source is plan.restore is None
+    axis = Rectangles.of(packed(7, 7, 7), 1).axis()
+    assert axis.shapes == [(3, 7)]
+    assert axis.place is None
 
 
 def test_padding_is_bounded_and_long_segments_have_none():

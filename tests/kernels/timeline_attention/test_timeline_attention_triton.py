@@ -144,7 +144,7 @@ def compare_gather(case: str, dtype: torch.dtype) -> None:
 
     def gather(q, k, v, backend):
         if backend == "triton":
-            from kernels.ops.timeline_attention.triton_ops import gather
+            from kernels.ops.timeline_attention.triton_routing import gather
 
             return gather(q, k, v, timelines, base)
         k, v = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
@@ -162,7 +162,7 @@ def test_putting_back_undoes_the_order():
 
     def put_back(there, backend):
         if backend == "triton":
-            from kernels.ops.timeline_attention.triton_ops import put_back
+            from kernels.ops.timeline_attention.triton_routing import put_back
 
             return put_back(there, timelines, (2, 9, 4))
         return there.squeeze(1)[timelines.places].view(2, 9, 4, 5)
@@ -177,7 +177,7 @@ def test_putting_back_weighs():
 
     def put_back(there, weight, backend):
         if backend == "triton":
-            from kernels.ops.timeline_attention.triton_ops import put_back
+            from kernels.ops.timeline_attention.triton_routing import put_back
 
             return put_back(there, timelines, (2, 9, 4), weight)
         return there.squeeze(1)[timelines.places].view(2, 9, 4, 5) * weight[..., None]
@@ -217,7 +217,7 @@ def compare_whole(case: str, dtype: torch.dtype, output_limit: float, gradient_l
 @slow
 def test_angles_far_out_are_fp32s():
     """At position 10,000 an angle's own rounding shows, but no more: frequencies are rounded once."""
-    from kernels.ops.timeline_attention.triton_ops import gather
+    from kernels.ops.timeline_attention.triton_routing import gather
 
     rank = torch.arange(2, device=DEVICE)
     far = Timelines(rank, rank, 10_000 + rank.view(1, 2, 1), torch.tensor([0, 2], device=DEVICE))
@@ -253,7 +253,7 @@ def test_long_sequences_are_sorted_stably(cu_seqlens):
 @pytest.mark.gpu
 def test_gradients_are_the_same_bits_at_every_run():
     """Of the gather, at a size where every program of the grid runs at its own time."""
-    from kernels.ops.timeline_attention.triton_ops import gather
+    from kernels.ops.timeline_attention.triton_routing import gather
 
     q = torch.randn(1, 8192, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     k, v = (q[:, :, :2].detach().clone().requires_grad_() for _ in range(2))

@@ -10,9 +10,10 @@ from support.kernel_cases import normal, packed
 from support.triton_cases import DEVICE, LaunchesOnly, assert_kernel_agrees
 
 from kernels import short_conv
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table, first_chunks
 from kernels.triton_common import refusal
 from kernels.triton_common.device import sum_rows
-from kernels.triton_common.packing import boundaries, chunk_table, first_chunks
 
 CALL = """
 import torch, kernels

@@ -1,4 +1,4 @@
-"""Attention in blocks of queries, each over one range of keys: what the compression and the window branch are.
+"""The dense branches, compression and window: attention in blocks of queries, each over one range of keys.
 
 One sequence, or a batch of one length: q [B, Tq, H, K] with the scale in it, k [B, S, Hkv, K], v [B, S, Hkv, V].
 A block of queries holds its own scores and keeps none: the backward computes them again.
@@ -17,10 +17,11 @@ from kernels.query_blocks import block_size
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Queries `here`, the keys `seen` that any of them sees, and what is hidden from some.
+class QueryBlock:
+    """Queries `here`, the keys `seen` that any of them sees, and masks for the keys that some of them do not see.
 
-    masks: (columns of the seen keys, bool [C, columns], true where hidden); blind: the first so many see nothing.
+    masks  (columns of the seen keys, bool [C, columns], true where hidden)
+    blind  how many queries, the first ones, see no key
     """
 
     here: slice
@@ -30,10 +31,11 @@ class Rows:
 
     @property
     def queries(self) -> int:
+        """The number of queries."""
         return self.here.stop - self.here.start
 
     def weights(self, q: Tensor, k: Tensor) -> Tensor:
-        """softmax over the visible keys [B, Hkv, C·G, S]; q [B, Hkv, C·G, K], k [B, Hkv, K, S]."""
+        """Softmax over the visible keys [B, Hkv, C·G, S]; q [B, Hkv, C·G, K], k [B, Hkv, K, S]."""
         scores = q @ k
         by_query = scores.unflatten(2, (self.queries, -1))
         for columns, hidden in self.masks:
@@ -43,19 +45,19 @@ class Rows:
         return weights
 
 
-def coarse_rows(q: Tensor, time: int, sizes: Sizes) -> Iterator[Rows]:
-    """Queries and the compressed blocks that end at them or before; query i stands at i + time − Tq."""
+def compression_blocks(q: Tensor, time: int, sizes: Sizes) -> Iterator[QueryBlock]:
+    """Blocks of queries over the compressed blocks that end at them or before; query i stands at i + time − Tq."""
     for first, last, t in _queries(q, sizes.compressed(time), time):
         position = int(time - q.shape[1] + first)
         whole, seen = sizes.compressed(position + 1), sizes.compressed(position + last - first)
         ends = torch.arange(whole, seen, device=q.device) * sizes.stride + sizes.block_size - 1
         masks = ((slice(whole, seen), ends > t[:, None]),) if seen > whole else ()
         blind = min(last - first, max(0, sizes.block_size - 1 - position))
-        yield Rows(slice(first, last), slice(0, seen), masks, blind)
+        yield QueryBlock(slice(first, last), slice(0, seen), masks, blind)
 
 
-def near_rows(q: Tensor, time: int, window: int) -> Iterator[Rows]:
-    """Queries and the last `window` tokens of each; query i stands at i + time − Tq."""
+def window_blocks(q: Tensor, time: int, window: int) -> Iterator[QueryBlock]:
+    """Blocks of queries over the last `window` tokens of each; query i stands at i + time − Tq."""
     for first, last, t in _queries(q, min(time, 2 * window), time):
         position, count = time - q.shape[1] + first, last - first
         begin, end = max(0, position - window + 1), position + count
@@ -64,7 +66,7 @@ def near_rows(q: Tensor, time: int, window: int) -> Iterator[Rows]:
         masks = [(late, token[late] > t[:, None])] if count > 1 else []
         if end - begin > window:
             masks.append((early, token[early] <= t[:, None] - window))
-        yield Rows(slice(first, last), slice(begin, end), tuple(masks))
+        yield QueryBlock(slice(first, last), slice(begin, end), tuple(masks))
 
 
 def _queries(q: Tensor, keys: int, time: int) -> Iterator[tuple[int, int, Tensor]]:
@@ -77,27 +79,31 @@ def _queries(q: Tensor, keys: int, time: int) -> Iterator[tuple[int, int, Tensor
 
 
 def attend(
-    rows: Iterable[Rows], q: Tensor, k: Tensor, v: Tensor, look: Callable[[Rows, Tensor], None] | None = None
+    blocks: Iterable[QueryBlock],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    on_weights: Callable[[QueryBlock, Tensor], None] | None = None,
 ) -> Tensor:
-    """o [B, Tq, H, V]; `look` is shown the weights [B, Hkv, C, G, S] of every block."""
+    """Attention [B, Tq, H, V]; `on_weights` is called with every block and its weights [B, Hkv, C, G, S]."""
     kv_heads, dtype = k.shape[2], q.dtype
     out = q.new_empty(*q.shape[:3], v.shape[-1])
-    for part in rows:
+    for part in blocks:
         keys, values = (x[:, part.seen].to(dtype).transpose(1, 2) for x in (k, v))
         weights = part.weights(_grouped(q[:, part.here], kv_heads), keys.mT)
         out[:, part.here] = _ungrouped(weights @ values, part.queries)
-        if look is not None:
-            look(part, weights.unflatten(2, (part.queries, -1)))
+        if on_weights is not None:
+            on_weights(part, weights.unflatten(2, (part.queries, -1)))
     return out
 
 
 def attend_backward(
-    rows: Iterable[Rows], grad: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor
+    blocks: Iterable[QueryBlock], grad: Tensor, out: Tensor, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
     kv_heads, dtype = k.shape[2], q.dtype
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
-    for part in rows:
+    for part in blocks:
         queries, d_out, given = (_grouped(x[:, part.here], kv_heads) for x in (q, grad, out))
         keys, values = (x[:, part.seen].to(dtype).transpose(1, 2) for x in (k, v))
         weights = part.weights(queries, keys.mT)

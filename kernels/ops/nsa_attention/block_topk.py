@@ -1,4 +1,4 @@
-"""Which blocks of tokens a query reads in full: the importance of a block, and the choice of the n highest."""
+"""Top-k of blocks: how important each block of tokens is to a query, and the n highest, which it reads in full."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORCED = (1 << 63) - 1
 
 
 def importance(p: Tensor, blocks: int, sizes: Sizes) -> Tensor:
-    """Σ_i p_i·|block_i ∩ [j·l', (j+1)·l')|/l for j < blocks: p [..., M] -> [..., blocks].
+    """The importance of each block, Σ_i p_i·|block_i ∩ [j·l', (j+1)·l')|/l for j < blocks: p [..., M] -> [..., blocks].
 
     Every compression block is l/d strides and hands an equal share of p_i to each.
     """
@@ -34,12 +34,12 @@ def importance(p: Tensor, blocks: int, sizes: Sizes) -> Tensor:
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
-    """Their sum, element by element; much faster than sum(-1) over an axis of two to four."""
+    """The sum of tensors, element by element; much faster than sum(-1) over an axis of two to four."""
     return reduce(torch.add, parts)
 
 
-def choose(p: Tensor, positions: Tensor, last: int, sizes: Sizes) -> Tensor:
-    """The selected blocks of queries at `positions` [C] ≤ last, int32 [..., C, n], −1 where there are fewer.
+def block_topk(p: Tensor, positions: Tensor, last: int, sizes: Sizes) -> Tensor:
+    """Select the blocks of queries at `positions` [C] ≤ last, int32 [..., C, n], −1 where there are fewer.
 
     p [..., C, M]: attention over compression blocks, averaged over the group of heads. Forced are the first
     block, the query's own and the one before; then the highest, at ties the lower index.
