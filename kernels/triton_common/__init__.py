@@ -1,4 +1,4 @@
-"""Common parts of the Triton kernels: which calls they serve, on which layout, with which tiles and device functions."""
+"""Common parts of the Triton kernels: which calls they serve, their tiles and layout, their launches and gradients."""
 
 from kernels.triton_common.serving import interpreted, lazily, on_cuda, refusal
 

@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from kernels.packing.boundaries import boundaries
+from kernels.packing.chunks import chunk_table, first_chunks
+
 
 class ChunkLayout(NamedTuple):
     """Packed sequences on one token axis, cut into chunks that never cross a boundary.
@@ -18,6 +21,12 @@ class ChunkLayout(NamedTuple):
     cu: Tensor
     table: Tensor
     firsts: Tensor
+
+    @staticmethod
+    def of(x: Tensor, cu_seqlens: Tensor | None, size: int) -> ChunkLayout:
+        """Cut the sequences of x [B, T, ...] into chunks of `size` tokens; without cu_seqlens there are B of them."""
+        cu, table = boundaries(x, cu_seqlens), chunk_table(x, cu_seqlens, size)
+        return ChunkLayout(cu, table, first_chunks(x, cu_seqlens, size))
 
     @property
     def sequences(self) -> int:

@@ -26,8 +26,6 @@ from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, inter_chunk_b
 from kernels.ops.delta_rule.triton_intra_chunk import intra_chunk
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
-from kernels.packing.boundaries import boundaries
-from kernels.packing.chunks import chunk_table, first_chunks
 from kernels.triton_common.chunk_layout import ChunkLayout
 from kernels.triton_common.gradients import first_order
 
@@ -38,8 +36,7 @@ class _DeltaRule(torch.autograd.Function):
         x = Inputs(*(y.contiguous() for y in (q, k, v, g, beta)))
         initial = None if initial is None else initial.contiguous()
         dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
-        cu, table = boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, CHUNK)
-        layout = ChunkLayout(cu, table, first_chunks(q, cu_seqlens, CHUNK))
+        layout = ChunkLayout.of(q, cu_seqlens, CHUNK)
         shape = (layout.sequences, x.heads, *x.widths.values())
         final = torch.empty(shape, dtype=torch.float32, device=q.device) if keep_state else None
         o = v.new_empty(*beta.shape, v.shape[3])

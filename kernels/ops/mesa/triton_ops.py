@@ -34,8 +34,6 @@ from kernels.ops.mesa.triton_solve import RESIDENT, solve
 from kernels.ops.mesa.triton_states import chunk_states
 from kernels.ops.mesa.triton_step import mesa_step
 from kernels.ops.mesa.work import CHUNK
-from kernels.packing.boundaries import boundaries
-from kernels.packing.chunks import chunk_table, first_chunks
 from kernels.triton_common import interpreted
 from kernels.triton_common.chunk_layout import ChunkLayout
 from kernels.triton_common.device import sum_rows
@@ -48,8 +46,7 @@ class _Mesa(torch.autograd.Function):
         q, k, v, g, beta, lamb = (x.contiguous() for x in (q, k, v, g, beta, lamb))
         tokens = Tokens(k, v, g, beta)
         initial = States(*(x if x is None else x.contiguous() for x in (h_kk, h_kv)))
-        cu, table = boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, CHUNK)
-        layout = ChunkLayout(cu, table, first_chunks(q, cu_seqlens, CHUNK))
+        layout = ChunkLayout.of(q, cu_seqlens, CHUNK)
         precisions = _precisions(q, k, v)
         ctx.set_materialize_grads(False)
         final = States(None, None)
