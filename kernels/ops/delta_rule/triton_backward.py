@@ -49,9 +49,9 @@ def _through_states(
     beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H,
     dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """What comes back through the states: dQ̄, dK̄ and dK̃ [C, BK], and Σ_v dS⊙S₀ [BK].
+    """The gradients through the states: dQ̄, dK̄ and dK̃ [C, BK], and Σ_v dS⊙S₀ [BK].
 
-    inputs     beta, errors E, states S₀, d_states dS, d_o dO, d_v dV, whole
+    inputs     beta, errors E, states S₀, d_states dS, d_o dO, d_v dV
     place      token [C], last, chunk, head, and key [BK], the columns of this tile
     sizes      scale; H heads
     constants  dtype of products; K, V widths; C tokens a chunk; BK, BV sides of a state's tile
