@@ -50,7 +50,7 @@ def test_gradients_collect_from_all_tiles_and_spans(monkeypatch):
     from kernels.ops.hyper_coefficients import triton_backward
 
     monkeypatch.setattr(triton_backward, "SPAN", 64)
-    monkeypatch.setattr(triton_ops, "NUMBER_SPANS", 1)
+    monkeypatch.setattr(triton_backward, "NUMBER_SPANS", 1)
     assert_kernel_agrees(hyper_coefficients, inputs(70, 2, 4, 2), torch.float32)
 
 
