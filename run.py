@@ -43,7 +43,7 @@ def publish(config) -> None:
 
 def bench(config) -> None:
     """job=bench: measure, then draw the table if it has many cases."""
-    from experiments.bench.tables import place
+    from experiments.bench.result_table import place
     from experiments.jobs import JOBS
 
     JOBS["bench"](config)
@@ -53,7 +53,7 @@ def bench(config) -> None:
 
 def gpu(config) -> None:
     """job=gpu: the stages, then figures of their tables."""
-    from experiments.gpu.settings import Settings
+    from experiments.gpu.stage_settings import Settings
     from experiments.jobs import JOBS
 
     JOBS["gpu"](config)

@@ -17,7 +17,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import interrupts, messages, schema
+from experiments import hydra_errors, interrupts, schema
 from experiments.jobs import JOBS
 from experiments.runs import RunFailed
 from zoo.errors import UserError, unknown
@@ -47,13 +47,13 @@ def main(**more_jobs: Job) -> int:
     except UserError as error:
         return _complain(error, 2)
     except (HydraException, OmegaConfBaseException) as error:
-        return _complain(messages.explain(error), 2)
+        return _complain(hydra_errors.explain(error), 2)
     except BrokenPipeError:  # `| head` has read enough
         _drop_output()
         return 141
     except OSError as error:
         _drop_output()
-        return _complain(messages.of_system(error), 2)
+        return _complain(hydra_errors.of_system(error), 2)
     except KeyboardInterrupt as stop:
         return _complain(interrupts.INTERRUPTED, 143 if isinstance(stop, Terminated) else interrupts.STATUS)
     return 0
@@ -115,7 +115,7 @@ def perform(configs: list[schema.Config], jobs: dict[str, Job]) -> None:
 
 def _train_cells(configs: list[schema.Config]) -> None:
     with interrupts.leaving():
-        from experiments.cells import run_cells
+        from experiments.sweep import run_cells
 
     run_cells(configs)
 
@@ -165,5 +165,5 @@ def _drop_output() -> None:
 
 
 def _complain(error: object, status: int) -> int:
-    print(f"error: {messages.plain(error)}", file=sys.stderr)
+    print(f"error: {hydra_errors.plain(error)}", file=sys.stderr)
     return status

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from experiments import data, machine
 from experiments.identity import content, identify
 from experiments.presets import departures
-from experiments.probing.settings import check as check_probe
+from experiments.probing.checks import check as check_probe
 from experiments.runs import RunFolder, digest
 from experiments.schema import Config
 from kernels.dispatch import registered_backends

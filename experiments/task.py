@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from experiments import optim
 from experiments.data import Batches
-from experiments.finite import NonFinite, first_bad_gradient, first_bad_module
+from experiments.nonfinite import NonFinite, first_bad_gradient, first_bad_module
 from experiments.schema import Config
 from zoo.context import Context
 from zoo.io import card

@@ -16,14 +16,14 @@ import lightning.pytorch as pl
 import torch
 
 import zoo
-from experiments import callbacks, data, machine, peaks
+from experiments import callbacks, data, machine, peak_flops
 from experiments.data.config import cache_root
-from experiments.evaluate import score_split
+from experiments.metric_log import Rows
 from experiments.plan import Plan, dominant, label
 from experiments.progress import Sink
-from experiments.rows import Rows
 from experiments.runs import METRICS
 from experiments.schema import Config
+from experiments.scoring import score_split
 from experiments.task import LanguageModelling
 from zoo import cost, pattern, registry
 from zoo.model import LanguageModel
@@ -58,7 +58,7 @@ class _Attempt:
         self.precision = machine.precision(config.trainer.precision, device)
         self.model = make_model(config, corpus)
         self.flops = _flops(config, corpus.tokenizer.vocab_size)
-        self.peak = peaks.peak(device, cache_root(config.data))
+        self.peak = peak_flops.peak(device, cache_root(config.data))
         self.bos = document_bos(corpus)
         self.task = LanguageModelling(
             self.model, config, make_batches(config, corpus), tokenizer_card(corpus)
@@ -232,7 +232,7 @@ def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict
     rows = [row for row in _train_rows(attempt.rows) if row["tokens_per_second"]]
     rate = _median([float(row["tokens_per_second"]) for row in rows])
     reached = rate * attempt.flops["training"]
-    peak = peaks.peak(attempt.device, cache_root(config.data), above=reached)
+    peak = peak_flops.peak(attempt.device, cache_root(config.data), above=reached)
     commit, dirty = machine.commit()
     return {
         "schema": 1,
@@ -256,7 +256,7 @@ def _summary(attempt: _Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "seconds": round(attempt.metrics.seconds, 3),
         "seconds_with_evaluation": round(seconds, 3),
         "tokens_per_second": rate,
-        "mfu": peaks.utilisation(reached, peak.flops),
+        "mfu": peak_flops.utilisation(reached, peak.flops),
         "mfu_peak_flops": peak.flops,
         "mfu_peak_source": peak.source,
         "peak_memory_bytes": machine.peak_memory(attempt.device),
@@ -308,7 +308,7 @@ def _state_bytes(config: Config, vocab_size: int) -> dict[str, int]:
 
 
 def _train_rows(rows: Rows) -> list[dict[str, str]]:
-    from experiments.rows import read
+    from experiments.metric_log import read
 
     return [row for row in read(rows.path) if row["split"] == "train"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from experiments.bench.draw import Draw
+from experiments.bench.inputs import Draw
 from kernels.dispatch import Operation
 from kernels.triton_common.work import Work
 from zoo.errors import unknown

@@ -7,11 +7,11 @@ everything else of its step: a resumed run then repeats nothing and skips nothin
 """
 
 from experiments.callbacks.checkpoints import AtomicFiles, Checkpoints, discard, restore_point
+from experiments.callbacks.export_weights import Weights
 from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.pacing import Paused, Progress, TimeLimit
-from experiments.callbacks.probing import Probing
+from experiments.callbacks.probe_training import Probing
+from experiments.callbacks.time_limit import Paused, Progress, TimeLimit
 from experiments.callbacks.validation import Validation
-from experiments.callbacks.weights import Weights
 
 __all__ = [
     "AtomicFiles",

@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from experiments import machine, peaks
+from experiments import machine, peak_flops
 from experiments.callbacks.step import StepCallback, due
-from experiments.rows import Rows
+from experiments.metric_log import Rows
 from experiments.task import LanguageModelling
 
 
@@ -73,7 +73,7 @@ class MetricRows(StepCallback):
         self.seconds += elapsed
         self.since, self.paused = now, 0.0
         rate = self.steps * self.tokens_per_step / elapsed
-        mfu = peaks.utilisation(rate * self.flops_per_token, self.peak)
+        mfu = peak_flops.utilisation(rate * self.flops_per_token, self.peak)
         return {
             "seconds": round(self.seconds, 3),
             "tokens_per_second": round(rate, 1),

@@ -13,8 +13,8 @@ import lightning.pytorch as pl
 from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.step import StepCallback, due
 from experiments.data import Split, eval_windows
-from experiments.evaluate import score_windows
 from experiments.schema import Config
+from experiments.scoring import score_windows
 from experiments.task import LanguageModelling
 from zoo.io import export
 

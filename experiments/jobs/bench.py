@@ -9,7 +9,7 @@ import importlib
 
 import torch
 
-from experiments.bench import roofline, tables
+from experiments.bench import result_table, roofline
 from experiments.plan import check_choices, check_numbers
 from experiments.runs import RunFailed
 from experiments.schema import Config
@@ -42,8 +42,8 @@ def run(config: Config) -> None:
         roofline.dry(b.cases, b.lengths or [roofline.DRY_LENGTH], b.tokens)
         return
     torch.set_num_threads(config.trainer.threads)
-    suite = importlib.import_module(f"experiments.bench.{config.suite}")
+    suite = importlib.import_module(f"experiments.bench.suites.{config.suite}")
     rows = suite.run(config)
-    tables.write(rows, tables.place(config), getattr(suite, "COLUMNS", tables.COLUMNS))
+    result_table.write(rows, result_table.place(config), getattr(suite, "COLUMNS", result_table.COLUMNS))
     if failed := sum(bool(row.get("error")) for row in rows):
         raise RunFailed(f"{failed} of {len(rows)} failed; the table's column error says why")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from experiments import machine
-from experiments.evaluate import score_split
 from experiments.jobs.train import metrics_line
+from experiments.load_run import open_text, open_trained
 from experiments.progress import Bar
 from experiments.schema import Config
-from experiments.trained import open_text, open_trained
+from experiments.scoring import score_split
 from experiments.training import counting, document_bos
 from zoo.errors import UserError
 

@@ -10,8 +10,8 @@ import torch
 
 import zoo
 from experiments import machine
+from experiments.load_run import open_trained
 from experiments.schema import Config
-from experiments.trained import open_trained
 from zoo.errors import UserError
 
 

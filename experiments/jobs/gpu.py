@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from experiments import machine
-from experiments.gpu.settings import Settings, kept
+from experiments.gpu.stage_settings import Settings, kept
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 from zoo.files import write_json
@@ -108,26 +108,26 @@ def _resumed(suite: str) -> Callable[[Settings], bool]:
 
         config = settings.bench(suite)
         bench.run(config)
-        return importlib.import_module(f"experiments.bench.{suite}").finished(config)
+        return importlib.import_module(f"experiments.bench.suites.{suite}").finished(config)
 
     return measure
 
 
 def _kernel_tests(settings: Settings) -> bool:
-    from experiments.gpu import kernels
+    from experiments.gpu import kernel_stages
 
-    return kernels.test(settings)
+    return kernel_stages.test(settings)
 
 
 def _tune(settings: Settings) -> bool:
-    from experiments.gpu import kernels
+    from experiments.gpu import kernel_stages
 
-    return kernels.tune(settings)
+    return kernel_stages.tune(settings)
 
 
 def _train(name: str) -> Callable[[Settings], bool]:
     def train(settings: Settings) -> bool:
-        from experiments.gpu.training import advance
+        from experiments.gpu.training_stages import advance
 
         return advance(settings, name)
 
@@ -135,7 +135,7 @@ def _train(name: str) -> Callable[[Settings], bool]:
 
 
 def _publish(settings: Settings) -> bool:
-    from experiments.gpu.training import publish
+    from experiments.gpu.training_stages import publish
 
     return publish(settings)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments import interrupts, machine
-from experiments.probing import settings, tables
-from experiments.probing.folders import title, to_probe
-from experiments.probing.run import probe_run, probed
+from experiments.probing import checks, probe_tables
+from experiments.probing.find_runs import title, to_probe
+from experiments.probing.probe_run import probe_run, probed
 from experiments.progress import Bar
 from experiments.runs import FAILURE, RunFailed, RunFolder
 from experiments.schema import Config
@@ -28,7 +28,7 @@ def run(config: Config) -> None:
 
     Folders without a complete run are named and left alone.
     """
-    settings.check(config.probe)
+    checks.check(config.probe)
     machine.pick(config.device)
     runs, skipped = to_probe(config)
     for why in skipped:
@@ -79,7 +79,7 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
 
 def _attempt(run: Path, config: Config) -> Attempt:
     """Probe a run; a failure is recorded in its folder probes/ and told in one line."""
-    inside = RunFolder(run / tables.FOLDER)
+    inside = RunFolder(run / probe_tables.FOLDER)
     try:
         made = probe_run(run, config)
     except UserError as error:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import zoo
+from experiments.load_run import Trained
 from experiments.schema import ProbeConfig
-from experiments.trained import Trained
 
 
 def samples(trained: Trained, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:

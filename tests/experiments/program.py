@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from experiments.cli import compose, main
-from experiments.rows import WALL_CLOCK, read
+from experiments.metric_log import WALL_CLOCK, read
 from experiments.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]

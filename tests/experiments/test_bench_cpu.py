@@ -7,8 +7,8 @@ import csv
 import pytest
 from program import Lab
 
-from experiments.bench.memory import peak_of
-from experiments.bench.recurrences import OPERATIONS
+from experiments.bench.suites.cpu.memory import peak_of
+from experiments.bench.suites.cpu.recurrences import OPERATIONS
 from experiments.cli import CONF
 from zoo import registry
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from program import Lab
 
-from experiments.bench import kernels as suite
-from experiments.bench import peers, roofline, tables, timing
+from experiments.bench import passes, peers, result_table, roofline, timing
 from experiments.bench.cases import CASES, HEAD, HEADS, KEPT, Call
-from experiments.bench.draw import Draw
+from experiments.bench.inputs import Draw
+from experiments.bench.suites import kernels as suite
 from experiments.schema import BenchConfig, Config
 from kernels.triton_common.work import Work, listed_pairs
 from zoo.errors import UserError
@@ -44,9 +44,9 @@ def test_every_case_is_a_call_that_works(case):
     calls = case.calls(case.length or LENGTH, 2 * (case.length or LENGTH), CPU, torch.float32)
     leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
     form = lambda: [call.run("torch") for call in calls]  # noqa: E731
-    suite.forward(form, leaves)
+    passes.forward(form, leaves)
     if case.backward:
-        suite.backward(form, leaves)
+        passes.forward_backward(form, leaves)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -218,7 +218,7 @@ def test_what_does_not_fit_is_a_row(tmp_path):
 def test_what_breaks_the_gpu_is_a_row_and_ends_the_program(tmp_path):
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     broken = mock.patch("kernels.ops.hyper_pre.OPERATION.choose", side_effect=error)
-    with broken, pytest.raises(tables.Crashed, match="hyper_pre, torch: CUDA error"):
+    with broken, pytest.raises(result_table.Crashed, match="hyper_pre, torch: CUDA error"):
         suite.run(config(tmp_path, "hyper_pre"))
     assert "CUDA error" in (tmp_path / "kernels.csv").read_text()
     assert {row["tokens"] for row in measured(tmp_path, "hyper_pre")} == {"16", "32"}  # it goes on after it

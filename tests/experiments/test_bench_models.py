@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 import torch
 
-from experiments.bench import models as suite
-from experiments.bench import recompute
 from experiments.bench.decoding import state_after
+from experiments.bench.suites import models as suite
+from experiments.bench.suites import recompute
 from experiments.presets import architectures
 from experiments.schema import BenchConfig, Config, TrainerConfig
 from zoo import LanguageModel, ModelConfig

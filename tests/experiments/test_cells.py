@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from program import Lab
 
-from experiments import cells
-from experiments.cells import _Pool
+from experiments import sweep
 from experiments.plan import Plan, plan
+from experiments.sweep import _Pool
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(cells, "_Pool", Pool)
+    monkeypatch.setattr(sweep, "_Pool", Pool)
     configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
-    cells.run_cells([*configs, *lab.compose("--multirun", "seed=1,0")])
+    sweep.run_cells([*configs, *lab.compose("--multirun", "seed=1,0")])
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
 

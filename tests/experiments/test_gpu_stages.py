@@ -14,8 +14,8 @@ import triton
 from program import Lab
 
 from experiments import machine
-from experiments.gpu import kernels as stages
-from experiments.gpu.settings import Settings
+from experiments.gpu import kernel_stages as stages
+from experiments.gpu.stage_settings import Settings
 from experiments.schema import Config, GpuConfig
 from kernels.ops.short_conv.triton_ops import _forward_tuned
 from kernels.triton_common import tuning

@@ -14,7 +14,7 @@ from program import Lab
 import analysis
 from experiments.cli import CONF
 from experiments.jobs import DESCRIPTIONS, cost
-from experiments.rows import COLUMNS, read
+from experiments.metric_log import COLUMNS, read
 from zoo import registry
 from zoo.pattern import LAYOUTS
 

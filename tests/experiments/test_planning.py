@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from program import ROOT, Lab, write_text
 
-from experiments.cells import names
 from experiments.cli import CONF
 from experiments.plan import dominant, meta_model, plan
 from experiments.runs import digest
+from experiments.sweep import names
 from zoo import cost
 from zoo.pattern import LAYOUTS
 

@@ -14,9 +14,9 @@ from torch import nn
 import zoo
 from analysis.probes import TABLES
 from experiments.data import Split
-from experiments.probing import looks, tables
-from experiments.probing.measures import averaged, loss_by_position, position_buckets
-from experiments.probing.windows import sentence, spread
+from experiments.probing import per_token, probe_tables
+from experiments.probing.held_out import sentence, spread
+from experiments.probing.probe_windows import averaged, loss_by_position, position_buckets
 from zoo.probes import Row
 
 VOCAB, EXPERTS = 11, 3
@@ -65,7 +65,7 @@ def test_maps_hold_every_weight_that_is_not_tiny():
     selected = torch.zeros(1, 1, time, time, dtype=torch.bool)
     selected[0, 0, 4, 2] = True
     model = Showing(weights, selected).train()
-    rows = looks.maps(model, torch.zeros(1, time, dtype=torch.long))
+    rows = per_token.maps(model, torch.zeros(1, time, dtype=torch.long))
     assert model.training
     expected = [
         (2, "one", head, "attention", query, key, pytest.approx(float(weights[0, head, query, key])))
@@ -81,7 +81,7 @@ def test_maps_hold_every_weight_that_is_not_tiny():
 
 def test_routes_hold_every_choice_with_its_probability():
     tokens = [3, 1, 4, 10]
-    rows = looks.routes(Showing(), torch.tensor([tokens]))
+    rows = per_token.routes(Showing(), torch.tensor([tokens]))
     assert sorted(rows) == sorted(
         (
             2,
@@ -101,7 +101,7 @@ def test_routes_hold_every_choice_with_its_probability():
 
 def test_assignments_count_first_choices_over_all_batches():
     windows = torch.randint(VOCAB, (5, 7), generator=torch.Generator().manual_seed(1))
-    rows = looks.assignments(Showing(), windows, 2, "t{}".format)
+    rows = per_token.assignments(Showing(), windows, 2, "t{}".format)
     counted: Counter = Counter()
     for token in windows.flatten().tolist():
         for head in (0, 1):
@@ -179,10 +179,10 @@ def test_the_sentence_starts_a_document():
 
 def test_tables_have_the_columns_that_analysis_reads(tmp_path):
     types = {pa.int64(): "Int64", pa.float64(): "float64", pa.string(): "str"}
-    assert {name: [(f.name, types[f.type]) for f in schema] for name, schema in tables.SCHEMAS.items()} == {
-        name: [(column.name, column.dtype) for column in columns] for name, columns in TABLES.items()
-    }
+    assert {
+        name: [(f.name, types[f.type]) for f in schema] for name, schema in probe_tables.SCHEMAS.items()
+    } == {name: [(column.name, column.dtype) for column in columns] for name, columns in TABLES.items()}
     rows = [(5, None, "", "", None, "position", 0.0, 16.0, "loss", 3.25, 7)]
     for content in (rows, []):
-        tables.write(tmp_path, "measures", content)
-        assert tables.read(tmp_path, "measures") == content
+        probe_tables.write(tmp_path, "measures", content)
+        assert probe_tables.read(tmp_path, "measures") == content

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from program import Lab
 
-from experiments.bench.kept import kept_bytes
+from experiments.bench.activation_memory import kept_bytes
 from experiments.presets import architectures
 from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig

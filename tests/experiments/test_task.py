@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.finite import first_bad_gradient
+from experiments.nonfinite import first_bad_gradient
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.training import make_trainer, quiet

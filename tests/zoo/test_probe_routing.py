@@ -8,7 +8,7 @@ import torch
 from contract_cases import build, tokens
 from torch import Tensor
 
-from experiments.probing.measures import averaged
+from experiments.probing.probe_windows import averaged
 from zoo import Context, ModelConfig
 from zoo.probe import Probe, Sight
 from zoo.probes import Row, conclude, measure

@@ -12,9 +12,9 @@ from typing import Any
 from tqdm import tqdm
 
 from experiments import machine
-from experiments.bench import tables, timing
-from experiments.bench.kept import kept_bytes
-from experiments.bench.stepping import LATE, Step, tokens_of
+from experiments.bench import result_table, timing
+from experiments.bench.activation_memory import kept_bytes
+from experiments.bench.training_step import LATE, Step, tokens_of
 from experiments.plan import label, nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel, letters_of
@@ -32,7 +32,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     plain = timing.summary(times["none"])["milliseconds_median"]
     name, rows = label(config, letters_of(config.model)), []
     for mode in MODES:
-        row = tables.row("recompute", name, times[mode], plain, device, tokens=d.seq_len)
+        row = result_table.row("recompute", name, times[mode], plain, device, tokens=d.seq_len)
         row |= {
             "batch": d.batch_size,
             "backend": config.model.backend,
@@ -42,7 +42,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         row["peak_memory_bytes"] = timing.peak_memory(_under(mode, step), device)
         step.recompute(mode)
         row["kept_bytes"] = kept_bytes(step.loss)
-        tqdm.write(f"{tables.line(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB kept")
+        tqdm.write(f"{result_table.line(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB kept")
         rows.append(row)
     return rows
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 import kernels
 from experiments import machine
-from experiments.bench import tables, timing
+from experiments.bench import result_table, timing
 from experiments.schema import Config
 from kernels.ops import attention, timeline_attention
 
@@ -79,7 +79,7 @@ def _compare(
         times = timing.interleaved(calls, config.bench.repeats, device)
         peer = timing.summary(times["torch"])["milliseconds_median"]
         for backend, milliseconds in times.items():
-            row = tables.row(
+            row = result_table.row(
                 "attention",
                 name,
                 milliseconds,
@@ -91,7 +91,7 @@ def _compare(
                 tokens=length,
                 peak_memory_bytes=timing.peak_memory(calls[backend], device),
             )
-            tqdm.write(tables.line(row))
+            tqdm.write(result_table.line(row))
             rows.append(row)
     return rows
 

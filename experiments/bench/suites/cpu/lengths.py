@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments.bench import tables, timing
+from experiments.bench import result_table, timing
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
@@ -31,9 +31,11 @@ def run(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
         times = timing.interleaved({str(n): work for n, work in works.items()}, repeats, CPU)
         first = timing.summary(times[str(lengths[0])])["milliseconds_median"] / lengths[0]
         for length in lengths:
-            row = tables.row("length", block.name, times[str(length)], first * length, CPU, tokens=length)
+            row = result_table.row(
+                "length", block.name, times[str(length)], first * length, CPU, tokens=length
+            )
             rows.append({**row, "backend": "auto", "mode": "forward+backward", "precision": "float32"})
-            tqdm.write(tables.line(rows[-1]))
+            tqdm.write(result_table.line(rows[-1]))
     return rows
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 
-from experiments import weights
+from experiments import saved_weights
 from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.step import StepCallback
 from experiments.callbacks.validation import Validation
@@ -33,5 +33,5 @@ class Weights(StepCallback):
         if not (last or step in self.steps) or (last and step == self.validation.best_step):
             return
         began = time.perf_counter()
-        export(task.model, weights.place(self.run, step), tokenizer=task.tokenizer, step=step)
+        export(task.model, saved_weights.place(self.run, step), tokenizer=task.tokenizer, step=step)
         self.metrics.paused += time.perf_counter() - began

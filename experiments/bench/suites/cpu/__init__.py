@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench import lengths, memory, recurrences, steps
+from experiments.bench.suites.cpu import lengths, memory, recurrences, steps
 from experiments.schema import Config
 from zoo.errors import UserError
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from experiments.evaluate import token_losses
+from experiments.scoring import token_losses
 from zoo.model import LanguageModel
 from zoo.probes import Row, conclude, measure
 from zoo.probes.measure import evaluating

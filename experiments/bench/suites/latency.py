@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from experiments import machine
-from experiments.bench import tables, timing
+from experiments.bench import result_table, timing
 from experiments.plan import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel
@@ -40,7 +40,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         times = timing.interleaved(calls, config.bench.repeats, device, warm_up=2)
         dense = timing.summary(times["transformer"])["milliseconds_median"]
         for name, milliseconds in times.items():
-            row = tables.row(
+            row = result_table.row(
                 "latency",
                 name,
                 milliseconds,
@@ -52,7 +52,7 @@ def run(config: Config) -> list[dict[str, Any]]:
                 tokens=length,
                 peak_memory_bytes=timing.peak_memory(calls[name], device),
             )
-            tqdm.write(tables.line(row))
+            tqdm.write(result_table.line(row))
             rows.append(row)
     return rows
 

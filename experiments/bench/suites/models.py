@@ -19,10 +19,10 @@ import torch
 from tqdm import tqdm
 
 from experiments import machine
-from experiments.bench import tables, timing
+from experiments.bench import result_table, timing
 from experiments.bench.cases import chosen
 from experiments.bench.decoding import state_after
-from experiments.bench.stepping import LATE, Step, autocast, tokens_of
+from experiments.bench.training_step import LATE, Step, autocast, tokens_of
 from experiments.plan import nominal_vocabulary
 from experiments.presets import architectures
 from experiments.schema import Config
@@ -43,7 +43,7 @@ NO_ROOM = "out of memory"
 def run(config: Config) -> list[dict[str, Any]]:
     """All rows of the table, those of earlier runs included."""
     device = machine.pick(config.device)
-    sheet = tables.Sheet(config, device)
+    sheet = result_table.Sheet(config, device)
     sheet.fill(_cells(_Bench(config, device, sheet)), config.bench.budget_s, "models")
     return sheet.rows
 
@@ -51,11 +51,11 @@ def run(config: Config) -> list[dict[str, Any]]:
 def finished(config: Config) -> bool:
     """Whether every cell has its row."""
     device = machine.pick(config.device)
-    sheet = tables.Sheet(config, device)
+    sheet = result_table.Sheet(config, device)
     return not sheet.left(_cells(_Bench(config, device, sheet)))
 
 
-def _cells(bench: _Bench) -> Iterator[tables.Cell]:
+def _cells(bench: _Bench) -> Iterator[result_table.Cell]:
     names = chosen(bench.config.bench.cases, list(architectures(bench.config.model)))
     for length in sorted(bench.config.bench.lengths or LENGTHS[bench.device.type]):
         for name in names:
@@ -74,9 +74,9 @@ class _Cell:
         self.recompute = config.trainer.recompute if training else "none"
 
     @property
-    def cell(self) -> tables.Cell:
+    def cell(self) -> result_table.Cell:
         names = {"model": self.name, "mode": self.mode, "tokens": self.length, "batch": self.batch}
-        return tables.Cell({**names, "recompute": self.recompute}, self.measure)
+        return result_table.Cell({**names, "recompute": self.recompute}, self.measure)
 
     def measure(self) -> list[dict[str, Any]]:
         note = self._hopeless()
@@ -86,9 +86,9 @@ class _Cell:
             except torch.OutOfMemoryError:
                 note = NO_ROOM
             except Exception as error:  # of a model at a length; the others go on
-                note = tables.reason(error)
-                if tables.fatal(error):
-                    raise tables.Crashed(f"{self.name}: {error}", self._remark(note)) from error
+                note = result_table.reason(error)
+                if result_table.fatal(error):
+                    raise result_table.Crashed(f"{self.name}: {error}", self._remark(note)) from error
         self.bench.forget()
         return self._remark(note)
 
@@ -115,7 +115,7 @@ class _Cell:
             times = timing.interleaved({self.name: call}, self.config.bench.repeats, self.device)
         peak = timing.peak_memory(call, self.device)
         plain = self._plain(timing.summary(times[self.name])["milliseconds_median"])
-        row = tables.row("models", self.name, times[self.name], plain or 0.0, self.device)
+        row = result_table.row("models", self.name, times[self.name], plain or 0.0, self.device)
         row |= {**self._columns, "backend": self.config.model.backend, "peak_memory_bytes": peak}
         return {**row, "ratio": ""} if plain is None else row
 
@@ -128,7 +128,7 @@ class _Cell:
         return float(found[0]) if found else None
 
     def _remark(self, note: str) -> list[dict[str, Any]]:
-        return self._shown(tables.remark("models", self.name, note, self.device) | self._columns)
+        return self._shown(result_table.remark("models", self.name, note, self.device) | self._columns)
 
     @property
     def _columns(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class _Cell:
         return {**self.cell.names, "precision": precision}
 
     def _shown(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        tqdm.write(tables.line(row))
+        tqdm.write(result_table.line(row))
         return [row]
 
     @property
@@ -179,7 +179,7 @@ _CALLS = {"training step": _training_step, "prefill": _prefill, "decode": _decod
 class _Bench:
     """What the cells of a run share: its table, and the model of the last cell, whose other modes come next."""
 
-    def __init__(self, config: Config, device: torch.device, sheet: tables.Sheet) -> None:
+    def __init__(self, config: Config, device: torch.device, sheet: result_table.Sheet) -> None:
         self.config, self.device, self.sheet = config, device, sheet
         self.half = machine.precision(config.trainer.precision, device) == "bf16"
         self._made: tuple[str, int, LanguageModel] | None = None

@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 from experiments import data, machine
-from experiments.gpu.settings import PATTERNS, Settings
+from experiments.gpu.stage_settings import PATTERNS, Settings
 from experiments.jobs.train import execute
+from experiments.metric_log import read
 from experiments.plan import plan
 from experiments.progress import Bar
-from experiments.rows import read
 from experiments.runs import METRICS, RunFailed
 from experiments.training import score_best
 from zoo.files import write_atomic

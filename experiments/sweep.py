@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import data, interrupts, machine, peaks
+from experiments import data, interrupts, machine, peak_flops
 from experiments.data.config import cache_root
 from experiments.plan import Plan, plan
 from experiments.progress import MIN_SECONDS, Messages
@@ -50,7 +50,7 @@ def _measure_peak(config: Config) -> None:
     device = machine.pick(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.trainer.threads)
-        peaks.peak(device, cache_root(config.data))
+        peak_flops.peak(device, cache_root(config.data))
 
 
 class _Pool:

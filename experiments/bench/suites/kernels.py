@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from experiments import machine
-from experiments.bench import peers, roofline, tables, timing
+from experiments.bench import peers, result_table, roofline, timing
 from experiments.bench.cases import CASES, Call, Case, chosen
+from experiments.bench.passes import Form, forward, forward_backward
 from experiments.schema import Config
 from kernels.triton_common import interpreted
 
@@ -26,13 +26,11 @@ CPU_TOKENS = 512
 SLOW_MS = 1e3
 """What takes longer is timed once."""
 
-Form = Callable[[], Any]
-
 
 def run(config: Config) -> list[dict[str, Any]]:
     """All rows of the table, those of earlier runs included."""
     device = machine.pick(config.device)
-    sheet = tables.Sheet(config, device)
+    sheet = result_table.Sheet(config, device)
     for name, reason in peers.missing(device).items():
         tqdm.write(f"without {name}: {reason}")
     sheet.fill(_cells(config, device), config.bench.budget_s, "kernels")
@@ -42,10 +40,10 @@ def run(config: Config) -> list[dict[str, Any]]:
 def finished(config: Config) -> bool:
     """Whether every cell has its rows."""
     device = machine.pick(config.device)
-    return not tables.Sheet(config, device).left(_cells(config, device))
+    return not result_table.Sheet(config, device).left(_cells(config, device))
 
 
-def _cells(config: Config, device: torch.device) -> Iterator[tables.Cell]:
+def _cells(config: Config, device: torch.device) -> Iterator[result_table.Cell]:
     b = config.bench
     for name in chosen(b.cases, list(CASES)):
         case = CASES[name]
@@ -53,7 +51,7 @@ def _cells(config: Config, device: torch.device) -> Iterator[tables.Cell]:
             tokens = b.tokens or (case.tokens if device.type == "cuda" else CPU_TOKENS)
             batch = max(1, tokens // length)
             measure = _Measurement(config, case, length, batch, device)
-            yield tables.Cell({"model": name, "tokens": length, "batch": batch}, measure)
+            yield result_table.Cell({"model": name, "tokens": length, "batch": batch}, measure)
 
 
 class _Measurement:
@@ -75,7 +73,7 @@ class _Measurement:
         forms = dict(self._forms(calls))
         able = self._measure("forward", forms, calls, forward)
         if self.case.backward:
-            self._measure("forward+backward", {name: forms[name] for name in able}, calls, backward)
+            self._measure("forward+backward", {name: forms[name] for name in able}, calls, forward_backward)
         del calls, forms
         gc.collect()
         if self.device.type == "cuda":
@@ -132,9 +130,9 @@ class _Measurement:
         except torch.OutOfMemoryError:
             self._remark(name, mode, "out of memory")
         except Exception as error:  # whatever a library raises: one that fails is a row, and the others go on
-            self._remark(name, mode, tables.reason(error))
-            if tables.fatal(error):
-                raise tables.Crashed(f"{self.case.name}, {name}: {error}", self.rows) from error
+            self._remark(name, mode, result_table.reason(error))
+            if result_table.fatal(error):
+                raise result_table.Crashed(f"{self.case.name}, {name}: {error}", self.rows) from error
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         return None
@@ -147,7 +145,7 @@ class _Measurement:
         return min(others.items(), key=lambda pair: pair[1], default=None)
 
     def _row(self, name: str, mode: str, milliseconds, best, total, memory) -> None:
-        row = tables.row("kernels", self.case.name, milliseconds, best[1] if best else 0.0, self.device)
+        row = result_table.row("kernels", self.case.name, milliseconds, best[1] if best else 0.0, self.device)
         row |= {"backend": name, "mode": mode, **self._size, "peak_memory_bytes": memory}
         row |= {"peer": best[0]} if best else {"ratio": ""}
         if total is not None:
@@ -159,7 +157,7 @@ class _Measurement:
 
     def _remark(self, name: str, mode: str, note: str) -> None:
         more = {"backend": name, "mode": mode, **self._size}
-        self._add(tables.remark("kernels", self.case.name, note, self.device, **more))
+        self._add(result_table.remark("kernels", self.case.name, note, self.device, **more))
 
     @property
     def _size(self) -> dict[str, Any]:
@@ -168,25 +166,4 @@ class _Measurement:
 
     def _add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        tqdm.write(tables.line(row))
-
-
-@torch.no_grad()
-def forward(form: Form, leaves: list[Tensor]) -> None:
-    """One forward pass."""
-    form()
-
-
-def backward(form: Form, leaves: list[Tensor]) -> None:
-    """One forward and backward pass: the gradients of the leaves, under gradients of ones."""
-    outputs = [x for x in _flat(form()) if x.requires_grad]
-    torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs], allow_unused=True)
-
-
-def _flat(outputs: Any) -> Iterator[Tensor]:
-    """The tensors among outputs that may be nested and partly None."""
-    if isinstance(outputs, Tensor):
-        yield outputs
-    elif isinstance(outputs, list | tuple):
-        for x in outputs:
-            yield from _flat(x)
+        tqdm.write(result_table.line(row))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.messages import plain
+from experiments.hydra_errors import plain
 from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, leads_out
 from experiments.schema import Config
 from zoo.errors import UserError

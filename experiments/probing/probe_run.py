@@ -12,15 +12,15 @@ from typing import Any
 import torch
 import yaml
 
-from experiments import machine, weights
+from experiments import machine, saved_weights
 from experiments.data import Split
-from experiments.probing import looks, tables
-from experiments.probing.measures import loss_by_position, measured
+from experiments.load_run import Trained, open_text, open_trained
+from experiments.probing import per_token, probe_tables
+from experiments.probing.held_out import sentence, spread
+from experiments.probing.probe_windows import loss_by_position, measured
 from experiments.probing.samples import samples
-from experiments.probing.windows import sentence, spread
 from experiments.runs import CONFIG, digest, refuse_link
 from experiments.schema import Config, ProbeConfig
-from experiments.trained import Trained, open_text, open_trained
 from zoo.errors import UserError
 from zoo.files import write_json
 from zoo.probes import registered
@@ -32,12 +32,12 @@ _FORMAT = 3
 def probed(run: Path, probe: ProbeConfig) -> bool:
     """Whether the tables of these very weights and settings are there."""
     try:
-        record = json.loads((run / tables.FOLDER / RECORD).read_text())
+        record = json.loads((run / probe_tables.FOLDER / RECORD).read_text())
         at = wanted(run, probe)
         return (
             record["digest"] == digest(settings(probe, at))
-            and record["step"] == weights.find(run, at)[1]
-            and all(tables.file(run, name).is_file() for name in record["tables"])
+            and record["step"] == saved_weights.find(run, at)[1]
+            and all(probe_tables.file(run, name).is_file() for name in record["tables"])
         )
     except (OSError, ValueError, KeyError, TypeError, UserError):
         return False
@@ -51,15 +51,15 @@ def wanted(run: Path, probe: ProbeConfig) -> str:
         at = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))["probe"]["at"]
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
         at = None  # a run of before this key; a damaged file is complained of where the text is read from it
-    weights.check(at)
-    return weights.BEST if at is None else str(at)
+    saved_weights.check(at)
+    return saved_weights.BEST if at is None else str(at)
 
 
-def settings(probe: ProbeConfig, at: str = weights.BEST) -> dict[str, Any]:
+def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]:
     """What decides the tables of a run, besides its weights and its text; `at` where that is not best."""
     given = {"format": _FORMAT, "measures": sorted(registered()), **dataclasses.asdict(probe)}
     del given["at"]
-    return given if at == weights.BEST else {**given, "at": at}
+    return given if at == saved_weights.BEST else {**given, "at": at}
 
 
 def probe_run(run: Path, config: Config) -> list[str]:
@@ -68,25 +68,27 @@ def probe_run(run: Path, config: Config) -> list[str]:
     Tables of an earlier pass go, and what a killed one left. Raises UserError where weights or text are not as they
     were in training, or where the folder of the tables is a link.
     """
-    refuse_link(run / tables.FOLDER)
+    refuse_link(run / probe_tables.FOLDER)
     began = time.perf_counter()
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
     at = wanted(run, config.probe)
-    place, step = weights.find(run, at)
+    place, step = saved_weights.find(run, at)
     trained = dataclasses.replace(open_trained(str(place), device), step=step)
     split = open_text(trained, config.data, config.trainer.progress).splits["validation"]
     made = _make(trained, split, config.probe, machine.precision(config.trainer.precision, device))
-    (run / tables.FOLDER).mkdir(exist_ok=True)
-    tables.remove_partials(run)
-    (run / tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
+    (run / probe_tables.FOLDER).mkdir(exist_ok=True)
+    probe_tables.remove_partials(run)
+    (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
     for name, rows in made.items():
         if rows:
-            tables.write(run, name, rows)
+            probe_tables.write(run, name, rows)
         else:
-            tables.file(run, name).unlink(missing_ok=True)
+            probe_tables.file(run, name).unlink(missing_ok=True)
     names = [name for name, rows in made.items() if rows]
-    write_json(run / tables.FOLDER / RECORD, _record(trained, config, at, names, time.perf_counter() - began))
+    write_json(
+        run / probe_tables.FOLDER / RECORD, _record(trained, config, at, names, time.perf_counter() - began)
+    )
     return names
 
 
@@ -97,14 +99,14 @@ def _make(
     model, tokenizer = trained.model, trained.tokenizer
     text = functools.cache(lambda token: tokenizer.decode([token]))
     shown = sentence(split, tokenizer.bos_id, probe.map_tokens)
-    routes = looks.routes(model, shown)
+    routes = per_token.routes(model, shown)
     windows, _ = spread(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
     return {
         "measures": [(trained.step, *row) for row in _measures(trained, split, probe, precision)],
-        "maps": looks.maps(model, shown),
+        "maps": per_token.maps(model, shown),
         "sentence": [(i, token, text(token)) for i, token in enumerate(shown[0].tolist())],
         "routes": routes,
-        "assignments": looks.assignments(model, windows, probe.batch_size, text) if routes else [],
+        "assignments": per_token.assignments(model, windows, probe.batch_size, text) if routes else [],
         "samples": list(samples(trained, probe)),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from experiments import weights
+from experiments import saved_weights
 from experiments.schema import ProbeConfig
 from zoo.errors import UserError
 
@@ -13,7 +13,7 @@ _COUNTS = ("windows", "batch_size", "long_windows", "extrapolate", "map_tokens",
 
 def check(probe: ProbeConfig) -> None:
     """Raise UserError for a number out of range."""
-    weights.check(probe.at)
+    saved_weights.check(probe.at)
     for key in (*_COUNTS, "top_k"):
         value = getattr(probe, key)
         if value is not None and value < 1:

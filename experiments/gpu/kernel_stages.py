@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from experiments import machine
-from experiments.gpu.settings import Settings, kept
+from experiments.gpu.stage_settings import Settings, kept
 from zoo.errors import UserError
 from zoo.files import write_json
 
@@ -99,8 +99,7 @@ def _launches(rehearse: bool) -> Iterator[tuple[str, int, str]]:
 
 def _launched(name: str, length: int, way: str, device: torch.device) -> str:
     """Launch a case's kernels; says that they ran, or why not."""
-    from experiments.bench import kernels as suite
-    from experiments.bench import tables
+    from experiments.bench import passes, result_table
     from experiments.bench.cases import CASES
 
     case, on_gpu = CASES[name], device.type == "cuda"
@@ -108,11 +107,11 @@ def _launched(name: str, length: int, way: str, device: torch.device) -> str:
         dtype = torch.bfloat16 if on_gpu else torch.float32
         calls = case.calls(length, case.tokens if on_gpu else length, device, dtype)
         leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
-        getattr(suite, way)(_triton(calls), leaves)
+        (passes.forward if way == "forward" else passes.forward_backward)(_triton(calls), leaves)
     except Exception as error:  # no Triton form, one that does not serve this call, or one that is broken
-        if tables.fatal(error):
+        if result_table.fatal(error):
             raise
-        return tables.reason(error)
+        return result_table.reason(error)
     return "tuned"
 
 

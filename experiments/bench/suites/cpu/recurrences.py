@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 import kernels
-from experiments.bench import tables, timing
+from experiments.bench import result_table, timing
 
 TOKENS, HEADS, WIDTH = 2048, 4, 64
 MEMORIES, CHOSEN, CG_STEPS = 4, 2, 30
@@ -37,9 +37,9 @@ def run(tokens: int, repeats: int) -> list[dict[str, Any]]:
                 times[backend] += more
             peer = timing.summary(times["reference"])["milliseconds_median"]
             for backend, milliseconds in times.items():
-                row = tables.row("recurrence", name, milliseconds, peer, CPU, mode=mode, tokens=tokens)
+                row = result_table.row("recurrence", name, milliseconds, peer, CPU, mode=mode, tokens=tokens)
                 rows.append({**row, "backend": backend, "precision": "float32"})
-                tqdm.write(tables.line(rows[-1]))
+                tqdm.write(result_table.line(rows[-1]))
     return rows
 
 

@@ -10,7 +10,8 @@ import torch
 from tqdm import tqdm
 
 from experiments import machine
-from experiments.bench import lengths, tables
+from experiments.bench import result_table
+from experiments.bench.suites.cpu import lengths
 from zoo import registry
 
 CPU = torch.device("cpu")
@@ -31,7 +32,13 @@ def run(length: int, threads: int) -> list[dict[str, Any]]:
             "batch": 1,
         }
         rows.append(
-            {**row, "precision": "float32", "tokens": length, "peak_memory_bytes": peak, **tables.facts(CPU)}
+            {
+                **row,
+                "precision": "float32",
+                "tokens": length,
+                "peak_memory_bytes": peak,
+                **result_table.facts(CPU),
+            }
         )
         tqdm.write(f"{length:>7} tokens  {block.name:<22} {peak / 2**20:8.0f} MiB")
     return rows

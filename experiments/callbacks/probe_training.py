@@ -11,9 +11,9 @@ import lightning.pytorch as pl
 from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.step import StepCallback, due
 from experiments.data import Split
-from experiments.probing import tables
-from experiments.probing.measures import measured
-from experiments.probing.windows import spread
+from experiments.probing import probe_tables
+from experiments.probing.held_out import spread
+from experiments.probing.probe_windows import measured
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 
@@ -31,17 +31,19 @@ class Probing(StepCallback):
         self.rows: list[tuple[Any, ...]] = []
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        path = tables.file(self.run, tables.TRAINING)
-        tables.remove_partials(self.run)
+        path = probe_tables.file(self.run, probe_tables.TRAINING)
+        probe_tables.remove_partials(self.run)
         if not path.is_file():
             return
         try:
             self.rows = [
-                row for row in tables.read(self.run, tables.TRAINING) if row[0] <= trainer.global_step
+                row
+                for row in probe_tables.read(self.run, probe_tables.TRAINING)
+                if row[0] <= trainer.global_step
             ]
         except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
             print(f"warning: cannot read {path} ({error}); it begins anew", flush=True)
-        tables.write(self.run, tables.TRAINING, self.rows)
+        probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         step = trainer.global_step
@@ -49,5 +51,5 @@ class Probing(StepCallback):
             return
         began = time.perf_counter()
         self.rows += [(step, *row) for row in measured(task.model, *self.windows, self.batch_size)]
-        tables.write(self.run, tables.TRAINING, self.rows)
+        probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
         self.metrics.paused += time.perf_counter() - began

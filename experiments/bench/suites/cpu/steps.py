@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from experiments import optim
-from experiments.bench import tables, timing
+from experiments.bench import result_table, timing
 from experiments.plan import nominal_vocabulary
 from experiments.presets import architectures
 from experiments.schema import Config
@@ -41,10 +41,10 @@ def run(config: Config) -> list[dict[str, Any]]:
     plain = timing.summary(times["transformer"])["milliseconds_median"]
     rows = []
     for name, milliseconds in times.items():
-        row = tables.row("step", name, milliseconds, plain, CPU, tokens=d.seq_len)
+        row = result_table.row("step", name, milliseconds, plain, CPU, tokens=d.seq_len)
         rows.append({**row, "backend": "auto", "mode": "training step", "precision": "float32"})
         rows[-1]["batch"] = d.batch_size
-        tqdm.write(tables.line(rows[-1]))
+        tqdm.write(result_table.line(rows[-1]))
     return rows
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.bench.cases import CASES, Call, chosen
-from experiments.bench.kernels import backward, forward
+from experiments.bench.passes import forward, forward_backward
 from experiments.schema import Config
 from kernels import segments
 from kernels.triton_common import interpreted
@@ -77,7 +77,7 @@ def _trace(calls: list[Call], with_backward: bool) -> None:
     def form() -> list[Any]:
         return [_triton(call) for call in calls]
 
-    (backward if with_backward else forward)(form, leaves)
+    (forward_backward if with_backward else forward)(form, leaves)
 
 
 def _triton(call: Call) -> Any:

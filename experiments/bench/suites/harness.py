@@ -19,9 +19,9 @@ import torch
 from tqdm import tqdm
 
 from experiments import callbacks, data, machine, optim
-from experiments.bench import tables
+from experiments.bench import result_table
+from experiments.metric_log import Rows
 from experiments.progress import Bar
-from experiments.rows import Rows
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.training import (
@@ -144,5 +144,5 @@ def _row(
         "milliseconds_low": min(times),
         "milliseconds_high": max(times),
         "ratio": statistics.median(p / t for p, t in zip(peer, times, strict=True)),
-        **tables.facts(device),
+        **result_table.facts(device),
     }
