@@ -20,7 +20,7 @@ from zoo.model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class LoadedRun:
     """A model in evaluation mode with its tokenizer, the run folder it came from and that run's text.
 
     step: optimiser steps behind the weights, if that was recorded.
@@ -36,8 +36,8 @@ class Trained:
     step: int | None = None
 
 
-def open_trained(path: str | None, device: torch.device) -> Trained:
-    """Open `run=PATH`, a run folder, or a checkpoint or a folder of weights in one.
+def load_run(path: str | None, device: torch.device) -> LoadedRun:
+    """The model at `run=PATH`: a run folder, or a checkpoint or a folder of weights in one.
 
     Raises UserError with how to give one.
     """
@@ -52,13 +52,13 @@ def open_trained(path: str | None, device: torch.device) -> Trained:
         raise UserError(
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
-    text = _text(folder / CONFIG)
+    text = _data_config(folder / CONFIG)
     tokenizer, model = _tokenizer(card["tokenizer"], where), zoo.load(where, device)
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"the tokenizer at {path} has {tokenizer.vocab_size:,} tokens and its model knows {model.vocab_size:,}"
         )
-    return Trained(model, tokenizer, folder, text, card.get("step"))
+    return LoadedRun(model, tokenizer, folder, text, card.get("step"))
 
 
 def _tokenizer(saved: str, where: Path) -> Tokenizer:
@@ -71,8 +71,8 @@ def _tokenizer(saved: str, where: Path) -> Tokenizer:
         ) from error
 
 
-def _text(path: Path) -> DataConfig:
-    """The text of a run's configuration. Raises UserError where the file is damaged."""
+def _data_config(path: Path) -> DataConfig:
+    """The node `data` of a run's configuration. Raises UserError where the file is damaged."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError) as error:
@@ -82,17 +82,17 @@ def _text(path: Path) -> DataConfig:
     return dataclasses.replace(from_dict(DataConfig, values, "data", recorded=True), cache_dir=None)
 
 
-def open_text(trained: Trained, paths: DataConfig, progress: bool = True) -> Corpus:
-    """The run's own text; where it lies may have changed since, so paths given now win.
+def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Corpus:
+    """The tokenised text that a run was trained on; where it lies may have changed since, so paths given now win.
 
     Raises UserError as `data.prepare` does, and where the text at hand gives another tokenizer.
     """
     given = {k: v for k in ("path", "train_path", "gpt2_path", "cache_dir") if (v := getattr(paths, k))}
-    cfg = dataclasses.replace(trained.data, **given)
+    cfg = dataclasses.replace(run.data, **given)
     data.check(cfg)
     corpus = data.prepare(cfg, progress)
-    if corpus.tokenizer.identity() != trained.tokenizer.identity():
+    if corpus.tokenizer.identity() != run.tokenizer.identity():
         raise UserError(
-            f"the text at hand gives another tokenizer than {trained.folder} was trained with; restore its text"
+            f"the text at hand gives another tokenizer than {run.folder} was trained with; restore its text"
         )
     return corpus

@@ -26,7 +26,7 @@ COLUMNS = [
 WALL_CLOCK = ["seconds", "tokens_per_second", "mfu", "peak_memory_bytes"]  # what two equal runs may differ in
 
 
-class Rows:
+class MetricLog:
     """The metric rows of one run. Columns are fixed when the file is made; `extra` are those of auxiliary losses."""
 
     def __init__(self, path: Path, extra: list[str]) -> None:

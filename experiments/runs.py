@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import hashlib
 import json
 import os
 import time
@@ -145,9 +144,3 @@ def refuse_links(folder: Path) -> None:
     inside = ("*", "checkpoints/*", "weights/*", "weights/*/*", "probes/*")
     for place in [place for pattern in inside for place in folder.glob(pattern)]:
         refuse_link(place)
-
-
-def digest(identity: dict[str, Any]) -> str:
-    """12 hex digits of the identity; the order of keys does not matter."""
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -14,12 +14,12 @@ FOLDER = "weights"
 BEST, LAST = "best", "last"
 
 
-def place(run: Path, step: int) -> Path:
+def step_folder(run: Path, step: int) -> Path:
     """Where the weights of a step are exported to, beside the best ones."""
     return run / FOLDER / f"step-{step:08d}"
 
 
-def kept(run: Path) -> dict[int, Path]:
+def available(run: Path) -> dict[int, Path]:
     """Step -> a folder or checkpoint that `zoo.load` reads; the best weights only where their step was recorded."""
     found = {_step(path): path for path in run.glob("checkpoints/step-*.ckpt")}
     whole = (
@@ -39,7 +39,7 @@ def find(run: Path, at: str) -> tuple[Path, int | None]:
     """
     if at == BEST:
         return run, read_card(run).get("step")
-    found = kept(run)
+    found = available(run)
     step = _last(run, found) if at == LAST else int(at)
     if step not in found:
         there = ", ".join(f"{s:,}{' (best)' if found[s] == run else ''}" for s in found) or "no known step"

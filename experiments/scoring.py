@@ -131,3 +131,12 @@ def _chunks(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
 
 def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
+
+
+def format_metrics(name: str, m: dict[str, float], text: str) -> str:
+    """All four metrics of a split on one line; text: what the split is called."""
+    return (
+        f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
+        f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
+        f"({m['tokens']:,} tokens, stride {m['stride']}) {f'· {text}' if text else ''}".rstrip()
+    )

@@ -72,7 +72,7 @@ def remark(suite: str, model: str, note: str, device: torch.device, **more: Any)
     return {"suite": suite, "model": model, "note": note, **facts(device), **more}
 
 
-def place(config: Config) -> Path:
+def table_path(config: Config) -> Path:
     """Where the configured suite's table goes."""
     return Path(config.bench.out or f"{config.results}/bench") / f"{config.suite}.csv"
 
@@ -127,7 +127,7 @@ class Sheet:
     """
 
     def __init__(self, config: Config, device: torch.device) -> None:
-        self.path = place(config)
+        self.path = table_path(config)
         self.rows: list[dict[str, Any]] = []
         here = {key: str(value) for key, value in facts(device).items()}
         if self.path.is_file():

@@ -67,7 +67,7 @@ def totals(calls: list[Call], mode: str, peaks: Peaks | None) -> Totals | None:
     return Totals(sum(w.flops for _, w in taken), sum(w.bytes for _, w in taken), least)
 
 
-def dry(cases: list[str] | None, lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
+def print_work(cases: list[str] | None, lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
     """Print what every kernel of the cases has to do and how long the GPU takes for it at least; measures nothing.
 
     cases: the beginnings of their names, None for all. Raises UserError for one that none has.

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments import machine, optim
-from experiments.plan import nominal_vocabulary
+from experiments.meta_model import nominal_vocabulary
 from experiments.schema import Config
 from zoo.context import Context
 from zoo.model import LanguageModel

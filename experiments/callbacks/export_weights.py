@@ -16,7 +16,7 @@ from experiments.task import LanguageModelling
 from zoo.io import export
 
 
-class Weights(StepCallback):
+class ExportWeights(StepCallback):
     """Exports the weights of these steps and of the last to RUN/weights/step-N; the last only where it is not the best.
 
     Comes after Validation, which decides what is best and whether training stops early.
@@ -33,5 +33,5 @@ class Weights(StepCallback):
         if not (last or step in self.steps) or (last and step == self.validation.best_step):
             return
         began = time.perf_counter()
-        export(task.model, saved_weights.place(self.run, step), tokenizer=task.tokenizer, step=step)
+        export(task.model, saved_weights.step_folder(self.run, step), tokenizer=task.tokenizer, step=step)
         self.metrics.paused += time.perf_counter() - began

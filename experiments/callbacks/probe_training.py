@@ -18,7 +18,7 @@ from experiments.schema import Config
 from experiments.task import LanguageModelling
 
 
-class Probing(StepCallback):
+class ProbeTraining(StepCallback):
     """Every probe_every steps and at the last, adds rows to RUN/probes/training.parquet, which is written anew.
 
     Nothing of the run changes by it; a resumed run takes rows back that its checkpoint does not know of.

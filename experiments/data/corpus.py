@@ -44,6 +44,11 @@ class Corpus:
     labels: dict[str, str]
     config: DataConfig
 
+    @property
+    def document_bos(self) -> int | None:
+        """The separator at which sequences start anew where documents are packed; None for one long stream."""
+        return self.tokenizer.bos_id if self.config.pack == "document" else None
+
     def describe(self) -> dict[str, Any]:
         """The node `data` of a run's summary. Tokens count separators: tokens − documents are the text's."""
         return {

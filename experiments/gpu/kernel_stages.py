@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from experiments import machine
-from experiments.gpu.stage_settings import Settings, kept
+from experiments import machine, paths
+from experiments.gpu.record import Record
+from experiments.gpu.stage_settings import Settings
 from zoo.errors import UserError
-from zoo.files import write_json
 
 PASSED = (0, 5)  # 5: no test was collected, as of GPU tests on a machine without one
 LENGTHS = (1024, 8192, 32_768)
@@ -22,21 +22,25 @@ TESTS = Path("tests", "kernels")
 REHEARSED = ("test_kernels_gpu.py", "test_short_conv_triton.py")
 
 
-def test(settings: Settings) -> bool:
-    """Every file of kernel tests in a process of its own, as far as the time goes; failures are told at the end."""
-    done = _Record(settings.folder / "kernel_tests.json")
+def run_kernel_tests(settings: Settings) -> bool:
+    """Whether every file of kernel tests has run, each in a process of its own, in the time that there is.
+
+    Raises UserError at the end for files that failed; the others are not run again.
+    """
+    done = Record(settings.folder / "kernel_tests.json")
     deadline = time.monotonic() + settings.seconds
     failed = []
-    for file in sorted((machine.ROOT / TESTS).glob("test_*.py")):
-        if done.has(file.name) or (settings.rehearse and file.name not in REHEARSED):
+    for file in sorted((paths.ROOT / TESTS).rglob("test_*.py")):
+        name = str(file.relative_to(paths.ROOT / TESTS))
+        if name in done or (settings.rehearse and file.name not in REHEARSED):
             continue
         status = _pytest(file, deadline - time.monotonic(), settings.rehearse)
         if status is None:
             return False
         if status in PASSED:
-            done.add(file.name, status)
+            done.add(name, status)
         else:
-            failed.append(file.name)
+            failed.append(name)
     if failed:
         raise UserError(f"kernel tests failed in {', '.join(failed)}; the other stages can still be run")
     return True
@@ -53,14 +57,14 @@ def _pytest(file: Path, seconds: float, rehearse: bool) -> int | None:
     command += [] if file.stem.endswith("_triton") and not rehearse else ["-m", "gpu"]
     command += ["--collect-only"] if rehearse else []
     try:
-        return subprocess.run(command, cwd=machine.ROOT, timeout=seconds).returncode
+        return subprocess.run(command, cwd=paths.ROOT, timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         print(f"{file.name}: not finished; what was compiled is kept, and the next time goes on from it")
         return None
 
 
-def tune(settings: Settings, out: Path | None = None) -> bool:
-    """Launch every case's Triton kernels, and write what the autotuner chose into the table of launch configurations.
+def tune_kernels(settings: Settings, out: Path | None = None) -> bool:
+    """Whether every case's Triton kernels were launched; the autotuner's choices go into the table of configurations.
 
     Forward and backward at each length by themselves, each once and for all. A rehearsal writes into its own folder.
     """
@@ -68,20 +72,20 @@ def tune(settings: Settings, out: Path | None = None) -> bool:
 
     out = out or (settings.folder / "tuned.toml" if settings.rehearse else tuning.TABLE)
     out.parent.mkdir(parents=True, exist_ok=True)
-    done = _Record(settings.folder / "tuned.json")
+    done = Record(settings.folder / "tuned.json")
     deadline = time.monotonic() + settings.seconds * 0.7
     device = machine.pick(settings.config.device)
     for name, length, way in _launches(settings.rehearse):
         title = f"{name}, {length} tokens, {way}"
-        if done.has(title):
+        if title in done:
             continue
         if time.monotonic() > deadline:
             return False
         with tuning.afresh():
-            said = _launched(name, length, way, device)
+            outcome = _launch(name, length, way, device)
         count = tuning.record(settings.device_name, out)
-        print(f"{title}: {said}; {count} launch configurations so far in {out}", flush=True)
-        done.add(title, said)
+        print(f"{title}: {outcome}; {count} launch configurations so far in {out}", flush=True)
+        done.add(title, outcome)
     return True
 
 
@@ -97,8 +101,8 @@ def _launches(rehearse: bool) -> Iterator[tuple[str, int, str]]:
                 yield name, length, way
 
 
-def _launched(name: str, length: int, way: str, device: torch.device) -> str:
-    """Launch a case's kernels; says that they ran, or why not."""
+def _launch(name: str, length: int, way: str, device: torch.device) -> str:
+    """Launch a case's kernels; returns "tuned", or why they could not run."""
     from experiments.bench import passes, result_table
     from experiments.bench.cases import CASES
 
@@ -117,19 +121,3 @@ def _launched(name: str, length: int, way: str, device: torch.device) -> str:
 
 def _triton(calls: list[Any]) -> Callable[[], list[Any]]:
     return lambda: [call.run("triton") for call in calls]
-
-
-class _Record:
-    """What is done, by name, in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.done: dict[str, Any] = kept(path)
-
-    def has(self, name: str) -> bool:
-        return name in self.done
-
-    def add(self, name: str, value: Any) -> None:
-        self.done[name] = value
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, self.done)

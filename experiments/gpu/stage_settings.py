@@ -1,9 +1,8 @@
-"""What the stages of job=gpu run: the reference models by the reference recipe, or a small rehearsal of both."""
+"""Configurations of the stages of job=gpu: the reference models by the reference recipe, or a small rehearsal."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from experiments import machine
 from experiments.data import DataConfig
 from experiments.schema import BenchConfig, Config, OptimConfig, TrainerConfig
 from zoo import ModelConfig
-from zoo.errors import UserError
 
 PATTERNS = {"dense": ("transformer", "F"), "sf": ("hypergraph", "interlaced_sf")}
 RESUMED = ("kernels", "models")
@@ -35,21 +33,23 @@ class Settings:
 
     @staticmethod
     def of(config: Config) -> Settings:
+        """The settings that the node `gpu` of a configuration asks for."""
         inputs = Path(os.path.expanduser(config.gpu.inputs))
         return Settings(config, config.gpu.rehearse, 60 * config.gpu.minutes, inputs)
 
     @property
     def folder(self) -> Path:
-        """Where runs, checkpoints and the list of finished stages are kept."""
+        """The folder of runs, checkpoints and the list of finished stages."""
         return Path(self.config.results) / ("gpu-rehearsal" if self.rehearse else "gpu")
 
     @property
     def published(self) -> Path:
-        """Where tables go that are to be committed; a rehearsal commits nothing."""
+        """The folder of tables that are to be committed; a rehearsal commits nothing."""
         return self.folder / "published" if self.rehearse else Path(self.config.results) / "published"
 
     @property
     def device_name(self) -> str:
+        """The GPU's name; in a rehearsal without one the processor's."""
         where = machine.describe(machine.pick(self.config.device))
         return where["gpu"] or f"{where['host_cpu']} (rehearsal)"
 
@@ -120,13 +120,3 @@ class Settings:
             batch_size=16,
             cache_dir=self.config.data.cache_dir,
         )
-
-
-def kept(path: Path) -> dict[str, Any]:
-    """What a stage keeps in a file between its attempts; nothing before the first. UserError: it is damaged."""
-    if not path.is_file():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}); remove it, and what it lists is done again") from error

@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 from experiments import data, machine
+from experiments.evaluation import score_best
+from experiments.execute import execute
 from experiments.gpu.stage_settings import PATTERNS, Settings
-from experiments.jobs.train import execute
 from experiments.metric_log import read
-from experiments.plan import plan
+from experiments.plan import Plan, plan
 from experiments.progress import Bar
 from experiments.runs import METRICS, RunFailed
-from experiments.training import score_best
 from zoo.files import write_atomic
 from zoo.io import CARD
 
@@ -23,7 +23,7 @@ RESERVE = 0.25
 
 
 def advance(settings: Settings, name: str) -> bool:
-    """Train for what is left of the stage's time; True once the run is complete."""
+    """Whether the run of PATTERNS[name] is complete, after training it for what is left of the stage's time."""
     began = time.monotonic()
     config = settings.training(name, settings.seconds)
     data.prepare(config.data)
@@ -44,15 +44,14 @@ def advance(settings: Settings, name: str) -> bool:
 
 
 def publish(settings: Settings) -> bool:
-    """Write training curves and a table of scores, of complete runs and of those that are under way."""
+    """Whether all runs are complete; writes training curves and scores, also of runs that are under way."""
     scores, curves = [], []
     for name in PATTERNS:
-        config = settings.training(name, settings.seconds)
-        planned = plan(config)
+        planned = plan(settings.training(name, settings.seconds))
         rows = read(planned.folder.path / METRICS)
         curves += [{"model": name, **row} for row in rows]
         if (planned.folder.path / CARD).is_file():
-            scores.append(_score(settings, name, rows))
+            scores.append(_score(settings, name, planned, rows))
     if not scores:
         print("nothing to publish: no training stage has reached its first validation")
         return False
@@ -61,9 +60,9 @@ def publish(settings: Settings) -> bool:
     return all(row["complete"] for row in scores) and len(scores) == len(PATTERNS)
 
 
-def _score(settings: Settings, name: str, rows: list[dict[str, str]]) -> dict[str, Any]:
-    config = settings.training(name, settings.seconds)
-    planned = plan(config)
+def _score(settings: Settings, name: str, planned: Plan, rows: list[dict[str, str]]) -> dict[str, Any]:
+    """The row of a run in the table of scores: its best weights so far on every split."""
+    config = planned.config
     corpus, device = data.prepare(config.data), machine.pick(config.device)
     bar = Bar(planned.title, config.trainer.progress)
     metrics = score_best(config, corpus, planned.folder.path, device, bar)

@@ -11,7 +11,7 @@ from zoo.errors import UserError
 _COUNTS = ("windows", "batch_size", "long_windows", "extrapolate", "map_tokens", "routing_tokens", "tokens")
 
 
-def check(probe: ProbeConfig) -> None:
+def check_probe(probe: ProbeConfig) -> None:
     """Raise UserError for a number out of range."""
     saved_weights.check(probe.at)
     for key in (*_COUNTS, "top_k"):

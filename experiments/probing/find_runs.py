@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.hydra_errors import plain
+from experiments.os_errors import one_line
 from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, leads_out
 from experiments.schema import Config
 from zoo.errors import UserError
@@ -15,7 +15,7 @@ _DEPTH = 2  # results / experiment / run
 _NOT_RUNS = ("report", "published")
 
 
-def to_probe(config: Config) -> tuple[list[Path], list[str]]:
+def find_runs(config: Config) -> tuple[list[Path], list[str]]:
     """The complete runs of run=RUN or of runs=FOLDER, and a line about every other folder.
 
     Raises UserError where there is no complete one.
@@ -34,10 +34,10 @@ def to_probe(config: Config) -> tuple[list[Path], list[str]]:
     return runs, others
 
 
-def title(run: Path) -> str:
+def run_title(run: Path) -> str:
     """What a run is called in messages."""
     summary = RunFolder(run).summary()
-    return plain(f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}")
+    return one_line(f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}")
 
 
 def _folders(place: Path, depth: int, root: Path | None = None) -> Iterator[Path]:

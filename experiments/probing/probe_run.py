@@ -14,12 +14,13 @@ import yaml
 
 from experiments import machine, saved_weights
 from experiments.data import Split
-from experiments.load_run import Trained, open_text, open_trained
+from experiments.hashing import content_hash
+from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.probing import per_token, probe_tables
 from experiments.probing.held_out import sentence, spread
 from experiments.probing.probe_windows import loss_by_position, measured
 from experiments.probing.samples import samples
-from experiments.runs import CONFIG, digest, refuse_link
+from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
 from zoo.errors import UserError
 from zoo.files import write_json
@@ -29,13 +30,13 @@ RECORD = "probes.json"
 _FORMAT = 3
 
 
-def probed(run: Path, probe: ProbeConfig) -> bool:
+def is_probed(run: Path, probe: ProbeConfig) -> bool:
     """Whether the tables of these very weights and settings are there."""
     try:
         record = json.loads((run / probe_tables.FOLDER / RECORD).read_text())
-        at = wanted(run, probe)
+        at = weights_to_probe(run, probe)
         return (
-            record["digest"] == digest(settings(probe, at))
+            record["digest"] == content_hash(settings(probe, at), 12)
             and record["step"] == saved_weights.find(run, at)[1]
             and all(probe_tables.file(run, name).is_file() for name in record["tables"])
         )
@@ -43,7 +44,7 @@ def probed(run: Path, probe: ProbeConfig) -> bool:
         return False
 
 
-def wanted(run: Path, probe: ProbeConfig) -> str:
+def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
     """Whose weights to look at: what is asked for, or else what the run was configured with, or else the best."""
     if probe.at is not None:
         return probe.at
@@ -72,11 +73,11 @@ def probe_run(run: Path, config: Config) -> list[str]:
     began = time.perf_counter()
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
-    at = wanted(run, config.probe)
+    at = weights_to_probe(run, config.probe)
     place, step = saved_weights.find(run, at)
-    trained = dataclasses.replace(open_trained(str(place), device), step=step)
-    split = open_text(trained, config.data, config.trainer.progress).splits["validation"]
-    made = _make(trained, split, config.probe, machine.precision(config.trainer.precision, device))
+    loaded = dataclasses.replace(load_run(str(place), device), step=step)
+    split = load_corpus(loaded, config.data, config.trainer.progress).splits["validation"]
+    made = _make(loaded, split, config.probe, machine.precision(config.trainer.precision, device))
     (run / probe_tables.FOLDER).mkdir(exist_ok=True)
     probe_tables.remove_partials(run)
     (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
@@ -87,50 +88,50 @@ def probe_run(run: Path, config: Config) -> list[str]:
             probe_tables.file(run, name).unlink(missing_ok=True)
     names = [name for name, rows in made.items() if rows]
     write_json(
-        run / probe_tables.FOLDER / RECORD, _record(trained, config, at, names, time.perf_counter() - began)
+        run / probe_tables.FOLDER / RECORD, _record(loaded, config, at, names, time.perf_counter() - began)
     )
     return names
 
 
 def _make(
-    trained: Trained, split: Split, probe: ProbeConfig, precision: str
+    loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str
 ) -> dict[str, list[tuple[Any, ...]]]:
     """Table -> rows."""
-    model, tokenizer = trained.model, trained.tokenizer
+    model, tokenizer = loaded.model, loaded.tokenizer
     text = functools.cache(lambda token: tokenizer.decode([token]))
     shown = sentence(split, tokenizer.bos_id, probe.map_tokens)
     routes = per_token.routes(model, shown)
     windows, _ = spread(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
     return {
-        "measures": [(trained.step, *row) for row in _measures(trained, split, probe, precision)],
+        "measures": [(loaded.step, *row) for row in _measures(loaded, split, probe, precision)],
         "maps": per_token.maps(model, shown),
         "sentence": [(i, token, text(token)) for i, token in enumerate(shown[0].tolist())],
         "routes": routes,
         "assignments": per_token.assignments(model, windows, probe.batch_size, text) if routes else [],
-        "samples": list(samples(trained, probe)),
+        "samples": list(samples(loaded, probe)),
     }
 
 
-def _measures(trained: Trained, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
-    model = trained.model
+def _measures(loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
+    model = loaded.model
     rows = measured(model, *spread(split, probe.windows, model.seq_len), probe.batch_size)
     long = spread(split, probe.long_windows, probe.extrapolate * model.seq_len)
     return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
 
 
-def _record(trained: Trained, config: Config, at: str, names: list[str], seconds: float) -> dict[str, Any]:
+def _record(loaded: LoadedRun, config: Config, at: str, names: list[str], seconds: float) -> dict[str, Any]:
     commit, dirty = machine.commit()
     return {
         "settings": settings(config.probe, at),
-        "digest": digest(settings(config.probe, at)),
+        "digest": content_hash(settings(config.probe, at), 12),
         "at": at,
-        "step": trained.step,
+        "step": loaded.step,
         "tables": names,
         "command": machine.command(),
         "commit": commit,
         "dirty": dirty,
         "versions": machine.versions(),
-        "machine": machine.describe(trained.model.embedding.weight.device),
+        "machine": machine.describe(loaded.model.embedding.weight.device),
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

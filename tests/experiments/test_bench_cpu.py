@@ -9,7 +9,7 @@ from program import Lab
 
 from experiments.bench.suites.cpu.memory import peak_of
 from experiments.bench.suites.cpu.recurrences import OPERATIONS
-from experiments.cli import CONF
+from experiments.paths import CONF
 from zoo import registry
 
 LONG, MADE_FOR = 16_384, 1024

@@ -10,10 +10,10 @@ import torch
 from program import Lab, last_checkpoint, steady_rows
 
 from experiments import data, optim
+from experiments.factory import tokens_per_step
 from experiments.runs import RunFolder
 from experiments.schema import Config, OptimConfig
 from experiments.scoring import score_split
-from experiments.training import tokens_per_step
 from zoo import LanguageModel, ModelConfig, load
 
 

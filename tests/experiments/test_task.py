@@ -13,7 +13,7 @@ from torch import Tensor
 from experiments.nonfinite import first_bad_gradient
 from experiments.schema import Config
 from experiments.task import LanguageModelling
-from experiments.training import make_trainer, quiet
+from experiments.trainer import make_trainer, silence_lightning
 from zoo import Context, LanguageModel
 
 VOCAB, LENGTH, ACCUMULATE, STEPS = 29, 8, 2, 4
@@ -82,7 +82,7 @@ def by_hand(made: Config) -> tuple[LanguageModel, list[float]]:
 
 
 def test_a_run_is_the_loop_that_the_recipe_describes(tmp_path):
-    quiet()
+    silence_lightning()
     made = config()
     task = LanguageModelling(model_of(made), made, RandomBatches(), "")
     make_trainer(made, torch.device("cpu"), [], tmp_path).fit(task)

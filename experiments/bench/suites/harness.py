@@ -20,18 +20,12 @@ from tqdm import tqdm
 
 from experiments import callbacks, data, machine, optim
 from experiments.bench import result_table
-from experiments.metric_log import Rows
+from experiments.factory import make_batches, make_model, tokens_per_step
+from experiments.metric_log import MetricLog
 from experiments.progress import Bar
 from experiments.schema import Config
 from experiments.task import LanguageModelling
-from experiments.training import (
-    make_batches,
-    make_model,
-    make_trainer,
-    quiet,
-    tokenizer_card,
-    tokens_per_step,
-)
+from experiments.trainer import make_trainer, silence_lightning
 from zoo.schedule import set_step
 
 STEP_MS = 120.0
@@ -39,7 +33,7 @@ STEP_MS = 120.0
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Time bench.pairs pairs of bench.steps steps; prints median ratio and interval, returns two rows."""
-    quiet()
+    silence_lightning()
     torch.set_num_threads(config.trainer.threads)
     device = machine.pick(config.device)
     trainer_config = dataclasses.replace(config.trainer, max_steps=config.bench.steps)
@@ -88,10 +82,10 @@ def _harness(config: Config, corpus: data.Corpus, device: torch.device) -> float
     """Seconds of the same steps in the harness, rows and progress bar on; without validation and checkpoints."""
     task, clock = _task(config, corpus), _Clock()
     with tempfile.TemporaryDirectory() as folder:
-        rows = Rows(Path(folder) / "metrics.csv", [f"aux:{name}" for name in task.model.aux_weights])
+        rows = MetricLog(Path(folder) / "metrics.csv", [f"aux:{name}" for name in task.model.aux_weights])
         metrics = callbacks.MetricRows(rows, config.trainer.log_every, tokens_per_step(config), 1.0, 1.0)
         bar = Bar("harness", config.trainer.progress)
-        trainer = make_trainer(config, device, [clock, metrics, callbacks.Progress(bar)], Path(folder))
+        trainer = make_trainer(config, device, [clock, metrics, callbacks.ReportProgress(bar)], Path(folder))
         trainer.fit(task)
         bar.close()
     return clock.seconds
@@ -109,7 +103,7 @@ class _Clock(pl.Callback):
 
 def _task(config: Config, corpus: data.Corpus) -> LanguageModelling:
     return LanguageModelling(
-        make_model(config, corpus), config, make_batches(config, corpus), tokenizer_card(corpus)
+        make_model(config, corpus), config, make_batches(config, corpus), corpus.tokenizer.to_json()
     )
 
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table, timing
-from experiments.plan import nominal_vocabulary
+from experiments.meta_model import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel
 

@@ -23,7 +23,7 @@ from experiments.bench import result_table, timing
 from experiments.bench.cases import chosen
 from experiments.bench.decoding import state_after
 from experiments.bench.training_step import LATE, Step, autocast, tokens_of
-from experiments.plan import nominal_vocabulary
+from experiments.meta_model import nominal_vocabulary
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.model import LanguageModel

@@ -15,7 +15,8 @@ from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.activation_memory import kept_bytes
 from experiments.bench.training_step import LATE, Step, tokens_of
-from experiments.plan import label, nominal_vocabulary
+from experiments.labels import label
+from experiments.meta_model import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel, letters_of
 from zoo.recompute import MODES

@@ -15,16 +15,16 @@ from typing import Any
 
 from experiments.data.config import DataConfig
 from experiments.data.sources.base import (
+    EVALUATION_SHARE,
     SPLITS,
     Document,
     Source,
     count_lines,
+    expand_glob,
     files_stamp,
     refuse,
     register_source,
 )
-from experiments.data.sources.parquet import expand
-from experiments.data.splits import EVALUATION_SHARE, cut_text, splits_of_digests
 from zoo.errors import UserError
 
 _SUFFIXES = (".txt", ".md")
@@ -96,7 +96,7 @@ def find_text(cfg: DataConfig) -> list[Path]:
                 f"data.path={cfg.path}: no *.txt or *.md in this folder; for other names give a glob"
             )
         return sorted(files)
-    files = [file for file in expand(cfg.path) if file.is_file()]
+    files = [file for file in expand_glob(cfg.path) if file.is_file()]
     if not files:
         raise UserError(f"data.path={cfg.path}: no such file or folder, and as a glob it matches nothing")
     return files
@@ -146,3 +146,34 @@ def _part(text: str, split: str) -> str:
     if len(text) < _SHORTEST_CUT:
         return text if split == "train" else ""
     return cut_text(text)[split]
+
+
+def splits_of_digests(digests: list[str]) -> dict[str, str]:
+    """Split of each content hash: of n, the lowest ⌊n/20⌋ are test, as many again validation, the rest
+    training.
+
+    Unlike a modulus this never leaves a split empty (n ≥ 20). Equal contents share one hash and so one split.
+    """
+    ordered = sorted(set(digests))
+    share = len(ordered) // EVALUATION_SHARE
+    names = ["test"] * share + ["validation"] * share
+    names += ["train"] * (len(ordered) - len(names))
+    return dict(zip(ordered, names, strict=True))
+
+
+def cut_text(text: str) -> dict[str, str]:
+    """Cut one text into its first 90 % (training), the next 5 % (validation) and the last 5 % (test).
+
+    A cut moves to the nearest end of a paragraph before it, else of a line, else of a word, if there is one
+    within 2 % of the text; otherwise it falls between two characters. From 50 characters on no part is empty.
+    """
+    first, second = (_border(text, len(text) * part // EVALUATION_SHARE) for part in (18, 19))
+    return {"train": text[:first], "validation": text[first:second], "test": text[second:]}
+
+
+def _border(text: str, target: int) -> int:
+    for separator in ("\n\n", "\n", " "):
+        found = text.rfind(separator, target - len(text) // 50, target)
+        if found >= 0:
+            return found + len(separator)
+    return target

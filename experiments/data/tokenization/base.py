@@ -1,4 +1,4 @@
-"""What a tokenizer is, and the table that names them."""
+"""The interface of a tokenizer, and the table of all tokenizers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from experiments import optim
 from experiments.bench import result_table, timing
-from experiments.plan import nominal_vocabulary
+from experiments.meta_model import nominal_vocabulary
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.matching import match_parameters

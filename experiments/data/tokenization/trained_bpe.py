@@ -11,10 +11,15 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from experiments.data.cache import build_once
 from experiments.data.config import DataConfig
-from experiments.data.hashing import content_hash
-from experiments.data.pieces import pieces
 from experiments.data.tokenization.base import SEPARATOR, Tokenizer, register_tokenizer
-from experiments.data.tokenization.bytepair import BytePairTokenizer, assemble, parallel, restore
+from experiments.data.tokenization.byte_level_bpe import (
+    BytePairTokenizer,
+    assemble,
+    parallel,
+    pieces,
+    restore,
+)
+from experiments.hashing import content_hash
 from zoo.errors import UserError
 
 _TRAINER_VERSION = 1

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ from experiments.data.tokenization.base import SEPARATOR
 
 _SWITCH = "TOKENIZERS_PARALLELISM"
 _SET_BY_USER = _SWITCH in os.environ
+
+PIECE = 1 << 16
+_SAFE = re.compile(r" (?=\S)")
 
 
 class BytePairTokenizer:
@@ -77,3 +81,22 @@ def parallel() -> Iterator[None]:
         yield
     finally:
         os.environ[_SWITCH] = "false"
+
+
+def pieces(text: str, length: int = PIECE) -> Iterator[str]:
+    """Cut ``text`` into pieces of about ``length`` characters whose tokens joined are the whole text's
+    tokens.
+
+    GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`) always starts a word
+    at a space that a non-space follows: whatever stands before matches the same way with the rest cut off.
+    Text without such a space stays whole. This bounds the memory of one call, and lets one long document use
+    all cores.
+    """
+    start = 0
+    while len(text) - start > length:
+        cut = _SAFE.search(text, start + length)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]

@@ -10,7 +10,7 @@ from program import Lab
 
 from experiments import sweep
 from experiments.plan import Plan, plan
-from experiments.sweep import _Pool
+from experiments.sweep import WorkerPool
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def planned(lab: Lab) -> Plan:
 
 def told(planned: Plan, status: int | None, capsys) -> tuple[str, int]:
     """What is printed of a cell whose worker ended so, and how many failures the sweep counts."""
-    pool = _Pool([planned], 1)
-    pool._ended(planned, status)
-    pool.screen.close()
+    pool = WorkerPool([planned], 1)
+    pool._finish(planned, status)
+    pool.display.close()
     return capsys.readouterr().out, pool.failed
 
 
@@ -75,9 +75,9 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
         def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(sweep, "_Pool", Pool)
+    monkeypatch.setattr(sweep, "WorkerPool", Pool)
     configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
-    sweep.run_cells([*configs, *lab.compose("--multirun", "seed=1,0")])
+    sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
 
