@@ -2,7 +2,7 @@
 
 A model on the meta device is counted operator by operator, so that a mixer with a Python loop over tokens or chunks
 takes as many steps as the loop has. Where counting at a length takes too long, shorter ones are counted, doubling,
-until the total FLOPs of the last four lengths lie on one polynomial of degree two in the length; it is then followed to the
+until the total FLOPs of the last four lengths lie on one polynomial of degree two in the length; it is followed to the
 length that was asked for. Every block whose work a token is constant or grows with the context is such a polynomial.
 """
 

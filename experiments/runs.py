@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments import locks
 from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 
@@ -109,7 +109,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for this process; waits while another one works on it. A killed process lets go by itself.
+        """Hold the run for this process while inside; waits while another one works on it.
 
         Raises UserError where the folder or its lock is a link.
         """
@@ -117,12 +117,8 @@ class RunFolder:
         for place in (self.path, self.path / LOCK):
             refuse_link(place)
         self.path.mkdir(exist_ok=True)
-        with open(os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"{self.path} is being computed by another process; waiting for it", flush=True)
-                fcntl.flock(file, fcntl.LOCK_EX)
+        message = f"{self.path} is being computed by another process; waiting for it"
+        with locks.locked(self.path / LOCK, message):
             yield
 
 

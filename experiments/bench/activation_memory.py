@@ -1,4 +1,4 @@
-"""How many bytes a forward pass leaves behind for its backward."""
+"""Bytes that a forward pass saves for its backward."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-def kept_bytes(forward: Callable[[], Any]) -> int:
-    """Bytes of all tensors made by `forward` that are still alive while its result is: what autograd holds, and that.
+def saved_bytes(forward: Callable[[], Any]) -> int:
+    """Bytes of all tensors made by `forward` that are alive while its result is: the result, and what autograd saved.
 
-    Counted by storage, on any device, and whoever keeps it: hooks on saved tensors would not see each other's.
+    Counted by storage, on any device, whoever holds it: hooks on saved tensors would not see each other's.
     """
-    with _Made() as made:
+    with _StoragesMade() as made:
         result = forward()
     gc.collect()
-    kept = sum(size for storage, size in made.storages.values() if not storage.expired())
+    saved = sum(size for storage, size in made.storages.values() if not storage.expired())
     del result
-    return kept
+    return saved
 
 
-class _Made(TorchDispatchMode):
+class _StoragesMade(TorchDispatchMode):
     """Remembers every storage that operators return, without keeping it alive."""
 
     def __init__(self) -> None:

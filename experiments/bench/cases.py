@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from experiments.bench.inputs import Draw
+from experiments.bench.inputs import InputFactory
 from kernels.dispatch import Operation
 from kernels.triton_common.work import Work
 from zoo.errors import unknown
@@ -71,7 +71,7 @@ class Case:
     """
 
     name: str
-    make: Callable[[Draw], list[Call]]
+    make: Callable[[InputFactory], list[Call]]
     tokens: int = TOKENS
     length: int | None = None
     backward: bool = True
@@ -79,32 +79,32 @@ class Case:
 
     def calls(self, length: int, tokens: int, device: torch.device, dtype: torch.dtype) -> list[Call]:
         """Its calls on sequences of `length`, as many as fit into `tokens`, at least one."""
-        return self.make(Draw(max(1, tokens // length), length, device, dtype))
+        return self.make(InputFactory(max(1, tokens // length), length, device, dtype))
 
 
 def _call(operation: str, *arguments: Any, **options: Any) -> Call:
     return Call(operation, arguments, options)
 
 
-def _kda(d: Draw) -> list[Call]:
+def _kda(d: InputFactory) -> list[Call]:
     heads, width = 96, 128
     q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
     return [_call("delta_rule", q, k, v, d.log_gate(heads, width), d.share(heads))]
 
 
-def _gated_delta(d: Draw) -> list[Call]:
+def _gated_delta(d: InputFactory) -> list[Call]:
     few, heads, width = 16, 64, 128
     q, k, v = d.unit(few, width), d.unit(few, width), d.normal(heads, width)
     return [_call("delta_rule", q, k, v, d.log_gate(heads), d.share(heads))]
 
 
-def _kda_step(d: Draw) -> list[Call]:
+def _kda_step(d: InputFactory) -> list[Call]:
     (call,) = _kda(d)
     state = d.weight(d.batch, 96, 128, 128, dtype=torch.float32)
     return [Call(call.operation, call.arguments, {"initial_state": state, "output_final_state": True})]
 
 
-def _memory_mixture(d: Draw, **options: Any) -> list[Call]:
+def _memory_mixture(d: InputFactory, **options: Any) -> list[Call]:
     heads, width, memories, chosen = 2, 128, 5, 3
     q, k = d.unit(heads, width), d.unit(memories, heads, width)
     v, routes = d.normal(memories, heads, width), d.subset(memories, chosen)
@@ -112,19 +112,19 @@ def _memory_mixture(d: Draw, **options: Any) -> list[Call]:
     return [_call("memory_mixture", q, k, v, *gates, routes, d.share(chosen), **options)]
 
 
-def _memory_step(d: Draw) -> list[Call]:
+def _memory_step(d: InputFactory) -> list[Call]:
     state = d.weight(d.batch, 5, 2, 128, 128, dtype=torch.float32)
     return _memory_mixture(d, initial_state=state, output_final_state=True)
 
 
-def _path(d: Draw) -> list[Call]:
+def _path(d: InputFactory) -> list[Call]:
     q, k, v, w = d.normal(HEADS, HEAD), d.normal(HEADS, HEAD), d.normal(HEADS, HEAD), d.unit(HEADS, HEAD)
     return [_call("path_attention", q, k, v, w, d.share(HEADS), d.log_gate(HEADS))]
 
 
-def _path_step(d: Draw) -> list[Call]:
+def _path_step(d: InputFactory) -> list[Call]:
     """One token over caches of `length`."""
-    token = Draw(d.batch, 1, d.device, d.dtype)
+    token = InputFactory(d.batch, 1, d.device, d.dtype)
     keys = d.weight(d.batch, HEADS, d.length, HEAD, dtype=torch.float32)
     values = d.weight(d.batch, HEADS, d.length, HEAD)
     forgotten = torch.zeros(d.batch, HEADS, d.length, device=d.device)
@@ -137,63 +137,63 @@ def _path_step(d: Draw) -> list[Call]:
     return [_call("path_step", q, keys, values, w, beta, g, forgotten)]
 
 
-def _mesa(d: Draw, heads: int = 6, width: int = 128, **options: Any) -> list[Call]:
+def _mesa(d: InputFactory, heads: int = 6, width: int = 128, **options: Any) -> list[Call]:
     q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
     return [_call("mesa", q, k, v, d.log_gate(heads), d.share(heads), d.ones(heads, width), **options)]
 
 
-def _mesa_step(d: Draw, heads: int = 6, width: int = 128) -> list[Call]:
+def _mesa_step(d: InputFactory, heads: int = 6, width: int = 128) -> list[Call]:
     states = tuple(torch.zeros(d.batch, heads, width, width, device=d.device) for _ in range(2))
     return _mesa(d, heads, width, initial_state=states, output_final_state=True)
 
 
-def _indexer(d: Draw) -> tuple[Tensor, ...]:
+def _indexer(d: InputFactory) -> tuple[Tensor, ...]:
     heads = 4
     return d.normal(heads, HEAD), d.normal(HEAD), d.share(heads), d.weight(heads, dtype=torch.float32)
 
 
 def _attention(
-    d: Draw, heads: int = HEADS, kv_heads: int = KV_HEADS, width: int = HEAD
+    d: InputFactory, heads: int = HEADS, kv_heads: int = KV_HEADS, width: int = HEAD
 ) -> tuple[Tensor, ...]:
     return d.normal(heads, width), d.normal(kv_heads, width), d.normal(kv_heads, width)
 
 
-def _dsa_indexer(d: Draw) -> tuple[Tensor, ...]:
+def _dsa_indexer(d: InputFactory) -> tuple[Tensor, ...]:
     """DeepSeek-V3.2's: 64 heads of 128, ReLU scores with weights of any sign, no bias."""
     heads, width = 64, 128
     w, bias = d.normal(heads, dtype=torch.float32), torch.zeros(heads, device=d.device)
     return d.normal(heads, width), d.normal(width), w, bias
 
 
-def _lightning_topk(d: Draw) -> list[Call]:
+def _lightning_topk(d: InputFactory) -> list[Call]:
     return [_call("lightning_topk", *_indexer(d), k=min(KEPT, d.length))]
 
 
-def _dsa_topk(d: Draw) -> list[Call]:
+def _dsa_topk(d: InputFactory) -> list[Call]:
     return [_call("lightning_topk", *_dsa_indexer(d), k=min(KEPT, d.length), scores="relu")]
 
 
-def _sparse(d: Draw, *sizes: int) -> list[Call]:
+def _sparse(d: InputFactory, *sizes: int) -> list[Call]:
     return [_call("sparse_attention", *_attention(d, *sizes), d.causal_indices(min(KEPT, d.length)))]
 
 
-def _sparse_with_indexer(d: Draw, *sizes: int) -> list[Call]:
+def _sparse_with_indexer(d: InputFactory, *sizes: int) -> list[Call]:
     return [*_lightning_topk(d), *_sparse(d, *sizes)]
 
 
-def _indexer_kl(d: Draw) -> list[Call]:
+def _indexer_kl(d: InputFactory) -> list[Call]:
     q, k, _ = _attention(d)
     indices = d.causal_indices(min(KEPT, d.length))
     return [_call("indexer_kl", q, k, *_indexer(d), d.ones(), indices=indices)]
 
 
-def _dsa_kl(d: Draw) -> list[Call]:
+def _dsa_kl(d: InputFactory) -> list[Call]:
     q, k, _ = _attention(d)
     options = {"indices": d.causal_indices(min(KEPT, d.length)), "scores": "relu"}
     return [_call("indexer_kl", q, k, *_dsa_indexer(d), d.ones(), **options)]
 
 
-def _nsa(d: Draw, heads: int = HEADS, width: int = HEAD) -> list[Call]:
+def _nsa(d: InputFactory, heads: int = HEADS, width: int = HEAD) -> list[Call]:
     blocks = max(0, (d.length - NSA["block_size"]) // NSA["stride"] + 1)
     q, *selected = _attention(d, heads, KV_HEADS, width)
     sliding = tuple(d.normal(KV_HEADS, width) for _ in range(2))
@@ -201,7 +201,7 @@ def _nsa(d: Draw, heads: int = HEADS, width: int = HEAD) -> list[Call]:
     return [_call("nsa_attention", q, compressed, tuple(selected), sliding, d.share(heads, 3), **NSA)]
 
 
-def _timelines(d: Draw) -> list[Call]:
+def _timelines(d: InputFactory) -> list[Call]:
     timelines = 6
     q, k, v = _attention(d, HEADS, HEADS)
     route = d.choice(timelines, HEADS)
@@ -209,36 +209,36 @@ def _timelines(d: Draw) -> list[Call]:
     return [_call("timeline_attention", q, k, v, route, **options)]
 
 
-def _short_conv(d: Draw) -> list[Call]:
+def _short_conv(d: InputFactory) -> list[Call]:
     return [_call("short_conv", d.normal(WIDTH), d.weight(WIDTH, 4), activation="silu")]
 
 
-def _short_conv_step(d: Draw) -> list[Call]:
+def _short_conv_step(d: InputFactory) -> list[Call]:
     (call,) = _short_conv(d)
     return [Call(call.operation, call.arguments, {**call.options, "state": d.weight(d.batch, WIDTH, 3)})]
 
 
-def _coefficients(d: Draw) -> Call:
+def _coefficients(d: InputFactory) -> Call:
     rows = STREAMS * (STREAMS + 2)
     phi, wide = d.weight(rows, STREAMS * WIDTH), torch.float32
     scale, bias = d.weight(3, dtype=wide), d.weight(rows, dtype=wide)
     return _call("hyper_coefficients", d.normal(STREAMS, WIDTH), phi, scale, bias)
 
 
-def _map(d: Draw, operation: str) -> Call:
+def _map(d: InputFactory, operation: str) -> Call:
     return _call(operation, d.normal(STREAMS, STREAMS, dtype=torch.float32))
 
 
-def _pre(d: Draw) -> Call:
+def _pre(d: InputFactory) -> Call:
     return _call("hyper_pre", d.normal(STREAMS, WIDTH), d.share(STREAMS))
 
 
-def _post(d: Draw) -> Call:
+def _post(d: InputFactory) -> Call:
     mixing, streams = d.share(STREAMS, STREAMS), d.normal(STREAMS, WIDTH)
     return _call("hyper_post", streams, d.normal(WIDTH), mixing, d.share(STREAMS))
 
 
-def _wrapped(d: Draw, operation: str) -> list[Call]:
+def _wrapped(d: InputFactory, operation: str) -> list[Call]:
     return [_coefficients(d), _map(d, operation), _pre(d), _post(d)]
 
 

@@ -1,4 +1,4 @@
-"""Numbers for benchmarks: tensors of the sizes that a case asks for, or on the meta device only their shapes."""
+"""Inputs for benchmarks: random tensors of the sizes that a case asks for, or on the meta device only their shapes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ ROWS = 4096
 """Tokens whose indices are drawn at once: what they are drawn from is larger than they are."""
 
 
-class Draw:
-    """Makes the inputs of one call: batch sequences of `length` tokens, half-precision data, fp32 gates.
+class InputFactory:
+    """Makes the inputs of one call: `batch` sequences of `length` tokens, data in `dtype`, gates in fp32.
 
-    Data and gates want gradients. Draws depend on torch's seed alone.
+    Data and gates require gradients. Numbers depend on torch's seed alone.
     """
 
     def __init__(self, batch: int, length: int, device: torch.device, dtype: torch.dtype) -> None:

@@ -46,7 +46,7 @@ COLUMNS = [
 ]
 
 
-def facts(device: torch.device) -> dict[str, Any]:
+def machine_facts(device: torch.device) -> dict[str, Any]:
     """The columns that say where a row was measured."""
     where = machine.describe(device)
     name = where["gpu"] or f"{where['host_cpu']}, {where['threads']} thread(s)"
@@ -64,12 +64,12 @@ def row(
     """A measured row at batch 1; peer: the median milliseconds that `ratio` compares with (above 1: faster)."""
     times = timing.summary(milliseconds)
     ratio = peer / times["milliseconds_median"]
-    return {"suite": suite, "model": model, "batch": 1, **times, "ratio": ratio, **facts(device), **more}
+    return {"suite": suite, "model": model, "batch": 1, **times, "ratio": ratio, **machine_facts(device), **more}
 
 
-def remark(suite: str, model: str, note: str, device: torch.device, **more: Any) -> dict[str, Any]:
+def note_row(suite: str, model: str, note: str, device: torch.device, **more: Any) -> dict[str, Any]:
     """A row of something that has no time, with the reason."""
-    return {"suite": suite, "model": model, "note": note, **facts(device), **more}
+    return {"suite": suite, "model": model, "note": note, **machine_facts(device), **more}
 
 
 def table_path(config: Config) -> Path:
@@ -100,14 +100,14 @@ class Cell:
     measure: Callable[[], list[dict[str, Any]]]
 
 
-def reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """In a line why something could not be measured; of a backend that refuses, what it says."""
     text = " ".join(str(error).split())
     refused = text.partition("cannot serve this call: ")[2].partition("; those that can")[0]
     return refused or f"{type(error).__name__}: {text}"[:200]
 
 
-def fatal(error: Exception) -> bool:
+def is_fatal(error: Exception) -> bool:
     """Whether the GPU is of no more use to this process."""
     return any(words in str(error) for words in ("CUDA error", "illegal memory access", "device-side assert"))
 
@@ -120,7 +120,7 @@ class Crashed(RuntimeError):
         self.rows = rows
 
 
-class Sheet:
+class ResumableTable:
     """A table in a file that grows cell by cell: what stands in it is not measured again.
 
     Rows of another commit, machine or version of torch are, and go when the first new ones come.
@@ -129,7 +129,7 @@ class Sheet:
     def __init__(self, config: Config, device: torch.device) -> None:
         self.path = table_path(config)
         self.rows: list[dict[str, Any]] = []
-        here = {key: str(value) for key, value in facts(device).items()}
+        here = {key: str(value) for key, value in machine_facts(device).items()}
         if self.path.is_file():
             found = csv.DictReader(self.path.read_text(encoding="utf-8", errors="replace").splitlines())
             self.rows = [row for row in found if all(row.get(k) == v for k, v in here.items())]

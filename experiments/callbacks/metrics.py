@@ -24,7 +24,7 @@ class MetricRows(StepCallback):
     def __init__(
         self, log: MetricLog, every: int, tokens_per_step: int, flops_per_token: float, peak: float
     ) -> None:
-        self.log, self.every = log, every
+        self.metric_log, self.every = log, every
         self.tokens_per_step, self.flops_per_token, self.peak = tokens_per_step, flops_per_token, peak
         self.sums: dict[str, Tensor] = {}
         self.count = 0
@@ -34,7 +34,7 @@ class MetricRows(StepCallback):
         self.steps = 0
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        self.log.cut(trainer.global_step)
+        self.metric_log.cut(trainer.global_step)
         self.since = time.perf_counter()
         self.steps = 0
 
@@ -62,7 +62,7 @@ class MetricRows(StepCallback):
         """Append a row of this step, and hand it to the other loggers."""
         step = trainer.global_step
         row = {"step": step, "tokens": step * self.tokens_per_step, **row}
-        self.log.append(row)
+        self.metric_log.append(row)
         numbers = {f"{row['split']}/{k}": v for k, v in row.items() if isinstance(v, float)}
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step)

@@ -113,9 +113,9 @@ def _launch(name: str, length: int, way: str, device: torch.device) -> str:
         leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
         (passes.forward if way == "forward" else passes.forward_backward)(_triton(calls), leaves)
     except Exception as error:  # no Triton form, one that does not serve this call, or one that is broken
-        if result_table.fatal(error):
+        if result_table.is_fatal(error):
             raise
-        return result_table.reason(error)
+        return result_table.failure_reason(error)
     return "tuned"
 
 

@@ -12,7 +12,7 @@ from program import Lab
 
 from experiments.bench import passes, peers, result_table, roofline, timing
 from experiments.bench.cases import CASES, HEAD, HEADS, KEPT, Call
-from experiments.bench.inputs import Draw
+from experiments.bench.inputs import InputFactory
 from experiments.bench.suites import kernels as suite
 from experiments.schema import BenchConfig, Config
 from kernels.triton_common.work import Work, listed_pairs
@@ -60,7 +60,7 @@ def test_shapes_alone_are_those_of_the_tensors(case):
 
 def test_causal_indices_are_different_tokens_of_the_past():
     torch.manual_seed(0)
-    indices = Draw(2, 50, CPU, torch.float32).causal_indices(7)
+    indices = InputFactory(2, 50, CPU, torch.float32).causal_indices(7)
     for t in range(50):
         for row in indices[:, t].tolist():
             used = [s for s in row if s >= 0]

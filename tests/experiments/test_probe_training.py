@@ -86,7 +86,7 @@ def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, fini
     every = [*EVERY, "trainer.probe_every=3"]
     assert whole.here(*every).status == 0
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Probing, "after_step", stopping_after(13))
+        patch.setattr(callbacks.ProbeTraining, "after_step", stopping_after(13))
         assert lab.here(*every).status == 1
     folder = lab.run_folder()
     stopped = probe_tables.read(folder, "training")
@@ -113,7 +113,7 @@ def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
 
 
 def stopping_after(last: int):
-    original = callbacks.Probing.after_step
+    original = callbacks.ProbeTraining.after_step
 
     def after_step(self, trainer, task):
         original(self, trainer, task)

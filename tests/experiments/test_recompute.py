@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from program import Lab
 
-from experiments.bench.activation_memory import kept_bytes
+from experiments.bench.activation_memory import saved_bytes
 from experiments.presets import architectures
 from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig
@@ -113,7 +113,7 @@ def test_gradients_can_be_taken_twice():
 
 def bytes_of(model: LanguageModel, mode: str, block: int | None = None) -> int:
     model.recompute = Recompute(mode, block)
-    return kept_bytes(lambda: loss_of(model))
+    return saved_bytes(lambda: loss_of(model))
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])

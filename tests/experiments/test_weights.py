@@ -74,7 +74,7 @@ def test_the_last_and_the_asked_steps_are_kept_beside_the_best(run: Path):
     for name, tensor in zoo.load(run / "weights" / "step-00000020").state_dict().items():
         assert torch.equal(tensor, of_checkpoint[name]), name
     assert not torch.equal(zoo.load(run).embedding.weight, of_checkpoint["embedding.weight"])
-    assert list(saved_weights.kept(run)) == [7, 10, 15, 20], "15: the checkpoint before the last"
+    assert list(saved_weights.available(run)) == [7, 10, 15, 20], "15: the checkpoint before the last"
 
 
 def test_a_last_step_that_is_the_best_is_not_kept_twice(finished: Lab):
@@ -118,7 +118,7 @@ def test_an_absent_step_says_which_there_are(early: Lab, run: Path):
         saved_weights.find(run, "last")
     (run / "weights" / "step-00000020").mkdir(parents=True)
     (run / "weights" / "step-00000020" / "model.json").write_text("{}")
-    assert list(saved_weights.kept(run)) == [10], "a card without weights is none"
+    assert list(saved_weights.available(run)) == [10], "a card without weights is none"
 
 
 def test_weights_of_a_step_can_be_scored_too(early: Lab, run: Path):
@@ -133,5 +133,5 @@ def test_checkpoints_that_are_not_kept_go_and_the_last_weights_stay(lab: Lab, mo
     assert lab.here("trainer.keep_checkpoints=false").status == 0
     run = lab.run_folder()
     assert list(run.glob("checkpoints/*.ckpt")) == []
-    assert list(saved_weights.kept(run)) == [10, 20]
+    assert list(saved_weights.available(run)) == [10, 20]
     assert "already complete" in lab.here("trainer.keep_checkpoints=false").out

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from experiments import callbacks, data, machine, optim
 from experiments.bench import result_table
+from experiments.bench.training_step import update
 from experiments.factory import make_batches, make_model, tokens_per_step
 from experiments.metric_log import MetricLog
 from experiments.progress import Bar
@@ -69,11 +70,8 @@ def _bare(config: Config, corpus: data.Corpus, device: torch.device) -> float:
             group["lr"] = group["initial_lr"] * optim.lr_factor(step, config.optim, config.bench.steps)
         batch = {k: v.to(device) for k, v in task.batches.batch(step).items()}
         loss, aux = task.losses(batch)
-        (loss + model.aux_loss(aux)).backward()
-        optim.clip_gradients(optimizer, config.optim.clip)
+        update(optimizer, loss + model.aux_loss(aux), config.optim.clip)
         set_step(model, step + 1, config.bench.steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
     float(loss.detach())  # waits for a GPU
     return time.perf_counter() - began
 
@@ -82,8 +80,8 @@ def _harness(config: Config, corpus: data.Corpus, device: torch.device) -> float
     """Seconds of the same steps in the harness, rows and progress bar on; without validation and checkpoints."""
     task, clock = _task(config, corpus), _Clock()
     with tempfile.TemporaryDirectory() as folder:
-        rows = MetricLog(Path(folder) / "metrics.csv", [f"aux:{name}" for name in task.model.aux_weights])
-        metrics = callbacks.MetricRows(rows, config.trainer.log_every, tokens_per_step(config), 1.0, 1.0)
+        log = MetricLog(Path(folder) / "metrics.csv", [f"aux:{name}" for name in task.model.aux_weights])
+        metrics = callbacks.MetricRows(log, config.trainer.log_every, tokens_per_step(config), 1.0, 1.0)
         bar = Bar("harness", config.trainer.progress)
         trainer = make_trainer(config, device, [clock, metrics, callbacks.ReportProgress(bar)], Path(folder))
         trainer.fit(task)
@@ -138,5 +136,5 @@ def _row(
         "milliseconds_low": min(times),
         "milliseconds_high": max(times),
         "ratio": statistics.median(p / t for p, t in zip(peer, times, strict=True)),
-        **result_table.facts(device),
+        **result_table.machine_facts(device),
     }

@@ -17,11 +17,12 @@ from tqdm import tqdm
 from experiments import machine
 from experiments.bench import peers, result_table, roofline, timing
 from experiments.bench.cases import CASES, Call, Case, chosen
+from experiments.bench.constants import GPU_LENGTHS
 from experiments.bench.passes import Form, forward, forward_backward
 from experiments.schema import Config
 from kernels.triton_common import interpreted
 
-LENGTHS = {"cuda": [512 * 2**i for i in range(9)], "cpu": [256, 512]}
+LENGTHS = {"cuda": GPU_LENGTHS, "cpu": [256, 512]}
 CPU_TOKENS = 512
 SLOW_MS = 1e3
 """What takes longer is timed once."""
@@ -30,17 +31,17 @@ SLOW_MS = 1e3
 def run(config: Config) -> list[dict[str, Any]]:
     """All rows of the table, those of earlier runs included."""
     device = machine.pick(config.device)
-    sheet = result_table.Sheet(config, device)
+    table = result_table.ResumableTable(config, device)
     for name, reason in peers.missing(device).items():
         tqdm.write(f"without {name}: {reason}")
-    sheet.fill(_cells(config, device), config.bench.budget_s, "kernels")
-    return sheet.rows
+    table.fill(_cells(config, device), config.bench.budget_s, "kernels")
+    return table.rows
 
 
 def finished(config: Config) -> bool:
     """Whether every cell has its rows."""
     device = machine.pick(config.device)
-    return not result_table.Sheet(config, device).left(_cells(config, device))
+    return not result_table.ResumableTable(config, device).left(_cells(config, device))
 
 
 def _cells(config: Config, device: torch.device) -> Iterator[result_table.Cell]:
@@ -130,8 +131,8 @@ class _Measurement:
         except torch.OutOfMemoryError:
             self._remark(name, mode, "out of memory")
         except Exception as error:  # whatever a library raises: one that fails is a row, and the others go on
-            self._remark(name, mode, result_table.reason(error))
-            if result_table.fatal(error):
+            self._remark(name, mode, result_table.failure_reason(error))
+            if result_table.is_fatal(error):
                 raise result_table.Crashed(f"{self.case.name}, {name}: {error}", self.rows) from error
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -157,7 +158,7 @@ class _Measurement:
 
     def _remark(self, name: str, mode: str, note: str) -> None:
         more = {"backend": name, "mode": mode, **self._size}
-        self._add(result_table.remark("kernels", self.case.name, note, self.device, **more))
+        self._add(result_table.note_row("kernels", self.case.name, note, self.device, **more))
 
     @property
     def _size(self) -> dict[str, Any]:

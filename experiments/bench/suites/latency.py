@@ -6,7 +6,6 @@ Weights are untrained, so routing is nearly balanced; a trained router's imbalan
 from __future__ import annotations
 
 import dataclasses
-import time
 from typing import Any
 
 import torch
@@ -14,11 +13,13 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table, timing
+from experiments.bench.budget import lengths_within_budget
+from experiments.bench.constants import SHORT_LENGTHS
+from experiments.bench.training_step import autocast, random_tokens
 from experiments.meta_model import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel
 
-LENGTHS = [512, 1024, 2048, 4096]
 PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}
 
 
@@ -28,15 +29,9 @@ def run(config: Config) -> list[dict[str, Any]]:
     half = machine.precision(config.trainer.precision, device) == "bf16"
     models = {name: _model(config, pattern, device) for name, pattern in PATTERNS.items()}
     rows: list[dict[str, Any]] = []
-    deadline = time.monotonic() + config.bench.budget_s
-    for length in tqdm(config.bench.lengths or LENGTHS, desc="latency", unit="length"):
-        if time.monotonic() > deadline:
-            tqdm.write(
-                f"bench.budget_s={config.bench.budget_s:g} is used up; lengths from {length} on are left out"
-            )
-            break
-        tokens = torch.randint(nominal_vocabulary(config), (1, length), device=device)
-        calls = {name: (lambda m=model, t=tokens: _forward(m, t, half)) for name, model in models.items()}
+    for length in lengths_within_budget(config.bench, SHORT_LENGTHS, "latency"):
+        tokens = random_tokens(config, 1, length, device)
+        calls = {name: (lambda m=model, t=tokens: _forward(config, m, t)) for name, model in models.items()}
         times = timing.interleaved(calls, config.bench.repeats, device, warm_up=2)
         dense = timing.summary(times["transformer"])["milliseconds_median"]
         for name, milliseconds in times.items():
@@ -64,6 +59,6 @@ def _model(config: Config, pattern: str, device: torch.device) -> LanguageModel:
 
 
 @torch.no_grad()
-def _forward(model: LanguageModel, tokens: torch.Tensor, half: bool) -> None:
-    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=half):
+def _forward(config: Config, model: LanguageModel, tokens: torch.Tensor) -> None:
+    with autocast(config, tokens.device):
         model(tokens)

@@ -21,15 +21,14 @@ from tqdm import tqdm
 from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.cases import chosen
+from experiments.bench.constants import GPU_LENGTHS
 from experiments.bench.decoding import state_after
-from experiments.bench.training_step import LATE, Step, autocast, tokens_of
-from experiments.meta_model import nominal_vocabulary
+from experiments.bench.training_step import TrainingStep, autocast, make_model, random_tokens
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.model import LanguageModel
-from zoo.schedule import set_step
 
-LENGTHS = {"cuda": [512 * 2**i for i in range(9)], "cpu": [512, 1024]}
+LENGTHS = {"cuda": GPU_LENGTHS, "cpu": [512, 1024]}
 STEP_TOKENS = 8192
 MODES = ("training step", "prefill", "decode")
 PLAIN = "transformer"
@@ -43,16 +42,16 @@ NO_ROOM = "out of memory"
 def run(config: Config) -> list[dict[str, Any]]:
     """All rows of the table, those of earlier runs included."""
     device = machine.pick(config.device)
-    sheet = result_table.Sheet(config, device)
-    sheet.fill(_cells(_Bench(config, device, sheet)), config.bench.budget_s, "models")
-    return sheet.rows
+    table = result_table.ResumableTable(config, device)
+    table.fill(_cells(_Bench(config, device, table)), config.bench.budget_s, "models")
+    return table.rows
 
 
 def finished(config: Config) -> bool:
     """Whether every cell has its row."""
     device = machine.pick(config.device)
-    sheet = result_table.Sheet(config, device)
-    return not sheet.left(_cells(_Bench(config, device, sheet)))
+    table = result_table.ResumableTable(config, device)
+    return not table.left(_cells(_Bench(config, device, table)))
 
 
 def _cells(bench: _Bench) -> Iterator[result_table.Cell]:
@@ -67,7 +66,7 @@ class _Cell:
     """One preset in one mode at one length."""
 
     def __init__(self, bench: _Bench, name: str, mode: str, length: int) -> None:
-        self.bench, self.config, self.device, self.sheet = bench, bench.config, bench.device, bench.sheet
+        self.bench, self.config, self.device, self.table = bench, bench.config, bench.device, bench.table
         self.name, self.mode, self.length = name, mode, length
         config, training = bench.config, mode == "training step"
         self.batch = max(1, (config.bench.tokens or STEP_TOKENS) // length) if training else 1
@@ -86,15 +85,15 @@ class _Cell:
             except torch.OutOfMemoryError:
                 note = NO_ROOM
             except Exception as error:  # of a model at a length; the others go on
-                note = result_table.reason(error)
-                if result_table.fatal(error):
+                note = result_table.failure_reason(error)
+                if result_table.is_fatal(error):
                     raise result_table.Crashed(f"{self.name}: {error}", self._remark(note)) from error
         self.bench.forget()
         return self._remark(note)
 
     def _hopeless(self) -> str | None:
         """Why not to try, from what the shorter sequences took."""
-        found = self.sheet.find(model=self.name, mode=self.mode, recompute=self.recompute)
+        found = self.table.find(model=self.name, mode=self.mode, recompute=self.recompute)
         shorter = [row for row in found if int(row["tokens"]) < self.length]
         if any(str(row.get("note", "")).startswith(NO_ROOM) for row in shorter):
             return f"{NO_ROOM} at fewer tokens"
@@ -124,11 +123,11 @@ class _Cell:
         if self.name == PLAIN:
             return own
         names = {"model": PLAIN, "mode": self.mode, "tokens": self.length, "batch": self.batch}
-        found = [row["milliseconds_median"] for row in self.sheet.find(**names) if not row.get("note")]
+        found = [row["milliseconds_median"] for row in self.table.find(**names) if not row.get("note")]
         return float(found[0]) if found else None
 
     def _remark(self, note: str) -> list[dict[str, Any]]:
-        return self._shown(result_table.remark("models", self.name, note, self.device) | self._columns)
+        return self._shown(result_table.note_row("models", self.name, note, self.device) | self._columns)
 
     @property
     def _columns(self) -> dict[str, Any]:
@@ -144,11 +143,11 @@ class _Cell:
         return self.bench.model(self.name, self.length)
 
     def tokens(self) -> torch.Tensor:
-        return tokens_of(self.config, self.batch, self.length, self.device)
+        return random_tokens(self.config, self.batch, self.length, self.device)
 
 
 def _training_step(cell: _Cell) -> Callable[[], None]:
-    return Step(cell.config, cell.model, cell.tokens())
+    return TrainingStep(cell.config, cell.model, cell.tokens())
 
 
 def _prefill(cell: _Cell) -> Callable[[], None]:
@@ -179,8 +178,8 @@ _CALLS = {"training step": _training_step, "prefill": _prefill, "decode": _decod
 class _Bench:
     """What the cells of a run share: its table, and the model of the last cell, whose other modes come next."""
 
-    def __init__(self, config: Config, device: torch.device, sheet: result_table.Sheet) -> None:
-        self.config, self.device, self.sheet = config, device, sheet
+    def __init__(self, config: Config, device: torch.device, table: result_table.ResumableTable) -> None:
+        self.config, self.device, self.table = config, device, table
         self.half = machine.precision(config.trainer.precision, device) == "bf16"
         self._made: tuple[str, int, LanguageModel] | None = None
 
@@ -189,9 +188,7 @@ class _Bench:
         if self._made is None or self._made[:2] != (name, length):
             self.forget()
             config = architectures(self.config.model)[name]
-            model = LanguageModel(config, vocab_size=nominal_vocabulary(self.config), seq_len=length)
-            set_step(model, LATE)
-            self._made = name, length, model.to(self.device)
+            self._made = name, length, make_model(self.config, config, length, self.device)
         return self._made[2]
 
     def forget(self) -> None:

@@ -13,22 +13,19 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table, timing
-from experiments.bench.activation_memory import kept_bytes
-from experiments.bench.training_step import LATE, Step, tokens_of
+from experiments.bench.activation_memory import saved_bytes
+from experiments.bench.training_step import TrainingStep, make_model, random_tokens
 from experiments.labels import label
-from experiments.meta_model import nominal_vocabulary
 from experiments.schema import Config
-from zoo.model import LanguageModel, letters_of
+from zoo.model import letters_of
 from zoo.recompute import MODES
-from zoo.schedule import set_step
 
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row a mode, timed in turns, at data.batch_size x data.seq_len."""
     device, d = machine.pick(config.device), config.data
-    model = LanguageModel(config.model, vocab_size=nominal_vocabulary(config), seq_len=d.seq_len).to(device)
-    set_step(model, LATE)
-    step = Step(config, model, tokens_of(config, d.batch_size, d.seq_len, device))
+    model = make_model(config, config.model, d.seq_len, device)
+    step = TrainingStep(config, model, random_tokens(config, d.batch_size, d.seq_len, device))
     times = timing.interleaved({mode: _under(mode, step) for mode in MODES}, config.bench.repeats, device)
     plain = timing.summary(times["none"])["milliseconds_median"]
     name, rows = label(config, letters_of(config.model)), []
@@ -41,16 +38,16 @@ def run(config: Config) -> list[dict[str, Any]]:
             "recompute": mode,
         }
         row["peak_memory_bytes"] = timing.peak_memory(_under(mode, step), device)
-        step.recompute(mode)
-        row["kept_bytes"] = kept_bytes(step.loss)
-        tqdm.write(f"{result_table.line(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB kept")
+        step.set_recompute(mode)
+        row["kept_bytes"] = saved_bytes(step.loss)
+        tqdm.write(f"{result_table.line(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB saved")
         rows.append(row)
     return rows
 
 
-def _under(mode: str, step: Step) -> Callable[[], None]:
+def _under(mode: str, step: TrainingStep) -> Callable[[], None]:
     def call() -> None:
-        step.recompute(mode)
+        step.set_recompute(mode)
         step()
 
     return call

@@ -9,6 +9,8 @@ import torch
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
+from experiments.bench.constants import CPU, LATE_STEP
+from experiments.bench.inputs import InputFactory
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
@@ -18,16 +20,13 @@ from zoo.model import LanguageModel
 from zoo.schedule import set_step
 
 D_MODEL, HEADS = 256, 4
-CPU = torch.device("cpu")
-# Past every warm-up: what a mixer costs for most of its training.
-LATE = 10**6
 
 
 def run(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
     """Rows of forward+backward at batch 1, 4 heads of 64; ratio: time a token at the shortest length over here."""
     rows = []
     for block in tqdm(registry.blocks("mixer").values(), desc="length", unit="mixer"):
-        works = {n: functools.partial(step, mixer(block.letter, n), *inputs(n)) for n in lengths}
+        works = {n: functools.partial(forward_backward, mixer(block.letter, n), *inputs(n)) for n in lengths}
         times = timing.interleaved({str(n): work for n, work in works.items()}, repeats, CPU)
         first = timing.summary(times[str(lengths[0])])["milliseconds_median"] / lengths[0]
         for length in lengths:
@@ -44,17 +43,18 @@ def mixer(letter: str, length: int, d_model: int = D_MODEL, heads: int = HEADS) 
     config = ModelConfig(pattern=letter, depth=1, d_model=d_model, n_heads=heads)
     layer = LanguageModel(config, vocab_size=8, seq_len=length).layers[0]
     assert isinstance(layer, Layer)
-    set_step(layer, LATE)
+    set_step(layer, LATE_STEP)
     return layer.mixer.train()
 
 
 def inputs(length: int, d_model: int = D_MODEL) -> tuple[torch.Tensor, Context]:
-    """Normalised activations [1, length, D] that want a gradient, and their context."""
-    x = torch.randn(1, length, d_model, generator=torch.Generator().manual_seed(0))
-    return x.requires_grad_(), Context.of(torch.zeros(1, length, dtype=torch.int64))
+    """Normalised activations [1, length, D] that require a gradient, and their context."""
+    torch.manual_seed(0)
+    x = InputFactory(1, length, CPU, torch.float32).normal(d_model)
+    return x, Context.of(torch.zeros(1, length, dtype=torch.int64))
 
 
-def step(mixer: Mixer, x: torch.Tensor, context: Context) -> None:
+def forward_backward(mixer: Mixer, x: torch.Tensor, context: Context) -> None:
     """One forward and backward pass, auxiliary losses included."""
     y, aux = mixer(x, context)
     torch.autograd.backward([y.square().mean() + sum(aux.values(), torch.zeros(()))])

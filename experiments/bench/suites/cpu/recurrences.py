@@ -11,30 +11,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-import kernels
-from experiments.bench import result_table, timing
+from experiments.bench import passes, result_table, timing
+from experiments.bench.cases import Call
+from experiments.bench.constants import CPU
+from experiments.bench.inputs import InputFactory
 
 TOKENS, HEADS, WIDTH = 2048, 4, 64
 MEMORIES, CHOSEN, CG_STEPS = 4, 2, 30
-CPU = torch.device("cpu")
-# What takes so long once is timed twice and no more.
 SLOW_MS = 5e3
-
-Call = Callable[[str], Tensor]
+"""A recurrence that takes longer is timed twice and no more."""
+MODES = {"forward": passes.forward, "forward+backward": passes.forward_backward}
 
 
 def run(tokens: int, repeats: int) -> list[dict[str, Any]]:
     """Rows at B1 H4 K64; ratio: time of the recurrence over time of the form."""
     rows = []
     for name, make in tqdm(OPERATIONS.items(), desc="recurrence", unit="operation"):
-        call, leaves = make(tokens)
-        for mode, work in (("forward", _forward), ("forward+backward", _both)):
-            calls = {b: functools.partial(work, call, leaves, b) for b in ("reference", "torch")}
-            calls["torch"]()
-            times = timing.interleaved(calls, 1, CPU, warm_up=0)
-            again = repeats if times["reference"][0] < SLOW_MS else 1
-            for backend, more in timing.interleaved(calls, again, CPU, warm_up=0).items():
-                times[backend] += more
+        call = make(InputFactory(1, tokens, CPU, torch.float32))
+        for mode, times in _time(call, repeats).items():
             peer = timing.summary(times["reference"])["milliseconds_median"]
             for backend, milliseconds in times.items():
                 row = result_table.row("recurrence", name, milliseconds, peer, CPU, mode=mode, tokens=tokens)
@@ -43,56 +37,49 @@ def run(tokens: int, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _forward(call: Call, leaves: list[Tensor], backend: str) -> None:
-    with torch.no_grad():
-        call(backend)
+def _time(call: Call, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Mode -> backend -> milliseconds of every repetition."""
+    leaves, found = [x for x in call.tensors() if x.requires_grad], {}
+    for mode, work in MODES.items():
+        outputs = {b: functools.partial(_output, call, b) for b in ("reference", "torch")}
+        forms = {b: functools.partial(work, output, leaves) for b, output in outputs.items()}
+        forms["torch"]()
+        times = timing.interleaved(forms, 1, CPU, warm_up=0)
+        again = repeats if times["reference"][0] < SLOW_MS else 1
+        for backend, more in timing.interleaved(forms, again, CPU, warm_up=0).items():
+            times[backend] += more
+        found[mode] = times
+    return found
 
 
-def _both(call: Call, leaves: list[Tensor], backend: str) -> None:
-    torch.autograd.grad(call(backend).square().sum(), leaves)
+def _output(call: Call, backend: str) -> Tensor:
+    """The output o without the state, which is None here."""
+    return call.run(backend)[0]
 
 
-def _draw(*shape: int) -> Tensor:
-    return torch.randn(*shape)
+def _delta_rule(make: InputFactory, *gate_width: int) -> Call:
+    q, k, v = make.unit(HEADS, WIDTH), make.unit(HEADS, WIDTH), make.normal(HEADS, WIDTH)
+    return Call("delta_rule", (q, k, v, make.log_gate(HEADS, *gate_width), make.share(HEADS)), {})
 
 
-def _keys(*shape: int) -> Tensor:
-    return F.normalize(_draw(*shape), dim=-1)
+def _mesa(make: InputFactory) -> Call:
+    q, k, v = make.unit(HEADS, WIDTH), make.unit(HEADS, WIDTH), make.normal(HEADS, WIDTH)
+    gates = make.log_gate(HEADS), make.share(HEADS)
+    return Call("mesa", (q, k, v, *gates, make.ones(HEADS, WIDTH)), {"cg_steps": CG_STEPS})
 
 
-def _delta_rule(tokens: int, *gate_width: int) -> tuple[Call, list[Tensor]]:
-    shape = 1, tokens, HEADS
-    q, k, v = _keys(*shape, WIDTH), _keys(*shape, WIDTH), _draw(*shape, WIDTH)
-    g, beta = F.logsigmoid(_draw(*shape, *gate_width) + 3), torch.sigmoid(_draw(*shape))
-    leaves = _leaves(q, k, v, g, beta)
-    return lambda backend: kernels.delta_rule(*leaves, backend=backend)[0], leaves
+def _memory_mixture(make: InputFactory) -> Call:
+    """The chosen of MEMORIES routed memories and one that all tokens share."""
+    each = MEMORIES + 1, HEADS
+    q, k, v = make.unit(HEADS, WIDTH), make.unit(*each, WIDTH), make.normal(*each, WIDTH)
+    gates = make.log_gate(*each), make.share(*each)
+    weights, routes = torch.softmax(make.normal(MEMORIES).detach(), -1).topk(CHOSEN, -1)
+    routes, weights = F.pad(routes, (0, 1), value=MEMORIES), F.pad(weights, (0, 1), value=1.0)
+    return Call("memory_mixture", (q, k, v, *gates, routes, weights), {})
 
 
-def _mesa(tokens: int) -> tuple[Call, list[Tensor]]:
-    shape = 1, tokens, HEADS
-    q, k, v = _keys(*shape, WIDTH), _keys(*shape, WIDTH), _draw(*shape, WIDTH)
-    g, beta = F.logsigmoid(_draw(*shape) + 3), torch.sigmoid(_draw(*shape))
-    leaves = _leaves(q, k, v, g, beta, torch.ones(HEADS, WIDTH))
-    return lambda backend: kernels.mesa(*leaves, cg_steps=CG_STEPS, backend=backend)[0], leaves
-
-
-def _memory_mixture(tokens: int) -> tuple[Call, list[Tensor]]:
-    each = 1, tokens, MEMORIES + 1, HEADS
-    q, k, v = _keys(1, tokens, HEADS, WIDTH), _keys(*each, WIDTH), _draw(*each, WIDTH)
-    g, beta = F.logsigmoid(_draw(*each) + 3), torch.sigmoid(_draw(*each))
-    weights, routes = torch.softmax(_draw(1, tokens, MEMORIES), -1).topk(CHOSEN, -1)
-    routes = F.pad(routes, (0, 1), value=MEMORIES)
-    leaves = _leaves(q, k, v, g, beta)
-    weights = F.pad(weights, (0, 1), value=1.0)
-    return lambda backend: kernels.memory_mixture(*leaves, routes, weights, backend=backend)[0], leaves
-
-
-def _leaves(*tensors: Tensor) -> list[Tensor]:
-    return [x.requires_grad_() for x in tensors]
-
-
-OPERATIONS: dict[str, Callable[[int], tuple[Call, list[Tensor]]]] = {
-    "delta_rule": lambda tokens: _delta_rule(tokens, WIDTH),
+OPERATIONS: dict[str, Callable[[InputFactory], Call]] = {
+    "delta_rule": lambda make: _delta_rule(make, WIDTH),
     "delta_rule, a gate a head": _delta_rule,
     "mesa": _mesa,
     "memory_mixture": _memory_mixture,

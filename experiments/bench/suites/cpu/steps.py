@@ -2,56 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
-from experiments import optim
 from experiments.bench import result_table, timing
-from experiments.meta_model import nominal_vocabulary
+from experiments.bench.constants import CPU
+from experiments.bench.training_step import TrainingStep, make_model, random_tokens
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.matching import match_parameters
-from zoo.model import LanguageModel
-from zoo.schedule import set_step
-
-CPU = torch.device("cpu")
-LATE = 10**6
 
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows at the configured size and batch; ratio: the transformer's time over this architecture's."""
     d = config.data
-    vocabulary = nominal_vocabulary(config)
-    tokens = torch.randint(vocabulary, (d.batch_size, d.seq_len), generator=torch.Generator().manual_seed(0))
-    calls = {}
-    for name, model_config in architectures(config.model).items():
-        matched = match_parameters(model_config, d.seq_len)
-        model = LanguageModel(matched, vocab_size=vocabulary, seq_len=d.seq_len).train()
-        set_step(model, LATE)
-        calls[name] = functools.partial(
-            _step, model, optim.optimizer(model, config.optim), config.optim.clip, tokens
+    tokens = random_tokens(config, d.batch_size, d.seq_len, CPU)
+    steps = {
+        name: TrainingStep(
+            config, make_model(config, match_parameters(preset, d.seq_len), d.seq_len, CPU), tokens
         )
+        for name, preset in architectures(config.model).items()
+    }
     with tqdm(total=1, desc="step", unit="round") as bar:
-        times = timing.interleaved(calls, max(config.bench.repeats, 5), CPU)
+        times = timing.interleaved(steps, max(config.bench.repeats, 5), CPU)
         bar.update()
     plain = timing.summary(times["transformer"])["milliseconds_median"]
     rows = []
     for name, milliseconds in times.items():
         row = result_table.row("step", name, milliseconds, plain, CPU, tokens=d.seq_len)
-        rows.append({**row, "backend": "auto", "mode": "training step", "precision": "float32"})
-        rows[-1]["batch"] = d.batch_size
-        tqdm.write(result_table.line(rows[-1]))
+        row |= {"batch": d.batch_size, "backend": "auto", "mode": "training step", "precision": "float32"}
+        tqdm.write(result_table.line(row))
+        rows.append(row)
     return rows
-
-
-def _step(model: LanguageModel, optimizer: torch.optim.Optimizer, clip: float, tokens: torch.Tensor) -> None:
-    logits, aux = model(tokens)
-    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
-    (loss + model.aux_loss(aux)).backward()
-    optim.clip_gradients(optimizer, clip)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
