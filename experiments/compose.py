@@ -38,7 +38,11 @@ def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
 
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
         os.environ["ARCHZOO_SWEEP_FOLDER"] = folder
-        collect()
+        try:
+            collect()
+        except SystemExit as end:  # after --help
+            if end.code:
+                raise
     typed = OmegaConf.structured(schema.Config)
     return [to_config(node, typed) for node in composed]
 

@@ -2,8 +2,10 @@
 
 A model on the meta device is counted operator by operator, so that a mixer with a Python loop over tokens or chunks
 takes as many steps as the loop has. Where counting at a length takes too long, shorter ones are counted, doubling,
-until the total FLOPs of the last four lengths lie on one polynomial of degree two in the length; it is followed to the
-length that was asked for. Every block whose work a token is constant or grows with the context is such a polynomial.
+as far as the time goes and until the total FLOPs of the last four lie on one polynomial of degree two in the length,
+which is followed to the length that was asked for. Work a token that is constant or grows with the context is such a
+polynomial; a block whose work bends between the lengths that were counted and that one is not seen, so that figures
+made in this way are marked.
 """
 
 from __future__ import annotations
@@ -47,16 +49,17 @@ def count_flops(
         with _TimeLimit(limit_s):
             return FlopCount(total(length) / length, length)
     except _TooSlow:
-        return _extrapolate(total, length)
+        return _extrapolate(total, length, limit_s)
 
 
-def _extrapolate(total: Callable[[int], float], length: int) -> FlopCount:
-    """From the shortest doubling lengths that agree; without any, the direct count after all."""
+def _extrapolate(total: Callable[[int], float], length: int, limit_s: float) -> FlopCount:
+    """From doubling lengths, once half the time is used and they agree; where none do, the direct count after all."""
     lengths, totals = [], []
-    tokens = SHORTEST
+    tokens, began = SHORTEST, time.monotonic()
     while tokens < length:
         lengths, totals = [*lengths[-3:], tokens], [*totals[-3:], total(tokens)]
-        if len(lengths) == 4 and _is_exact(_quadratic(lengths[:3], totals[:3], tokens), totals[3]):
+        enough = len(lengths) == 4 and time.monotonic() - began > limit_s / 2
+        if enough and _is_exact(_quadratic(lengths[:3], totals[:3], tokens), totals[3]):
             return FlopCount(_quadratic(lengths[1:], totals[1:], length) / length, tokens)
         tokens *= 2
     return FlopCount(total(length) / length, length)

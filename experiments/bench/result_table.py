@@ -64,7 +64,15 @@ def row(
     """A measured row at batch 1; peer: the median milliseconds that `ratio` compares with (above 1: faster)."""
     times = timing.summary(milliseconds)
     ratio = peer / times["milliseconds_median"]
-    return {"suite": suite, "model": model, "batch": 1, **times, "ratio": ratio, **machine_facts(device), **more}
+    return {
+        "suite": suite,
+        "model": model,
+        "batch": 1,
+        **times,
+        "ratio": ratio,
+        **machine_facts(device),
+        **more,
+    }
 
 
 def note_row(suite: str, model: str, note: str, device: torch.device, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from experiments import interrupts
-from zoo.errors import unknown
 
 if TYPE_CHECKING:
     from experiments.schema import Config
@@ -48,6 +47,10 @@ def find_job(name: str) -> Job:
         return _handed_over[name]
     names = _file_names()
     if name not in names:
+        from zoo.errors import (
+            unknown,  # zoo imports torch; run.py imports this module before it can be interrupted
+        )
+
         raise unknown("job", name, [*names, *_handed_over])
     with interrupts.exiting():
         return importlib.import_module(f"{__name__}.{name}").JOB

@@ -11,6 +11,7 @@ from program import Lab
 from experiments import sweep
 from experiments.plan import Plan, plan
 from experiments.sweep import WorkerPool
+from experiments.sweep_display import cell_names
 
 
 @pytest.fixture
@@ -80,6 +81,26 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
     sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
+
+
+def test_names_of_cells_leave_out_what_all_share(lab: Lab):
+    shared = ["model=transformer", "model.channel.name=moe"]
+    plans = [plan(config) for config in lab.compose("--multirun", *shared, "model.residual.name=add,mhc")]
+    assert [p.title for p in plans] == ["transformer moe seed 0", "transformer mhc moe seed 0"]
+    assert list(cell_names(plans).values()) == ["transformer seed 0", "transformer mhc seed 0"]
+    assert list(cell_names(plans[:1]).values()) == [plans[0].title]
+
+
+def test_a_sweep_without_progress_draws_no_bar(planned: Plan, capsys):
+    for enabled in (True, False):
+        planned.config.trainer.progress = enabled
+        pool = WorkerPool([planned], 1)
+        pool.display.update(planned, "train 1/2", 0.5)
+        pool.display.end(planned, "done")
+        pool.display.close()
+        said = capsys.readouterr()
+        assert f"[1/1] {planned.title}: done" in said.out
+        assert bool(said.err.strip()) == enabled
 
 
 def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: Plan):

@@ -6,6 +6,7 @@ Files of equal content count once.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from collections.abc import Iterator
@@ -71,8 +72,7 @@ class Text(Source):
                 yield Document(text, count_lines(text))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
-        name = Path(cfg.path).expanduser().absolute().name
-        return {split: f"{name} ({split} part)" for split in SPLITS}
+        return {split: f"{_corpus_name(cfg.path)} ({split} part)" for split in SPLITS}
 
 
 def find_text(cfg: DataConfig) -> list[Path]:
@@ -100,6 +100,15 @@ def find_text(cfg: DataConfig) -> list[Path]:
     if not files:
         raise UserError(f"data.path={cfg.path}: no such file or folder, and as a glob it matches nothing")
     return files
+
+
+def _corpus_name(place: str) -> str:
+    """The name of a file or folder; of a glob, the pattern and the folder it starts in: /a/texts/*.md -> texts/*.md."""
+    path = Path(place).expanduser().absolute()
+    if path.exists():
+        return path.name
+    fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+    return "/".join(path.parts[max(1, fixed - 1) :])
 
 
 def read_text(file: Path) -> str:
