@@ -42,14 +42,17 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
+        """Whether the run has ended well: its summary is there."""
         return (self.path / SUMMARY).is_file() and not (self.path / SUMMARY).is_symlink()
 
     @property
     def failed(self) -> bool:
+        """Whether the last attempt failed."""
         return not self.complete and (self.path / FAILURE).is_file()
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of its checkpoints."""
         return self.path / "checkpoints"
 
     def begin(self, config_yaml: str, identity: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ class LanguageModelling(pl.LightningModule):
         self.seen: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
+        """The training loss of a micro-batch: cross-entropy plus weighted auxiliary losses. Raises NonFinite."""
         loss, aux = self.losses(batch)
         total = loss + self.model.aux_loss(aux)
         if not torch.isfinite(total):
@@ -57,6 +58,7 @@ class LanguageModelling(pl.LightningModule):
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten()), aux
 
     def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW, and the learning-rate schedule that is advanced every step."""
         optimizer = optim.optimizer(self.model, self.config.optim)
         steps = self.config.trainer.max_steps
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -65,9 +67,11 @@ class LanguageModelling(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
+        """Tell the model's schedules the step that training goes on from."""
         set_step(self.model, self.global_step, self.config.trainer.max_steps)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradients and advance the model's schedules. Raises NonFinite."""
         norm = optim.clip_gradients(optimizer, self.config.optim.clip)
         if not torch.isfinite(norm):
             raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
@@ -81,9 +85,11 @@ class LanguageModelling(pl.LightningModule):
 
     @property
     def on_gpu(self) -> bool:
+        """Whether training runs on a GPU."""
         return self.trainer.strategy.root_device.type == "cuda"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the model's card, with its tokenizer, into the checkpoint."""
         checkpoint["card"] = card(self.model, tokenizer=self.tokenizer)
 
 

@@ -37,10 +37,12 @@ class Call:
     options: dict[str, Any]
 
     def run(self, backend: str) -> Any:
+        """The outputs of the operation on this backend."""
         return getattr(kernels, self.operation)(*self.arguments, **self.options, backend=backend)
 
     @property
     def registry(self) -> Operation:
+        """The operation, with its backends."""
         return importlib.import_module(f"kernels.ops.{self.operation}").OPERATION
 
     def work(self) -> list[Work] | None:

@@ -28,6 +28,7 @@ class ExportWeights(StepCallback):
         self.steps, self.validation, self.metrics, self.run = set(steps), validation, metrics, run
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Export the weights where this step was asked for, or is the last and not the best."""
         step = trainer.global_step
         last = step == trainer.max_steps or trainer.should_stop
         if not (last or step in self.steps) or (last and step == self.validation.best_step):

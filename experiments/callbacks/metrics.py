@@ -34,6 +34,7 @@ class MetricRows(StepCallback):
         self.steps = 0
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Cut the log back to the checkpoint that training goes on from, and start the clock."""
         self.metric_log.cut(trainer.global_step)
         self.since = time.perf_counter()
         self.steps = 0
@@ -41,6 +42,7 @@ class MetricRows(StepCallback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Add a micro-batch's losses to the running sums."""
         for name, value in task.seen.items():
             if name != "grad_norm":
                 self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
@@ -48,6 +50,7 @@ class MetricRows(StepCallback):
         super().on_train_batch_end(trainer, task, outputs, batch, batch_idx)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Write a row where one is due."""
         self.steps += 1
         step = trainer.global_step
         if not due(step, self.every, trainer.max_steps):
@@ -82,7 +85,9 @@ class MetricRows(StepCallback):
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """The running sums and the seconds spent training, for the checkpoint."""
         return {"sums": self.sums, "count": self.count, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the sums and seconds of a checkpoint."""
         self.sums, self.count, self.seconds = state["sums"], state["count"], state["seconds"]

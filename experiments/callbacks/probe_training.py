@@ -31,6 +31,7 @@ class ProbeTraining(StepCallback):
         self.rows: list[tuple[Any, ...]] = []
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Take back the rows of the steps that the checkpoint knows of; later ones go."""
         path = probe_tables.file(self.run, probe_tables.TRAINING)
         probe_tables.remove_partials(self.run)
         if not path.is_file():
@@ -46,6 +47,7 @@ class ProbeTraining(StepCallback):
         probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Probe the model where that is due, and write the table anew."""
         step = trainer.global_step
         if not (due(step, self.every, trainer.max_steps) or trainer.should_stop):
             return

@@ -19,9 +19,11 @@ class ReportProgress(StepCallback):
         self.sink, self.last = sink, 0.0
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Tell the step that training goes on from."""
         self.sink("train", trainer.global_step, trainer.max_steps)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Tell the step and the loss, if the last time was long enough ago."""
         now = time.monotonic()
         if now - self.last < MIN_SECONDS and trainer.global_step < trainer.max_steps:
             return

@@ -20,6 +20,7 @@ class StepCallback(pl.Callback, ABC):
     def on_train_batch_end(
         self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Call `after_step` if this micro-batch was the last of its optimiser step."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self.after_step(trainer, task)
 

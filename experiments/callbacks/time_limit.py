@@ -23,6 +23,7 @@ class TimeLimit(StepCallback):
         self.deadline, self.folder = time.monotonic() + 60 * minutes, folder
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Save a checkpoint and raise Paused when the time is up, unless this was the last step."""
         if time.monotonic() < self.deadline or trainer.global_step >= trainer.max_steps:
             return
         save(trainer, self.folder)

@@ -12,6 +12,7 @@ from experiments.bench.cases import Call
 
 
 def refuses(device: torch.device) -> str | None:
+    """None: it runs on every device."""
     return None
 
 

@@ -17,6 +17,7 @@ from experiments.bench.peers.shared import Make, needs
 
 
 def refuses(device: torch.device) -> str | None:
+    """Why flash-linear-attention cannot be used on this device; None if it can."""
     return needs("fla", device)
 
 

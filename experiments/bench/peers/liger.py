@@ -15,6 +15,7 @@ from experiments.bench.peers.shared import Make, needs
 
 
 def refuses(device: torch.device) -> str | None:
+    """Why Liger-Kernel cannot be used on this device; None if it can."""
     return needs("liger_kernel", device)
 
 

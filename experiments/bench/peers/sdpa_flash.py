@@ -11,6 +11,7 @@ from experiments.bench.peers.shared import dense
 
 
 def refuses(device: torch.device) -> str | None:
+    """None: SDPA says by itself, when it is called, that a device has no FlashAttention."""
     return None
 
 

@@ -47,6 +47,7 @@ class PyDocs(Source):
     rule = f"pydocs {_VERSION}: sha256(name) mod 20, 0 test, 1 validation"
 
     def check(self, cfg: DataConfig) -> None:
+        """Raise UserError for settings of other sources, and where this Python has no sources of its library."""
         refuse(cfg, "path", "train_path", "revision")
         if not _modules() or importlib.util.find_spec("pydoc_data.topics") is None:
             raise UserError(
@@ -55,6 +56,7 @@ class PyDocs(Source):
             )
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any]:
+        """Version of Python, and times and sizes of its library's files."""
         # Nobody edits the standard library while runs start, so files just installed are good too.
         return {
             "rule": self.rule,
@@ -63,6 +65,7 @@ class PyDocs(Source):
         }
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        """The documents of a split, from the extraction in the cache."""
         folder = build_once(cache / "pydocs", content_hash(self.stamp(cfg)), _extract, _problem)
         with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
@@ -70,6 +73,7 @@ class PyDocs(Source):
                 yield Document(text, count_lines(text))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
+        """The name and Python's version, for every split."""
         return dict.fromkeys(SPLITS, f"pydocs (Python {platform.python_version()})")
 
 

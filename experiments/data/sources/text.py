@@ -46,14 +46,17 @@ class Text(Source):
     at_hand = True
 
     def check(self, cfg: DataConfig) -> None:
+        """Raise UserError for settings of other sources, and where there are no files."""
         refuse(cfg, "train_path", "revision")
         find_text(cfg)
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
+        """Times and sizes of the files; None while one of them is new."""
         files = files_stamp(find_text(cfg))
         return None if files is None else {"rule": self.rule, "files": files}
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        """The files of a split, or its part of every file, in the order of their paths."""
         sizes: dict[str, int] = {}
         first: dict[str, Path] = {}
         for file in find_text(cfg):
@@ -72,6 +75,7 @@ class Text(Source):
                 yield Document(text, count_lines(text))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
+        """The name of what was given, with the split."""
         return {split: f"{_corpus_name(cfg.path)} ({split} part)" for split in SPLITS}
 
 

@@ -36,21 +36,26 @@ class BytePairTokenizer:
         self.name = f"bpe-{self.vocab_size}" if kind == "bpe" else kind
 
     def encode(self, text: str) -> list[int]:
+        """Token ids of a text; a separator that it spells out is text, too."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, separators included."""
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, uint32 arrays, on all cores."""
         with parallel():
             encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def identity(self) -> dict[str, Any]:
+        """Kind, size and the SHA-256 of the library's tables."""
         tables = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
         return {"kind": self._kind, "vocab_size": self.vocab_size, "tables": tables}
 
     def to_json(self) -> str:
+        """The kind and the library's own form of the tokenizer."""
         return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str()})
 
 

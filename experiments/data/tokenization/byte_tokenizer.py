@@ -21,18 +21,23 @@ class ByteTokenizer:
     bos_id = 256
 
     def encode(self, text: str) -> list[int]:
+        """The bytes of a text."""
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
+        """The text of byte values; bytes that are no UTF-8 become replacement characters."""
         return b"".join(bytes([i]) if i < 256 else SEPARATOR.encode() for i in ids).decode("utf-8", "replace")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The bytes of each text, uint8 arrays."""
         return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
     def identity(self) -> dict[str, Any]:
+        """Kind and size."""
         return {"kind": "bytes", "vocab_size": self.vocab_size}
 
     def to_json(self) -> str:
+        """The kind, which is all there is to know."""
         return json.dumps({"kind": "bytes"})
 
 
