@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from zoo.cache import state_bytes
 from zoo.context import Context
 
 Aux = dict[str, Tensor]
@@ -42,21 +42,4 @@ class Mixer(nn.Module, ABC):
 
     def state_bytes(self, state: Any) -> int:
         """Bytes that a decode state of one sequence holds."""
-        return _nbytes(state)
-
-
-def _nbytes(x: Any) -> int:
-    if isinstance(x, Tensor):
-        return x.nbytes
-    if hasattr(x, "nbytes"):
-        return x.nbytes()
-    if isinstance(x, dict | list | tuple):
-        return sum(_nbytes(part) for part in (x.values() if isinstance(x, dict) else x))
-    if dataclasses.is_dataclass(x):
-        return sum(_nbytes(getattr(x, field.name)) for field in dataclasses.fields(x))
-    if x is None or isinstance(x, int | float):
-        return 0
-    # Counted as nothing, an unknown state would make a mixer look free.
-    raise TypeError(
-        f"cannot count the bytes of a decode state that holds {type(x).__name__}; give it nbytes()"
-    )
+        return state_bytes(state)

@@ -100,8 +100,8 @@ def test_decoding_reads_only_the_selected_rows():
     chosen = kernels.lightning_topk(q, k, w, bias, k=3)[0, -1].long()
     unread = torch.ones(29, dtype=torch.bool)
     unread[chosen[chosen < 29]] = False
-    state.kv.keys[:, :, :29][:, :, unread] = torch.nan
-    state.kv.values[:, :, :29][:, :, unread] = torch.nan
+    keys, values, _ = state.read()
+    keys[:, :, unread], values[:, :, unread] = torch.nan, torch.nan
     step, _ = made.step(x[:, -1], state)
     torch.testing.assert_close(step, run(made, x)[0][:, -1])
 

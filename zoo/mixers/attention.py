@@ -93,14 +93,14 @@ class Attention(Mixer):
         return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        rows = min(capacity, self.window or capacity)
-        return KVCache(batch_size, self.kv_heads, self.width, capacity=rows, device=device, dtype=dtype)
+        options = {"capacity": capacity, "window": self.window, "device": device, "dtype": dtype}
+        return KVCache(batch_size, self.kv_heads, self.width, **options)
 
     def step(self, x: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         x = x[:, None]
         position = torch.full(x.shape[:2], state.appended, device=x.device)
         q, k, v = self._qkv(x, position)
-        state.append(k[:, 0], v[:, 0], window=self.window)
+        state.append(k[:, 0], v[:, 0])
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in state.read())
         o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
         return self._out(o, x)[:, 0], state

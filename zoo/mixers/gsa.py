@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import KVCache, RowCache
+from zoo.cache import RowCache
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.indexer import Indexer, Warmup
@@ -54,14 +54,6 @@ class GSAConfig:
     value_gate: bool = True
     warmup: int = 1000
     aux_weight: float = 1.0
-
-
-@dataclass
-class GSAState:
-    """Keys (rotated) and gated values of all tokens, and the indexer's keys [B, T, d_I] in at least fp32."""
-
-    kv: KVCache
-    index: RowCache
 
 
 @register_mixer(
@@ -152,25 +144,26 @@ class GSA(Mixer):
         return self._out(o, x), aux
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        options = {"capacity": capacity, "device": device}
-        kv = KVCache(batch_size, self.kv_heads, self.width, dtype=dtype, **options)
+        """Keys (rotated) and gated values [B, Hkv, T, K] of all tokens, and the indexer's keys [B, T, d_I]."""
+        shape = (batch_size, self.kv_heads, capacity, self.width)
+        keys, values = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
         wide = torch.promote_types(dtype, torch.float32)
-        return GSAState(kv, RowCache(batch_size, self.indexer.width, dtype=wide, **options))
+        index = torch.zeros(batch_size, capacity, self.indexer.width, device=device, dtype=wide)
+        return RowCache(keys, values, index)
 
-    def step(self, x: Tensor, state: GSAState) -> tuple[Tensor, GSAState]:
+    def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
         x = x[:, None]
-        positions = torch.full(x.shape[:2], state.index.length, device=x.device)
+        positions = torch.full(x.shape[:2], state.appended, device=x.device)
         q, k, v = self._qkv(x, positions)
         q_idx, k_idx, w_idx, bias = self.indexer(x, positions)
-        state.kv.append(k[:, 0], v[:, 0])
-        state.index.append(k_idx[:, 0])
-        keys, values = state.kv.read()
+        state.append(k[:, 0], v[:, 0], k_idx[:, 0])
+        keys, values, index = state.read()
         if self.warmup.dense:
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
             o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
         else:
             options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
-            indices = kernels.lightning_topk(q_idx, state.index.read(), w_idx, bias, **options)
+            indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
             # Only the selected rows are read: the cache is large, and attention's part of it is not.
             keys, values = (_rows(y, indices[:, 0]).to(q.dtype) for y in (keys, values))
             place = torch.arange(indices.shape[-1], device=x.device)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
+from zoo.cache import RowCache
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.mixer import Aux, Mixer
@@ -98,14 +98,16 @@ class MLA(Mixer):
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        return LatentCache(batch_size, self.kv_rank + self.rope_dim, capacity, device=device, dtype=dtype)
+        shape = (batch_size, capacity, self.kv_rank + self.rope_dim)
+        return RowCache(torch.zeros(shape, device=device, dtype=dtype))
 
-    def step(self, x: Tensor, state: "LatentCache") -> tuple[Tensor, "LatentCache"]:
+    def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
         x = x[:, None]
-        position = torch.full(x.shape[:2], state.length, device=x.device)
+        position = torch.full(x.shape[:2], state.appended, device=x.device)
         content, rotated = self._queries(x, position)
         state.append(torch.cat(self._latents(x, position), dim=-1)[:, 0])
-        rows = state.read().to(content.dtype)[:, :, None]
+        (rows,) = state.read()
+        rows = rows.to(content.dtype)[:, :, None]
         absorbed = torch.einsum("bhk,hkc->bhc", content[:, 0], self._up_by_head(self.k_up))
         q = torch.cat([absorbed, rotated[:, 0]], dim=-1)
         # All heads share one key a token: as H queries of one head, nothing has to be repeated. Values are
@@ -136,26 +138,3 @@ class MLA(Mixer):
     def _up_by_head(self, projection: nn.Linear) -> Tensor:
         """W_UK or W_UV as [H, K, d_c]."""
         return projection.weight.unflatten(0, (self.heads, -1))
-
-
-class LatentCache:
-    """One row [width] a token, [B, T, width], in storage that doubles when it is full."""
-
-    def __init__(self, batch: int, width: int, capacity: int, *, device=None, dtype=torch.float32) -> None:
-        self.rows = torch.zeros(batch, capacity, width, device=device, dtype=dtype)
-        self.length = 0
-
-    def append(self, row: Tensor) -> None:
-        """Append one row [B, width]."""
-        if self.length == self.rows.shape[1]:
-            self.rows = F.pad(self.rows, (0, 0, 0, self.length + 16))
-        self.rows[:, self.length] = row.to(self.rows.dtype)
-        self.length += 1
-
-    def read(self) -> Tensor:
-        """The rows of all tokens [B, n, width], as a view."""
-        return self.rows[:, : self.length]
-
-    def nbytes(self) -> int:
-        """Bytes in storage."""
-        return self.rows.nbytes

@@ -48,6 +48,18 @@ class NSAState:
     recent: KVCache
     selected: KVCache
     sliding: KVCache
+    block_size: int
+    stride: int
+
+    def nbytes(self) -> int:
+        """Bytes in storage."""
+        return sum(cache.nbytes() for cache in (self.compressed, self.recent, self.selected, self.sliding))
+
+    def fill(self, tokens: int) -> None:
+        """Fill the empty state as `tokens` tokens would, with rows of zeros."""
+        self.compressed.fill(summaries(tokens, self.block_size, self.stride))
+        for cache in (self.recent, self.selected, self.sliding):
+            cache.fill(tokens)
 
 
 @register_mixer(
@@ -107,20 +119,19 @@ class NSA(Mixer):
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         length, stride, window = (self.sizes[key] for key in ("block_size", "stride", "window"))
-        summaries = max(0, (capacity - length) // stride + 1)
-        rows = summaries, min(capacity, length), capacity, min(capacity, window)
         shape, options = (batch_size, self.kv_heads, self.width), {"device": device, "dtype": dtype}
-        return NSAState(*(KVCache(*shape, capacity=n, **options) for n in rows))
+        compressed = KVCache(*shape, capacity=summaries(capacity, length, stride), **options)
+        windows = length, None, window
+        caches = (KVCache(*shape, capacity=capacity, window=rows, **options) for rows in windows)
+        return NSAState(compressed, *caches, length, stride)
 
     def step(self, x: Tensor, state: NSAState) -> tuple[Tensor, NSAState]:
         x = x[:, None]
         position = torch.full(x.shape[:2], state.selected.appended, device=x.device)
         q, *new = self._qkv(x, position)
         length, stride = self.sizes["block_size"], self.sizes["stride"]
-        limits = length, None, self.sizes["window"]
-        caches = state.recent, state.selected, state.sliding
-        for cache, (k, v), limit in zip(caches, new, limits, strict=True):
-            cache.append(k[:, 0], v[:, 0], window=limit)
+        for cache, (k, v) in zip((state.recent, state.selected, state.sliding), new, strict=True):
+            cache.append(k[:, 0], v[:, 0])
         after = state.selected.appended - length
         if after >= 0 and after % stride == 0:
             recent = (y.to(q[0].dtype) for y in state.recent.read())
@@ -165,6 +176,11 @@ class NSA(Mixer):
             **self.sizes,
         )
         return self.o_proj(o.flatten(-2))
+
+
+def summaries(tokens: int, block_size: int, stride: int) -> int:
+    """How many blocks [i·stride, i·stride + block_size) are complete after so many tokens."""
+    return max(0, (tokens - block_size) // stride + 1)
 
 
 def sizes(config: NSAConfig, seq_len: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import KVCache
+from zoo.cache import RowCache
 from zoo.context import Context
 from zoo.convolution import ShortConvolution
 from zoo.errors import UserError
@@ -40,12 +40,11 @@ class PathFoxConfig:
 class PathState:
     """What decoding remembers of n tokens; K, V and Hkv as in `PathFox`.
 
-    cache: keys [B, Hkv, n, K], turned by every H since their token and so kept in at least fp32, and values;
-    forgotten: Σ g since every token, [B, H, rows], at least fp32, 0 behind the n; taps: the convolution's inputs.
+    cache: keys [B, Hkv, n, K], turned by every H since their token and so kept in at least fp32; values; and with a
+    forget gate Σ g since every token, [B, H, n, 1], in at least fp32; taps: the convolution's inputs.
     """
 
-    cache: KVCache
-    forgotten: Tensor | None
+    cache: RowCache
     taps: Tensor | None
 
 
@@ -108,22 +107,25 @@ class PathFox(Mixer):
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         wide = torch.promote_types(dtype, torch.float32)
-        cache = KVCache(batch_size, self.kv_heads, self.width, capacity=capacity, device=device, dtype=dtype)
-        cache.keys = cache.keys.to(wide if self.turn else dtype)
-        forgotten = (
-            torch.zeros(batch_size, self.heads, capacity, device=device, dtype=wide) if self.forget else None
-        )
+        shape = (batch_size, self.kv_heads, capacity, self.width)
+        rows = [
+            torch.zeros(shape, device=device, dtype=kind) for kind in (wide if self.turn else dtype, dtype)
+        ]
+        if self.forget is not None:
+            rows.append(torch.zeros(batch_size, self.heads, capacity, 1, device=device, dtype=wide))
         taps = self.turn.conv.init_state(batch_size, device, dtype) if self.turn else None
-        return PathState(cache, forgotten, taps)
+        return PathState(RowCache(*rows), taps)
 
     def step(self, x: Tensor, state: PathState) -> tuple[Tensor, PathState]:
         q, k, v = self._qkv(x)
         w = beta = None
         if self.turn is not None:
             w, beta, state.taps = self.turn.step(x, state.taps)
-        state.cache.append(k, v)
-        path = w, beta, self._log_gate(x), _forgotten(state)
-        o = kernels.path_step(q, *state.cache.read(), *path, backend=self.step_backend)
+        g = self._log_gate(x)
+        state.cache.append(k, v, *([] if g is None else [torch.zeros_like(g).unsqueeze(-1)]))
+        keys, values, *forgotten = state.cache.read()
+        path = w, beta, g, forgotten[0].squeeze(-1) if forgotten else None
+        o = kernels.path_step(q, keys, values, *path, backend=self.step_backend)
         return self.o_proj(o.flatten(1)), state
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -162,13 +164,3 @@ class Turn(nn.Module):
 def _logits(gate: nn.Linear, x: Tensor) -> Tensor:
     y = fp32_linear(x, gate.weight)
     return y + gate.bias.to(y.dtype)
-
-
-def _forgotten(state: PathState) -> Tensor | None:
-    """What is forgotten of every token [B, H, n], as a view; of the newest, 0."""
-    if state.forgotten is None:
-        return None
-    more = state.cache.keys.shape[2] - state.forgotten.shape[2]
-    if more:
-        state.forgotten = F.pad(state.forgotten, (0, more))
-    return state.forgotten[:, :, : state.cache.appended]
