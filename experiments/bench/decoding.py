@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from zoo.cache import fill_state
 from zoo.model import DecodeState, LanguageModel
+from zoo.modules.caches import fill_state
 
 
 def state_after(model: LanguageModel, tokens: int, dtype: torch.dtype) -> DecodeState:

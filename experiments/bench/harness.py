@@ -32,7 +32,7 @@ from experiments.training import (
     tokenizer_card,
     tokens_per_step,
 )
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
 
 STEP_MS = 120.0
 

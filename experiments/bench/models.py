@@ -27,7 +27,7 @@ from experiments.plan import nominal_vocabulary
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.model import LanguageModel
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
 
 LENGTHS = {"cuda": [512 * 2**i for i in range(9)], "cpu": [512, 1024]}
 STEP_TOKENS = 8192

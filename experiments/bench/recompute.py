@@ -18,8 +18,8 @@ from experiments.bench.stepping import LATE, Step, tokens_of
 from experiments.plan import label, nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel, letters_of
+from zoo.modules.step_buffer import set_step
 from zoo.recompute import MODES
-from zoo.schedule import set_step
 
 
 def run(config: Config) -> list[dict[str, Any]]:

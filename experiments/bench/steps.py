@@ -16,7 +16,7 @@ from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.matching import match_parameters
 from zoo.model import LanguageModel
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
 
 CPU = torch.device("cpu")
 LATE = 10**6

@@ -23,7 +23,7 @@ from experiments.schema import Config, ProbeConfig
 from experiments.trained import Trained, open_text, open_trained
 from zoo.errors import UserError
 from zoo.files import write_json
-from zoo.probes import registered
+from zoo.probes import all_measures
 
 RECORD = "probes.json"
 _FORMAT = 3
@@ -57,7 +57,7 @@ def wanted(run: Path, probe: ProbeConfig) -> str:
 
 def settings(probe: ProbeConfig, at: str = weights.BEST) -> dict[str, Any]:
     """What decides the tables of a run, besides its weights and its text; `at` where that is not best."""
-    given = {"format": _FORMAT, "measures": sorted(registered()), **dataclasses.asdict(probe)}
+    given = {"format": _FORMAT, "measures": sorted(all_measures()), **dataclasses.asdict(probe)}
     del given["at"]
     return given if at == weights.BEST else {**given, "at": at}
 

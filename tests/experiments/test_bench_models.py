@@ -16,9 +16,9 @@ from experiments.bench.decoding import state_after
 from experiments.presets import architectures
 from experiments.schema import BenchConfig, Config, TrainerConfig
 from zoo import LanguageModel, ModelConfig
-from zoo.cache import GroupedKVCache, RowCache
 from zoo.model import DecodeState
-from zoo.schedule import set_step
+from zoo.modules.caches import GroupedKVCache, RowCache
+from zoo.modules.step_buffer import set_step
 
 LIKE = ModelConfig(d_model=16, n_heads=2, depth=2)
 

@@ -9,7 +9,7 @@ from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.training import make_trainer, quiet
 from zoo import LanguageModel
-from zoo.schedule import StepBuffer
+from zoo.modules.step_buffer import StepBuffer
 
 VOCAB, LENGTH = 29, 8
 

@@ -8,8 +8,8 @@ from contract_cases import randomised, tokens
 from torch import Tensor
 
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
-from zoo.cache import KVCache
 from zoo.mixers.attention import Attention, AttentionConfig
+from zoo.modules.caches import KVCache
 
 D, H, K, T = 24, 4, 6, 11
 

@@ -11,11 +11,12 @@ import kernels
 import zoo
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
-from zoo.groups import grouped_parameters
+from zoo.interfaces import Dims
 from zoo.mixers.attention import Attention, AttentionConfig
-from zoo.mixers.gsa import GSA, GSAConfig, sizes, third
-from zoo.modules import Dims
-from zoo.schedule import set_step
+from zoo.mixers.gsa import GSA, GSAConfig, sizes
+from zoo.modules.parameter_groups import grouped_parameters
+from zoo.modules.step_buffer import set_step
+from zoo.option_checks import default_kv_heads
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16
 
@@ -212,7 +213,7 @@ def test_it_costs_what_the_page_says():
 
 
 def test_kv_heads_are_a_third_of_the_heads():
-    assert [third(heads) for heads in (1, 2, 3, 4, 6, 8, 12, 16)] == [1, 1, 1, 1, 2, 2, 4, 4]
+    assert [default_kv_heads(heads) for heads in (1, 2, 3, 4, 6, 8, 12, 16)] == [1, 1, 1, 1, 2, 2, 4, 4]
 
 
 def test_initialisation():

@@ -8,9 +8,9 @@ from contract_cases import build, tokens
 from margins import below
 
 from zoo import Context, LanguageModel, ModelConfig, UserError
+from zoo.interfaces import Dims
 from zoo.mixers.attention import AttentionConfig
 from zoo.mixers.path_fox import PathFox, PathFoxConfig
-from zoo.modules import Dims
 
 OFF = {"householder": False, "forget_gate": False}
 VARIANTS = {

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import RowCache
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, head_width, positive
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import OutputProjection, RMSNorm, RowCache
+from zoo.option_checks import at_least, head_width, positive
+from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
-from zoo.showing import show_attention
 
 
 @dataclass
@@ -56,7 +56,7 @@ class MLA(Mixer):
     def __init__(self, config: MLAConfig, dims: Dims) -> None:
         super().__init__()
         d_model = dims.d_model
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
+        self.heads = dims.heads(config.n_heads)
         self.width = head_width(d_model, self.heads, "n_heads")
         self.kv_rank = max(1, d_model // 2) if config.kv_rank is None else config.kv_rank
         q_rank = max(8, 8 * round(d_model / 12)) if config.q_rank is None else config.q_rank
@@ -78,8 +78,7 @@ class MLA(Mixer):
 
     def _check(self, q_rank: int) -> None:
         for name, rank in (("kv_rank", self.kv_rank), ("q_rank", q_rank)):
-            if rank < 1:
-                raise UserError(f"mla.{name}={rank} must be at least 1")
+            at_least(rank, 1, f"mla.{name}")
         if self.rope_dim < 0 or self.rope_dim % 2:
             raise UserError(
                 f"mla.rope_dim={self.rope_dim} must be even (rotations turn pairs), or 0 for none"
@@ -94,7 +93,7 @@ class MLA(Mixer):
         k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
         v = self._by_head(self.v_up(latent))
         o = kernels.attention(q, k, v, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
-        show_attention(ctx, kernels.attention, q, k, cu_seqlens=ctx.cu_seqlens)
+        record_attention(ctx, kernels.attention, q, k, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import KVCache
-from zoo.compression import Compress
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width, positive, third
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.mixers.nsa_compression import Compress
+from zoo.modules import KVCache, OutputProjection, fp32_linear
+from zoo.option_checks import at_least, default_kv_heads, even_width, head_width, kv_heads, positive
+from zoo.probes.attention_events import record_branch_attention
 from zoo.registry import register_mixer
-from zoo.showing import show_branches
 
 
 @dataclass
@@ -91,11 +91,9 @@ class NSA(Mixer):
 
     def __init__(self, config: NSAConfig, dims: Dims) -> None:
         super().__init__()
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
-        self.kv_heads = third(self.heads) if config.n_kv_heads is None else config.n_kv_heads
+        self.heads = dims.heads(config.n_heads)
         self.width = even_width(head_width(dims.d_model, self.heads, "n_heads"), "nsa")
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise UserError(f"nsa.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
+        self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "nsa", default=default_kv_heads(self.heads))
         positive(config.rope_base, "nsa.rope_base")
         self.sizes = sizes(config, dims.seq_len)
         self.rope_base = config.rope_base
@@ -114,7 +112,7 @@ class NSA(Mixer):
         )
         gates = self._gates(x)
         y = self._attend(gates, q, compressed, selected, sliding, ctx.cu_seqlens)
-        show_branches(ctx, *q, (compressed[0], selected[0], sliding[0]), gates, self.sizes)
+        record_branch_attention(ctx, *q, (compressed[0], selected[0], sliding[0]), gates, self.sizes)
         return y, {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
@@ -200,9 +198,7 @@ def sizes(config: NSAConfig, seq_len: int) -> dict[str, int]:
         key: value if getattr(config, key) is None else getattr(config, key) for key, value in scaled.items()
     }
     for key, value in out.items():
-        least = 3 if key == "n_select" else 1
-        if value < least:
-            raise UserError(f"nsa.{key}={value} must be at least {least}")
+        at_least(value, 3 if key == "n_select" else 1, f"nsa.{key}")
     for key in ("block_size", "select_size"):
         if out[key] % out["stride"]:
             raise UserError(f"nsa.{key}={out[key]} is no multiple of nsa.stride={out['stride']}")

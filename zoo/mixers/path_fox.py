@@ -7,14 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import RowCache
 from zoo.context import Context
-from zoo.convolution import ShortConvolution
-from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, fp32_linear, head_width, l2norm
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import OutputProjection, RowCache, ShortConvolution, fp32_linear, l2norm
+from zoo.option_checks import at_least, head_width, kv_heads
+from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
-from zoo.showing import show_attention
 
 RANK = 32
 TAPS = 3
@@ -73,12 +71,12 @@ class PathFox(Mixer):
 
     def __init__(self, config: PathFoxConfig, dims: Dims) -> None:
         super().__init__()
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
-        self.kv_heads = self.heads if config.n_kv_heads is None else config.n_kv_heads
+        self.heads = dims.heads(config.n_heads)
         self.width = head_width(dims.d_model, self.heads, "n_heads")
+        self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "path_fox", default=self.heads)
         self.backend, self.step_backend = dims.backend, dims.step_backend
         rank = max(1, min(RANK, dims.d_model // 8)) if config.rank is None else config.rank
-        self._check(rank)
+        at_least(rank, 1, "path_fox.rank")
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
         self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
         self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
@@ -89,12 +87,6 @@ class PathFox(Mixer):
         )
         self.forget = nn.Linear(dims.d_model, self.heads) if config.forget_gate else None
 
-    def _check(self, rank: int) -> None:
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise UserError(f"path_fox.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
-        if rank < 1:
-            raise UserError(f"path_fox.rank={rank} must be at least 1")
-
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x)
         attend, path = kernels.attention, ()
@@ -102,7 +94,7 @@ class PathFox(Mixer):
             w, beta = (None, None) if self.turn is None else self.turn(x, ctx)
             attend, path = kernels.path_attention, (w, beta, self._log_gate(x))
         o = attend(q, k, v, *path, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
-        show_attention(ctx, attend, q, k, *path, cu_seqlens=ctx.cu_seqlens)
+        record_attention(ctx, attend, q, k, *path, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
