@@ -18,7 +18,7 @@ from experiments.schema import Config
 from zoo.context import Context
 from zoo.io import card
 from zoo.model import LanguageModel
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
 
 Batch = dict[str, Tensor]
 

@@ -13,8 +13,8 @@ from experiments.schema import Config
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.model import LanguageModel
+from zoo.modules.step_buffer import set_step
 from zoo.recompute import Recompute
-from zoo.schedule import set_step
 
 
 class TrainingStep:

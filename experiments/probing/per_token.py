@@ -11,8 +11,7 @@ from torch import Tensor
 
 from zoo.context import Context
 from zoo.model import LanguageModel
-from zoo.probe import Probe, Sight
-from zoo.probes.measure import evaluating
+from zoo.probes import Probe, ProbeEvent, evaluation_mode
 
 _SHOWN = {"attention": "weights", "selection": "selected"}
 _LEAST_WEIGHT = 1e-3
@@ -20,10 +19,12 @@ _LEAST_WEIGHT = 1e-3
 Rows = list[tuple[Any, ...]]
 
 
-def look(model: LanguageModel, tokens: Tensor, kinds: Collection[str], see: Callable[[Sight], None]) -> None:
+def look(
+    model: LanguageModel, tokens: Tensor, kinds: Collection[str], see: Callable[[ProbeEvent], None]
+) -> None:
     """Call `see` with everything of these kinds that the model shows over tokens [B, T], in evaluation mode."""
     tokens = tokens.to(model.embedding.weight.device)
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluation_mode(model):
         model(tokens, Context.of(tokens, probe=Probe(see, kinds)))
 
 
@@ -31,7 +32,7 @@ def maps(model: LanguageModel, sentence: Tensor) -> Rows:
     """Attention weights and selected keys of a sentence [1, T]: layer, block, head, kind, query, key, weight."""
     rows: Rows = []
 
-    def see(sight: Sight) -> None:
+    def see(sight: ProbeEvent) -> None:
         weights = sight.values[_SHOWN[sight.kind]][0].float().cpu()
         where = (weights >= _LEAST_WEIGHT).nonzero(as_tuple=True)
         heads, queries, keys = (index.tolist() for index in where)
@@ -46,7 +47,7 @@ def routes(model: LanguageModel, sentence: Tensor) -> Rows:
     """All choices for every token of a sentence [1, T]: place, position, rank, choice, probability."""
     rows: Rows = []
 
-    def see(sight: Sight) -> None:
+    def see(sight: ProbeEvent) -> None:
         choices = sight.values["choices"][0].cpu()
         chosen = sight.values["probabilities"][0].float().cpu().gather(-1, choices)
         for position, heads in enumerate(zip(choices.tolist(), chosen.tolist(), strict=True)):
@@ -64,7 +65,7 @@ def assignments(model: LanguageModel, windows: Tensor, batch_size: int, text: Ca
 
     for tokens in windows.split(batch_size):
 
-        def see(sight: Sight, tokens: Tensor = tokens) -> None:
+        def see(sight: ProbeEvent, tokens: Tensor = tokens) -> None:
             for head, choice in enumerate(sight.values["choices"][..., 0].cpu().unbind(2)):
                 first[(*_place(sight), head)].append((choice * model.vocab_size + tokens).flatten())
 
@@ -78,5 +79,5 @@ def assignments(model: LanguageModel, windows: Tensor, batch_size: int, text: Ca
     return rows
 
 
-def _place(sight: Sight) -> tuple[int, str, str]:
+def _place(sight: ProbeEvent) -> tuple[int, str, str]:
     return sight.layer, sight.part, sight.block

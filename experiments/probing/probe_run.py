@@ -24,7 +24,7 @@ from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
 from zoo.errors import UserError
 from zoo.files import write_json
-from zoo.probes import registered
+from zoo.probes import all_measures
 
 RECORD = "probes.json"
 _FORMAT = 3
@@ -58,7 +58,7 @@ def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
 
 def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]:
     """What decides the tables of a run, besides its weights and its text; `at` where that is not best."""
-    given = {"format": _FORMAT, "measures": sorted(registered()), **dataclasses.asdict(probe)}
+    given = {"format": _FORMAT, "measures": sorted(all_measures()), **dataclasses.asdict(probe)}
     del given["at"]
     return given if at == saved_weights.BEST else {**given, "at": at}
 

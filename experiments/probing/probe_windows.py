@@ -10,8 +10,7 @@ from torch import Tensor
 
 from experiments.scoring import token_losses
 from zoo.model import LanguageModel
-from zoo.probes import Row, conclude, measure
-from zoo.probes.measure import evaluating
+from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
 from zoo.probes.rows import buckets
 
 
@@ -21,11 +20,11 @@ def measured(model: LanguageModel, tokens: Tensor, targets: Tensor, batch_size: 
     What is neither (norms of gradients, principal directions) is that of a batch, and its mean over batches.
     """
     device = model.embedding.weight.device
-    return conclude(
+    return correct_averages(
         averaged(
             row
             for x, y in zip(tokens.split(batch_size), targets.split(batch_size), strict=True)
-            for row in measure(model, x.to(device), y.to(device))
+            for row in probe_model(model, x.to(device), y.to(device))
         )
     )
 
@@ -71,7 +70,7 @@ def _summed(
     """Σ −ln p over the `last` tokens of every window."""
     device = model.embedding.weight.device
     total = torch.zeros((), dtype=torch.float64, device=device)
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), evaluation_mode(model):
         for x, y in zip(tokens.split(batch_size), targets.split(batch_size), strict=True):
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 losses = token_losses(model, x.to(device), y.to(device))

@@ -13,8 +13,8 @@ from torch import Tensor
 import kernels
 from experiments.schema import Config
 from zoo import Context, LanguageModel
+from zoo.interfaces import Dims
 from zoo.mixers.gsa import GSA, GSAConfig
-from zoo.modules import Dims
 
 WIDTH, CLASSES, TIME = 32, 8, 128
 

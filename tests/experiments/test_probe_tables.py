@@ -34,9 +34,9 @@ class Showing(nn.Module):
         assert not self.training
         assert not torch.is_grad_enabled()
         mixer = ctx.at(layer=2, part="mixer", block="one")
-        mixer.show("attention", lambda: {"weights": self.weights})
-        mixer.show("selection", lambda: {"selected": self.selected})
-        ctx.at(layer=2, part="channel", block="two").show("routing", lambda: self.routing(tokens))
+        mixer.record("attention", lambda: {"weights": self.weights})
+        mixer.record("selection", lambda: {"selected": self.selected})
+        ctx.at(layer=2, part="channel", block="two").record("routing", lambda: self.routing(tokens))
         return torch.zeros(*tokens.shape, VOCAB), {}
 
     def routing(self, tokens):

@@ -11,7 +11,7 @@ from program import Lab, assert_same_run
 import zoo
 from experiments import callbacks, data
 from experiments.probing import probe_tables
-from zoo.probes import Measure, measure
+from zoo.probes import Measure
 from zoo.probes.rows import row
 
 pytestmark = pytest.mark.slow
@@ -24,13 +24,13 @@ class Greedy(Measure):
 
     name, kinds, needs_gradient = "greedy", ("streams",), True
 
-    def see(self, sight):
+    def update(self, event):
         torch.rand(3)
         yield row(
-            sight,
+            event,
             "size",
-            sight.values["streams"].detach().abs().mean(),
-            count=sight.values["streams"].shape[0],
+            event.values["streams"].detach().abs().mean(),
+            count=event.values["streams"].shape[0],
         )
 
     def finish(self, model, loss):
@@ -47,7 +47,7 @@ def row_of_model(name, value):
 
 @pytest.fixture(autouse=True)
 def one_measure(monkeypatch):
-    monkeypatch.setitem(measure.__globals__, "_MEASURES", {"greedy": Greedy})
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"greedy": Greedy})
 
 
 def lab_in(place: Path, like: Lab) -> Lab:

@@ -9,7 +9,7 @@ from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.trainer import make_trainer, silence_lightning
 from zoo import LanguageModel
-from zoo.schedule import StepBuffer
+from zoo.modules.step_buffer import StepBuffer
 
 VOCAB, LENGTH = 29, 8
 

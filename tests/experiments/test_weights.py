@@ -17,7 +17,7 @@ from analysis import load_results
 from experiments import saved_weights
 from experiments.callbacks import Validation
 from zoo.errors import UserError
-from zoo.probes import Measure, measure
+from zoo.probes import Measure
 from zoo.probes.rows import row
 
 STEPS = 20
@@ -29,8 +29,8 @@ class StreamSize(Measure):
 
     name, kinds = "stream_size", ("streams",)
 
-    def see(self, sight):
-        yield row(sight, "stream_size", sight.values["streams"].abs().mean(), count=1)
+    def update(self, event):
+        yield row(event, "stream_size", event.values["streams"].abs().mean(), count=1)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def run(early: Lab, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_measure(monkeypatch):
-    monkeypatch.setitem(measure.__globals__, "_MEASURES", {"stream_size": StreamSize})
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"stream_size": StreamSize})
 
 
 def probe(lab: Lab, run: Path, *words: str):

@@ -27,7 +27,7 @@ from experiments.progress import Bar
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.trainer import make_trainer, silence_lightning
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
 
 STEP_MS = 120.0
 

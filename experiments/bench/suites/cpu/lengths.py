@@ -14,10 +14,10 @@ from experiments.bench.inputs import InputFactory
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
+from zoo.interfaces import Mixer
 from zoo.layer import Layer
-from zoo.mixer import Mixer
 from zoo.model import LanguageModel
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
 
 D_MODEL, HEADS = 256, 4
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from zoo.probe import Sight
-from zoo.probes.measure import Measure, register
-from zoo.probes.positions import by_position, overall
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
+from zoo.probes.positions import by_position, mean_over_queries
 from zoo.probes.rows import Row, row
 
 
-@register
+@register_measure
 class Selection(Measure):
     """Of the sets S_t that `selected` [B, H, T, T] names, by head:
 
@@ -29,25 +29,25 @@ class Selection(Measure):
     name = "selection"
     kinds = ("selection",)
 
-    def see(self, sight: Sight) -> Iterator[Row]:
-        selected = sight.values["selected"]
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        selected = event.values["selected"]
         keys = selected.sum(-1).double()
-        yield from overall(sight, "selected_keys", keys)
-        yield from by_position(sight, "selected_keys", keys)
-        yield from _distance(sight, selected)
-        if "dense" in sight.values:
-            yield from _mass(sight, selected, keys, sight.values["dense"])
+        yield from mean_over_queries(event, "selected_keys", keys)
+        yield from by_position(event, "selected_keys", keys)
+        yield from _distance(event, selected)
+        if "dense" in event.values:
+            yield from _mass(event, selected, keys, event.values["dense"])
 
 
-def _distance(sight: Sight, selected: Tensor) -> Iterator[Row]:
+def _distance(event: ProbeEvent, selected: Tensor) -> Iterator[Row]:
     t = torch.arange(selected.shape[-1], device=selected.device)
     pairs = selected.sum((0, 2, 3))
     total = (selected * (t[:, None] - t)).sum((0, 2, 3))
     for head, (sum_, count) in enumerate(zip(total.tolist(), pairs.tolist(), strict=True)):
-        yield row(sight, "selected_distance", sum_ / count, head=head, count=count)
+        yield row(event, "selected_distance", sum_ / count, head=head, count=count)
 
 
-def _mass(sight: Sight, selected: Tensor, keys: Tensor, dense: Tensor) -> Iterator[Row]:
+def _mass(event: ProbeEvent, selected: Tensor, keys: Tensor, dense: Tensor) -> Iterator[Row]:
     time = selected.shape[-1]
     visible = torch.arange(1, time + 1, device=keys.device)
     masses = {
@@ -55,5 +55,5 @@ def _mass(sight: Sight, selected: Tensor, keys: Tensor, dense: Tensor) -> Iterat
         "selected_mass_random": keys / visible,
     }
     for measure, values in masses.items():
-        yield from overall(sight, measure, values, since=(time + 1) // 2)
-        yield from by_position(sight, measure, values)
+        yield from mean_over_queries(event, measure, values, since=(time + 1) // 2)
+        yield from by_position(event, measure, values)

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from zoo.probe import Sight
-from zoo.probes.measure import Measure, register
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
 from zoo.probes.rows import Row, by_head
 
 
-@register
+@register_measure
 class Routing(Measure):
     """How evenly and how surely a router sends tokens to experts, memories or timelines. A head, nats throughout:
 
@@ -28,21 +28,21 @@ class Routing(Measure):
     name = "routing"
     kinds = ("routing",)
 
-    def see(self, sight: Sight) -> Iterator[Row]:
-        p, choices = sight.values["probabilities"].detach().double(), sight.values["choices"]
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        p, choices = event.values["probabilities"].detach().double(), event.values["choices"]
         experts, tokens, assignments = p.shape[-1], p[:, :, 0, 0].numel(), choices[:, :, 0].numel()
         load = F.one_hot(choices, experts).sum((0, 1, 3)).double() / assignments  # [H, E]
         for e, share in enumerate(load.unbind(-1)):
-            yield from by_head(sight, "load", share, assignments, axis="expert", start=e, end=e + 1)
-        yield from by_head(sight, "imbalance", load.amax(-1) * experts, assignments)
-        yield from by_head(sight, "load_entropy", torch.special.entr(load).sum(-1), assignments)
+            yield from by_head(event, "load", share, assignments, axis="expert", start=e, end=e + 1)
+        yield from by_head(event, "imbalance", load.amax(-1) * experts, assignments)
+        yield from by_head(event, "load_entropy", torch.special.entr(load).sum(-1), assignments)
         entropy = torch.special.entr(p).sum(-1).mean((0, 1))
-        yield from by_head(sight, "routing_entropy", entropy, tokens)
+        yield from by_head(event, "routing_entropy", entropy, tokens)
         first = p.gather(-1, choices[..., :1]).mean((0, 1, 3))
-        yield from by_head(sight, "top_probability", first, tokens)
+        yield from by_head(event, "top_probability", first, tokens)
 
     @classmethod
-    def conclude(cls, rows: list[Row]) -> list[Row]:
+    def correct_averages(cls, rows: list[Row]) -> list[Row]:
         loads: dict[tuple, list[float]] = defaultdict(list)
         for row in rows:
             if row.measure == "load":

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.errors import UserError
-from zoo.hyper import HyperStreams, patterns
-from zoo.modules import Dims, fp32_linear
+from zoo.interfaces import Dims
+from zoo.modules import fp32_linear
+from zoo.residuals.hyper_connections import HyperStreams, patterns
 
 
 class FactorisedStreams(HyperStreams):

@@ -1,4 +1,4 @@
-"""What attention shows a probe: its weights, its gates, and which tokens a query may read.
+"""Probe events of attention: its weights, its gates, and the tokens that a query may read.
 
 Weights come from the public operations' definitions (`backend="reference"`), with one-hot values, so that the fused
 kernels of the pass stay fused. They take q and k as the pass has them, and are computed in at least fp32.
@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.probe import one_hot_values
 
 BRANCHES = ("compressed", "selected", "window")
 
 
 def attention_weights(attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: Any, **options) -> Tensor:
-    """How much of token s goes into token t, [B, H, T, T] in at least fp32.
+    """The weight of token s for token t, [B, H, T, T] in at least fp32.
 
     attend: an operation of `kernels` that is called as attend(q, k, v, *more, **options); q [B, T, H, K], k
     [B, T, Hkv, K]. Its values are replaced, so it needs none here.
@@ -30,51 +29,63 @@ def attention_weights(attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more
         return attend(q, k, one_hot_values(k), *more, backend="reference", **options).transpose(1, 2)
 
 
-def readable(attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: Any, **options) -> Tensor:
-    """Which tokens s a query t may read, bool [B, H, T, T]: with equal scores their weights are above 0."""
+def one_hot_values(v: Tensor) -> Tensor:
+    """Values [B, T, Hkv, T] that say which token they are of, in place of v [B, T, Hkv, V].
+
+    Attention is linear in its values, so with these an operation returns its weights, [B, T, H, T].
+    """
+    time = v.shape[1]
+    eye = torch.eye(time, device=v.device, dtype=v.dtype)
+    return eye[None, :, None].expand(v.shape[0], -1, v.shape[2], -1)
+
+
+def visible_tokens(attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: Any, **options) -> Tensor:
+    """Whether query t may read token s, bool [B, H, T, T]: with equal scores such weights are above 0."""
     return attention_weights(attend, torch.zeros_like(q), k, *more, **options) > 0
 
 
-def show_attention(
+def record_attention(
     ctx: Context, attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: Any, **options
 ) -> None:
-    """Show the weights of attend(q, k, v, *more, **options)."""
-    ctx.show("attention", lambda: {"weights": attention_weights(attend, q, k, *more, **options)})
+    """Record the weights of attend(q, k, v, *more, **options)."""
+    ctx.record("attention", lambda: {"weights": attention_weights(attend, q, k, *more, **options)})
 
 
-def show_sparse(ctx: Context, q: Tensor, k: Tensor, indices: Tensor | None) -> None:
-    """Show attention over the selected keys, which keys these are, and the dense attention they were chosen from.
+def record_sparse_attention(ctx: Context, q: Tensor, k: Tensor, indices: Tensor | None) -> None:
+    """Record attention over the selected keys, these keys, and the dense attention they were chosen from.
 
     indices: [B, T, n] as `kernels.lightning_topk` returns them; None where attention is still dense.
     """
     packed = {"cu_seqlens": ctx.cu_seqlens}
     if indices is None:
-        show_attention(ctx, kernels.attention, q, k, **packed)
+        record_attention(ctx, kernels.attention, q, k, **packed)
         return
-    show_attention(ctx, kernels.sparse_attention, q, k, indices, **packed)
-    ctx.show(
+    record_attention(ctx, kernels.sparse_attention, q, k, indices, **packed)
+    ctx.record(
         "selection",
         lambda: {
-            "selected": readable(kernels.sparse_attention, q, k, indices, **packed),
+            "selected": visible_tokens(kernels.sparse_attention, q, k, indices, **packed),
             "dense": attention_weights(kernels.attention, q, k, **packed),
         },
     )
 
 
-def show_gates(ctx: Context, x: Tensor, width: int, **gates: nn.Module | None) -> None:
-    """Show gates of x [B, T, D] by name, [B, T, heads, width] each; those that are None are not there.
+def record_gates(ctx: Context, x: Tensor, width: int, **gates: nn.Module | None) -> None:
+    """Record gates of x [B, T, D] by name, [B, T, heads, width] each; those that are None are left out.
 
     A gate on values has as many heads as there are KV heads.
     """
     there = {name: gate for name, gate in gates.items() if gate is not None}
     if there:
-        ctx.show("gates", lambda: {name: gate(x).unflatten(-1, (-1, width)) for name, gate in there.items()})
+        ctx.record(
+            "gates", lambda: {name: gate(x).unflatten(-1, (-1, width)) for name, gate in there.items()}
+        )
 
 
-def show_branches(
+def record_branch_attention(
     ctx: Context, q: Tensor, q_rotated: Tensor, keys: tuple[Tensor, ...], gates: Tensor, sizes: dict[str, int]
 ) -> None:
-    """Show gates, attention and selection of `kernels.nsa_attention`.
+    """Record gates, attention and selection of `kernels.nsa_attention`.
 
         w_ts = Σ_c g_tc·w^c_ts / Σ_s Σ_c g_tc·w^c_ts       c: compression, selection, window
 
@@ -95,15 +106,15 @@ def show_branches(
         only[..., BRANCHES.index("selected")] = 1
         return branch_weights(q, torch.zeros_like(q_rotated), keys, only, options) > 0
 
-    ctx.show("gates", lambda: dict(zip(BRANCHES, gates.detach().unbind(-1), strict=True)))
-    ctx.show("attention", lambda: {"weights": weights()})
-    ctx.show("selection", lambda: {"selected": selected()})
+    ctx.record("gates", lambda: dict(zip(BRANCHES, gates.detach().unbind(-1), strict=True)))
+    ctx.record("attention", lambda: {"weights": weights()})
+    ctx.record("selection", lambda: {"selected": selected()})
 
 
 def branch_weights(
     q: Tensor, q_rotated: Tensor, keys: tuple[Tensor, ...], gates: Tensor, options: dict[str, Any]
 ) -> Tensor:
-    """Σ_c g_tc·w^c_ts, [B, H, T, T] in at least fp32; arguments as in `show_branches`."""
+    """Σ_c g_tc·w^c_ts, [B, H, T, T] in at least fp32; arguments as in `record_branch_attention`."""
     q, q_rotated, compressed, selected, sliding = (_wide(x) for x in (q, q_rotated, *keys))
     tokens = one_hot_values(selected)
     cut = {key: options[key] for key in ("block_size", "stride", "cu_seqlens")}

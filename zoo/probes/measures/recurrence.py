@@ -8,14 +8,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from zoo.probe import Sight
-from zoo.probes.measure import Measure, register
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
 from zoo.probes.rows import Row, by_head, row
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
-@register
+@register_measure
 class States(Measure):
     """Size and dimension of the states S [K, V] of a head, means over the batch.
 
@@ -26,20 +26,20 @@ class States(Measure):
     name = "states"
     kinds = ("recurrence",)
 
-    def see(self, sight: Sight) -> Iterator[Row]:
-        states = sight.values["states"].detach().double()
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        states = event.values["states"].detach().double()
         of_state = {"norm": states.norm(dim=(-2, -1)), "rank": effective_rank(states)}  # [B, P, M, H]
         for name, values in of_state.items():
-            for end, at in zip(sight.values["ends"].tolist(), values.unbind(1), strict=True):
+            for end, at in zip(event.values["ends"].tolist(), values.unbind(1), strict=True):
                 where = {"axis": "position", "start": 0, "end": end}
-                yield from by_head(sight, f"state_{name}", at.mean((0, 1)), at[..., 0].numel(), **where)
+                yield from by_head(event, f"state_{name}", at.mean((0, 1)), at[..., 0].numel(), **where)
             if values.shape[2] > 1:
                 for m, memory in enumerate(values[:, -1].unbind(1)):
                     where = {"axis": "expert", "start": m, "end": m + 1}
-                    yield from by_head(sight, f"memory_{name}", memory.mean(0), len(memory), **where)
+                    yield from by_head(event, f"memory_{name}", memory.mean(0), len(memory), **where)
 
 
-@register
+@register_measure
 class Decay(Measure):
     """How fast a head forgets, over tokens and channels (and memories that a token writes to).
 
@@ -50,13 +50,13 @@ class Decay(Measure):
     name = "decay"
     kinds = ("recurrence",)
 
-    def see(self, sight: Sight) -> Iterator[Row]:
-        for head, g in enumerate(sight.values["log_decay"].detach().double().movedim(3, 0).flatten(1)):
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        for head, g in enumerate(event.values["log_decay"].detach().double().movedim(3, 0).flatten(1)):
             g = g[~g.isnan()].sort().values
             for q in QUANTILES if len(g) else ():
                 where = {"head": head, "axis": "quantile", "start": 0, "end": q, "count": len(g)}
-                yield row(sight, "decay", quantile(g.exp(), q), **where)
-                yield row(sight, "decay_half_life", -math.log(2) / quantile(g, q), **where)
+                yield row(event, "decay", quantile(g.exp(), q), **where)
+                yield row(event, "decay_half_life", -math.log(2) / quantile(g, q), **where)
 
 
 def quantile(ascending: Tensor, q: float) -> Tensor:

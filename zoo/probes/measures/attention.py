@@ -7,15 +7,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from zoo.probe import Sight
-from zoo.probes.measure import Measure, register
-from zoo.probes.positions import by_position, overall
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
+from zoo.probes.positions import by_position, mean_over_queries
 from zoo.probes.rows import Row, buckets, by_head
 
 RANKS = (1, 8)
 
 
-@register
+@register_measure
 class Attention(Measure):
     """Of weights w [B, H, T, T], by head, as means over sequences and queries t:
 
@@ -29,28 +29,30 @@ class Attention(Measure):
     name = "attention"
     kinds = ("attention",)
 
-    def see(self, sight: Sight) -> Iterator[Row]:
-        w = sight.values["weights"]
-        yield from _first_token(sight, w)
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        w = event.values["weights"]
+        yield from _first_token(event, w)
         best = w.topk(min(max(RANKS), w.shape[-1]), -1).values
         for k in RANKS:
-            yield from overall(sight, "top_mass", best[..., :k].sum(-1), axis="rank", start=0, end=k)
+            yield from mean_over_queries(
+                event, "top_mass", best[..., :k].sum(-1), axis="rank", start=0, end=k
+            )
         entropy = torch.special.entr(w).sum(-1)
-        yield from overall(sight, "attention_entropy", entropy)
-        yield from by_position(sight, "attention_entropy", entropy)
-        yield from _distances(sight, w)
+        yield from mean_over_queries(event, "attention_entropy", entropy)
+        yield from by_position(event, "attention_entropy", entropy)
+        yield from _distances(event, w)
 
 
-def _first_token(sight: Sight, w: Tensor) -> Iterator[Row]:
+def _first_token(event: ProbeEvent, w: Tensor) -> Iterator[Row]:
     """The first query has no choice, so counting starts at the second."""
     uniform = 1 / torch.arange(1, w.shape[-1] + 1, device=w.device, dtype=w.dtype)
     masses = {"first_token_mass": w[..., 0], "first_token_uniform": uniform.expand(w.shape[:3])}
     for measure, values in masses.items():
-        yield from overall(sight, measure, values, since=1)
-        yield from by_position(sight, measure, values, since=1)
+        yield from mean_over_queries(event, measure, values, since=1)
+        yield from by_position(event, measure, values, since=1)
 
 
-def _distances(sight: Sight, w: Tensor) -> Iterator[Row]:
+def _distances(event: ProbeEvent, w: Tensor) -> Iterator[Row]:
     batch, heads, time, _ = w.shape
     t = torch.arange(time, device=w.device)
     distance = (t[:, None] - t).clamp_min(0)
@@ -61,4 +63,4 @@ def _distances(sight: Sight, w: Tensor) -> Iterator[Row]:
     for start, end in buckets(time, first=1):
         mass = share[:, start:end].sum(-1)
         place = {"axis": "distance", "start": start, "end": end}
-        yield from by_head(sight, "distance_mass", mass, batch * time, **place)
+        yield from by_head(event, "distance_mass", mass, batch * time, **place)

@@ -1,4 +1,4 @@
-"""What recurrent mixers show a probe: their states along the sequence, and how fast they forget."""
+"""Probe events of recurrent mixers: their states along the sequence, and how fast they forget."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from zoo.context import Context
-from zoo.probe import Values
 
 
-def recurrence(
+def recurrence_values(
     ctx: Context, run: Callable[..., Tensor], inputs: Sequence[Tensor], log_decay: Tensor
-) -> Values:
-    """The states after an eighth, a quarter, a half and all of the tokens, and the log decays.
+) -> dict[str, Tensor]:
+    """The tensors of a "recurrence" event: states after an eighth, a quarter, a half and all tokens; log decays.
 
     run        the states [B, M, H, K, V] after some tokens, from zeros; called with inputs [B, t, ...] of these alone
     inputs     what it takes of every token, [B, T, ...] each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.schedule import StepBuffer
+from zoo.modules.step_buffer import StepBuffer
 
 
 class LoadBalance(StepBuffer):

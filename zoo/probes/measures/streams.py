@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from zoo.gains import singular_values
-from zoo.probe import Sight
-from zoo.probes.measure import Measure, register
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
 from zoo.probes.rows import Row, row
+from zoo.residuals.matrix_norms import singular_values
 
 
-@register
+@register_measure
 class StreamDimensions(Measure):
     """Size and principal components of the streams x [B, T, n, D] before every sub-block and the head, in fp64.
 
@@ -28,14 +28,14 @@ class StreamDimensions(Measure):
     name = "stream_dimensions"
     kinds = ("streams",)
 
-    def see(self, sight: Sight) -> Iterator[Row]:
-        x = as_streams(sight.values["streams"])
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        x = as_streams(event.values["streams"])
         tokens = x.shape[0] * x.shape[1]
-        yield row(sight, "stream_rms", x.square().mean().sqrt(), count=tokens)
+        yield row(event, "stream_rms", x.square().mean().sqrt(), count=tokens)
         energy, error = retained_by_rank(x)
         for name, values in (("stream_energy", energy), ("stream_error", error)):
             for rank, value in enumerate(values.tolist(), 1):
-                yield row(sight, name, value, axis="rank", start=0, end=rank, count=tokens)
+                yield row(event, name, value, axis="rank", start=0, end=rank, count=tokens)
 
 
 def as_streams(x: Tensor) -> Tensor:

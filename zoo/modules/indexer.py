@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.checks import in_autocast_dtype
-from zoo.groups import ParameterGroup
 from zoo.modules import fp32_linear
-from zoo.schedule import StepBuffer
+from zoo.modules.parameter_groups import ParameterGroup
+from zoo.modules.step_buffer import StepBuffer
 
 
 class Indexer(nn.Module):

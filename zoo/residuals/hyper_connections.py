@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.errors import UserError
-from zoo.groups import ParameterGroup
-from zoo.modules import NORM_EPS, Dims
-from zoo.probe import Values
-from zoo.residual import Residual, Streams
-from zoo.schedule import StepBuffer
+from zoo.interfaces import Dims, Residual, Streams
+from zoo.modules import NORM_EPS
+from zoo.modules.parameter_groups import ParameterGroup
+from zoo.modules.step_buffer import StepBuffer
+from zoo.option_checks import at_least, one_of
 
 ALPHA = 0.01
 COEFFICIENTS = ParameterGroup("coefficients", lr_scale=10.0)
@@ -123,7 +123,7 @@ class HyperResidual(Residual):
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
 
-    def shown(self, coefficients: Coefficients) -> Values:
+    def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:
         return coefficients._asdict()
 
 
@@ -181,11 +181,7 @@ def check(config: HyperConfig) -> None:
     """Refuse options that mean nothing. Raises UserError."""
     if config.n_streams < 2:
         raise UserError(f"n_streams={config.n_streams} must be at least 2; for one stream: residual.name=add")
-    for key, known in (("init", ("identity", "seed")), ("readout", ("mean", "learned"))):
-        if getattr(config, key) not in known:
-            raise UserError(f"{key} of a residual scheme is one of {known}, not '{getattr(config, key)}'")
+    one_of(config.init, ("identity", "seed"), "init of a residual scheme")
+    one_of(config.readout, ("mean", "learned"), "readout of a residual scheme")
     for key in ("warmup_factor", "warmup_hold", "warmup_ramp"):
-        if not 0 <= getattr(config, key) < math.inf:
-            raise UserError(
-                f"{key}={getattr(config, key)} of a residual scheme must be a number of at least 0"
-            )
+        at_least(getattr(config, key), 0, key)
