@@ -22,7 +22,7 @@ from experiments.trainer import make_loggers, make_trainer
 
 
 class Attempt:
-    """What one attempt trains with; `fit` trains. The summary of the run is made from its attributes."""
+    """The parts that one attempt trains with; `fit` trains. The summary of the run is made from them."""
 
     def __init__(self, planned: Plan, corpus: Corpus, device: torch.device, sink: Sink) -> None:
         config, folder = planned.config, planned.folder.path

@@ -26,7 +26,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
-    """The exit status of the command line, after running it.
+    """Run the command line; returns its exit status.
 
     0: fine; 1: a run or a cell failed; 2: a mistake in the input, or the system would not read or write a file; 130
     and 143 are what shells know for Ctrl-C and SIGTERM, 141 for a reader of the output that has gone.
@@ -96,7 +96,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """What cannot be written any more is given up, or the interpreter complains of it again as it ends."""
+    """Give up output that cannot be written any more, or the interpreter complains of it again as it ends."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""What the model of a run costs, derived once from its module without storage."""
+"""FLOPs and decode-state bytes of the model of a run, derived once from its module without storage."""
 
 from __future__ import annotations
 

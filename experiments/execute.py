@@ -12,7 +12,7 @@ from zoo.errors import UserError
 
 
 def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
-    """Whether there was anything to do: trains a run, from its last checkpoint on, until it is complete.
+    """Train a run, from its last checkpoint on, until it is complete; returns whether there was anything to do.
 
     workers: cells of one sweep that train at the same time, this one included.
     A failure is recorded in the run folder and raised as RunFailed; a pause is raised as RunFailed and not recorded.

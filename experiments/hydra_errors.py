@@ -11,7 +11,7 @@ from zoo.pattern import QUOTING
 
 
 def explain(error: BaseException) -> str:
-    """One readable line for a configuration error, with a suggestion where a name is close to a known one."""
+    """A configuration error in one line, with a suggestion where a name is close to a known one."""
     text = _flat(str(error))
     cause = _flat(str(error.__cause__)) if error.__cause__ else ""
     for rule in (_unknown_choice, _unknown_key, _bad_value, _no_list, _bad_syntax):

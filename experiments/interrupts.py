@@ -16,7 +16,7 @@ STATUS = 130  # what shells know for Ctrl-C
 
 
 def exit_at_once() -> None:
-    """From now on Ctrl-C ends the process with one line, if it was listened to at all.
+    """Let Ctrl-C end the process with one line from now on, unless it is ignored.
 
     While modules load, an exception would be raised anywhere in them, and be lost where they swallow it.
     """
@@ -34,7 +34,7 @@ def _exit(number: int, frame: object) -> None:
 
 @contextlib.contextmanager
 def exiting() -> Iterator[None]:
-    """While inside, as after `exit_at_once`: for imports that take seconds. Nothing may be half-done there."""
+    """While inside, Ctrl-C ends the process with one line: for imports that take seconds. Nothing may be half-done."""
     before = signal.getsignal(signal.SIGINT)
     exit_at_once()
     try:
@@ -57,7 +57,7 @@ def raising() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Processes started inside never get Ctrl-C, which a terminal sends to all: the one that started them ends them.
+    """While inside, Ctrl-C is blocked, for good in processes started there: their parent ends them.
 
     What arrives here meanwhile is kept until the end.
     """

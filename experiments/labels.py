@@ -1,4 +1,4 @@
-"""What people call a model: in legends, in the lines of a sweep and in tables."""
+"""Names of models for people: in legends, in the lines of a sweep and in tables."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SIZES, ROUNDS, PAUSE = (384, 768, 1536), 8, 0.05
 
 
 class Peak(NamedTuple):
-    """FLOP/s, and where the number comes from."""
+    """A rate in FLOP/s, and the source of the number."""
 
     flops: float
     source: str
@@ -48,10 +48,10 @@ def peak(device: torch.device, cache: Path, above: float = 0.0) -> Peak:
     file = (
         cache / "peaks" / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]}.json"
     )
-    flops = _kept(file)
+    flops = _cached(file)
     if flops <= above:
-        flops = max(flops, _measured(device))
-        if flops > _kept(file):  # another process may have found a higher one meanwhile
+        flops = max(flops, _measure(device))
+        if flops > _cached(file):  # another process may have found a higher one meanwhile
             remember(file, {**key, "flops": flops, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
     return Peak(
         flops, f"measured once per machine: fp32 matrix products, {key['threads']} thread(s), the fastest"
@@ -65,20 +65,20 @@ def utilisation(rate: float, peak: float) -> float | None:
 
 
 def _key(device: torch.device) -> dict[str, Any]:
-    """What decides how fast products are, as plain values."""
+    """The facts that decide how fast products are, as plain values."""
     facts = machine.describe(device)
     kept = {name: facts[name] for name in ("host_cpu", "cores", "gpu", "threads", "capability")}
     return {**kept, "torch": torch.__version__}
 
 
-def _kept(file: Path) -> float:
-    """What a file of the cache says; 0 where it says nothing that a peak can be."""
+def _cached(file: Path) -> float:
+    """The peak in a file of the cache; 0 where it holds none."""
     found = recall(file)
     flops = found.get("flops") if isinstance(found, dict) else None
     return float(flops) if isinstance(flops, int | float) and 0 < flops < math.inf else 0.0
 
 
-def _measured(device: torch.device) -> float:
+def _measure(device: torch.device) -> float:
     """FLOP/s of the fastest fp32 product of two n×n matrices: 2·n³ / seconds."""
     best = 0.0
     places = [(n, torch.ones(n, n, device=device), torch.empty(n, n, device=device)) for n in SIZES]

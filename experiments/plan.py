@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """What messages call the run: its model's label and its seed."""
+        """The name of the run in messages: its model's label and its seed."""
         return f"{label(self.config, self.letters)} seed {self.config.seed}"
 
     def yaml(self) -> str:

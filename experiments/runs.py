@@ -36,7 +36,7 @@ class RunFailed(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run and what its state is."""
+    """The folder of one run, and the state that the run is in."""
 
     path: Path
 
@@ -56,7 +56,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def begin(self, config_yaml: str, identity: dict[str, Any]) -> None:
-        """Write what the run is, before it runs; half-written files of a killed attempt go.
+        """Write configuration and identity before the run; half-written files of a killed attempt go.
 
         Raises UserError where something in it is a link.
         """
@@ -104,7 +104,7 @@ class RunFolder:
             raise self.damaged(name, error) from error
 
     def damaged(self, name: str, error: Exception) -> UserError:
-        """What to raise for a file of the run that does not hold what it should."""
+        """The error to raise for a file of the run that does not hold what it should."""
         return UserError(
             f"{self.path / name} cannot be read ({type(error).__name__}: {error}); remove it, and the same command "
             "goes on with the run"
@@ -139,7 +139,7 @@ def refuse_link(place: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """The same of everything in a run's folder, and in those of its checkpoints, weights and probes; loggers may."""
+    """Raise UserError for a link in the folders of a run, its checkpoints, weights and probes; loggers may have some."""
     inside = ("*", "checkpoints/*", "weights/*", "weights/*/*", "probes/*")
     for place in [place for pattern in inside for place in folder.glob(pattern)]:
         refuse_link(place)

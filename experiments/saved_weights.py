@@ -1,4 +1,4 @@
-"""Which weights of a run are there: the best in its folder, others in weights/step-N, the newest in its checkpoints."""
+"""Finding a run's weights: the best in its folder, others in weights/step-N, the newest in its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BEST, LAST = "best", "last"
 
 
 def step_folder(run: Path, step: int) -> Path:
-    """Where the weights of a step are exported to, beside the best ones."""
+    """The folder that the weights of a step are exported to, beside the best ones."""
     return run / FOLDER / f"step-{step:08d}"
 
 
 def available(run: Path) -> dict[int, Path]:
-    """Step -> a folder or checkpoint that `zoo.load` reads; the best weights only where their step was recorded."""
+    """Step -> its weights, a folder or checkpoint that `zoo.load` reads; the best only where their step was recorded."""
     found = {_step(path): path for path in run.glob("checkpoints/step-*.ckpt")}
     whole = (
         path for path in run.glob(f"{FOLDER}/step-*") if all((path / x).is_file() for x in (WEIGHTS, CARD))
@@ -33,7 +33,7 @@ def available(run: Path) -> dict[int, Path]:
 
 
 def find(run: Path, at: str) -> tuple[Path, int | None]:
-    """Where the weights at best, last or a step of a complete run are, and their step (None: not recorded).
+    """The path of a complete run's weights at best, last or a step, and their step (None: not recorded).
 
     Raises UserError, with the steps there are, for one that is not.
     """

@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]
 class LanguageModelling(pl.LightningModule):
     """Cross-entropy of the next token plus weighted auxiliary losses.
 
-    What the last training step saw (losses, gradient norm) is left in `seen` for the callbacks that write rows.
+    What the last training step saw (losses, gradient norm) is left in `last_step` for the callbacks that write rows.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LanguageModelling(pl.LightningModule):
         self.tokenizer = tokenizer
         # Not a submodule: the weights would stand in every checkpoint twice.
         object.__setattr__(self, "compute", torch.compile(model) if config.trainer.compile else model)
-        self.seen: dict[str, Tensor] = {}
+        self.last_step: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The training loss of a micro-batch: cross-entropy plus weighted auxiliary losses. Raises NonFinite."""
@@ -48,8 +48,8 @@ class LanguageModelling(pl.LightningModule):
         if not torch.isfinite(total):
             module = first_bad_module(self.model, lambda: self.model(batch["tokens"], context(batch)))
             raise NonFinite("the loss is not finite", self.global_step, module)
-        self.seen = {"loss": loss.detach(), "aux_loss": (total - loss).detach()}
-        self.seen.update({f"aux:{name}": value.detach() for name, value in aux.items()})
+        self.last_step = {"loss": loss.detach(), "aux_loss": (total - loss).detach()}
+        self.last_step.update({f"aux:{name}": value.detach() for name, value in aux.items()})
         return total
 
     def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -75,7 +75,7 @@ class LanguageModelling(pl.LightningModule):
         norm = optim.clip_gradients(optimizer, self.config.optim.clip)
         if not torch.isfinite(norm):
             raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
-        self.seen["grad_norm"] = norm
+        self.last_step["grad_norm"] = norm
         set_step(self.model, self.global_step + 1, self.config.trainer.max_steps)
 
     def train_dataloader(self) -> DataLoader:

@@ -60,7 +60,7 @@ def make_loggers(config: Config, folder: Path) -> Any:
 
 
 def silence_lightning() -> None:
-    """Lightning's tips and PyTorch's advice are not for the people who read our progress."""
+    """Switch off Lightning's tips and PyTorch's advice, which are not for the people who read our progress."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")

@@ -1,4 +1,4 @@
-"""Which calls suite=kernels measures: every operation that has a Triton form, at sizes that people train.
+"""The calls that suite=kernels measures: every operation that has a Triton form, at sizes that people train.
 
 Sizes are those of the reference model (width 768; SPEC's default mixer sizes), and those of published comparisons
 where there are any. A case holds batch times length fixed while the length grows; past that the batch is 1.
@@ -24,7 +24,7 @@ from zoo.errors import unknown
 TOKENS = 131_072
 WIDTH, HEADS, KV_HEADS, HEAD = 768, 12, 4, 64
 STREAMS = 4
-KEPT = 2048
+SELECTED = 2048
 NSA = {"block_size": 32, "stride": 16, "select_size": 64, "n_select": 16, "window": 512}
 
 
@@ -80,7 +80,7 @@ class Case:
     torch_limit: int = 16_384
 
     def calls(self, length: int, tokens: int, device: torch.device, dtype: torch.dtype) -> list[Call]:
-        """Its calls on sequences of `length`, as many as fit into `tokens`, at least one."""
+        """The calls on sequences of `length`, as many as fit into `tokens`, at least one."""
         return self.make(InputFactory(max(1, tokens // length), length, device, dtype))
 
 
@@ -168,15 +168,15 @@ def _dsa_indexer(d: InputFactory) -> tuple[Tensor, ...]:
 
 
 def _lightning_topk(d: InputFactory) -> list[Call]:
-    return [_call("lightning_topk", *_indexer(d), k=min(KEPT, d.length))]
+    return [_call("lightning_topk", *_indexer(d), k=min(SELECTED, d.length))]
 
 
 def _dsa_topk(d: InputFactory) -> list[Call]:
-    return [_call("lightning_topk", *_dsa_indexer(d), k=min(KEPT, d.length), scores="relu")]
+    return [_call("lightning_topk", *_dsa_indexer(d), k=min(SELECTED, d.length), scores="relu")]
 
 
 def _sparse(d: InputFactory, *sizes: int) -> list[Call]:
-    return [_call("sparse_attention", *_attention(d, *sizes), d.causal_indices(min(KEPT, d.length)))]
+    return [_call("sparse_attention", *_attention(d, *sizes), d.causal_indices(min(SELECTED, d.length)))]
 
 
 def _sparse_with_indexer(d: InputFactory, *sizes: int) -> list[Call]:
@@ -185,13 +185,13 @@ def _sparse_with_indexer(d: InputFactory, *sizes: int) -> list[Call]:
 
 def _indexer_kl(d: InputFactory) -> list[Call]:
     q, k, _ = _attention(d)
-    indices = d.causal_indices(min(KEPT, d.length))
+    indices = d.causal_indices(min(SELECTED, d.length))
     return [_call("indexer_kl", q, k, *_indexer(d), d.ones(), indices=indices)]
 
 
 def _dsa_kl(d: InputFactory) -> list[Call]:
     q, k, _ = _attention(d)
-    options = {"indices": d.causal_indices(min(KEPT, d.length)), "scores": "relu"}
+    options = {"indices": d.causal_indices(min(SELECTED, d.length)), "scores": "relu"}
     return [_call("indexer_kl", q, k, *_dsa_indexer(d), d.ones(), **options)]
 
 

@@ -47,7 +47,7 @@ COLUMNS = [
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
-    """The columns that say where a row was measured."""
+    """The columns that name device, machine, version of torch and commit of a row."""
     where = machine.describe(device)
     name = where["gpu"] or f"{where['host_cpu']}, {where['threads']} thread(s)"
     return {
@@ -76,12 +76,12 @@ def row(
 
 
 def note_row(suite: str, model: str, note: str, device: torch.device, **more: Any) -> dict[str, Any]:
-    """A row of something that has no time, with the reason."""
+    """A row without a time, with a note that says why."""
     return {"suite": suite, "model": model, "note": note, **machine_facts(device), **more}
 
 
 def table_path(config: Config) -> Path:
-    """Where the configured suite's table goes."""
+    """The path of the configured suite's table."""
     return Path(config.bench.out or f"{config.results}/bench") / f"{config.suite}.csv"
 
 
@@ -102,26 +102,26 @@ def _save(rows: list[dict[str, Any]], path: Path, columns: Sequence[str] = COLUM
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured in one go: the columns that name it, and how to get its rows, one or more."""
+    """A unit of measuring: the columns that name it, and a function that returns its rows, one or more."""
 
     names: dict[str, Any]
     measure: Callable[[], list[dict[str, Any]]]
 
 
 def failure_reason(error: Exception) -> str:
-    """In a line why something could not be measured; of a backend that refuses, what it says."""
+    """The reason of a failure in a line; of a backend that refuses, its own words."""
     text = " ".join(str(error).split())
     refused = text.partition("cannot serve this call: ")[2].partition("; those that can")[0]
     return refused or f"{type(error).__name__}: {text}"[:200]
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether the GPU is of no more use to this process."""
+    """Whether the GPU can be used no more by this process."""
     return any(words in str(error) for words in ("CUDA error", "illegal memory access", "device-side assert"))
 
 
 class Crashed(RuntimeError):
-    """Measuring broke the device for this process; `rows` holds what is known, the failure included."""
+    """A measurement broke the device for this process; `rows` holds the rows so far, the failure included."""
 
     def __init__(self, message: str, rows: list[dict[str, Any]]) -> None:
         super().__init__(message)
@@ -129,7 +129,7 @@ class Crashed(RuntimeError):
 
 
 class ResumableTable:
-    """A table in a file that grows cell by cell: what stands in it is not measured again.
+    """A table in a file that grows cell by cell: a cell that has rows there is not measured again.
 
     Rows of another commit, machine or version of torch are, and go when the first new ones come.
     """
@@ -142,8 +142,8 @@ class ResumableTable:
             found = csv.DictReader(self.path.read_text(encoding="utf-8", errors="replace").splitlines())
             self.rows = [row for row in found if all(row.get(k) == v for k, v in here.items())]
 
-    def left(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those of the cells that have no row yet."""
+    def unmeasured(self, cells: Iterable[Cell]) -> list[Cell]:
+        """The cells that have no row yet."""
         return [cell for cell in cells if not self.find(**cell.names)]
 
     def find(self, **names: Any) -> list[dict[str, Any]]:
@@ -151,8 +151,8 @@ class ResumableTable:
         return [row for row in self.rows if all(str(row.get(k, "")) == str(v) for k, v in names.items())]
 
     def fill(self, cells: Iterable[Cell], budget_s: float, title: str) -> None:
-        """Measure what is left, until the time is used up."""
-        left, deadline = self.left(cells), time.monotonic() + budget_s
+        """Measure the cells that have no row yet, until the time is used up."""
+        left, deadline = self.unmeasured(cells), time.monotonic() + budget_s
         for cell in tqdm(left, desc=title, unit="cell"):
             if time.monotonic() > deadline:
                 tqdm.write(f"bench.budget_s={budget_s:g} is used up; the same command measures what is left")

@@ -1,4 +1,4 @@
-"""How fast a GPU could do what a kernel has to do at least: the longer of moving its bytes and doing its FLOPs."""
+"""The roofline of a kernel: the least time a GPU needs, the longer of moving its bytes and doing its FLOPs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ PEAKS = {
 
 
 def peaks_of(device: torch.device) -> Peaks | None:
-    """Of the device that is there; None where it is not in the table."""
+    """The limits of this device; None where it is not in the table."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peaks for key, peaks in PEAKS.items() if key in name), None)
 
 
 def milliseconds(work: Work, call: Call, peaks: Peaks) -> float:
-    """At least; in half precision tensor cores are taken to do all of it."""
+    """The least milliseconds of a kernel's work; in half precision tensor cores are taken to do all of it."""
     return 1e3 * max(work.bytes / peaks.bytes, work.flops / _flops(call, peaks))
 
 
@@ -50,7 +50,7 @@ def _flops(call: Call, peaks: Peaks) -> float:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a whole case in one mode; milliseconds None where the GPU's limits are not known."""
+    """FLOPs, bytes and least milliseconds of a case in one mode; the last None where the GPU's limits are not known."""
 
     flops: float
     bytes: float
@@ -58,7 +58,7 @@ class Totals:
 
 
 def totals(calls: list[Call], mode: str, peaks: Peaks | None) -> Totals | None:
-    """Summed over the kernels of a mode ("forward", "forward+backward"); None where some call does not count."""
+    """The work of a case in a mode ("forward", "forward+backward"); None where some call does not count its work."""
     counted = [(call, work) for call in calls for work in call.work() or [None]]
     if any(work is None for _, work in counted):
         return None

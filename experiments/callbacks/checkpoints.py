@@ -34,7 +34,7 @@ class Checkpoints(StepCallback):
 
 
 class AtomicFiles(TorchCheckpointIO):
-    """Checkpoints are written where they belong.
+    """Writes checkpoints atomically into their own folder.
 
     Lightning's own writer goes through the temporary folder, which may be small, and where a killed process would
     leave its file.

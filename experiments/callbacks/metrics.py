@@ -43,7 +43,7 @@ class MetricRows(StepCallback):
         self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Add a micro-batch's losses to the running sums."""
-        for name, value in task.seen.items():
+        for name, value in task.last_step.items():
             if name != "grad_norm":
                 self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
         self.count += 1
@@ -56,7 +56,9 @@ class MetricRows(StepCallback):
         if not due(step, self.every, trainer.max_steps):
             return
         row = {name: float(value) / self.count for name, value in self.sums.items()}
-        row["grad_norm"] = float(task.seen["grad_norm"])  # waits for the GPU, so the clock below is honest
+        row["grad_norm"] = float(
+            task.last_step["grad_norm"]
+        )  # waits for the GPU, so the clock below is honest
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.write(trainer, {"split": "train", **row, **self._speed(task)})
         self.sums, self.count, self.steps = {}, 0, 0

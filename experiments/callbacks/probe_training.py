@@ -12,8 +12,8 @@ from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.step import StepCallback, due
 from experiments.data import Split
 from experiments.probing import probe_tables
-from experiments.probing.held_out import spread
-from experiments.probing.probe_windows import measured
+from experiments.probing.held_out import spread_windows
+from experiments.probing.window_rows import probe_windows
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 
@@ -26,7 +26,7 @@ class ProbeTraining(StepCallback):
 
     def __init__(self, config: Config, split: Split, metrics: MetricRows, run: Path) -> None:
         self.every, self.batch_size = config.trainer.probe_every, config.probe.batch_size
-        self.windows = spread(split, config.probe.windows, config.data.seq_len)
+        self.windows = spread_windows(split, config.probe.windows, config.data.seq_len)
         self.metrics, self.run = metrics, run
         self.rows: list[tuple[Any, ...]] = []
 
@@ -52,6 +52,6 @@ class ProbeTraining(StepCallback):
         if not (due(step, self.every, trainer.max_steps) or trainer.should_stop):
             return
         began = time.perf_counter()
-        self.rows += [(step, *row) for row in measured(task.model, *self.windows, self.batch_size)]
+        self.rows += [(step, *row) for row in probe_windows(task.model, *self.windows, self.batch_size)]
         probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
         self.metrics.paused += time.perf_counter() - began

@@ -28,4 +28,6 @@ class ReportProgress(StepCallback):
         if now - self.last < MIN_SECONDS and trainer.global_step < trainer.max_steps:
             return
         self.last = now
-        self.sink("train", trainer.global_step, trainer.max_steps, f"loss {float(task.seen['loss']):.3f}")
+        self.sink(
+            "train", trainer.global_step, trainer.max_steps, f"loss {float(task.last_step['loss']):.3f}"
+        )

@@ -15,7 +15,7 @@ class StepCallback(pl.Callback, ABC):
 
     @abstractmethod
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
-        """`trainer.global_step` optimiser steps are done."""
+        """Act after an optimiser step; `trainer.global_step` of them are done."""
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
@@ -26,5 +26,5 @@ class StepCallback(pl.Callback, ABC):
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Every `every` steps, and at the last."""
+    """Whether something is due that comes every `every` steps, and at the last."""
     return step % every == 0 or step == last

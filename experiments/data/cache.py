@@ -99,7 +99,7 @@ def remember(path: Path, value: Any) -> None:
 
 
 def recall(path: Path) -> Any | None:
-    """What `remember` wrote, or None if there is nothing readable."""
+    """The value that `remember` wrote, or None if there is nothing readable."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ def check(cfg: DataConfig) -> None:
 
 
 def check_settings(cfg: DataConfig) -> None:
-    """The part of `check` that reads no text."""
+    """Raise UserError for settings that cannot work; reads no text."""
     for kind, name, known in (
         ("data source", cfg.name, SOURCES),
         ("tokenizer", cfg.tokenizer, TOKENIZERS),

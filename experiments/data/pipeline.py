@@ -90,7 +90,7 @@ def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress:
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """uint16 for vocabularies under 65,536 entries, else uint32."""
+    """The dtype of token ids: uint16 for vocabularies under 65,536 entries, else uint32."""
     return np.dtype(np.uint16 if vocab_size < 65536 else np.uint32)
 
 

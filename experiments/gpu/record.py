@@ -1,4 +1,4 @@
-"""Which parts of a stage are done, kept in a file between its attempts."""
+"""A record of what is done, in a file that lasts between attempts."""
 
 from __future__ import annotations
 

@@ -24,7 +24,10 @@ LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """rehearse: small and on any machine; seconds: time one stage may take; inputs: folder with offline data."""
+    """Settings of all stages.
+
+    rehearse: small and on any machine; seconds: time one stage may take; inputs: folder with offline data.
+    """
 
     config: Config
     rehearse: bool

@@ -90,19 +90,19 @@ def at_length(config: Config, length: int) -> LanguageModel:
 
 
 def format_bytes(size: int) -> str:
-    """8192 -> "8.0 KiB"; in MiB from a tenth of one on, so that columns compare."""
+    """Bytes with a unit: 8192 -> "8.0 KiB"; in MiB from a tenth of one on, so that columns compare."""
     if size >= 2**20 / 10:
         return f"{size / 2**20:,.1f} MiB"
     return f"{size / 2**10:,.1f} KiB" if size >= 2**10 else f"{size} B"
 
 
 def short(length: int) -> str:
-    """131072 -> "128K"."""
+    """A length in short: 131072 -> "128K"."""
     return f"{length // 1024}K" if length % 1024 == 0 else str(length)
 
 
 class _Notes:
-    """What stands below the figures: what they count, and which lengths were extrapolated."""
+    """The lines below the figures: what these count, and whether some were extrapolated."""
 
     def __init__(self) -> None:
         self.counted_to = 0

@@ -1,4 +1,4 @@
-"""What `probe.*` may be."""
+"""Checks of the node `probe`."""
 
 from __future__ import annotations
 

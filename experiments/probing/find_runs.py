@@ -1,4 +1,4 @@
-"""Which runs to probe: those asked for that are complete; the others are named with what keeps them out."""
+"""Finding the runs to probe: complete ones; other folders are named with what keeps them out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find_runs(config: Config) -> tuple[list[Path], list[str]]:
 
 
 def run_title(run: Path) -> str:
-    """What a run is called in messages."""
+    """The name of a run in messages."""
     summary = RunFolder(run).summary()
     return one_line(f"{summary.get('name', run.name)} seed {summary.get('seed', '?')}")
 

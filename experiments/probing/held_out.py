@@ -1,4 +1,4 @@
-"""What probes read of the validation split: the same windows for every model of one text."""
+"""Held-out text that probes read: the same windows of the validation split for every model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from experiments.data import Split
 
 
-def spread(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
-    """Tokens and targets (the next tokens), int64 [N, T]: windows in equal distances over the whole split.
+def spread_windows(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
+    """Windows in equal distances over the whole split: tokens and targets (the next tokens), int64 [N, T].
 
     T = length, or less where the split is shorter; N = count, or as many as there are without overlap. A window
     begins wherever it falls, as in training on one stream; documents in it see each other.
@@ -25,7 +25,7 @@ def spread(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
     return whole[:, :-1], whole[:, 1:]
 
 
-def sentence(split: Split, bos: int, length: int) -> Tensor:
+def document_start(split: Split, bos: int, length: int) -> Tensor:
     """The start of the first document that is long enough, int64 [1, T], with its separator as the first token.
 
     Where none is, the start of the split, with whatever follows the first document.

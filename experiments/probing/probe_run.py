@@ -17,9 +17,10 @@ from experiments.data import Split
 from experiments.hashing import content_hash
 from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import sentence, spread
-from experiments.probing.probe_windows import loss_by_position, measured
+from experiments.probing.held_out import document_start, spread_windows
+from experiments.probing.loss_by_position import loss_by_position
 from experiments.probing.samples import samples
+from experiments.probing.window_rows import probe_windows
 from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
 from zoo.errors import UserError
@@ -45,7 +46,7 @@ def is_probed(run: Path, probe: ProbeConfig) -> bool:
 
 
 def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
-    """Whose weights to look at: what is asked for, or else what the run was configured with, or else the best."""
+    """The weights to probe (best, last or a step): as asked for, else as the run was configured, else the best."""
     if probe.at is not None:
         return probe.at
     try:
@@ -57,7 +58,7 @@ def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
 
 
 def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]:
-    """What decides the tables of a run, besides its weights and its text; `at` where that is not best."""
+    """The settings that decide the tables of a run, besides its weights and text; with `at` where it is not best."""
     given = {"format": _FORMAT, "measures": sorted(all_measures()), **dataclasses.asdict(probe)}
     del given["at"]
     return given if at == saved_weights.BEST else {**given, "at": at}
@@ -77,7 +78,7 @@ def probe_run(run: Path, config: Config) -> list[str]:
     place, step = saved_weights.find(run, at)
     loaded = dataclasses.replace(load_run(str(place), device), step=step)
     split = load_corpus(loaded, config.data, config.trainer.progress).splits["validation"]
-    made = _make(loaded, split, config.probe, machine.precision(config.trainer.precision, device))
+    made = _make_tables(loaded, split, config.probe, machine.precision(config.trainer.precision, device))
     (run / probe_tables.FOLDER).mkdir(exist_ok=True)
     probe_tables.remove_partials(run)
     (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
@@ -93,19 +94,19 @@ def probe_run(run: Path, config: Config) -> list[str]:
     return names
 
 
-def _make(
+def _make_tables(
     loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str
 ) -> dict[str, list[tuple[Any, ...]]]:
     """Table -> rows."""
     model, tokenizer = loaded.model, loaded.tokenizer
     text = functools.cache(lambda token: tokenizer.decode([token]))
-    shown = sentence(split, tokenizer.bos_id, probe.map_tokens)
-    routes = per_token.routes(model, shown)
-    windows, _ = spread(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
+    sentence = document_start(split, tokenizer.bos_id, probe.map_tokens)
+    routes = per_token.routes(model, sentence)
+    windows, _ = spread_windows(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
     return {
         "measures": [(loaded.step, *row) for row in _measures(loaded, split, probe, precision)],
-        "maps": per_token.maps(model, shown),
-        "sentence": [(i, token, text(token)) for i, token in enumerate(shown[0].tolist())],
+        "maps": per_token.attention_maps(model, sentence),
+        "sentence": [(i, token, text(token)) for i, token in enumerate(sentence[0].tolist())],
         "routes": routes,
         "assignments": per_token.assignments(model, windows, probe.batch_size, text) if routes else [],
         "samples": list(samples(loaded, probe)),
@@ -114,8 +115,8 @@ def _make(
 
 def _measures(loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
     model = loaded.model
-    rows = measured(model, *spread(split, probe.windows, model.seq_len), probe.batch_size)
-    long = spread(split, probe.long_windows, probe.extrapolate * model.seq_len)
+    rows = probe_windows(model, *spread_windows(split, probe.windows, model.seq_len), probe.batch_size)
+    long = spread_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
     return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
 
 

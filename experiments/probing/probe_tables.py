@@ -54,12 +54,12 @@ SCHEMAS[TRAINING] = SCHEMAS["measures"]
 
 
 def file(run: Path, name: str) -> Path:
-    """Where a table of a run lies."""
+    """The path of a table of a run."""
     return run / FOLDER / f"{name}.parquet"
 
 
 def remove_partials(run: Path) -> None:
-    """Remove what a process left that was killed while it wrote."""
+    """Remove half-written tables of a process that was killed."""
     for leftover in (run / FOLDER).glob(".*.partial"):
         leftover.unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ import torch
 from program import Lab
 
 from experiments.bench import passes, peers, result_table, roofline, timing
-from experiments.bench.cases import CASES, HEAD, HEADS, KEPT, Call
+from experiments.bench.cases import CASES, HEAD, HEADS, SELECTED, Call
 from experiments.bench.inputs import InputFactory
 from experiments.bench.suites import kernels as suite
 from experiments.schema import BenchConfig, Config
@@ -144,10 +144,10 @@ def flops(name: str, length: int, tokens: int) -> float:
     return roofline.totals(CASES[name].calls(length, tokens, META, torch.bfloat16), "forward", None).flops
 
 
-@pytest.mark.parametrize("length", [512, KEPT, 8192])
+@pytest.mark.parametrize("length", [512, SELECTED, 8192])
 def test_places_of_a_list_that_hold_no_key_are_not_counted(length):
     """As many pairs as the drawn lists have, which are twice as few as places where every list is short."""
-    pairs = sum(min(t + 1, KEPT) for t in range(length))
+    pairs = sum(min(t + 1, SELECTED) for t in range(length))
     assert flops("sparse_attention", length, length) == 2 * pairs * HEADS * 2 * HEAD
     assert flops("indexer_kl", length, length) == 2 * pairs * (HEADS * HEAD + 3 * 4 * HEAD)
 
@@ -233,4 +233,4 @@ def test_peers_stand_beside_cases_that_exist_and_say_why_they_cannot_run():
     for name, module in peers._files().items():
         assert set(module.CALLS) <= set(CASES), name
         assert module.__doc__, name
-    assert {"fla", "liger", "sdpa_cudnn", "varlen_dense"} <= set(peers.missing(CPU))
+    assert {"fla", "liger", "sdpa_cudnn", "varlen_dense"} <= set(peers.unavailable(CPU))

@@ -15,8 +15,9 @@ import zoo
 from analysis.probes import TABLES
 from experiments.data import Split
 from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import sentence, spread
-from experiments.probing.probe_windows import averaged, loss_by_position, position_buckets
+from experiments.probing.held_out import document_start, spread_windows
+from experiments.probing.loss_by_position import loss_by_position, position_buckets
+from experiments.probing.window_rows import average_rows
 from zoo.probes import Row
 
 VOCAB, EXPERTS = 11, 3
@@ -65,7 +66,7 @@ def test_maps_hold_every_weight_that_is_not_tiny():
     selected = torch.zeros(1, 1, time, time, dtype=torch.bool)
     selected[0, 0, 4, 2] = True
     model = Showing(weights, selected).train()
-    rows = per_token.maps(model, torch.zeros(1, time, dtype=torch.long))
+    rows = per_token.attention_maps(model, torch.zeros(1, time, dtype=torch.long))
     assert model.training
     expected = [
         (2, "one", head, "attention", query, key, pytest.approx(float(weights[0, head, query, key])))
@@ -116,7 +117,7 @@ def test_rows_of_batches_are_averaged_by_count():
     def row(value, count, head=0, start=0.0):
         return Row(1, "mixer", "one", head, "position", start, 16.0, "top_mass", value, count)
 
-    rows = averaged(
+    rows = average_rows(
         [row(0.5, 30), row(0.1, 7, head=1), row(0.2, 10), row(3.0, 5, start=1.0), row(math.nan, 0)]
     )
     assert rows == [
@@ -161,20 +162,20 @@ def test_position_buckets_of_a_short_text_end_with_it():
 
 def test_windows_are_spread_over_the_split():
     split = Split(np.arange(103, dtype=np.uint16), 0, 0, 0)
-    tokens, targets = spread(split, 3, 10)
+    tokens, targets = spread_windows(split, 3, 10)
     assert tokens[:, 0].tolist() == [0, 46, 92]
     assert targets[-1, -1] == 102
     assert (targets == tokens + 1).all()
-    assert len(spread(split, 500, 10)[0]) == 10, "no overlap"
-    assert spread(split, 4, 1000)[0].shape == (1, 102)
+    assert len(spread_windows(split, 500, 10)[0]) == 10, "no overlap"
+    assert spread_windows(split, 4, 1000)[0].shape == (1, 102)
 
 
 def test_the_sentence_starts_a_document():
     tokens = np.array([0, 5, 6, 0, 7, 8, 9, 0, 1, 2, 3, 4], dtype=np.uint16)
     split = Split(tokens, 0, 0, 3)
-    assert sentence(split, 0, 4).tolist() == [[0, 7, 8, 9]]
-    assert sentence(split, 0, 5).tolist() == [[0, 1, 2, 3, 4]]
-    assert sentence(split, 0, 6).tolist() == [[0, 5, 6, 0, 7, 8]]
+    assert document_start(split, 0, 4).tolist() == [[0, 7, 8, 9]]
+    assert document_start(split, 0, 5).tolist() == [[0, 1, 2, 3, 4]]
+    assert document_start(split, 0, 6).tolist() == [[0, 5, 6, 0, 7, 8]]
 
 
 def test_tables_have_the_columns_that_analysis_reads(tmp_path):

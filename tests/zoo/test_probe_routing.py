@@ -8,7 +8,7 @@ import torch
 from contract_cases import build, tokens
 from torch import Tensor
 
-from experiments.probing.probe_windows import averaged
+from experiments.probing.window_rows import average_rows
 from zoo import Context, ModelConfig
 from zoo.probes import Probe, ProbeEvent, Row, correct_averages, probe_model
 from zoo.probes.measures.routing import Routing
@@ -71,7 +71,7 @@ def test_imbalance_over_several_batches_is_that_of_all_their_tokens():
             ProbeEvent("routing", {"probabilities": p, "choices": choices}, 0, "mixer", "one")
         )
     ]
-    found = rows_by_key(correct_averages(averaged(rows)))
+    found = rows_by_key(correct_averages(average_rows(rows)))
     assert found["imbalance", 0, None].value == 1
     assert found["load_entropy", 0, None].value == pytest.approx(math.log(2))
     assert found["load", 0, 0].value == found["load", 0, 1].value == 0.5

@@ -25,14 +25,14 @@ from kernels.triton_common import interpreted
 LENGTHS = {"cuda": GPU_LENGTHS, "cpu": [256, 512]}
 CPU_TOKENS = 512
 SLOW_MS = 1e3
-"""What takes longer is timed once."""
+"""A call that takes longer is timed once."""
 
 
 def run(config: Config) -> list[dict[str, Any]]:
     """All rows of the table, those of earlier runs included."""
     device = machine.pick(config.device)
     table = result_table.ResumableTable(config, device)
-    for name, reason in peers.missing(device).items():
+    for name, reason in peers.unavailable(device).items():
         tqdm.write(f"without {name}: {reason}")
     table.fill(_cells(config, device), config.bench.budget_s, "kernels")
     return table.rows
@@ -41,7 +41,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 def finished(config: Config) -> bool:
     """Whether every cell has its rows."""
     device = machine.pick(config.device)
-    return not result_table.ResumableTable(config, device).left(_cells(config, device))
+    return not result_table.ResumableTable(config, device).unmeasured(_cells(config, device))
 
 
 def _cells(config: Config, device: torch.device) -> Iterator[result_table.Cell]:
@@ -83,14 +83,14 @@ class _Measurement:
 
     def _forms(self, calls: list[Call]) -> Iterator[tuple[str, Form]]:
         for backend in dict.fromkeys(("triton", *calls[0].registry.backends)):
-            reason = self._untried(backend, calls)
+            reason = self._reason_to_skip(backend, calls)
             if reason is None:
                 yield backend, lambda b=backend: [call.run(b) for call in calls]
             elif backend == "triton":
                 self._remark(backend, "", reason)
-        yield from peers.of(self.case.name, calls, self.device)
+        yield from peers.peers_of(self.case.name, calls, self.device)
 
-    def _untried(self, backend: str, calls: list[Call]) -> str | None:
+    def _reason_to_skip(self, backend: str, calls: list[Call]) -> str | None:
         """Why a backend is not even tried; None if it is."""
         lacking = [call.operation for call in calls if backend not in call.registry.backends]
         if lacking:
@@ -106,8 +106,8 @@ class _Measurement:
         leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
         runs = {name: (lambda f=form: work(f, leaves)) for name, form in forms.items()}
         if mode != "forward":  # a copy has no backward
-            runs = {name: run for name, run in runs.items() if name not in peers.YARDSTICKS}
-        once = {name: self._trial(name, mode, run) for name, run in runs.items()}
+            runs = {name: run for name, run in runs.items() if name not in peers.UPPER_BOUNDS}
+        once = {name: self._time_once(name, mode, run) for name, run in runs.items()}
         measured = {name: [time] for name, time in once.items() if time is not None}
         quick = {name: runs[name] for name, (time,) in measured.items() if time < SLOW_MS}
         repeats = self.config.bench.repeats
@@ -123,7 +123,7 @@ class _Measurement:
     def _meta(self) -> tuple[int, int, torch.device, torch.dtype]:
         return self.length, self.batch * self.length, roofline.META, self.dtype
 
-    def _trial(self, name: str, mode: str, run: Callable[[], object]) -> float | None:
+    def _time_once(self, name: str, mode: str, run: Callable[[], object]) -> float | None:
         """Milliseconds of a second call, the first having compiled; None where it cannot be done, which is noted."""
         try:
             run()
@@ -141,7 +141,7 @@ class _Measurement:
     def _best(self, medians: dict[str, float], calls: list[Call]) -> tuple[str, float] | None:
         """The fastest of the peers, else our PyTorch form."""
         ours = {backend for call in calls for backend in call.registry.backends}
-        others = {name: ms for name, ms in medians.items() if name not in ours | peers.YARDSTICKS}
+        others = {name: ms for name, ms in medians.items() if name not in ours | peers.UPPER_BOUNDS}
         others = others or {name: ms for name, ms in medians.items() if name == "torch"}
         return min(others.items(), key=lambda pair: pair[1], default=None)
 

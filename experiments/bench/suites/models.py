@@ -33,9 +33,9 @@ STEP_TOKENS = 8192
 MODES = ("training step", "prefill", "decode")
 PLAIN = "transformer"
 LIMIT_S = 60.0
-"""What a repetition may take by its growth so far."""
+"""The longest a repetition may take, as predicted from shorter sequences."""
 SLOW_MS = 2e3
-"""What takes longer is timed once."""
+"""A call that takes longer is timed once."""
 NO_ROOM = "out of memory"
 
 
@@ -51,7 +51,7 @@ def finished(config: Config) -> bool:
     """Whether every cell has its row."""
     device = machine.pick(config.device)
     table = result_table.ResumableTable(config, device)
-    return not table.left(_cells(_Bench(config, device, table)))
+    return not table.unmeasured(_cells(_Bench(config, device, table)))
 
 
 def _cells(bench: _Bench) -> Iterator[result_table.Cell]:
@@ -78,10 +78,10 @@ class _Cell:
         return result_table.Cell({**names, "recompute": self.recompute}, self.measure)
 
     def measure(self) -> list[dict[str, Any]]:
-        note = self._hopeless()
+        note = self._reason_to_skip()
         if note is None:
             try:
-                return self._shown(self._timed())
+                return self._print(self._time())
             except torch.OutOfMemoryError:
                 note = NO_ROOM
             except Exception as error:  # of a model at a length; the others go on
@@ -91,7 +91,7 @@ class _Cell:
         self.bench.forget()
         return self._remark(note)
 
-    def _hopeless(self) -> str | None:
+    def _reason_to_skip(self) -> str | None:
         """Why not to try, from what the shorter sequences took."""
         found = self.table.find(model=self.name, mode=self.mode, recompute=self.recompute)
         shorter = [row for row in found if int(row["tokens"]) < self.length]
@@ -107,18 +107,18 @@ class _Cell:
         seconds = float(last["milliseconds_median"]) / 1e3 * tokens * longer
         return f"left out: it would take about {seconds:.0f} s" if seconds > LIMIT_S else None
 
-    def _timed(self) -> dict[str, Any]:
+    def _time(self) -> dict[str, Any]:
         call = _CALLS[self.mode](self)
         times = timing.interleaved({self.name: call}, 1, self.device)
         if times[self.name][0] < SLOW_MS:
             times = timing.interleaved({self.name: call}, self.config.bench.repeats, self.device)
         peak = timing.peak_memory(call, self.device)
-        plain = self._plain(timing.summary(times[self.name])["milliseconds_median"])
+        plain = self._transformer_time(timing.summary(times[self.name])["milliseconds_median"])
         row = result_table.row("models", self.name, times[self.name], plain or 0.0, self.device)
         row |= {**self._columns, "backend": self.config.model.backend, "peak_memory_bytes": peak}
         return {**row, "ratio": ""} if plain is None else row
 
-    def _plain(self, own: float) -> float | None:
+    def _transformer_time(self, own: float) -> float | None:
         """The transformer's time; None where it has none."""
         if self.name == PLAIN:
             return own
@@ -127,14 +127,14 @@ class _Cell:
         return float(found[0]) if found else None
 
     def _remark(self, note: str) -> list[dict[str, Any]]:
-        return self._shown(result_table.note_row("models", self.name, note, self.device) | self._columns)
+        return self._print(result_table.note_row("models", self.name, note, self.device) | self._columns)
 
     @property
     def _columns(self) -> dict[str, Any]:
         precision = "bfloat16" if self.bench.half else "float32"
         return {**self.cell.names, "precision": precision}
 
-    def _shown(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+    def _print(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         tqdm.write(result_table.line(row))
         return [row]
 
@@ -176,7 +176,7 @@ _CALLS = {"training step": _training_step, "prefill": _prefill, "decode": _decod
 
 
 class _Bench:
-    """What the cells of a run share: its table, and the model of the last cell, whose other modes come next."""
+    """State that the cells of a run share: its table, and the model of the last cell, whose other modes come next."""
 
     def __init__(self, config: Config, device: torch.device, table: result_table.ResumableTable) -> None:
         self.config, self.device, self.table = config, device, table

@@ -86,7 +86,7 @@ def register_source(name: str) -> Callable[[type[Source]], type[Source]]:
 
 
 def expand_glob(pattern: str) -> list[Path]:
-    """What a glob (`**` included) matches, sorted."""
+    """The paths that a glob (`**` included) matches, sorted."""
     return sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))
 
 

@@ -32,7 +32,7 @@ class WikiText(Source):
         self.folder = folder
 
     def check(self, cfg: DataConfig) -> None:
-        """Raise UserError for settings that exclude each other, and for local files that are absent or no such parquet."""
+        """Raise UserError for settings that exclude each other, and for absent or unfit local files."""
         if cfg.path is not None and cfg.revision is not None:
             raise UserError("data.revision is a commit on the hub; it has no meaning with a local data.path")
         for split in SPLITS:

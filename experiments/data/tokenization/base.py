@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
         """Ids of each text as integer arrays, in parallel where the library can."""
 
     def identity(self) -> dict[str, Any]:
-        """What tells this tokenizer from others: kind, size, hash of its tables."""
+        """The facts that tell this tokenizer from others: kind, size, hash of its tables."""
 
     def to_json(self) -> str:
         """Everything `from_json` needs to make the same tokenizer anywhere."""
@@ -48,7 +48,7 @@ class TokenizerKind(Protocol):
         """Raise UserError for what a person can correct; stay off the network."""
 
     def spec(self, cfg: DataConfig) -> dict[str, Any]:
-        """What, with the training text, decides the tokenizer's content. May read the hub."""
+        """The facts that decide the tokenizer's content, besides the training text. May read the hub."""
 
     def make(
         self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path

@@ -1,42 +1,16 @@
-"""Numbers about held-out windows: what `zoo.probes` measures, and the loss by position."""
+"""The loss by position, out to contexts longer than the trained ones."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from experiments.scoring import token_losses
 from zoo.model import LanguageModel
-from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
+from zoo.probes import Row, evaluation_mode
 from zoo.probes.rows import buckets
-
-
-def measured(model: LanguageModel, tokens: Tensor, targets: Tensor, batch_size: int) -> list[Row]:
-    """Rows of all measures over windows [N, T], some at a time: means over the batches, and what follows from them.
-
-    What is neither (norms of gradients, principal directions) is that of a batch, and its mean over batches.
-    """
-    device = model.embedding.weight.device
-    return correct_averages(
-        averaged(
-            row
-            for x, y in zip(tokens.split(batch_size), targets.split(batch_size), strict=True)
-            for row in probe_model(model, x.to(device), y.to(device))
-        )
-    )
-
-
-def averaged(rows: Iterable[Row]) -> list[Row]:
-    """Rows of one place, bucket and measure become one: Σ count·value / Σ count. Means of nothing are left out."""
-    sums: dict[tuple, tuple[float, int]] = {}
-    for row in rows:
-        if row.count:
-            total, count = sums.get(row[:-2], (0.0, 0))
-            sums[row[:-2]] = total + row.count * row.value, count + row.count
-    return [Row(*place, total / count, count) for place, (total, count) in sums.items()]
 
 
 def loss_by_position(
