@@ -77,7 +77,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def capability() -> str:
-    """The instructions that PyTorch and MKL use here, e.g. "AVX512": results differ between them as between processors."""
+    """The instructions that PyTorch and MKL use, e.g. "AVX512": results differ between them as between processors."""
     asked = [f"{name}={os.environ[name]}" for name in INSTRUCTIONS if os.environ.get(name)]
     return ", ".join([torch.backends.cpu.get_cpu_capability(), *asked])
 

@@ -139,7 +139,7 @@ def refuse_link(place: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise UserError for a link in the folders of a run, its checkpoints, weights and probes; loggers may have some."""
+    """Raise UserError for a link in a run's folder or those of its checkpoints, weights and probes; loggers may."""
     inside = ("*", "checkpoints/*", "weights/*", "weights/*/*", "probes/*")
     for place in [place for pattern in inside for place in folder.glob(pattern)]:
         refuse_link(place)

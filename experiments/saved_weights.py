@@ -20,7 +20,7 @@ def step_folder(run: Path, step: int) -> Path:
 
 
 def available(run: Path) -> dict[int, Path]:
-    """Step -> its weights, a folder or checkpoint that `zoo.load` reads; the best only where their step was recorded."""
+    """Step -> its weights, a folder or checkpoint for `zoo.load`; the best only where their step was recorded."""
     found = {_step(path): path for path in run.glob("checkpoints/step-*.ckpt")}
     whole = (
         path for path in run.glob(f"{FOLDER}/step-*") if all((path / x).is_file() for x in (WEIGHTS, CARD))

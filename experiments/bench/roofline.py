@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.bench.cases import CASES, Call, Case, chosen
+from experiments.bench.cases import CASES, chosen
+from experiments.bench.cases.call import Call, Case
 from kernels.triton_common.work import Work
 
 META = torch.device("meta")

@@ -11,7 +11,9 @@ import torch
 from program import Lab
 
 from experiments.bench import passes, peers, result_table, roofline, timing
-from experiments.bench.cases import CASES, HEAD, HEADS, SELECTED, Call
+from experiments.bench.cases import CASES
+from experiments.bench.cases.attention import HEAD, HEADS, SELECTED
+from experiments.bench.cases.call import Call
 from experiments.bench.inputs import InputFactory
 from experiments.bench.suites import kernels as suite
 from experiments.schema import BenchConfig, Config

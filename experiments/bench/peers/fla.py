@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from experiments.bench.cases import NSA, Call
+from experiments.bench.cases.attention import NSA
+from experiments.bench.cases.call import Call
 from experiments.bench.peers.shared import Make, needs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import Call
+from experiments.bench.cases.call import Call
 
 Make = Callable[[list[Call]], Callable[[], Any]]
 

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from experiments import machine
 from experiments.bench import passes, result_table, timing
 from experiments.bench.budget import lengths_within_budget
-from experiments.bench.cases import Call
+from experiments.bench.cases.call import Call
 from experiments.bench.constants import SHORT_LENGTHS
 from experiments.bench.inputs import InputFactory
 from experiments.schema import Config

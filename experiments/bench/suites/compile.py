@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.bench.cases import CASES, Call, chosen
+from experiments.bench.cases import CASES, chosen
+from experiments.bench.cases.call import Call
 from experiments.bench.passes import forward, forward_backward
 from experiments.schema import Config
 from kernels import segments

@@ -16,7 +16,8 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import peers, result_table, roofline, timing
-from experiments.bench.cases import CASES, Call, Case, chosen
+from experiments.bench.cases import CASES, chosen
+from experiments.bench.cases.call import Call, Case
 from experiments.bench.constants import GPU_LENGTHS
 from experiments.bench.passes import Form, forward, forward_backward
 from experiments.schema import Config

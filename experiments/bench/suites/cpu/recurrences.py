@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from experiments.bench import passes, result_table, timing
-from experiments.bench.cases import Call
+from experiments.bench.cases.call import Call
 from experiments.bench.constants import CPU
 from experiments.bench.inputs import InputFactory
 
