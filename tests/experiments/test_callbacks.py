@@ -51,7 +51,7 @@ def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
 def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> None:
     """The end of a micro-batch; every second one completes a step."""
     at.global_step += index % 2
-    task = SimpleNamespace(seen={k: torch.tensor(v) for k, v in seen.items()}, device=CPU)
+    task = SimpleNamespace(last_step={k: torch.tensor(v) for k, v in seen.items()}, device=CPU)
     callback.on_train_batch_end(at, task, None, None, index)
 
 
