@@ -9,11 +9,12 @@ import math
 from pathlib import Path
 
 from experiments import data, machine
-from experiments.meta_model import meta_model
+from experiments.meta_model import nominal_vocabulary
 from experiments.probing.checks import check_probe
 from experiments.schema import Config
 from kernels.dispatch import registered_backends
-from zoo import recompute, registry
+from zoo import cost, recompute, registry
+from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError, unknown
 
 
@@ -27,14 +28,21 @@ def check_config(config: Config) -> None:
     check_choices(config)
     _check_compiled(config)
     _check_place(config)
-    # Building without storage runs every module's own checks (heads that divide the width, say).
-    meta_model(config)
+    _check_model(
+        json.dumps(dataclasses.asdict(config.model)), nominal_vocabulary(config), config.data.seq_len
+    )
 
 
 @functools.lru_cache(maxsize=64)
 def _check_data(config_json: str) -> None:
     """Once a data configuration: the cells of a sweep mostly share it."""
     data.check(data.DataConfig(**json.loads(config_json)))
+
+
+@functools.lru_cache(maxsize=64)
+def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
+    """Once a model: building it without storage runs every module's own checks (heads that divide the width, say)."""
+    cost.on_meta(from_dict(ModelConfig, json.loads(config_json)), vocab_size=vocab_size, seq_len=seq_len)
 
 
 def check_numbers(config: Config) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from experiments.bench.cases import CASES, chosen
 from experiments.bench.cases.call import Call, Case
+from experiments.peak_flops import GPU_PEAKS
 from kernels.triton_common.work import Work
 
 META = torch.device("meta")
@@ -27,9 +28,9 @@ class Peaks:
 # NVIDIA's data sheets of H200, H100 and A100 80GB, each in the SXM form. Tensor-core numbers there are with sparsity,
 # twice the dense ones.
 PEAKS = {
-    "H200": Peaks(4.8e12, 989e12, 67e12),
-    "H100": Peaks(3.35e12, 989e12, 67e12),
-    "A100": Peaks(2.039e12, 312e12, 19.5e12),
+    "H200": Peaks(4.8e12, GPU_PEAKS["H200"], 67e12),
+    "H100": Peaks(3.35e12, GPU_PEAKS["H100"], 67e12),
+    "A100": Peaks(2.039e12, GPU_PEAKS["A100"], 19.5e12),
 }
 
 

@@ -109,16 +109,16 @@ class _Measurement:
         if mode != "forward":  # a copy has no backward
             runs = {name: run for name, run in runs.items() if name not in peers.UPPER_BOUNDS}
         once = {name: self._time_once(name, mode, run) for name, run in runs.items()}
-        measured = {name: [time] for name, time in once.items() if time is not None}
-        quick = {name: runs[name] for name, (time,) in measured.items() if time < SLOW_MS}
+        timed = {name: [time] for name, time in once.items() if time is not None}
+        quick = {name: runs[name] for name, (time,) in timed.items() if time < SLOW_MS}
         repeats = self.config.bench.repeats
-        measured |= timing.interleaved(quick, repeats, self.device, warm_up=0, clock=timing.on_device)
-        medians = {name: timing.summary(times)["milliseconds_median"] for name, times in measured.items()}
+        timed |= timing.interleaved(quick, repeats, self.device, warm_up=0, clock=timing.on_device)
+        medians = {name: timing.summary(times)["milliseconds_median"] for name, times in timed.items()}
         best = self._best(medians, calls)
         total = roofline.totals(self.case.calls(*self._meta), mode, self.peaks)
-        for name, times in measured.items():
+        for name, times in timed.items():
             self._row(name, mode, times, best, total, timing.peak_memory(runs[name], self.device))
-        return list(measured)
+        return list(timed)
 
     @property
     def _meta(self) -> tuple[int, int, torch.device, torch.dtype]:
