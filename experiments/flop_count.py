@@ -21,7 +21,7 @@ from zoo.model import LanguageModel
 
 LIMIT_S = 5.0
 """Seconds that one direct count may take."""
-SHORTEST = 256
+SHORTEST = 32
 TOLERANCE = 1e-9
 """Relative error of a prediction that counts as exact: totals are integers up to 2^53 in floating point."""
 

@@ -50,7 +50,7 @@ def test_extrapolated_flops_are_the_counted_ones(backward: bool):
     config.data.seq_len = 8192
     model = meta_model(config)
     found = count_flops(model, 8192, backward=backward, limit_s=-1.0)
-    assert found.counted_to == 2048
+    assert found.counted_to == 256
     assert found.per_token == pytest.approx(flops_per_token(model, 8192, backward=backward), rel=1e-9)
     assert count_flops(model, 512).counted_to == 512
 
@@ -66,8 +66,9 @@ def test_what_is_no_polynomial_is_counted_after_all():
     assert calls[-1] == 8192
 
 
-def test_a_bend_among_the_counted_lengths_is_waited_out():
+def test_a_bend_among_the_counted_lengths_is_waited_out(monkeypatch):
     """A window of 1,024 tokens: a square below it, a line above."""
+    monkeypatch.setattr(flop_count, "SHORTEST", 256)
 
     def total(tokens: int) -> float:
         return float(sum(min(t, 1024) for t in (torch.arange(tokens) + 1).tolist()))
@@ -75,6 +76,11 @@ def test_a_bend_among_the_counted_lengths_is_waited_out():
     found = flop_count._extrapolate(total, 65_536, -1.0)
     assert found.counted_to == 8192
     assert found.per_token == pytest.approx(total(65_536) / 65_536, rel=1e-12)
+
+
+def test_lengths_are_counted_as_far_as_the_time_goes():
+    found = flop_count._extrapolate(lambda tokens: float(min(tokens, 1024)), 65_536, 60.0)
+    assert found == flop_count.FlopCount(1024 / 65_536, 65_536)
 
 
 def test_an_extrapolated_row_is_marked_and_explained(lab: Lab, monkeypatch):
