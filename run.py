@@ -1,13 +1,14 @@
-"""The one entry to Archzoo: `python run.py [job=...] [key=value ...]`; `python run.py job=list` shows what there is."""
+"""The one entry to Archzoo: `python run.py [job=...] [key=value ...]`; `python run.py --help` says what there is."""
 
 import sys
 
 from experiments import interrupts
+from experiments.jobs import Job
 
 
 def report(config) -> None:
-    """job=report runs=results/EXPERIMENT: compare the runs of an experiment on one HTML page."""
-    with interrupts.leaving():
+    """Compare the runs of an experiment on one HTML page."""
+    with interrupts.exiting():
         from analysis import ResultsError, comparison_text, load_results, write_report
     from zoo import UserError
 
@@ -20,7 +21,7 @@ def report(config) -> None:
 
 
 def publish(config) -> None:
-    """job=publish runs=results/EXPERIMENT question="...": a study into RESULTS/published/EXPERIMENT, to commit."""
+    """Write a study's tables and figures into RESULTS/published/EXPERIMENT, to commit."""
     from analysis import ResultsError, load_results
     from analysis.publish import Publication, publish
     from experiments import machine
@@ -41,36 +42,44 @@ def publish(config) -> None:
         raise UserError(str(error)) from error
 
 
-def bench(config) -> None:
-    """job=bench: measure, then draw the table if it has many cases."""
-    from experiments.bench.tables import place
-    from experiments.jobs import JOBS
+def draw_suite(config) -> None:
+    """Draw figures of the table that job=bench wrote, if it has many cases."""
+    from experiments.bench.result_table import table_path
 
-    JOBS["bench"](config)
     if not config.dry:
-        draw(place(config))
+        draw(table_path(config))
 
 
-def gpu(config) -> None:
-    """job=gpu: the stages, then figures of their tables."""
-    from experiments.gpu.settings import Settings
-    from experiments.jobs import JOBS
+def draw_stages(config) -> None:
+    """Draw figures of the tables that job=gpu wrote."""
+    from experiments.gpu.stage_settings import Settings
 
-    JOBS["gpu"](config)
     for suite in ("kernels", "models"):
         draw(Settings.of(config).published / f"{suite}.csv")
 
 
 def draw(table) -> None:
-    """Figures of a table of measurements, beside it."""
+    """Draw figures of a table of measurements, beside it."""
     from analysis.benches import draw_table
 
     for path in draw_table(table):
         print(f"figure: {path}")
 
 
+# experiments does not import analysis, so what reads result files is handed to the command line here.
+JOBS = [
+    Job("report", "compare the runs of an experiment on one HTML page", report, needs="runs=results/NAME"),
+    Job(
+        "publish",
+        "tables and figures=[...] of an experiment into results/published/NAME, to commit",
+        publish,
+        needs='runs=results/NAME question="..."',
+    ),
+]
+AFTER = {"bench": draw_suite, "gpu": draw_stages}
+
 if __name__ == "__main__":
-    interrupts.leave_at_once()
+    interrupts.exit_at_once()
     from experiments.cli import main
 
-    sys.exit(main(report=report, publish=publish, bench=bench, gpu=gpu))
+    sys.exit(main(JOBS, AFTER))

@@ -1,4 +1,4 @@
-"""What a run is: everything that can change its result, as plain values whose hash names its folder."""
+"""The identity of a run: everything that can change its result, as plain values whose hash names its folder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import zoo.config
 from experiments import data
+from experiments.hashing import content_hash
 from experiments.schema import Config
 from zoo.options import deciding
 
@@ -19,10 +20,10 @@ EVALUATE = ("stride", "splits")
 
 
 def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
-    """What can change a run's result. Not in it: paths, devices, loggers, threads, recomputing, how often rows come.
+    """Everything that can change a run's result; no paths, devices, loggers, threads, recomputing, logging intervals.
 
-    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`content`). Options added later
-    are left out where they do as before they existed (zoo.options).
+    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
+    that were added later are left out where they do as before they existed (zoo.options).
     """
     return {
         "format": FORMAT,
@@ -34,7 +35,12 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
     }
 
 
-def content(config: data.DataConfig) -> str:
+def run_name(identity: dict[str, Any]) -> str:
+    """The name of a run's folder: 12 hexadecimal digits of its identity's hash."""
+    return content_hash(identity, 12)
+
+
+def fingerprint_data(config: data.DataConfig) -> str:
     """The hash of what a model sees of a text, read once a process and configuration (data.fingerprint)."""
     return _fingerprint(json.dumps(dataclasses.asdict(config), sort_keys=True))
 

@@ -15,16 +15,16 @@ INTERRUPTED = "interrupted; the same command goes on from the last checkpoint"
 STATUS = 130  # what shells know for Ctrl-C
 
 
-def leave_at_once() -> None:
-    """From now on Ctrl-C ends the process with one line, if it was listened to at all.
+def exit_at_once() -> None:
+    """Let Ctrl-C end the process with one line from now on, unless it is ignored.
 
     While modules load, an exception would be raised anywhere in them, and be lost where they swallow it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _leave)
+        signal.signal(signal.SIGINT, _exit)
 
 
-def _leave(number: int, frame: object) -> None:
+def _exit(number: int, frame: object) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -33,10 +33,10 @@ def _leave(number: int, frame: object) -> None:
 
 
 @contextlib.contextmanager
-def leaving() -> Iterator[None]:
-    """While inside, as after `leave_at_once`: for imports that take seconds. Nothing may be half-done there."""
+def exiting() -> Iterator[None]:
+    """While inside, Ctrl-C ends the process with one line: for imports that take seconds. Nothing may be half-done."""
     before = signal.getsignal(signal.SIGINT)
-    leave_at_once()
+    exit_at_once()
     try:
         yield
     finally:
@@ -45,9 +45,9 @@ def leaving() -> Iterator[None]:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """While inside, Ctrl-C raises KeyboardInterrupt, also after `leave_at_once`."""
+    """While inside, Ctrl-C raises KeyboardInterrupt, also after `exit_at_once`."""
     before = signal.getsignal(signal.SIGINT)
-    if before is _leave:
+    if before is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -56,8 +56,8 @@ def raising() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unheard() -> Iterator[None]:
-    """Processes started inside never get Ctrl-C, which a terminal sends to all: the one that started them ends them.
+def blocked() -> Iterator[None]:
+    """While inside, Ctrl-C is blocked, for good in processes started there: their parent ends them.
 
     What arrives here meanwhile is kept until the end.
     """

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+from experiments.paths import ROOT
+
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy")
 
 INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
@@ -76,7 +77,7 @@ def describe(device: torch.device) -> dict[str, Any]:
 
 
 def capability() -> str:
-    """Which instructions PyTorch and MKL use here, "AVX512" say: results differ between them as between processors."""
+    """The instructions that PyTorch and MKL use, e.g. "AVX512": results differ between them as between processors."""
     asked = [f"{name}={os.environ[name]}" for name in INSTRUCTIONS if os.environ.get(name)]
     return ", ".join([torch.backends.cpu.get_cpu_capability(), *asked])
 
@@ -100,7 +101,7 @@ def _cpu_name() -> str:
 
 
 def pick(device: str) -> torch.device:
-    """auto: the GPU if there is one. Raises UserError where cuda is asked for and absent."""
+    """The device of a setting; auto: the GPU if there is one. Raises UserError where cuda is asked for and absent."""
     from zoo.errors import UserError
 
     if device == "auto":
@@ -111,12 +112,12 @@ def pick(device: str) -> torch.device:
 
 
 def precision(setting: str, device: torch.device) -> str:
-    """auto: bf16 on GPUs, fp32 on CPUs (which emulate bf16, slowly)."""
+    """The precision of a setting; auto: bf16 on GPUs, fp32 on CPUs (which emulate bf16, slowly)."""
     return setting if setting != "auto" else ("bf16" if device.type == "cuda" else "fp32")
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
+    """The most bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import json
-import math
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from experiments import data, machine
-from experiments.identity import content, identify
-from experiments.presets import departures
-from experiments.probing.settings import check as check_probe
-from experiments.runs import RunFolder, digest
+from experiments.checks import check_config
+from experiments.identity import fingerprint_data, identify, run_name
+from experiments.labels import label
+from experiments.runs import RunFolder
 from experiments.schema import Config
-from kernels.dispatch import registered_backends
-from zoo import cost, pattern, recompute, registry
-from zoo.errors import UserError, unknown
+from zoo.errors import unknown
 from zoo.matching import match_parameters
-from zoo.model import LanguageModel, letters_of
+from zoo.model import letters_of
 
 MATCHES = ("params",)
 
@@ -37,10 +31,12 @@ class Plan:
 
     @property
     def run(self) -> str:
+        """The name of the run's folder."""
         return self.folder.path.name
 
     @property
     def title(self) -> str:
+        """The name of the run in messages: its model's label and its seed."""
         return f"{label(self.config, self.letters)} seed {self.config.seed}"
 
     def yaml(self) -> str:
@@ -49,165 +45,19 @@ class Plan:
 
 
 def plan(config: Config) -> Plan:
-    """Check a configuration and find its run folder. Raises UserError; writes nothing."""
-    check(config)
-    config = matched(config)
+    """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
+    check_config(config)
+    config = apply_match(config)
     letters = letters_of(config.model)
-    identity = identify(config, letters, content(config.data))
-    folder = RunFolder(Path(config.results) / config.name / digest(identity))
+    identity = identify(config, letters, fingerprint_data(config.data))
+    folder = RunFolder(Path(config.results) / config.name / run_name(identity))
     return Plan(config, letters, identity, folder)
 
 
-def check(config: Config) -> None:
-    """Refuse what cannot work: unknown names, sizes that do not fit, data that is not there. Raises UserError."""
-    for kind, choice in (("residual", config.model.residual.name), ("channel", config.model.channel.name)):
-        registry.get(kind, choice)
-    _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
-    check_numbers(config)
-    check_probe(config.probe)
-    check_choices(config)
-    _check_compiled(config)
-    _check_place(config)
-    # Building without storage runs every module's own checks (heads that divide the width, say).
-    meta_model(config)
-
-
-def matched(config: Config) -> Config:
+def apply_match(config: Config) -> Config:
     """The configuration with what `match` asks for solved. Raises UserError where it has no solution."""
     if config.match is None:
         return config
     if config.match not in MATCHES:
         raise unknown("match", config.match, MATCHES)
     return dataclasses.replace(config, model=match_parameters(config.model, config.data.seq_len))
-
-
-def meta_model(config: Config) -> LanguageModel:
-    """The model of a configuration on the meta device."""
-    return cost.on_meta(config.model, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
-
-
-def nominal_vocabulary(config: Config) -> int:
-    """Vocabulary before the text is read; a BPE trained on a tiny text may end up smaller."""
-    return {"bytes": 257, "gpt2": 50257}.get(config.data.tokenizer, config.data.vocab_size)
-
-
-@functools.lru_cache(maxsize=64)
-def _check_data(config_json: str) -> None:
-    """Once a data configuration: the cells of a sweep mostly share it."""
-    data.check(data.DataConfig(**json.loads(config_json)))
-
-
-def check_numbers(config: Config) -> None:
-    """Refuse a number that means nothing where it stands. Raises UserError."""
-    least = {
-        "trainer.max_steps": 1,
-        "trainer.accumulate": 1,
-        "trainer.log_every": 1,
-        "trainer.val_every": 1,
-        "trainer.val_tokens": 1,
-        "trainer.checkpoint_every": 1,
-        "trainer.probe_every": 1,
-        "trainer.patience": 1,
-        "trainer.threads": 1,
-        "trainer.recompute_block": 1,
-        "optim.warmup_steps": 0,
-        "sweep.workers": 1,
-        "evaluate.stride": 1,
-        "evaluate.batch_size": 1,
-        "seed": 0,
-    }
-    for key, low in least.items():
-        value = functools.reduce(getattr, key.split("."), config)
-        if value is not None and value < low:
-            raise UserError(f"{key}={value} must be at least {low}")
-    beyond = [step for step in config.trainer.keep_steps if not 1 <= step <= config.trainer.max_steps]
-    if beyond:
-        raise UserError(
-            f"trainer.keep_steps has {beyond[0]}; give steps from 1 to trainer.max_steps={config.trainer.max_steps}"
-        )
-    for key in ("lr", "clip", "eps"):
-        if not 0 < getattr(config.optim, key) < math.inf:
-            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be a number above 0")
-    for key in ("lr_min", "weight_decay"):
-        if not 0 <= getattr(config.optim, key) < math.inf:
-            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be a number of at least 0")
-    for key in ("beta1", "beta2"):
-        if not 0 <= getattr(config.optim, key) < 1:
-            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be at least 0 and below 1")
-    minutes = config.trainer.max_minutes
-    if minutes is not None and not minutes > 0:
-        raise UserError(f"trainer.max_minutes={minutes} must be above 0 (null: no limit)")
-    if config.optim.lr_min > config.optim.lr:
-        raise UserError(f"optim.lr_min={config.optim.lr_min} is above optim.lr={config.optim.lr}; lower it")
-    if (config.evaluate.stride or 1) > config.data.seq_len:
-        raise UserError(
-            f"evaluate.stride={config.evaluate.stride} is above data.seq_len={config.data.seq_len}; "
-            "tokens between windows would never be scored"
-        )
-
-
-def check_choices(config: Config) -> None:
-    """Refuse a word that is none of those to choose from. Raises UserError."""
-    choices = {
-        "device": (config.device, ("auto", "cpu", "cuda")),
-        "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
-        "trainer.recompute": (config.trainer.recompute, recompute.MODES),
-        "model.backend": (config.model.backend, ("auto", *registered_backends())),
-        **{
-            f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
-            for i, x in enumerate(config.trainer.loggers)
-        },
-        **{
-            f"evaluate.splits[{i}]": (x, ("validation", "test")) for i, x in enumerate(config.evaluate.splits)
-        },
-    }
-    for key, (value, known) in choices.items():
-        if value not in known:
-            raise unknown(key, value, known)
-    if not config.name or any(c in config.name for c in "/\\") or config.name.startswith("."):
-        raise UserError(f"name={config.name!r} must be one plain folder name, e.g. name=my_experiment")
-
-
-def _check_compiled(config: Config) -> None:
-    """A compiler decides by itself what to keep, and knows nothing of hooks."""
-    if config.trainer.compile and config.trainer.recompute != "none":
-        raise UserError(
-            f"trainer.recompute={config.trainer.recompute} does not go with trainer.compile=true; leave one of them out"
-        )
-
-
-def _check_place(config: Config) -> None:
-    """The device is there, and the results folder is one or can be made."""
-    machine.pick(config.device)
-    results = Path(config.results).absolute()
-    for place in (results, *results.parents):
-        if place.exists():
-            if not place.is_dir():
-                raise UserError(f"results={config.results}: {place} is a file; give a folder")
-            break
-
-
-def label(config: Config, letters: str) -> str:
-    """What a legend calls this model: its preset, or its dominant mixer; and whatever departs from that.
-
-    Said are a layout or pattern of one's own, and a residual scheme, a channel mixer or mixers' options that the
-    preset does not have.
-    """
-    preset, layout = config.model.preset, pattern.layout_name(letters)
-    extra = departures(config.model, letters)
-    if set(letters) == {"F"} and preset in (None, "transformer"):
-        return " ".join(["transformer", *extra])
-    if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset
-        return " ".join([dominant(letters).name, layout or shorten(letters), *extra])
-    return " ".join([preset, *([layout] if layout not in (None, "interlaced_sf") else []), *extra])
-
-
-def dominant(letters: str) -> registry.Block:
-    """The mixer that makes this model what it is: the most frequent one that is not plain attention."""
-    others = [x for x in letters if x != "F"] or list(letters)
-    return registry.mixer_by_letter()[max(sorted(set(others)), key=others.count)]
-
-
-def shorten(letters: str) -> str:
-    """FFFF -> F*4, anything else as it is."""
-    return f"{letters[0]}*{len(letters)}" if len(set(letters)) == 1 and len(letters) > 1 else letters

@@ -1,4 +1,4 @@
-"""Progress that a person can follow: a bar in a terminal, or messages to the process that runs a sweep."""
+"""Progress reports: a bar in a terminal, or messages to the process that runs a sweep."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ MIN_SECONDS = 0.2  # between two refreshes; more often costs time and helps nobo
 
 
 class Sink(Protocol):
-    """Where progress goes: a phase ("train", "test"), how far of how much, and a short note."""
+    """A receiver of progress reports: a phase ("train", "test"), how far of how much, and a short note."""
 
     def __call__(self, phase: str, done: int, total: int, note: str = "") -> None: ...
 
 
 class Bar:
-    """One tqdm bar on stderr a phase, with time left; quiet when switched off."""
+    """A sink that draws one tqdm bar on stderr a phase, with the time left; it draws nothing when not enabled."""
 
     def __init__(self, title: str, enabled: bool = True) -> None:
         self.title, self.enabled = title, enabled
@@ -45,13 +45,14 @@ class Bar:
         self.bar.update(done - self.bar.n)
 
     def close(self) -> None:
+        """Leave the terminal to others."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
 
 
-class Messages:
-    """Progress as tuples (phase, done, total, note) through a callable, a few a second at most."""
+class ThrottledSender:
+    """A sink that sends tuples (phase, done, total, note) through a callable, a few a second at most."""
 
     def __init__(self, send: Callable[[tuple[str, int, int, str]], None]) -> None:
         self.send, self.last, self.phase = send, 0.0, ""
@@ -64,4 +65,4 @@ class Messages:
         self.send((phase, done, total, note))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: nothing is held open."""

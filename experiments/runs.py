@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import hashlib
 import json
 import os
 import time
@@ -18,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments import locks
 from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 
@@ -37,24 +36,27 @@ class RunFailed(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run and what its state is."""
+    """The folder of one run, and the state that the run is in."""
 
     path: Path
 
     @property
     def complete(self) -> bool:
+        """Whether the run has ended well: its summary is there."""
         return (self.path / SUMMARY).is_file() and not (self.path / SUMMARY).is_symlink()
 
     @property
     def failed(self) -> bool:
+        """Whether the last attempt failed."""
         return not self.complete and (self.path / FAILURE).is_file()
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of its checkpoints."""
         return self.path / "checkpoints"
 
     def begin(self, config_yaml: str, identity: dict[str, Any]) -> None:
-        """Write what the run is, before it runs; half-written files of a killed attempt go.
+        """Write configuration and identity before the run; half-written files of a killed attempt go.
 
         Raises UserError where something in it is a link.
         """
@@ -102,7 +104,7 @@ class RunFolder:
             raise self.damaged(name, error) from error
 
     def damaged(self, name: str, error: Exception) -> UserError:
-        """What to raise for a file of the run that does not hold what it should."""
+        """The error to raise for a file of the run that does not hold what it should."""
         return UserError(
             f"{self.path / name} cannot be read ({type(error).__name__}: {error}); remove it, and the same command "
             "goes on with the run"
@@ -110,7 +112,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run for this process; waits while another one works on it. A killed process lets go by itself.
+        """Hold the run for this process while inside; waits while another one works on it.
 
         Raises UserError where the folder or its lock is a link.
         """
@@ -118,12 +120,8 @@ class RunFolder:
         for place in (self.path, self.path / LOCK):
             refuse_link(place)
         self.path.mkdir(exist_ok=True)
-        with open(os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"{self.path} is being computed by another process; waiting for it", flush=True)
-                fcntl.flock(file, fcntl.LOCK_EX)
+        message = f"{self.path} is being computed by another process; waiting for it"
+        with locks.locked(self.path / LOCK, message):
             yield
 
 
@@ -141,13 +139,7 @@ def refuse_link(place: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """The same of everything in a run's folder, and in those of its checkpoints, weights and probes; loggers may."""
+    """Raise UserError for a link in a run's folder or those of its checkpoints, weights and probes; loggers may."""
     inside = ("*", "checkpoints/*", "weights/*", "weights/*/*", "probes/*")
     for place in [place for pattern in inside for place in folder.glob(pattern)]:
         refuse_link(place)
-
-
-def digest(identity: dict[str, Any]) -> str:
-    """12 hex digits of the identity; the order of keys does not matter."""
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -14,9 +14,14 @@ from zoo import ModelConfig
 
 @dataclass
 class OptimConfig:
-    """AdamW with linear warm-up and cosine decay (lr -> lr_min at trainer.max_steps).
+    """AdamW with linear warm-up and cosine decay.
 
-    clip: largest gradient norm of a clipping group; weight_decay applies to projections and embeddings only.
+    lr: highest learning rate, reached after the warm-up.
+    lr_min: learning rate at trainer.max_steps.
+    warmup_steps: optimiser steps of the warm-up.
+    weight_decay: of projections and embeddings; nothing else decays.
+    clip: largest gradient norm of a clipping group.
+    beta1, beta2, eps: AdamW's.
     """
 
     lr: float = 3e-3
@@ -31,18 +36,26 @@ class OptimConfig:
 
 @dataclass
 class TrainerConfig:
-    """One training run.
+    """How a run is trained.
 
-    max_steps: optimiser steps; accumulate: micro-batches a step; precision: auto (bf16 on GPUs, fp32 on CPUs), fp32
-    or bf16; log_every, val_every, checkpoint_every: in steps; val_tokens: how many tokens of the validation split
-    each validation during training uses (null: all; the final evaluation always uses the whole split); patience:
-    stop after that many validations without improvement (null: never); compile: torch.compile; threads: CPU threads;
-    max_minutes: pause after so long, to be resumed by the same command; progress: show a progress bar;
-    keep_checkpoints: keep optimiser states after a run has completed; keep_steps: steps whose weights are kept beside
-    the best and the last, for probe.at; loggers: of "tensorboard", "wandb";
-    probe_every: measure what probes see (`probe.*`) every so many steps and at the last (null: never); recompute: what
-    the backward pass computes again to save memory, none, full (whole layers) or selective (residual arithmetic and
-    indexers, see zoo.recompute), in blocks of recompute_block layers (null: the best by count).
+    max_steps: optimiser steps.
+    accumulate: micro-batches a step.
+    precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
+    log_every, val_every, checkpoint_every: steps between two metric rows, validations, checkpoints.
+    val_tokens: tokens of the validation split that each validation during training uses (null: all; the final
+        evaluation always uses the whole split).
+    probe_every: steps between two probes of the model (`probe.*`); also at the last (null: never).
+    patience: stop after that many validations without improvement (null: never).
+    compile: torch.compile the model.
+    threads: CPU threads.
+    max_minutes: pause after so long, to be resumed by the same command (null: no limit).
+    progress: show a progress bar.
+    keep_checkpoints: keep optimiser states after a run has completed.
+    keep_steps: steps whose weights are kept beside the best and the last, for probe.at.
+    recompute: activations that the backward pass computes again to save memory: none, full (whole layers) or selective
+        (residual arithmetic and indexers, see zoo.recompute).
+    recompute_block: layers recomputed at once (null: the best by count).
+    loggers: of "tensorboard", "wandb".
     """
 
     max_steps: int = 300
@@ -67,8 +80,12 @@ class TrainerConfig:
 
 @dataclass
 class EvaluateConfig:
-    """stride: tokens by which the evaluation window moves (null: half of data.seq_len); splits: which to score;
-    batch_size: windows at once."""
+    """How a run is scored.
+
+    stride: tokens by which the evaluation window moves (null: half of data.seq_len).
+    splits: which to score, of validation and test.
+    batch_size: windows at once.
+    """
 
     stride: int | None = None
     splits: list[str] = field(default_factory=lambda: ["validation", "test"])
@@ -77,7 +94,14 @@ class EvaluateConfig:
 
 @dataclass
 class GenerateConfig:
-    """prompt: text to go on from; tokens: how many; temperature 0 takes the most likely token; see zoo.generate."""
+    """How job=generate goes on from a prompt (zoo.generate).
+
+    prompt: text to go on from.
+    tokens: how many to write.
+    temperature: divides the logits; 0 takes the most likely token.
+    top_k: draw among so many most likely tokens (null: all).
+    top_p: draw among the most likely tokens that have this probability together (null: all).
+    """
 
     prompt: str = "The "
     tokens: int = 100
@@ -88,16 +112,20 @@ class GenerateConfig:
 
 @dataclass
 class ProbeConfig:
-    """What job=probe takes from every run; none of it is part of a run's identity.
+    """How much of every run job=probe reads; none of it is part of a run's identity.
 
-    at: whose weights, those of the best validation loss (best), of the last step (last) or of a step by its number
-    (null: what a run's own configuration says, or best): models that reached their best at different steps are compared
-    fairly at one.
-    windows: held-out windows of the trained length that are measured, batch_size of them at once; extrapolate: the
-    loss by position goes out to so many times the trained length, for the tokens in the second half of long_windows
-    such windows, the same ones at every position; map_tokens: length of
-    the sentence whose attention and routes are kept; routing_tokens: tokens whose first choices are counted; prompts
-    are gone on from by `tokens` tokens, drawn at temperature (0: the most likely) among the top_k, from sample_seed.
+    at: weights of the best validation loss (best), of the last step (last) or of a step by its number (null: what the
+        run's own configuration says, or best). Models that reached their best at different steps are compared fairly
+        at one.
+    windows: held-out windows of the trained length that are probed.
+    batch_size: windows at once.
+    extrapolate: the loss by position goes out to so many times the trained length.
+    long_windows: windows of that length; the tokens in their second half are scored, the same ones at every position.
+    map_tokens: length of the sentence whose attention and routes are recorded.
+    routing_tokens: tokens whose first choices are counted.
+    prompts: texts to go on from, by `tokens` tokens, drawn at `temperature` (0: the most likely) among the `top_k` most
+        likely (null: all), from `sample_seed`.
+    tokens, temperature, top_k, sample_seed: see prompts.
     """
 
     at: str | None = None
@@ -116,17 +144,26 @@ class ProbeConfig:
 
 @dataclass
 class CostConfig:
-    """lengths: sequence lengths at which FLOPs a token and decode-state bytes are shown."""
+    """The rows of job=cost.
+
+    lengths: sequence lengths at which FLOPs a token and decode-state bytes are given.
+    """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 8192, 131072])
 
 
 @dataclass
 class BenchConfig:
-    """lengths: sequence lengths (null: the suite's own); tokens: of kernels and models, batch times length (null: the
-    suite's own); cases: of kernels, compile and models, the names to measure, by their beginnings (null: all);
-    repeats: timed repetitions after warm-up; pairs, steps: of the harness suite; budget_s: leave the rest for the
-    next time, or the lengths left out, when a suite has taken so long; out: folder for tables (null: results/bench)."""
+    """How job=bench measures.
+
+    lengths: sequence lengths (null: the suite's own).
+    tokens: of kernels and models, batch times length (null: the suite's own).
+    cases: of kernels, compile and models, the names to measure, by their beginnings (null: all).
+    repeats: timed repetitions after warm-up.
+    pairs, steps: of the harness suite, pairs of loops and steps of each.
+    budget_s: seconds after which a suite leaves the rest for the next time, or the longer lengths out.
+    out: folder for tables (null: results/bench).
+    """
 
     lengths: list[int] | None = None
     tokens: int | None = None
@@ -140,16 +177,24 @@ class BenchConfig:
 
 @dataclass
 class SweepConfig:
-    """workers: cells of a sweep that train at the same time, each in its own process."""
+    """How a sweep runs.
+
+    workers: cells that train at the same time, each in its own process.
+    """
 
     workers: int = 2
 
 
 @dataclass
 class GpuConfig:
-    """stage: one stage of job=gpu (null: all that are left); minutes: the time one stage may take; inputs: a folder
-    with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (what it lacks comes from the
-    hub); rehearse: run every stage small on this machine, GPU or not, into results/gpu-rehearsal."""
+    """How job=gpu runs its stages.
+
+    stage: one stage (null: all that are left).
+    minutes: the time one stage may take.
+    inputs: a folder with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (what it lacks
+        comes from the hub).
+    rehearse: run every stage small on this machine, GPU or not, into results/gpu-rehearsal.
+    """
 
     stage: str | None = None
     minutes: float = 8.0
@@ -159,15 +204,23 @@ class GpuConfig:
 
 @dataclass
 class Config:
-    """Everything.
+    """The whole configuration: general keys, and a node for each part.
 
-    job: what to do (job=list names them); name: the experiment, results/NAME; run: a run folder or checkpoint
-    (evaluate, generate; probe: a run folder); runs: an experiment folder (report, probe, publish); of job=publish:
-    question: what the study asks, in a sentence; figures: names of figures; source: where its text can be had, if it
-    has no public name; leave_out: tables of probes that are too large; suite: of job=bench; dry: of suite=kernels,
-    count what the kernels have to do and measure nothing; match:
-    "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null: widths
-    as they are); device: auto, cpu or cuda; results: folder of all results.
+    job: the job to run (job=list names them).
+    name: the experiment; its runs go to results/NAME.
+    seed: of the weights, the order of batches and all noise.
+    device: auto, cpu or cuda.
+    results: folder of all results.
+    run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
+    runs: an experiment folder (report, probe, publish).
+    question: of job=publish, what the study asks, in a sentence.
+    figures: of job=publish, names of figures.
+    source: of job=publish, where the text can be had, if it has no public name.
+    leave_out: of job=publish, tables of probes that are too large.
+    suite: of job=bench, the suite to measure.
+    dry: of suite=kernels, count what the kernels have to do and measure nothing.
+    match: "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null:
+        widths as they are).
     """
 
     job: str = "train"

@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from experiments import optim
 from experiments.data import Batches
-from experiments.finite import NonFinite, first_bad_gradient, first_bad_module
+from experiments.nonfinite import NonFinite, first_bad_gradient, first_bad_module
 from experiments.schema import Config
 from zoo.context import Context
 from zoo.io import card
 from zoo.model import LanguageModel
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
 
 Batch = dict[str, Tensor]
 
@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]
 class LanguageModelling(pl.LightningModule):
     """Cross-entropy of the next token plus weighted auxiliary losses.
 
-    What the last training step saw (losses, gradient norm) is left in `seen` for the callbacks that write rows.
+    What the last training step saw (losses, gradient norm) is left in `last_step` for the callbacks that write rows.
     """
 
     def __init__(
@@ -39,16 +39,17 @@ class LanguageModelling(pl.LightningModule):
         self.tokenizer = tokenizer
         # Not a submodule: the weights would stand in every checkpoint twice.
         object.__setattr__(self, "compute", torch.compile(model) if config.trainer.compile else model)
-        self.seen: dict[str, Tensor] = {}
+        self.last_step: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
+        """The training loss of a micro-batch: cross-entropy plus weighted auxiliary losses. Raises NonFinite."""
         loss, aux = self.losses(batch)
         total = loss + self.model.aux_loss(aux)
         if not torch.isfinite(total):
             module = first_bad_module(self.model, lambda: self.model(batch["tokens"], context(batch)))
             raise NonFinite("the loss is not finite", self.global_step, module)
-        self.seen = {"loss": loss.detach(), "aux_loss": (total - loss).detach()}
-        self.seen.update({f"aux:{name}": value.detach() for name, value in aux.items()})
+        self.last_step = {"loss": loss.detach(), "aux_loss": (total - loss).detach()}
+        self.last_step.update({f"aux:{name}": value.detach() for name, value in aux.items()})
         return total
 
     def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -57,6 +58,7 @@ class LanguageModelling(pl.LightningModule):
         return F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten()), aux
 
     def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW, and the learning-rate schedule that is advanced every step."""
         optimizer = optim.optimizer(self.model, self.config.optim)
         steps = self.config.trainer.max_steps
         schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -65,13 +67,15 @@ class LanguageModelling(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
+        """Tell the model's schedules the step that training goes on from."""
         set_step(self.model, self.global_step, self.config.trainer.max_steps)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradients and advance the model's schedules. Raises NonFinite."""
         norm = optim.clip_gradients(optimizer, self.config.optim.clip)
         if not torch.isfinite(norm):
             raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
-        self.seen["grad_norm"] = norm
+        self.last_step["grad_norm"] = norm
         set_step(self.model, self.global_step + 1, self.config.trainer.max_steps)
 
     def train_dataloader(self) -> DataLoader:
@@ -81,9 +85,11 @@ class LanguageModelling(pl.LightningModule):
 
     @property
     def on_gpu(self) -> bool:
+        """Whether training runs on a GPU."""
         return self.trainer.strategy.root_device.type == "cuda"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the model's card, with its tokenizer, into the checkpoint."""
         checkpoint["card"] = card(self.model, tokenizer=self.tokenizer)
 
 

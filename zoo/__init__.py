@@ -4,10 +4,9 @@ from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.generate import generate
+from zoo.interfaces import Dims, Mixer
 from zoo.io import export, load
-from zoo.mixer import Mixer
 from zoo.model import LanguageModel
-from zoo.modules import Dims
 from zoo.registry import register_channel, register_mixer, register_residual
 
 __all__ = [

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from zoo.probe import Probe, Values
+if TYPE_CHECKING:
+    from zoo.probes.events import Probe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Context:
     sequences:  int64 [B, T], index of a token's sequence among all sequences of the batch
     n_sequences: how many sequences there are (B, or N when packed)
     noise_keys: int64 [B, T], the noise key of a token's sequence, or None for no noise
-    probe:      who looks inside (zoo.probe), or None
-    memory:     what is forgotten for the backward (zoo.recompute), or None
+    probe:      what receives the events of the blocks (zoo.probes), or None
+    recompute:  what the backward computes again (zoo.recompute), or None
     repeated:   whether this pass computes again what an earlier one did, so that nothing is to be counted twice
     """
 
@@ -37,7 +38,7 @@ class Context:
     cu_seqlens: Tensor | None = None
     noise_keys: Tensor | None = None
     probe: Probe | None = None
-    memory: Any = None
+    recompute: Any = None
     repeated: bool = False
 
     @staticmethod
@@ -77,13 +78,16 @@ class Context:
         return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys, probe)
 
     def at(self, **place: int | str) -> Context:
-        """This context further inside the model (layer, part, block); the same one where nobody looks."""
+        """This context further inside the model (layer, part, block); the same one where there is no probe."""
         return self if self.probe is None else dataclasses.replace(self, probe=self.probe.at(**place))
 
-    def show(self, kind: str, make: Callable[[], Values]) -> None:
-        """Show what `make` returns to the probe, if there is one that looks for this kind."""
+    def record(self, kind: str, make: Callable[[], dict[str, Tensor]]) -> None:
+        """Record what `make` returns as a probe event of this kind, if there is a probe that takes the kind.
+
+        Without a probe `make` is never called, and a compiled graph is as if the line were not there.
+        """
         if self.probe is not None:
-            self.probe.show(kind, make)
+            self.probe.record(kind, make)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over the tokens of each sequence: x [B, T, ...] -> [n_sequences, ...]."""

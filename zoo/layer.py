@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
-from zoo.mixer import Aux
-from zoo.modules import Dims, RMSNorm
-from zoo.recompute import keep
+from zoo.interfaces import Aux, Dims
+from zoo.modules import RMSNorm
+from zoo.recompute import run_saved
 
 
 class Layer(nn.Module):
@@ -37,8 +37,8 @@ class Layer(nn.Module):
         """Streams in, streams out, and the auxiliary losses of both sub-blocks."""
         inside = ctx.at(part="mixer", block=self.mixer_name)
         y, c = self.mixer_residual.pre(x)
-        inside.show("streams", lambda: {"streams": x, **self.mixer_residual.shown(c)})
-        z, aux = keep(self.mixer, self.mixer_norm(y), inside)
+        inside.record("streams", lambda: {"streams": x, **self.mixer_residual.probe_values(c)})
+        z, aux = run_saved(self.mixer, self.mixer_norm(y), inside)
         x = self.mixer_residual.post(x, z, c)
         x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}
@@ -53,6 +53,6 @@ class Layer(nn.Module):
     def _feed(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
         y, c = self.channel_residual.pre(x)
         if ctx is not None:
-            ctx.show("streams", lambda: {"streams": x, **self.channel_residual.shown(c)})
-        z, aux = keep(self.channel, self.channel_norm(y), ctx)
+            ctx.record("streams", lambda: {"streams": x, **self.channel_residual.probe_values(c)})
+        z, aux = run_saved(self.channel, self.channel_norm(y), ctx)
         return self.channel_residual.post(x, z, c), aux

@@ -15,9 +15,9 @@ from zoo import pattern, registry
 from zoo.config import ModelConfig, check_positive
 from zoo.context import Context
 from zoo.errors import UserError
+from zoo.interfaces import Aux, Dims
 from zoo.layer import Layer
-from zoo.mixer import Aux
-from zoo.modules import INIT_STD, Dims, OutputProjection, RMSNorm, output_std
+from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
 from zoo.recompute import Recompute
 
 
@@ -80,7 +80,7 @@ class LanguageModel(nn.Module):
         for aux in found:
             for name, value in aux.items():
                 losses.setdefault(name, []).append(value)
-        ctx.at(layer=len(self.layers), part="head").show("streams", lambda: {"streams": x})
+        ctx.at(layer=len(self.layers), part="head").record("streams", lambda: {"streams": x})
         return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
 
     def _layer(self, index: int, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:

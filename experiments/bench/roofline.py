@@ -1,4 +1,4 @@
-"""How fast a GPU could do what a kernel has to do at least: the longer of moving its bytes and doing its FLOPs."""
+"""The roofline of a kernel: the least time a GPU needs, the longer of moving its bytes and doing its FLOPs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.bench.cases import CASES, Call, Case, chosen
+from experiments.bench.cases import CASES, chosen
+from experiments.bench.cases.call import Call, Case
+from experiments.peak_flops import GPU_PEAKS
 from kernels.triton_common.work import Work
 
 META = torch.device("meta")
@@ -26,20 +28,20 @@ class Peaks:
 # NVIDIA's data sheets of H200, H100 and A100 80GB, each in the SXM form. Tensor-core numbers there are with sparsity,
 # twice the dense ones.
 PEAKS = {
-    "H200": Peaks(4.8e12, 989e12, 67e12),
-    "H100": Peaks(3.35e12, 989e12, 67e12),
-    "A100": Peaks(2.039e12, 312e12, 19.5e12),
+    "H200": Peaks(4.8e12, GPU_PEAKS["H200"], 67e12),
+    "H100": Peaks(3.35e12, GPU_PEAKS["H100"], 67e12),
+    "A100": Peaks(2.039e12, GPU_PEAKS["A100"], 19.5e12),
 }
 
 
 def peaks_of(device: torch.device) -> Peaks | None:
-    """Of the device that is there; None where it is not in the table."""
+    """The limits of this device; None where it is not in the table."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     return next((peaks for key, peaks in PEAKS.items() if key in name), None)
 
 
 def milliseconds(work: Work, call: Call, peaks: Peaks) -> float:
-    """At least; in half precision tensor cores are taken to do all of it."""
+    """The least milliseconds of a kernel's work; in half precision tensor cores are taken to do all of it."""
     return 1e3 * max(work.bytes / peaks.bytes, work.flops / _flops(call, peaks))
 
 
@@ -50,7 +52,7 @@ def _flops(call: Call, peaks: Peaks) -> float:
 
 @dataclass(frozen=True)
 class Totals:
-    """Of a whole case in one mode; milliseconds None where the GPU's limits are not known."""
+    """FLOPs, bytes and least milliseconds of a case in one mode; the last None where the GPU's limits are not known."""
 
     flops: float
     bytes: float
@@ -58,7 +60,7 @@ class Totals:
 
 
 def totals(calls: list[Call], mode: str, peaks: Peaks | None) -> Totals | None:
-    """Summed over the kernels of a mode ("forward", "forward+backward"); None where some call does not count."""
+    """The work of a case in a mode ("forward", "forward+backward"); None where some call does not count its work."""
     counted = [(call, work) for call in calls for work in call.work() or [None]]
     if any(work is None for _, work in counted):
         return None
@@ -67,7 +69,7 @@ def totals(calls: list[Call], mode: str, peaks: Peaks | None) -> Totals | None:
     return Totals(sum(w.flops for _, w in taken), sum(w.bytes for _, w in taken), least)
 
 
-def dry(cases: list[str] | None, lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
+def print_work(cases: list[str] | None, lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
     """Print what every kernel of the cases has to do and how long the GPU takes for it at least; measures nothing.
 
     cases: the beginnings of their names, None for all. Raises UserError for one that none has.

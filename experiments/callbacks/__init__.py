@@ -1,28 +1,29 @@
-"""What happens at the end of a training step.
+"""Callbacks that act at the end of a training step.
 
-In this order: row, validation, weights, probes, checkpoint, progress, time limit.
+In this order: metric row, validation, exported weights, probes, checkpoint, progress, time limit.
 
 Validation and checkpoints are callbacks of ours, not Lightning's loops, so that a checkpoint is always taken after
 everything else of its step: a resumed run then repeats nothing and skips nothing.
 """
 
 from experiments.callbacks.checkpoints import AtomicFiles, Checkpoints, discard, restore_point
+from experiments.callbacks.export_weights import ExportWeights
 from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.pacing import Paused, Progress, TimeLimit
-from experiments.callbacks.probing import Probing
+from experiments.callbacks.probe_training import ProbeTraining
+from experiments.callbacks.report_progress import ReportProgress
+from experiments.callbacks.time_limit import Paused, TimeLimit
 from experiments.callbacks.validation import Validation
-from experiments.callbacks.weights import Weights
 
 __all__ = [
     "AtomicFiles",
     "Checkpoints",
+    "ExportWeights",
     "MetricRows",
     "Paused",
-    "Probing",
-    "Progress",
+    "ProbeTraining",
+    "ReportProgress",
     "TimeLimit",
     "Validation",
-    "Weights",
     "discard",
     "restore_point",
 ]

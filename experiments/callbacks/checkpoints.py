@@ -26,6 +26,7 @@ class Checkpoints(StepCallback):
         self.folder, self.every, self.metrics = folder, every, metrics
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Save a checkpoint where one is due; the time it takes is not training time."""
         if due(trainer.global_step, self.every, trainer.max_steps) or trainer.should_stop:
             began = time.perf_counter()
             save(trainer, self.folder)
@@ -33,13 +34,14 @@ class Checkpoints(StepCallback):
 
 
 class AtomicFiles(TorchCheckpointIO):
-    """Checkpoints are written where they belong.
+    """Writes checkpoints atomically into their own folder.
 
     Lightning's own writer goes through the temporary folder, which may be small, and where a killed process would
     leave its file.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write a checkpoint to `path`, whole or not at all."""
         content = io.BytesIO()
         torch.save(checkpoint, content)
         write_atomic(Path(path), content.getbuffer())

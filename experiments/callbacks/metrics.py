@@ -9,9 +9,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from experiments import machine, peaks
+from experiments import machine, peak_flops
 from experiments.callbacks.step import StepCallback, due
-from experiments.rows import Rows
+from experiments.metric_log import MetricLog
 from experiments.task import LanguageModelling
 
 
@@ -22,9 +22,9 @@ class MetricRows(StepCallback):
     """
 
     def __init__(
-        self, rows: Rows, every: int, tokens_per_step: int, flops_per_token: float, peak: float
+        self, log: MetricLog, every: int, tokens_per_step: int, flops_per_token: float, peak: float
     ) -> None:
-        self.rows, self.every = rows, every
+        self.metric_log, self.every = log, every
         self.tokens_per_step, self.flops_per_token, self.peak = tokens_per_step, flops_per_token, peak
         self.sums: dict[str, Tensor] = {}
         self.count = 0
@@ -34,26 +34,31 @@ class MetricRows(StepCallback):
         self.steps = 0
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        self.rows.cut(trainer.global_step)
+        """Cut the log back to the checkpoint that training goes on from, and start the clock."""
+        self.metric_log.cut(trainer.global_step)
         self.since = time.perf_counter()
         self.steps = 0
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        for name, value in task.seen.items():
+        """Add a micro-batch's losses to the running sums."""
+        for name, value in task.last_step.items():
             if name != "grad_norm":
                 self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
         self.count += 1
         super().on_train_batch_end(trainer, task, outputs, batch, batch_idx)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Write a row where one is due."""
         self.steps += 1
         step = trainer.global_step
         if not due(step, self.every, trainer.max_steps):
             return
         row = {name: float(value) / self.count for name, value in self.sums.items()}
-        row["grad_norm"] = float(task.seen["grad_norm"])  # waits for the GPU, so the clock below is honest
+        row["grad_norm"] = float(
+            task.last_step["grad_norm"]
+        )  # waits for the GPU, so the clock below is honest
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.write(trainer, {"split": "train", **row, **self._speed(task)})
         self.sums, self.count, self.steps = {}, 0, 0
@@ -62,7 +67,7 @@ class MetricRows(StepCallback):
         """Append a row of this step, and hand it to the other loggers."""
         step = trainer.global_step
         row = {"step": step, "tokens": step * self.tokens_per_step, **row}
-        self.rows.append(row)
+        self.metric_log.append(row)
         numbers = {f"{row['split']}/{k}": v for k, v in row.items() if isinstance(v, float)}
         for logger in trainer.loggers:
             logger.log_metrics(numbers, step)
@@ -73,7 +78,7 @@ class MetricRows(StepCallback):
         self.seconds += elapsed
         self.since, self.paused = now, 0.0
         rate = self.steps * self.tokens_per_step / elapsed
-        mfu = peaks.utilisation(rate * self.flops_per_token, self.peak)
+        mfu = peak_flops.utilisation(rate * self.flops_per_token, self.peak)
         return {
             "seconds": round(self.seconds, 3),
             "tokens_per_second": round(rate, 1),
@@ -82,7 +87,9 @@ class MetricRows(StepCallback):
         }
 
     def state_dict(self) -> dict[str, Any]:
+        """The running sums and the seconds spent training, for the checkpoint."""
         return {"sums": self.sums, "count": self.count, "seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the sums and seconds of a checkpoint."""
         self.sums, self.count, self.seconds = state["sums"], state["count"], state["seconds"]

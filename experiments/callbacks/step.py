@@ -15,15 +15,16 @@ class StepCallback(pl.Callback, ABC):
 
     @abstractmethod
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
-        """`trainer.global_step` optimiser steps are done."""
+        """Act after an optimiser step; `trainer.global_step` of them are done."""
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Call `after_step` if this micro-batch was the last of its optimiser step."""
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self.after_step(trainer, task)
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Every `every` steps, and at the last."""
+    """Whether something is due that comes every `every` steps, and at the last."""
     return step % every == 0 or step == last

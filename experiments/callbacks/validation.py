@@ -13,8 +13,8 @@ import lightning.pytorch as pl
 from experiments.callbacks.metrics import MetricRows
 from experiments.callbacks.step import StepCallback, due
 from experiments.data import Split, eval_windows
-from experiments.evaluate import score_windows
 from experiments.schema import Config
+from experiments.scoring import score_windows
 from experiments.task import LanguageModelling
 from zoo.io import export
 
@@ -34,13 +34,16 @@ class Validation(StepCallback):
 
     @property
     def out_of_patience(self) -> bool:
+        """Whether so many validations in a row brought no lower loss."""
         patience = self.config.trainer.patience
         return patience is not None and self.worse >= patience
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Stop at once where training had stopped at the very checkpoint it goes on from."""
         trainer.should_stop = self.out_of_patience  # resumed from the very checkpoint at which it stopped
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Validate where that is due; export better weights, and stop where patience is used up."""
         if not due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
             return
         began = time.perf_counter()
@@ -71,7 +74,9 @@ class Validation(StepCallback):
         return nats / tokens
 
     def state_dict(self) -> dict[str, Any]:
+        """The lowest loss, its step, and how many validations have been worse since."""
         return {"best": self.best, "best_step": self.best_step, "worse": self.worse}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the lowest loss and the patience used up from a checkpoint."""
         self.best, self.best_step, self.worse = state["best"], state["best_step"], state["worse"]

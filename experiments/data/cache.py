@@ -1,9 +1,8 @@
-"""Folders that are made once, whole or not at all, by one process at a time."""
+"""Cached folders and facts: folders are made once, whole or not at all, by one process at a time."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -13,18 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments import locks
 from zoo.errors import UserError
 
 
 def build_once(
     parent: Path, key: str, build: Callable[[Path], None], problem: Callable[[Path], str | None]
 ) -> Path:
-    """Return the folder ``parent/key``, calling ``build(folder)`` to fill it if it is missing or damaged.
+    """The folder ``parent/key``, after calling ``build(folder)`` to fill it where it is missing or damaged.
 
     build: writes into the folder it is given, a temporary sibling that is renamed when it is done.
     problem: what is wrong with a finished folder, or None; a damaged one is rebuilt with a warning.
 
-    Processes that ask for the same key at once wait for the first (flock); what dead ones left is removed.
+    Processes that ask for the same key at once wait for the first (locks); what dead ones left is removed.
     Raises UserError (path and the system's words) when the folder cannot be written; then nothing is left.
     """
     final = parent / key
@@ -70,44 +70,20 @@ def _sweep(parent: Path, held: str) -> None:
         if key == held:
             shutil.rmtree(folder, ignore_errors=True)
             continue
-        with contextlib.suppress(BlockingIOError), _locked(parent, key, wait=False):
+        with contextlib.suppress(locks.Held), _locked(parent, key, wait=False):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _locked(parent: Path, key: str, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of ``key``; the lock file exists only while somebody does."""
+    """Hold the lock of `key`; the lock file exists only while somebody does. Raises Held if not to wait."""
     path = parent / f"{key}.lock"
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    message = f"waiting for another process that is preparing {parent / key}"
+    with locks.locked(path, message, wait=wait, stream=sys.stderr):
         try:
-            _acquire(handle, path, wait)
-            # The holder before us removes the file as it leaves: what we locked may no longer be the lock.
-            if _same_file(handle, path):
-                try:
-                    yield
-                finally:
-                    path.unlink(missing_ok=True)
-                return
+            yield
         finally:
-            os.close(handle)
-
-
-def _acquire(handle: int, path: Path, wait: bool) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if not wait:
-            raise
-        print(f"waiting for another process that is preparing {path.with_suffix('')}", file=sys.stderr)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-
-
-def _same_file(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
+            path.unlink(missing_ok=True)  # who waits for it opens the path anew
 
 
 def remember(path: Path, value: Any) -> None:
@@ -123,7 +99,7 @@ def remember(path: Path, value: Any) -> None:
 
 
 def recall(path: Path) -> Any | None:
-    """What `remember` wrote, or None if there is nothing readable."""
+    """The value that `remember` wrote, or None if there is nothing readable."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

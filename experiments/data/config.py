@@ -9,7 +9,7 @@ PACKS = ("stream", "document")
 
 @dataclass
 class DataConfig:
-    """What to train on and how it is cut.
+    """The text to train on, and how it is cut.
 
     name: pydocs | wikitext103 | wikitext2 | text.
     path: text: a file, a folder or a glob. wikitext: a folder of parquet in the public layout

@@ -19,7 +19,7 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Split:
-    """One split.
+    """One split of a corpus.
 
     tokens: read-only memory map, uint16 for vocabularies under 65,536, else uint32; every document is
         preceded by the tokenizer's ``bos_id``, so that every real token is predicted from something.
@@ -43,6 +43,11 @@ class Corpus:
     fingerprint: str
     labels: dict[str, str]
     config: DataConfig
+
+    @property
+    def document_bos(self) -> int | None:
+        """The separator at which sequences start anew where documents are packed; None for one long stream."""
+        return self.tokenizer.bos_id if self.config.pack == "document" else None
 
     def describe(self) -> dict[str, Any]:
         """The node `data` of a run's summary. Tokens count separators: tokens − documents are the text's."""
@@ -92,7 +97,7 @@ def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus
 
 
 def corpus_problem(folder: Path) -> str | None:
-    """What is wrong with a cache folder (its files disagree with meta.json), or None."""
+    """The reason why a cache folder is damaged (its files disagree with meta.json), or None."""
     try:
         expected = json.loads((folder / META).read_text())["files"]
         for name, size in expected.items():

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from experiments.data.cache import build_once
-from experiments.data.checks import check_settings
 from experiments.data.config import DataConfig, cache_root
-from experiments.data.contents import Contents, check_sizes, contents
+from experiments.data.contents import Contents, check_settings, check_sizes, contents
 from experiments.data.corpus import META, TOKENIZER, Corpus, corpus_problem, open_corpus, tokens_file
-from experiments.data.encode import token_dtype, write_tokens
-from experiments.data.hashing import content_hash
-from experiments.data.sources import SOURCES, SPLITS
-from experiments.data.tokenization import TOKENIZERS
+from experiments.data.sources import SOURCES, SPLITS, Document
+from experiments.data.tokenization import TOKENIZERS, Tokenizer
+from experiments.data.tokenization.byte_level_bpe import pieces
+from experiments.hashing import content_hash
 
 _VERSION = 1
+_BATCH_CHARACTERS = 1 << 21
 
 
 def fingerprint(cfg: DataConfig) -> str:
@@ -85,3 +87,49 @@ def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress:
         "files": {name: (folder / name).stat().st_size for name in files},
     }
     (folder / META).write_text(json.dumps(meta, indent=1))
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The dtype of token ids: uint16 for vocabularies under 65,536 entries, else uint32."""
+    return np.dtype(np.uint16 if vocab_size < 65536 else np.uint32)
+
+
+def write_tokens(
+    documents: Iterable[Document], tokenizer: Tokenizer, file: Path, progress: Callable[[int], object]
+) -> dict[str, int]:
+    """Write every document, preceded by ``bos_id``, to ``file``; return tokens, words, bytes and documents.
+
+    progress: called with the UTF-8 bytes of each document read.
+    """
+    counts = dict.fromkeys(("tokens", "words", "bytes", "documents"), 0)
+    dtype = token_dtype(tokenizer.vocab_size)
+    separator = np.array([tokenizer.bos_id], dtype=dtype)
+    with file.open("wb") as out:
+        waiting: list[str | None] = []
+
+        def flush() -> None:
+            encoded = iter(tokenizer.encode_batch([text for text in waiting if text is not None]))
+            for text in waiting:
+                ids = separator if text is None else next(encoded).astype(dtype)
+                counts["tokens"] += len(ids)
+                out.write(ids.tobytes())
+            waiting.clear()
+
+        pending = 0
+        for document in documents:
+            waiting.append(None)
+            for piece in pieces(document.text):
+                waiting.append(piece)
+                pending += len(piece)
+                if pending >= _BATCH_CHARACTERS:
+                    flush()
+                    pending = 0
+            size = len(document.text.encode())
+            counts["words"] += document.n_words
+            counts["bytes"] += size
+            counts["documents"] += 1
+            progress(size)
+        flush()
+        out.flush()
+        os.fsync(out.fileno())
+    return counts

@@ -1,33 +1,65 @@
-"""What `python run.py job=NAME` can do, one file a job; each is imported only when it runs."""
+"""Jobs, `python run.py job=NAME`. Adding one is a file NAME.py in this folder that defines `JOB`; nothing lists them.
+
+A job's module is imported when it is run or described, so that no command waits for what another job needs.
+"""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from experiments import interrupts
-from experiments.schema import Config
 
-# Name -> the first line people see in job=list. The function of a job is `run` in experiments/jobs/NAME.py.
-DESCRIPTIONS = {
-    "train": "train one model (with --multirun: a sweep) and score it on held-out text",
-    "evaluate": "score a finished run or checkpoint: run=results/NAME/RUN",
-    "generate": "go on from a prompt: run=results/NAME/RUN generate.prompt='...'",
-    "probe": "look inside finished runs, tables into RUN/probes: runs=results/NAME or run=results/NAME/RUN",
-    "cost": "parameters, FLOPs a token and decode-state bytes of a model",
-    "bench": "measure: suite=kernels | models | attention | latency | recompute | cpu | harness",
-    "gpu": "everything that needs a GPU, in resumable stages (make gpu)",
-    "list": "blocks, presets, layouts, experiments, data and jobs",
-}
+if TYPE_CHECKING:
+    from experiments.schema import Config
 
 
-def _lazily(name: str) -> Callable[[Config], None]:
-    def run(config: Config) -> None:
-        with interrupts.leaving():
-            job = importlib.import_module(f"experiments.jobs.{name}")
-        job.run(config)
+@dataclass(frozen=True)
+class Job:
+    """One thing that the program can do.
 
-    return run
+    name: as in job=NAME; help: what it does, in a line; needs: the keys it cannot do without, as one types them.
+    run: does it for one configuration. run_sweep: does it for all configurations of a --multirun together; None: `run`
+    is called for one after the other.
+    """
+
+    name: str
+    help: str
+    run: Callable[[Config], None]
+    needs: str = ""
+    run_sweep: Callable[[list[Config]], None] | None = None
 
 
-JOBS: dict[str, Callable[[Config], None]] = {name: _lazily(name) for name in DESCRIPTIONS}
+_handed_over: dict[str, Job] = {}
+
+
+def register(job: Job) -> None:
+    """Add a job that lives outside this folder, as run.py does with those of analysis."""
+    _handed_over[job.name] = job
+
+
+def find_job(name: str) -> Job:
+    """The job of this name. Raises UserError, with a suggestion, where there is none."""
+    if name in _handed_over:
+        return _handed_over[name]
+    names = _file_names()
+    if name not in names:
+        from zoo.errors import (
+            unknown,  # zoo imports torch; run.py imports this module before it can be interrupted
+        )
+
+        raise unknown("job", name, [*names, *_handed_over])
+    with interrupts.exiting():
+        return importlib.import_module(f"{__name__}.{name}").JOB
+
+
+def all_jobs() -> list[Job]:
+    """Every job, by name. Imports all of their modules."""
+    return [find_job(name) for name in sorted({*_file_names(), *_handed_over})]
+
+
+def _file_names() -> list[str]:
+    return [found.name for found in pkgutil.iter_modules(__path__)]

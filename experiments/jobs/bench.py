@@ -5,22 +5,28 @@ suite=kernels dry=true only counts: bytes, FLOPs and roofline time of every kern
 
 from __future__ import annotations
 
-import importlib
-
-import torch
-
-from experiments.bench import roofline, tables
-from experiments.plan import check_choices, check_numbers
-from experiments.runs import RunFailed
+from experiments.bench import roofline
+from experiments.bench.run_suite import SUITES, run_suite
+from experiments.checks import check_choices, check_numbers
+from experiments.jobs import Job
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
 _WITH_CASES = ("compile", "kernels", "models")
-SUITES = ("attention", "compile", "cpu", "harness", "kernels", "latency", "models", "recompute")
 
 
 def run(config: Config) -> None:
-    """Measure, and write <bench.out or results/bench>/<suite>.csv."""
+    """Check the configuration, then measure and write <bench.out or results/bench>/<suite>.csv."""
+    _check(config)
+    b = config.bench
+    if config.dry:
+        roofline.print_work(b.cases, b.lengths or [roofline.DRY_LENGTH], b.tokens)
+    else:
+        run_suite(config)
+
+
+def _check(config: Config) -> None:
+    """Raise UserError for a suite that there is not, a number out of range, or a key that the suite does not know."""
     if config.suite not in SUITES:
         raise unknown("suite", config.suite, SUITES)
     b = config.bench
@@ -36,14 +42,8 @@ def run(config: Config) -> None:
         raise UserError(
             f"bench.cases chooses among those of suite={', '.join(_WITH_CASES)}, not of {config.suite}"
         )
-    if config.dry:
-        if config.suite != "kernels":
-            raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
-        roofline.dry(b.cases, b.lengths or [roofline.DRY_LENGTH], b.tokens)
-        return
-    torch.set_num_threads(config.trainer.threads)
-    suite = importlib.import_module(f"experiments.bench.{config.suite}")
-    rows = suite.run(config)
-    tables.write(rows, tables.place(config), getattr(suite, "COLUMNS", tables.COLUMNS))
-    if failed := sum(bool(row.get("error")) for row in rows):
-        raise RunFailed(f"{failed} of {len(rows)} failed; the table's column error says why")
+    if config.dry and config.suite != "kernels":
+        raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
+
+
+JOB = Job("bench", f"measure speed and memory: suite={' | '.join(SUITES)}", run)

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.plan import check_choices, label, matched, meta_model, shorten
+from experiments.checks import check_choices
+from experiments.flop_count import FlopCount, count_flops
+from experiments.jobs import Job
+from experiments.labels import label, short_labels, shorten_pattern
+from experiments.meta_model import meta_model
+from experiments.plan import apply_match
 from experiments.schema import Config
 from zoo import cost, pattern
 from zoo.errors import UserError
@@ -16,7 +21,11 @@ from zoo.model import LanguageModel, letters_of
 
 FOOTNOTE = (
     "A multiply-add is two FLOPs; dense attention counts all T×T scores; routing is taken as balanced.\n"
+    "Counted are matrix products and attention. Elementwise work (norms, gates, scans written elementwise) is not.\n"
     "Decode-state bytes are of one sequence, in fp32; a row at T is of a model configured for T tokens."
+)
+EXTRAPOLATED = (
+    "~ extrapolated from shorter lengths, up to {} tokens, where total FLOPs are a polynomial of T."
 )
 
 
@@ -28,40 +37,51 @@ def run(config: Config) -> None:
     layout = pattern.layout_name(letters)
     print(f"model: {label(config, letters)}")
     print(
-        f"layers: {shorten(letters)}{f' (layout {layout})' if layout else ''}, d_model {config.model.d_model}"
+        f"layers: {shorten_pattern(letters)}{f' (layout {layout})' if layout else ''}, "
+        f"d_model {config.model.d_model}"
     )
     print(f"parameters: {cost.parameters(model)}")
     print(f"parameters without embedding and head: {cost.parameters_non_embedding(model)}")
     print(f"vocabulary: {model.vocab_size}")
     print("\n  tokens   forward FLOPs/token   training FLOPs/token   decode-state bytes")
+    notes = _Notes()
     for length in config.cost.lengths:
         model = at_length(config, length)
         forward, training = _flops(model, length), _flops(model, length, backward=True)
-        print(f"{length:8d}   {forward:19.6g}   {training:20.6g}   {cost.state_bytes(model, length):18d}")
-    print(f"\n{FOOTNOTE}")
+        notes.add(length, forward, training)
+        print(
+            f"{length:8d}   {_mark(length, forward) + f'{forward.per_token:.6g}':>19}   "
+            f"{_mark(length, training) + f'{training.per_token:.6g}':>20}   {cost.state_bytes(model, length):18d}",
+            flush=True,
+        )
+    notes.print()
 
 
-def compare(configs: list[Config]) -> None:
+def run_sweep(configs: list[Config]) -> None:
     """Print the costs of several models as one Markdown table: FLOPs of the forward pass."""
     configs = [_checked(config) for config in configs]
     lengths = configs[0].cost.lengths
     head = ["model", "layers", "parameters"]
     head += [f"FLOPs/token at {short(n)}" for n in lengths] + [f"state at {short(n)}" for n in lengths]
     print(f"| {' | '.join(head)} |\n|{'---|' * 2}{'---:|' * (len(head) - 2)}")
-    for config in configs:
-        print(f"| {' | '.join(cells(config))} |", flush=True)
-    print(f"\n{FOOTNOTE}")
+    notes = _Notes()
+    for config, title in zip(configs, _titles(configs), strict=True):
+        print(f"| {' | '.join([f'`{title}`', *table_row(config, notes)])} |", flush=True)
+    notes.print()
 
 
-def cells(config: Config) -> list[str]:
-    """One model's row: its label, layers and parameters, FLOPs a token and state bytes at every length."""
-    letters = letters_of(config.model)
-    models = [at_length(config, n) for n in config.cost.lengths]
-    pairs = list(zip(models, config.cost.lengths, strict=True))
-    flops = [_millions(_flops(model, n)) for model, n in pairs]
-    states = [f"{cost.state_bytes(model, n) / 2**20:,.1f} MiB" for model, n in pairs]
-    title = label(config, letters).split()[0]
-    return [f"`{title}`", shorten(letters), f"{cost.parameters(meta_model(config)):,}", *flops, *states]
+def table_row(config: Config, notes: _Notes | None = None) -> list[str]:
+    """A model's layers and parameters, and at every length FLOPs a token and state bytes, as text."""
+    flops, states = [], []
+    for length in config.cost.lengths:
+        model = at_length(config, length)
+        count = _flops(model, length)
+        if notes is not None:
+            notes.add(length, count)
+        flops.append(_mark(length, count) + _millions(count.per_token))
+        states.append(format_bytes(cost.state_bytes(model, length)))
+    layers = shorten_pattern(letters_of(config.model))
+    return [layers, f"{cost.parameters(meta_model(config)):,}", *flops, *states]
 
 
 def at_length(config: Config, length: int) -> LanguageModel:
@@ -69,9 +89,47 @@ def at_length(config: Config, length: int) -> LanguageModel:
     return meta_model(dataclasses.replace(config, data=dataclasses.replace(config.data, seq_len=length)))
 
 
-def _flops(model: LanguageModel, length: int, *, backward: bool = False) -> float:
+def format_bytes(size: int) -> str:
+    """Bytes with a unit: 8192 -> "8.0 KiB"; in MiB from a tenth of one on, so that columns compare."""
+    if size >= 2**20 / 10:
+        return f"{size / 2**20:,.1f} MiB"
+    return f"{size / 2**10:,.1f} KiB" if size >= 2**10 else f"{size} B"
+
+
+def short(length: int) -> str:
+    """A length in short: 131072 -> "128K"."""
+    return f"{length // 1024}K" if length % 1024 == 0 else str(length)
+
+
+class _Notes:
+    """The lines below the figures: what these count, and whether some were extrapolated."""
+
+    def __init__(self) -> None:
+        self.counted_to = 0
+
+    def add(self, length: int, *counts: FlopCount) -> None:
+        self.counted_to = max([self.counted_to, *(c.counted_to for c in counts if c.counted_to < length)])
+
+    def print(self) -> None:
+        print(f"\n{FOOTNOTE}")
+        if self.counted_to:
+            print(EXTRAPOLATED.format(self.counted_to))
+
+
+def _titles(configs: list[Config]) -> list[str]:
+    """The models' presets or dominant mixers; where those are not all different, what tells them apart too."""
+    labels = short_labels([(config, letters_of(config.model)) for config in configs])
+    heads = [name.split()[0] for name in labels]
+    return heads if len(set(heads)) == len(heads) else labels
+
+
+def _mark(length: int, count: FlopCount) -> str:
+    return "~" if count.counted_to < length else ""
+
+
+def _flops(model: LanguageModel, length: int, *, backward: bool = False) -> FlopCount:
     try:
-        return cost.flops_per_token(model, length, backward=backward)
+        return count_flops(model, length, backward=backward)
     except ValueError as error:  # a kernel's: the backend that was asked for cannot serve
         raise UserError(f"model.backend={model.config.backend}: {error}; use model.backend=auto") from error
 
@@ -80,15 +138,14 @@ def _millions(x: float) -> str:
     return f"{x / 1e6:,.0f} M" if x >= 1e8 else f"{x / 1e6:.3g} M"
 
 
-def short(length: int) -> str:
-    """131072 -> "128K"."""
-    return f"{length // 1024}K" if length % 1024 == 0 else str(length)
-
-
 def _checked(config: Config) -> Config:
+    """The configuration with its widths matched. Raises UserError for lengths and choices that make no sense."""
     if not config.cost.lengths or min(config.cost.lengths) < 1:
         raise UserError(f"cost.lengths={config.cost.lengths} must name sequence lengths of at least 1")
     if config.data.seq_len < 1:
         raise UserError(f"data.seq_len={config.data.seq_len} must be at least 1")
     check_choices(config)
-    return matched(config)
+    return apply_match(config)
+
+
+JOB = Job("cost", "parameters, FLOPs a token and decode-state bytes of a model", run, run_sweep=run_sweep)

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from experiments import machine
-from experiments.evaluate import score_split
-from experiments.jobs.train import metrics_line
+from experiments.evaluation import score_model
+from experiments.jobs import Job
+from experiments.load_run import load_corpus, load_run
 from experiments.progress import Bar
 from experiments.schema import Config
-from experiments.trained import open_text, open_trained
-from experiments.training import counting, document_bos
+from experiments.scoring import format_metrics
 from zoo.errors import UserError
 
 
 def run(config: Config) -> None:
     """Print all four metrics of every split in evaluate.splits, at evaluate.stride (default: half a window)."""
     device = machine.pick(config.device)
-    trained = open_trained(config.run, device)
-    corpus = open_text(trained, config.data)
-    stride = config.evaluate.stride or max(1, trained.model.seq_len // 2)
-    if not 1 <= stride <= trained.model.seq_len:
+    loaded = load_run(config.run, device)
+    corpus = load_corpus(loaded, config.data)
+    length = loaded.model.seq_len
+    if not 1 <= (config.evaluate.stride or 1) <= length:
         raise UserError(
-            f"evaluate.stride={stride} must be from 1 to the model's length {trained.model.seq_len}"
+            f"evaluate.stride={config.evaluate.stride} must be from 1 to the model's length {length}"
         )
     bar = Bar("evaluate", config.trainer.progress)
     for name in config.evaluate.splits:
-        score = score_split(
-            trained.model,
-            corpus.splits[name],
-            stride=stride,
-            batch_size=config.evaluate.batch_size,
-            document_bos=document_bos(corpus),
-            precision=machine.precision(config.trainer.precision, device),
-            progress=counting(bar, name, len(corpus.splits[name].tokens) - 1),
-        )
+        score = score_model(loaded.model, config, corpus, name, device, bar)
         bar.close()
-        print(metrics_line(name, score.metrics(), corpus.describe()[name]))
+        print(format_metrics(name, score.metrics(), corpus.describe()[name]))
+
+
+JOB = Job(
+    "evaluate", "score a finished run or checkpoint on held-out text", run, needs="run=results/NAME/RUN"
+)

@@ -10,8 +10,9 @@ import torch
 
 import zoo
 from experiments import machine
+from experiments.jobs import Job
+from experiments.load_run import load_run
 from experiments.schema import Config
-from experiments.trained import open_trained
 from zoo.errors import UserError
 
 
@@ -21,11 +22,11 @@ def run(config: Config) -> None:
     if g.tokens < 1:
         raise UserError(f"generate.tokens={g.tokens} must be at least 1")
     torch.set_num_threads(config.trainer.threads)
-    trained = open_trained(config.run, machine.pick(config.device))
-    ids = [trained.tokenizer.bos_id, *trained.tokenizer.encode(g.prompt)]
-    prompt = torch.tensor([ids], device=trained.model.embedding.weight.device)
+    loaded = load_run(config.run, machine.pick(config.device))
+    ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode(g.prompt)]
+    prompt = torch.tensor([ids], device=loaded.model.embedding.weight.device)
     tokens = zoo.generate(
-        trained.model,
+        loaded.model,
         prompt,
         g.tokens,
         temperature=g.temperature,
@@ -39,7 +40,7 @@ def run(config: Config) -> None:
     began = time.perf_counter()
     for token in tokens:
         written.append(int(token))
-        text = trained.tokenizer.decode(written)
+        text = loaded.tokenizer.decode(written)
         # A token may end inside a character; the replacement sign at the end waits for the rest of it.
         whole = text.rstrip(codecs.decode(b"\xff", "utf-8", "replace"))
         sys.stdout.write(whole[shown:])
@@ -48,3 +49,11 @@ def run(config: Config) -> None:
     seconds = time.perf_counter() - began
     steps = len(ids) + len(written) - 1
     print(f"\n\n{len(written)} tokens after a prompt of {len(ids)}; {steps / seconds:.1f} tokens/s")
+
+
+JOB = Job(
+    "generate",
+    "go on from a prompt with a finished run or checkpoint",
+    run,
+    needs="run=results/NAME/RUN generate.prompt='...'",
+)

@@ -16,20 +16,17 @@ stages run small on any machine.
 
 from __future__ import annotations
 
-import importlib
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from experiments import machine
-from experiments.gpu.settings import Settings, kept
+from experiments.gpu.record import Record
+from experiments.gpu.stage_settings import Settings
+from experiments.gpu.stages import STAGES
+from experiments.jobs import Job
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
-from zoo.files import write_json
 
 
 def run(config: Config) -> None:
@@ -43,7 +40,7 @@ def run(config: Config) -> None:
     stage = config.gpu.stage
     if stage is not None and stage not in STAGES:
         raise unknown("stage", stage, STAGES)
-    done = _Done(settings.folder / "stages.json")
+    done = Record(settings.folder / "stages.json")
     for name in STAGES if stage is None else [stage]:
         if stage is None and name in done:
             print(f"{name}: done before")
@@ -51,104 +48,14 @@ def run(config: Config) -> None:
         _perform(name, settings, done)
 
 
-def _perform(name: str, settings: Settings, done: _Done) -> None:
+def _perform(name: str, settings: Settings, done: Record) -> None:
     began = time.monotonic()
     print(f"{name}: on {settings.device_name}", flush=True)
     finished = STAGES[name](settings)
     seconds = time.monotonic() - began
     print(f"{name}: {'done' if finished else 'paused, to be gone on with'} after {seconds:.0f} s", flush=True)
     if finished:
-        done.add(name, seconds)
+        done.add(name, {"seconds": round(seconds, 1), "versions": machine.versions()})
 
 
-class _Done:
-    """Which stages are finished, kept in a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.stages = kept(path)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.stages
-
-    def add(self, name: str, seconds: float) -> None:
-        self.stages[name] = {"seconds": round(seconds, 1), "versions": machine.versions()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.path, self.stages)
-
-
-def _tests(settings: Settings) -> bool:
-    command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", "--timeout", str(settings.seconds)]
-    command += ["--ignore", "tests/kernels"]
-    if settings.rehearse:
-        command += ["--collect-only"]
-    status = subprocess.run(command, cwd=machine.ROOT, timeout=settings.seconds).returncode
-    if status not in (0, 5):  # 5: no test was collected, as on a machine without a GPU
-        raise UserError(
-            f"the GPU tests failed (pytest ended with status {status}); the other stages can still be run"
-        )
-    return True
-
-
-def _bench(suite: str) -> Callable[[Settings], bool]:
-    def measure(settings: Settings) -> bool:
-        from experiments.jobs import bench
-
-        bench.run(settings.bench(suite))
-        return True
-
-    return measure
-
-
-def _resumed(suite: str) -> Callable[[Settings], bool]:
-    """A suite that keeps its rows and leaves for the next time what its time does not allow."""
-
-    def measure(settings: Settings) -> bool:
-        from experiments.jobs import bench
-
-        config = settings.bench(suite)
-        bench.run(config)
-        return importlib.import_module(f"experiments.bench.{suite}").finished(config)
-
-    return measure
-
-
-def _kernel_tests(settings: Settings) -> bool:
-    from experiments.gpu import kernels
-
-    return kernels.test(settings)
-
-
-def _tune(settings: Settings) -> bool:
-    from experiments.gpu import kernels
-
-    return kernels.tune(settings)
-
-
-def _train(name: str) -> Callable[[Settings], bool]:
-    def train(settings: Settings) -> bool:
-        from experiments.gpu.training import advance
-
-        return advance(settings, name)
-
-    return train
-
-
-def _publish(settings: Settings) -> bool:
-    from experiments.gpu.training import publish
-
-    return publish(settings)
-
-
-STAGES: dict[str, Callable[[Settings], bool]] = {
-    "tests": _tests,
-    "kernel_tests": _kernel_tests,
-    "tune": _tune,
-    "attention": _bench("attention"),
-    "kernels": _resumed("kernels"),
-    "latency": _bench("latency"),
-    "models": _resumed("models"),
-    "dense": _train("dense"),
-    "sf": _train("sf"),
-    "publish": _publish,
-}
+JOB = Job("gpu", "everything that needs a GPU, in resumable stages (make gpu)", run)

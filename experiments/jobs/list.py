@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.cli import CONF
 from experiments.data import SOURCES, TOKENIZERS
-from experiments.jobs import DESCRIPTIONS
+from experiments.jobs import Job, all_jobs
+from experiments.paths import CONF
 from experiments.schema import Config
 from zoo import pattern, registry
-
-ANALYSIS = {
-    "report": "compare the runs of an experiment: runs=results/NAME",
-    "publish": "its tables and figures=[...] into results/published/NAME, small and without machine paths",
-}
 
 
 def run(config: Config) -> None:
@@ -30,8 +25,7 @@ def run(config: Config) -> None:
     _table("Layouts (model.pattern=)", list(pattern.LAYOUTS.items()))
     _table("Data (data=)", [(name,) for name in sorted(SOURCES)])
     _table("Tokenizers (data.tokenizer=)", [(name,) for name in sorted(TOKENIZERS)])
-    jobs = {**DESCRIPTIONS, **ANALYSIS}
-    _table("Jobs (job=)", sorted(jobs.items()))
+    _table("Jobs (job=)", [(job.name, job.help, job.needs) for job in all_jobs()])
 
 
 def _table(title: str, rows: list[tuple[str, ...]]) -> None:
@@ -46,3 +40,6 @@ def _first_comment(path: Path) -> str:
         x.lstrip("# ") for x in path.read_text().splitlines() if x.startswith("#") and "@package" not in x
     ]
     return lines[0] if lines else ""
+
+
+JOB = Job("list", "blocks, presets, layouts, experiments, data and jobs", run)

@@ -14,9 +14,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments import interrupts, machine
-from experiments.probing import settings, tables
-from experiments.probing.folders import title, to_probe
-from experiments.probing.run import probe_run, probed
+from experiments.jobs import Job
+from experiments.probing import probe_tables
+from experiments.probing.checks import check_probe
+from experiments.probing.find_runs import find_runs, run_title
+from experiments.probing.probe_run import is_probed, probe_run
 from experiments.progress import Bar
 from experiments.runs import FAILURE, RunFailed, RunFolder
 from experiments.schema import Config
@@ -28,12 +30,12 @@ def run(config: Config) -> None:
 
     Folders without a complete run are named and left alone.
     """
-    settings.check(config.probe)
+    check_probe(config.probe)
     machine.pick(config.device)
-    runs, skipped = to_probe(config)
+    runs, skipped = find_runs(config)
     for why in skipped:
         print(f"skipped {why}")
-    todo = [run for run in runs if not probed(run, config.probe)]
+    todo = [run for run in runs if not is_probed(run, config.probe)]
     print(
         f"{len(runs)} complete runs: {len(runs) - len(todo)} probed before, {len(todo)} to probe", flush=True
     )
@@ -43,7 +45,7 @@ def run(config: Config) -> None:
         for done, (run, problem, made) in enumerate(_attempts(todo, config), start=1):
             failed += bool(problem)
             line = f"FAILED: {problem}" if problem else ", ".join(made)
-            tqdm.write(f"[{done}/{len(todo)}] {title(run)}: {line}", file=sys.stdout)
+            tqdm.write(f"[{done}/{len(todo)}] {run_title(run)}: {line}", file=sys.stdout)
             bar("runs", done, len(todo))
     finally:
         bar.close()
@@ -66,7 +68,7 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
         os.environ[name] = str(config.trainer.threads)  # before the workers import torch
     pool = ProcessPoolExecutor(workers, mp.get_context("spawn"))
     try:
-        with interrupts.unheard():
+        with interrupts.blocked():
             waiting = {pool.submit(_attempt, run, config): run for run in runs}
         for future in as_completed(waiting):
             try:
@@ -79,7 +81,7 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
 
 def _attempt(run: Path, config: Config) -> Attempt:
     """Probe a run; a failure is recorded in its folder probes/ and told in one line."""
-    inside = RunFolder(run / tables.FOLDER)
+    inside = RunFolder(run / probe_tables.FOLDER)
     try:
         made = probe_run(run, config)
     except UserError as error:
@@ -92,3 +94,11 @@ def _attempt(run: Path, config: Config) -> Attempt:
         return run, f"{type(error).__name__}: {error}{record}", []
     (inside.path / FAILURE).unlink(missing_ok=True)
     return run, "", made
+
+
+JOB = Job(
+    "probe",
+    "look inside finished runs; tables into RUN/probes",
+    run,
+    needs="runs=results/NAME or run=results/NAME/RUN",
+)

@@ -1,15 +1,15 @@
-"""job=train: one run, from a checked plan to a complete run folder."""
+"""job=train: one run, from a checked plan to a complete run folder; with --multirun all cells of a sweep."""
 
 from __future__ import annotations
 
-import errno
-
 from experiments import interrupts
+from experiments.execute import execute
+from experiments.jobs import Job
 from experiments.plan import Plan, plan
-from experiments.progress import Bar, Sink
-from experiments.runs import SUMMARY, RunFailed
+from experiments.progress import Bar
+from experiments.runs import SUMMARY
 from experiments.schema import Config
-from zoo.errors import UserError
+from experiments.scoring import format_metrics
 
 
 def run(config: Config) -> None:
@@ -24,63 +24,30 @@ def run(config: Config) -> None:
     print(_report(planned))
 
 
-def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
-    """Bring a run to completion, going on from its last checkpoint; False if there was nothing to do.
+def run_sweep(configs: list[Config]) -> None:
+    """Train all cells of a sweep that are not complete, `sweep.workers` at a time."""
+    with interrupts.exiting():
+        from experiments import sweep
 
-    workers: cells of one sweep that train at the same time, this one included.
-    A failure is recorded in the run folder and raised as RunFailed, except a pause, which is no failure.
-    """
-    folder = planned.folder
-    if folder.complete:
-        return False
-    with folder.locked():
-        if folder.complete:  # another process finished it while this one waited
-            return False
-        with interrupts.leaving():
-            from experiments.callbacks import Paused, discard
-            from experiments.training import train
-
-        try:
-            folder.begin(planned.yaml(), planned.identity)
-            folder.finish(train(planned, sink, workers))
-            if not planned.config.trainer.keep_checkpoints:
-                discard(folder.checkpoints)
-        except Paused as pause:
-            raise RunFailed(f"{planned.title}: {pause}") from pause
-        except UserError:
-            raise
-        except Exception as error:
-            folder.fail(error)
-            raise _explained(planned, error) from error
-    return True
-
-
-def _explained(planned: Plan, error: Exception) -> Exception:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RunFailed(
-            f"{planned.title}: the disk is full ({error}). Earlier files are intact: "
-            "free some space and give the same command again; it goes on from the last checkpoint"
-        )
-    record = f" (see {planned.folder.path}/failure.json)" if planned.folder.failed else ""
-    return RunFailed(f"{planned.title}: {type(error).__name__}: {error}{record}")
+    sweep.run_sweep(configs)
 
 
 def _report(planned: Plan) -> str:
+    """The metrics and the folder of a complete run. Raises UserError where its summary is damaged."""
     summary = planned.folder.summary()
     try:
         lines = [f"{planned.title}: {summary['parameters']:,} parameters, best step {summary['best_step']}"]
         lines += [
-            metrics_line(name, m, summary["data"].get(name, "")) for name, m in summary["metrics"].items()
+            format_metrics(name, m, summary["data"].get(name, "")) for name, m in summary["metrics"].items()
         ]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise planned.folder.damaged(SUMMARY, error) from error
     return "\n".join([*lines, f"run folder: {planned.folder.path}"])
 
 
-def metrics_line(name: str, m: dict[str, float], text: str) -> str:
-    """All four metrics of a split on one line."""
-    return (
-        f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
-        f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
-        f"({m['tokens']:,} tokens, stride {m['stride']}) {f'· {text}' if text else ''}".rstrip()
-    )
+JOB = Job(
+    "train",
+    "train one model (with --multirun: a sweep) and score it on held-out text",
+    run,
+    run_sweep=run_sweep,
+)

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 import zoo
+from experiments.load_run import LoadedRun
 from experiments.schema import ProbeConfig
-from experiments.trained import Trained
 
 
-def samples(trained: Trained, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:
+def samples(loaded: LoadedRun, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:
     """A row a prompt: prompt, text, temperature, seed, tokens/s."""
-    device = trained.model.embedding.weight.device
+    device = loaded.model.embedding.weight.device
     for text in probe.prompts:
-        ids = [trained.tokenizer.bos_id, *trained.tokenizer.encode(text)]
+        ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode(text)]
         began = time.perf_counter()
         written = zoo.generate(
-            trained.model,
+            loaded.model,
             torch.tensor([ids], device=device),
             probe.tokens,
             temperature=probe.temperature,
@@ -29,4 +29,4 @@ def samples(trained: Trained, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:
         )
         tokens = [int(token) for token in written]
         rate = (len(ids) + len(tokens) - 1) / (time.perf_counter() - began)
-        yield text, trained.tokenizer.decode(tokens), probe.temperature, probe.sample_seed, rate
+        yield text, loaded.tokenizer.decode(tokens), probe.temperature, probe.sample_seed, rate

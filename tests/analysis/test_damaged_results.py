@@ -11,7 +11,7 @@ import pytest
 
 from analysis import ResultsError, load_results, write_report
 from analysis.notices import notices
-from experiments.probing import folders as probing
+from experiments.probing import find_runs as probing
 
 HEADER = "step,tokens,split,loss\n"
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from support.program import Lab
 
-from experiments.cli import CONF
 from experiments.data.corpus import unigram_entropy
+from experiments.paths import CONF
 from experiments.plan import plan
 from experiments.presets import architectures
 from zoo import ModelConfig

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.program import RUN
 
-from experiments.bench import compile as suite
+from experiments.bench.suites import compile as suite
 from experiments.schema import Config
 from zoo.errors import UserError
 
@@ -32,7 +32,7 @@ def changes_its_type(x, n):
 
 COMPILES = """
 import json, torch
-from experiments.bench.compile import _compiling
+from experiments.bench.suites.compile import _compiling
 from mistaken import changes_its_type
 rows = []
 with _compiling(rows):

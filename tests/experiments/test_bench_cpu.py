@@ -7,9 +7,9 @@ import csv
 import pytest
 from support.program import Lab
 
-from experiments.bench.memory import peak_of
-from experiments.bench.recurrences import OPERATIONS
-from experiments.cli import CONF
+from experiments.bench.suites.cpu.memory import peak_memory_of
+from experiments.bench.suites.cpu.recurrences import OPERATIONS
+from experiments.paths import CONF
 from zoo import registry
 
 LONG, MADE_FOR = 16_384, 1024
@@ -40,4 +40,4 @@ def test_the_suite_measures_every_block_and_preset(lab: Lab):
 @pytest.mark.parametrize("letter", sorted(registry.mixer_by_letter()))
 def test_no_mixer_holds_even_half_a_matrix_of_pairs(letter: str):
     """Forward and backward, two heads, as many tokens kept as for 1,024: one T×T matrix in fp32 has a gigabyte."""
-    assert peak_of(letter, LONG, configured=MADE_FOR, d_model=64, heads=2) < LONG * LONG * 4 // 2
+    assert peak_memory_of(letter, LONG, configured=MADE_FOR, d_model=64, heads=2) < LONG * LONG * 4 // 2

@@ -10,10 +10,12 @@ import pytest
 import torch
 from support.program import Lab
 
-from experiments.bench import kernels as suite
-from experiments.bench import peers, roofline, tables, timing
-from experiments.bench.cases import CASES, HEAD, HEADS, KEPT, Call
-from experiments.bench.draw import Draw
+from experiments.bench import passes, peers, result_table, roofline, timing
+from experiments.bench.cases import CASES
+from experiments.bench.cases.attention import HEAD, HEADS, SELECTED
+from experiments.bench.cases.call import Call
+from experiments.bench.inputs import InputFactory
+from experiments.bench.suites import kernels as suite
 from experiments.schema import BenchConfig, Config
 from kernels.triton_common.work import Work, listed_pairs
 from zoo.errors import UserError
@@ -44,9 +46,9 @@ def test_every_case_is_a_call_that_works(case):
     calls = case.calls(case.length or LENGTH, 2 * (case.length or LENGTH), CPU, torch.float32)
     leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
     form = lambda: [call.run("torch") for call in calls]  # noqa: E731
-    suite.forward(form, leaves)
+    passes.forward(form, leaves)
     if case.backward:
-        suite.backward(form, leaves)
+        passes.forward_backward(form, leaves)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -60,7 +62,7 @@ def test_shapes_alone_are_those_of_the_tensors(case):
 
 def test_causal_indices_are_different_tokens_of_the_past():
     torch.manual_seed(0)
-    indices = Draw(2, 50, CPU, torch.float32).causal_indices(7)
+    indices = InputFactory(2, 50, CPU, torch.float32).causal_indices(7)
     for t in range(50):
         for row in indices[:, t].tolist():
             used = [s for s in row if s >= 0]
@@ -144,10 +146,10 @@ def flops(name: str, length: int, tokens: int) -> float:
     return roofline.totals(CASES[name].calls(length, tokens, META, torch.bfloat16), "forward", None).flops
 
 
-@pytest.mark.parametrize("length", [512, KEPT, 8192])
+@pytest.mark.parametrize("length", [512, SELECTED, 8192])
 def test_places_of_a_list_that_hold_no_key_are_not_counted(length):
     """As many pairs as the drawn lists have, which are twice as few as places where every list is short."""
-    pairs = sum(min(t + 1, KEPT) for t in range(length))
+    pairs = sum(min(t + 1, SELECTED) for t in range(length))
     assert flops("sparse_attention", length, length) == 2 * pairs * HEADS * 2 * HEAD
     assert flops("indexer_kl", length, length) == 2 * pairs * (HEADS * HEAD + 3 * 4 * HEAD)
 
@@ -218,7 +220,7 @@ def test_what_does_not_fit_is_a_row(tmp_path):
 def test_what_breaks_the_gpu_is_a_row_and_ends_the_program(tmp_path):
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     broken = mock.patch("kernels.ops.hyper_pre.OPERATION.choose", side_effect=error)
-    with broken, pytest.raises(tables.Crashed, match="hyper_pre, torch: CUDA error"):
+    with broken, pytest.raises(result_table.Crashed, match="hyper_pre, torch: CUDA error"):
         suite.run(config(tmp_path, "hyper_pre"))
     assert "CUDA error" in (tmp_path / "kernels.csv").read_text()
     assert {row["tokens"] for row in measured(tmp_path, "hyper_pre")} == {"16", "32"}  # it goes on after it
@@ -233,4 +235,4 @@ def test_peers_stand_beside_cases_that_exist_and_say_why_they_cannot_run():
     for name, module in peers._files().items():
         assert set(module.CALLS) <= set(CASES), name
         assert module.__doc__, name
-    assert {"fla", "liger", "sdpa_cudnn", "varlen_dense"} <= set(peers.missing(CPU))
+    assert {"fla", "liger", "sdpa_cudnn", "varlen_dense"} <= set(peers.unavailable(CPU))

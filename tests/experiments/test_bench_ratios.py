@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import harness, lengths, tables, timing
+from experiments.bench import result_table, timing
+from experiments.bench.suites import harness
+from experiments.bench.suites.cpu import lengths
 from zoo import registry
 
 CPU = torch.device("cpu")
@@ -33,7 +35,7 @@ def test_alternatives_are_timed_in_turns_after_their_warm_up():
 
 
 def test_a_ratio_above_one_is_faster_than_its_peer():
-    row = tables.row("suite", "model", [2.0, 4.0, 3.0], 6.0, CPU)
+    row = result_table.row("suite", "model", [2.0, 4.0, 3.0], 6.0, CPU)
     assert row["ratio"] == 2.0
     assert row["milliseconds_median"] == 3.0
 
@@ -57,7 +59,7 @@ def test_an_interval_holds_19_of_20_medians_drawn_anew():
 
 def test_tables_keep_six_digits_and_write_what_is_missing_as_nothing(tmp_path: Path):
     path = tmp_path / "folder" / "suite.csv"
-    tables.write([{"model": "a", "ratio": 1.23456789, "tokens": 12345678}, {"model": "b"}], path)
+    result_table.write([{"model": "a", "ratio": 1.23456789, "tokens": 12345678}, {"model": "b"}], path)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["ratio"] for row in rows] == ["1.23457", ""]
     assert rows[0]["tokens"] == "12345678"

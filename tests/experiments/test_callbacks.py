@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.callbacks import checkpoints, metrics, pacing, probing, validation
+from experiments.callbacks import checkpoints, metrics, probe_training, time_limit, validation
 from experiments.data import Split
-from experiments.probing import tables
-from experiments.rows import Rows, read
+from experiments.metric_log import MetricLog, read
+from experiments.probing import probe_tables
 from experiments.schema import Config
 from zoo import LanguageModel, ModelConfig
 
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (metrics, pacing, checkpoints, validation):
+    for module in (metrics, time_limit, checkpoints, validation):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -51,13 +51,13 @@ def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
 def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> None:
     """The end of a micro-batch; every second one completes a step."""
     at.global_step += index % 2
-    task = SimpleNamespace(seen={k: torch.tensor(v) for k, v in seen.items()}, device=CPU)
+    task = SimpleNamespace(last_step={k: torch.tensor(v) for k, v in seen.items()}, device=CPU)
     callback.on_train_batch_end(at, task, None, None, index)
 
 
 def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
     at, path = trainer(), tmp_path / "metrics.csv"
-    rows = metrics.MetricRows(Rows(path, ["aux:x"]), 2, 100, flops_per_token=7.0, peak=1e4)
+    rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, flops_per_token=7.0, peak=1e4)
     rows.on_train_start(at, None)
     for i in range(8):
         clock.now += 1
@@ -81,14 +81,14 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     tmp_path: Path, clock: Clock
 ):
     at, path = trainer(), tmp_path / "metrics.csv"
-    first = metrics.MetricRows(Rows(path, []), 4, 100, 1.0, 1.0)
+    first = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
     first.on_train_start(at, None)
     for i in range(4):
         clock.now += 1
         micro_batch(first, at, i, loss=float(i), grad_norm=1.0)
     state = first.state_dict()
     clock.now += 500
-    second = metrics.MetricRows(Rows(path, []), 4, 100, 1.0, 1.0)
+    second = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
     second.load_state_dict(state)
     second.on_train_start(at, None)
     for i in range(4, 8):
@@ -102,14 +102,14 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
 @pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
 def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
     saved = []
-    monkeypatch.setattr(pacing, "save", lambda trainer, folder: saved.append(trainer.global_step))
-    limit = pacing.TimeLimit(minutes, tmp_path)
+    monkeypatch.setattr(time_limit, "save", lambda trainer, folder: saved.append(trainer.global_step))
+    limit = time_limit.TimeLimit(minutes, tmp_path)
     clock.now += seconds - 0.5
     limit.after_step(trainer(3), None)
     clock.now += 1
     limit.after_step(trainer(100), None)  # the last step needs no pause
     assert saved == []
-    with pytest.raises(pacing.Paused, match="time is up at step 4 of 100"):
+    with pytest.raises(time_limit.Paused, match="time is up at step 4 of 100"):
         limit.after_step(trainer(4), None)
     assert saved == [4]
 
@@ -196,10 +196,12 @@ def test_patience_counts_from_the_last_improvement(validated, monkeypatch):
 def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
     """Those of its own step were written before it, and nobody would take them again; later ones are."""
     rows = [(step, 0, "mixer", "attention", None, "", None, None, "size", 1.0, 2) for step in (3, 6, 9)]
-    tables.write(tmp_path, tables.TRAINING, rows)
-    callback = probing.Probing(Config(), Split(np.arange(400, dtype=np.uint16), 1, 1, 1), None, tmp_path)
+    probe_tables.write(tmp_path, probe_tables.TRAINING, rows)
+    callback = probe_training.ProbeTraining(
+        Config(), Split(np.arange(400, dtype=np.uint16), 1, 1, 1), None, tmp_path
+    )
     callback.on_train_start(trainer(6), None)
-    assert callback.rows == tables.read(tmp_path, tables.TRAINING) == rows[:2]
+    assert callback.rows == probe_tables.read(tmp_path, probe_tables.TRAINING) == rows[:2]
 
 
 def test_bf16_training_is_validated_in_bf16(validated, monkeypatch):

@@ -13,8 +13,8 @@ from support.program import Lab, write_text
 
 from experiments import data
 from experiments.data import DataConfig, Split
-from experiments.evaluate import score_split
 from experiments.runs import RunFolder
+from experiments.scoring import score_split
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict
 

@@ -10,8 +10,7 @@ from support import identity_keys
 
 import experiments.identity
 import zoo.config
-from experiments.identity import identify, recorded
-from experiments.runs import digest
+from experiments.identity import identify, recorded, run_name
 from experiments.schema import Config
 from zoo import ModelConfig, registry
 from zoo.options import added
@@ -94,7 +93,7 @@ def test_removing_marking_late_and_moving_the_mark_are_refused(frozen, with_opti
 
 
 def identity(config: Config) -> str:
-    return digest(identify(config, "G", ""))
+    return run_name(identify(config, "G", ""))
 
 
 def test_an_option_changes_the_name_where_it_does_something_new():
@@ -150,7 +149,7 @@ def test_every_part_of_the_recipe_is_in_the_name(node, key, value):
 
 def test_seed_and_text_are_in_the_name():
     assert identity(Config(seed=1)) != identity(Config())
-    assert digest(identify(Config(), "G", "a text")) != digest(identify(Config(), "G", "another"))
+    assert run_name(identify(Config(), "G", "a text")) != run_name(identify(Config(), "G", "another"))
 
 
 def test_a_recorded_configuration_is_read_as_it_was_meant(with_options):

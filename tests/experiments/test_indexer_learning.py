@@ -13,8 +13,8 @@ from torch import Tensor
 import kernels
 from experiments.schema import Config
 from zoo import Context, LanguageModel
+from zoo.interfaces import Dims
 from zoo.mixers.gsa import GSA, GSAConfig
-from zoo.modules import Dims
 
 WIDTH, CLASSES, TIME = 32, 8, 128
 
@@ -148,9 +148,9 @@ def train(folder: Path, steps: int) -> LanguageModel:
     off and that nothing in training punishes: then the best 16 keys there are hold little more than 80 %.
     """
     from experiments.task import LanguageModelling
-    from experiments.training import make_trainer, quiet
+    from experiments.trainer import make_trainer, silence_lightning
 
-    quiet()
+    silence_lightning()
     config = Config()
     config.model.pattern, config.model.depth = "G", 1
     config.model.d_model, config.model.n_heads = 64, 4

@@ -12,9 +12,9 @@ import pytest
 from support.program import Lab
 
 import analysis
-from experiments.cli import CONF
-from experiments.jobs import DESCRIPTIONS, cost
-from experiments.rows import COLUMNS, read
+from experiments.jobs import all_jobs, cost
+from experiments.metric_log import COLUMNS, read
+from experiments.paths import CONF
 from zoo import registry
 from zoo.pattern import LAYOUTS
 
@@ -101,7 +101,16 @@ def test_list_names_everything(lab: Lab):
         for group in ("model", "size", "experiment", "data")
         for path in (CONF / group).glob("*.yaml")
     ]
-    for name in [*names, *files, *LAYOUTS, *DESCRIPTIONS, "report", "bytes", "bpe", "gpt2"]:
+    for name in [
+        *names,
+        *files,
+        *LAYOUTS,
+        *(job.name for job in all_jobs()),
+        "report",
+        "bytes",
+        "bpe",
+        "gpt2",
+    ]:
         assert re.search(rf"\b{name}\b", outcome.out), name
     assert lab.left_behind() == []
 
@@ -200,5 +209,5 @@ def test_run_py_works_from_any_folder(finished: Lab):
 def test_states_are_compared_in_binary_megabytes(lab: Lab):
     """Two layers of keys and values, 16 fp32 numbers each, for 65,536 tokens: 16 times 2^20 bytes."""
     (config,) = lab.compose("model=transformer", "cost.lengths=[65536]")
-    *_, state = cost.cells(config)
+    *_, state = cost.table_row(config)
     assert state == "16.0 MiB"

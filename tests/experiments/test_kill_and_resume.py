@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.program import Lab, Process, assert_same_run
 
-from experiments.probing import tables
-from experiments.rows import read
+from experiments.metric_log import read
+from experiments.probing import probe_tables
 
 STEPS = 160
 RECIPE = [
@@ -52,7 +52,7 @@ def test_random_kills_change_nothing(kills: int, tmp_path: Path, small_text: Pat
     assert last.status == 0, f"{story}: {last.err}"
     assert reference.wait().status == 0
     assert_same_run(whole.run_folder(), torn.run_folder(), story)
-    rows = tables.read(torn.run_folder(), "training")
+    rows = probe_tables.read(torn.run_folder(), "training")
     assert {row[0] for row in rows} == {*range(7, STEPS, 7), STEPS}, story
     assert len({row[:-2] for row in rows}) == len(rows), f"{story}: rows of a step that was done twice"
     assert reached[-1] > STEPS // 3, f"{story}: restarts did not go on from checkpoints"

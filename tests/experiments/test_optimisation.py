@@ -10,10 +10,10 @@ import torch
 from support.program import Lab, last_checkpoint, steady_rows
 
 from experiments import data, optim
-from experiments.evaluate import score_split
+from experiments.factory import tokens_per_step
 from experiments.runs import RunFolder
 from experiments.schema import Config, OptimConfig
-from experiments.training import tokens_per_step
+from experiments.scoring import score_split
 from zoo import LanguageModel, ModelConfig, load
 
 

@@ -13,8 +13,8 @@ from support.program import Lab
 
 from analysis import load_results
 from analysis.notices import notices
-from experiments import machine, peaks
-from experiments.rows import read
+from experiments import machine, peak_flops
+from experiments.metric_log import read
 
 CPU = torch.device("cpu")
 
@@ -30,7 +30,7 @@ def a_clock(monkeypatch, *seconds: float) -> list[float]:
         return asked[-1]
 
     quick = SimpleNamespace(perf_counter=perf_counter, sleep=lambda _: None, strftime=lambda _: "now")
-    monkeypatch.setattr(peaks, "time", quick)
+    monkeypatch.setattr(peak_flops, "time", quick)
     return asked
 
 
@@ -41,61 +41,61 @@ def kept(cache: Path) -> Path:
 
 def test_on_a_machine_that_is_mostly_busy_the_products_that_were_not_disturbed_count(tmp_path, monkeypatch):
     slow, true = 30.0, 0.5
-    rounds = [[slow] * len(peaks.SIZES) for _ in range(peaks.ROUNDS)]
-    rounds[peaks.ROUNDS // 2][-1] = true
+    rounds = [[slow] * len(peak_flops.SIZES) for _ in range(peak_flops.ROUNDS)]
+    rounds[peak_flops.ROUNDS // 2][-1] = true
     a_clock(monkeypatch, *itertools.chain(*rounds))
-    assert peaks.peak(CPU, tmp_path).flops == pytest.approx(2 * peaks.SIZES[-1] ** 3 / true)
+    assert peak_flops.peak(CPU, tmp_path).flops == pytest.approx(2 * peak_flops.SIZES[-1] ** 3 / true)
 
 
 def test_it_is_measured_once_a_machine(tmp_path, monkeypatch):
     asked = a_clock(monkeypatch, 1.0)
-    first = peaks.peak(CPU, tmp_path)
+    first = peak_flops.peak(CPU, tmp_path)
     readings = len(asked)
-    assert readings == 2 * len(peaks.SIZES) * peaks.ROUNDS
-    assert peaks.peak(CPU, tmp_path) == first
+    assert readings == 2 * len(peak_flops.SIZES) * peak_flops.ROUNDS
+    assert peak_flops.peak(CPU, tmp_path) == first
     assert len(asked) == readings, "the second run of this machine reads what the first one kept"
     facts = machine.describe(CPU)
     for fact in ("host_cpu", "cores", "threads", "capability"):
         other = {**facts, fact: "another"}
         monkeypatch.setattr(machine, "describe", lambda _, other=other: other)
         before = len(asked)
-        peaks.peak(CPU, tmp_path)
+        peak_flops.peak(CPU, tmp_path)
         assert len(asked) > before, f"another {fact} is measured by itself"
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1]", '{"flops": "many"}', '{"flops": -1}', '{"flops": NaN}'])
 def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch, damage):
     a_clock(monkeypatch, 1.0)
-    first = peaks.peak(CPU, tmp_path)
+    first = peak_flops.peak(CPU, tmp_path)
     kept(tmp_path).write_text(damage)
-    assert peaks.peak(CPU, tmp_path) == first
+    assert peak_flops.peak(CPU, tmp_path) == first
     assert json.loads(kept(tmp_path).read_text())["flops"] == first.flops
 
 
 def test_a_rate_above_it_has_it_measured_again_and_the_higher_one_stays(tmp_path, monkeypatch):
     a_clock(monkeypatch, 4.0)
-    busy = peaks.peak(CPU, tmp_path).flops
+    busy = peak_flops.peak(CPU, tmp_path).flops
     a_clock(monkeypatch, 1.0)
-    assert peaks.peak(CPU, tmp_path, above=0.9 * busy).flops == busy, "no reason to doubt it"
-    assert peaks.peak(CPU, tmp_path, above=2 * busy).flops == pytest.approx(4 * busy)
+    assert peak_flops.peak(CPU, tmp_path, above=0.9 * busy).flops == busy, "no reason to doubt it"
+    assert peak_flops.peak(CPU, tmp_path, above=2 * busy).flops == pytest.approx(4 * busy)
     a_clock(monkeypatch, 100.0)
-    assert peaks.peak(CPU, tmp_path, above=9 * busy).flops == pytest.approx(4 * busy)
-    assert peaks.peak(CPU, tmp_path).flops == pytest.approx(4 * busy)
+    assert peak_flops.peak(CPU, tmp_path, above=9 * busy).flops == pytest.approx(4 * busy)
+    assert peak_flops.peak(CPU, tmp_path).flops == pytest.approx(4 * busy)
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     asked = a_clock(monkeypatch, 1.0)
     (tmp_path / "peaks").write_text("a file where the folder should be")
-    first = peaks.peak(CPU, tmp_path)
+    first = peak_flops.peak(CPU, tmp_path)
     readings = len(asked)
-    assert peaks.peak(CPU, tmp_path) == first
+    assert peak_flops.peak(CPU, tmp_path) == first
     assert len(asked) == 2 * readings
 
 
 def test_a_rate_above_the_peak_is_no_utilisation():
-    assert peaks.utilisation(50.0, 200.0) == 0.25
-    assert peaks.utilisation(200.0, 200.0) == 1.0
-    assert peaks.utilisation(200.1, 200.0) is None
+    assert peak_flops.utilisation(50.0, 200.0) == 0.25
+    assert peak_flops.utilisation(200.0, 200.0) == 1.0
+    assert peak_flops.utilisation(200.1, 200.0) is None
 
 
 def test_a_peak_that_a_busy_machine_made_too_low_is_told_and_shown_nowhere(lab: Lab, tmp_path, monkeypatch):

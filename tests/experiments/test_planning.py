@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from support.program import ROOT, Lab, write_text
 
-from experiments.cells import names
-from experiments.cli import CONF
-from experiments.plan import dominant, meta_model, plan
-from experiments.runs import digest
+from experiments.identity import run_name
+from experiments.labels import dominant_mixer
+from experiments.meta_model import meta_model
+from experiments.paths import CONF
+from experiments.plan import plan
+from experiments.sweep_display import cell_names
 from zoo import cost
 from zoo.pattern import LAYOUTS
 
@@ -172,7 +174,7 @@ def test_registering_a_block_changes_no_identity(lab: Lab, tmp_path: Path):
         "    pass\n"
     )
     script = (
-        "from experiments.cli import compose; from experiments.plan import plan; from zoo import registry;"
+        "from experiments.compose import compose; from experiments.plan import plan; from zoo import registry;"
         "print(plan(compose()[0]).run, ''.join(registry.mixer_by_letter()))"
     )
     done = subprocess.run(
@@ -190,13 +192,13 @@ def test_registering_a_block_changes_no_identity(lab: Lab, tmp_path: Path):
 
 def test_cells_of_equal_titles_are_told_apart(lab: Lab):
     plans = [plan(config) for config in lab.compose("--multirun", "optim.lr=1e-3,2e-3", "seed=0,1")]
-    assert list(names(plans).values()) == [
+    assert list(cell_names(plans).values()) == [
         f"{plans[0].title} optim.lr=0.001",
         f"{plans[1].title} optim.lr=0.001",
         f"{plans[2].title} optim.lr=0.002",
         f"{plans[3].title} optim.lr=0.002",
     ]
-    assert list(names(plans[:2]).values()) == [p.title for p in plans[:2]]
+    assert list(cell_names(plans[:2]).values()) == [p.title for p in plans[:2]]
 
 
 @pytest.mark.parametrize(
@@ -205,10 +207,10 @@ def test_cells_of_equal_titles_are_told_apart(lab: Lab):
 )
 def test_a_model_is_called_by_its_most_frequent_mixer_beside_plain_attention(letters: str, name: str):
     """Of two as frequent ones by the first letter."""
-    assert dominant(letters).name == name
+    assert dominant_mixer(letters).name == name
 
 
 def test_an_identity_is_hashed_by_its_content_and_not_by_the_order_of_its_keys():
     one, other = {"a": 1, "b": {"c": 2, "d": [3, 4]}}, {"b": {"d": [3, 4], "c": 2}, "a": 1}
-    assert digest(one) == digest(other) == "d20de7372091"
-    assert digest(one) != digest({"a": 1, "b": {"c": 2, "d": [4, 3]}})
+    assert run_name(one) == run_name(other) == "d20de7372091"
+    assert run_name(one) != run_name({"a": 1, "b": {"c": 2, "d": [4, 3]}})

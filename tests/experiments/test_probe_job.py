@@ -14,7 +14,7 @@ from support.program import Lab
 
 import zoo
 from analysis import load_results
-from zoo.probes import Measure, measure
+from zoo.probes import Measure
 from zoo.probes.rows import row
 
 pytestmark = pytest.mark.slow
@@ -34,14 +34,14 @@ class StreamSize(Measure):
 
     name, kinds = "stream_size", ("streams",)
 
-    def see(self, sight):
-        streams = sight.values["streams"]
-        yield row(sight, "stream_size", streams.abs().mean(), count=streams.shape[0] * streams.shape[1])
+    def update(self, event):
+        streams = event.values["streams"]
+        yield row(event, "stream_size", streams.abs().mean(), count=streams.shape[0] * streams.shape[1])
 
 
 @pytest.fixture(autouse=True)
 def one_measure(monkeypatch):
-    monkeypatch.setitem(measure.__globals__, "_MEASURES", {"stream_size": StreamSize})
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"stream_size": StreamSize})
 
 
 @pytest.fixture
@@ -168,12 +168,12 @@ def test_other_folders_are_named_and_a_damaged_run_fails_alone(lab: Lab, runs: P
 
 
 def test_a_defect_is_recorded_with_its_traceback_until_it_is_gone(lab: Lab, runs: Path, monkeypatch):
-    def broken(self, sight):
+    def broken(self, event):
         raise ZeroDivisionError("a measure that cannot count")
 
     record = lab.run_folder() / "probes" / "failure.json"
     with monkeypatch.context() as patch:
-        patch.setattr(StreamSize, "see", broken)
+        patch.setattr(StreamSize, "update", broken)
         outcome = probe(lab, f"runs={runs}")
     assert outcome.status == 1
     assert "ZeroDivisionError: a measure that cannot count" in outcome.out

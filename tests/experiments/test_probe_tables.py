@@ -14,9 +14,10 @@ from torch import nn
 import zoo
 from analysis.probes import TABLES
 from experiments.data import Split
-from experiments.probing import looks, tables
-from experiments.probing.measures import averaged, loss_by_position, position_buckets
-from experiments.probing.windows import sentence, spread
+from experiments.probing import per_token, probe_tables
+from experiments.probing.held_out import document_start, spread_windows
+from experiments.probing.loss_by_position import loss_by_position, position_buckets
+from experiments.probing.window_rows import average_rows
 from zoo.probes import Row
 
 VOCAB, EXPERTS = 11, 3
@@ -34,9 +35,9 @@ class Showing(nn.Module):
         assert not self.training
         assert not torch.is_grad_enabled()
         mixer = ctx.at(layer=2, part="mixer", block="one")
-        mixer.show("attention", lambda: {"weights": self.weights})
-        mixer.show("selection", lambda: {"selected": self.selected})
-        ctx.at(layer=2, part="channel", block="two").show("routing", lambda: self.routing(tokens))
+        mixer.record("attention", lambda: {"weights": self.weights})
+        mixer.record("selection", lambda: {"selected": self.selected})
+        ctx.at(layer=2, part="channel", block="two").record("routing", lambda: self.routing(tokens))
         return torch.zeros(*tokens.shape, VOCAB), {}
 
     def routing(self, tokens):
@@ -65,7 +66,7 @@ def test_maps_hold_every_weight_that_is_not_tiny():
     selected = torch.zeros(1, 1, time, time, dtype=torch.bool)
     selected[0, 0, 4, 2] = True
     model = Showing(weights, selected).train()
-    rows = looks.maps(model, torch.zeros(1, time, dtype=torch.long))
+    rows = per_token.attention_maps(model, torch.zeros(1, time, dtype=torch.long))
     assert model.training
     expected = [
         (2, "one", head, "attention", query, key, pytest.approx(float(weights[0, head, query, key])))
@@ -81,7 +82,7 @@ def test_maps_hold_every_weight_that_is_not_tiny():
 
 def test_routes_hold_every_choice_with_its_probability():
     tokens = [3, 1, 4, 10]
-    rows = looks.routes(Showing(), torch.tensor([tokens]))
+    rows = per_token.routes(Showing(), torch.tensor([tokens]))
     assert sorted(rows) == sorted(
         (
             2,
@@ -101,7 +102,7 @@ def test_routes_hold_every_choice_with_its_probability():
 
 def test_assignments_count_first_choices_over_all_batches():
     windows = torch.randint(VOCAB, (5, 7), generator=torch.Generator().manual_seed(1))
-    rows = looks.assignments(Showing(), windows, 2, "t{}".format)
+    rows = per_token.assignments(Showing(), windows, 2, "t{}".format)
     counted: Counter = Counter()
     for token in windows.flatten().tolist():
         for head in (0, 1):
@@ -116,7 +117,7 @@ def test_rows_of_batches_are_averaged_by_count():
     def row(value, count, head=0, start=0.0):
         return Row(1, "mixer", "one", head, "position", start, 16.0, "top_mass", value, count)
 
-    rows = averaged(
+    rows = average_rows(
         [row(0.5, 30), row(0.1, 7, head=1), row(0.2, 10), row(3.0, 5, start=1.0), row(math.nan, 0)]
     )
     assert rows == [
@@ -161,28 +162,28 @@ def test_position_buckets_of_a_short_text_end_with_it():
 
 def test_windows_are_spread_over_the_split():
     split = Split(np.arange(103, dtype=np.uint16), 0, 0, 0)
-    tokens, targets = spread(split, 3, 10)
+    tokens, targets = spread_windows(split, 3, 10)
     assert tokens[:, 0].tolist() == [0, 46, 92]
     assert targets[-1, -1] == 102
     assert (targets == tokens + 1).all()
-    assert len(spread(split, 500, 10)[0]) == 10, "no overlap"
-    assert spread(split, 4, 1000)[0].shape == (1, 102)
+    assert len(spread_windows(split, 500, 10)[0]) == 10, "no overlap"
+    assert spread_windows(split, 4, 1000)[0].shape == (1, 102)
 
 
 def test_the_sentence_starts_a_document():
     tokens = np.array([0, 5, 6, 0, 7, 8, 9, 0, 1, 2, 3, 4], dtype=np.uint16)
     split = Split(tokens, 0, 0, 3)
-    assert sentence(split, 0, 4).tolist() == [[0, 7, 8, 9]]
-    assert sentence(split, 0, 5).tolist() == [[0, 1, 2, 3, 4]]
-    assert sentence(split, 0, 6).tolist() == [[0, 5, 6, 0, 7, 8]]
+    assert document_start(split, 0, 4).tolist() == [[0, 7, 8, 9]]
+    assert document_start(split, 0, 5).tolist() == [[0, 1, 2, 3, 4]]
+    assert document_start(split, 0, 6).tolist() == [[0, 5, 6, 0, 7, 8]]
 
 
 def test_tables_have_the_columns_that_analysis_reads(tmp_path):
     types = {pa.int64(): "Int64", pa.float64(): "float64", pa.string(): "str"}
-    assert {name: [(f.name, types[f.type]) for f in schema] for name, schema in tables.SCHEMAS.items()} == {
-        name: [(column.name, column.dtype) for column in columns] for name, columns in TABLES.items()
-    }
+    assert {
+        name: [(f.name, types[f.type]) for f in schema] for name, schema in probe_tables.SCHEMAS.items()
+    } == {name: [(column.name, column.dtype) for column in columns] for name, columns in TABLES.items()}
     rows = [(5, None, "", "", None, "position", 0.0, 16.0, "loss", 3.25, 7)]
     for content in (rows, []):
-        tables.write(tmp_path, "measures", content)
-        assert tables.read(tmp_path, "measures") == content
+        probe_tables.write(tmp_path, "measures", content)
+        assert probe_tables.read(tmp_path, "measures") == content

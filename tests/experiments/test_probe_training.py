@@ -10,8 +10,8 @@ from support.program import Lab, assert_same_run
 
 import zoo
 from experiments import callbacks, data
-from experiments.probing import tables
-from zoo.probes import Measure, measure
+from experiments.probing import probe_tables
+from zoo.probes import Measure
 from zoo.probes.rows import row
 
 pytestmark = pytest.mark.slow
@@ -24,13 +24,13 @@ class Greedy(Measure):
 
     name, kinds, needs_gradient = "greedy", ("streams",), True
 
-    def see(self, sight):
+    def update(self, event):
         torch.rand(3)
         yield row(
-            sight,
+            event,
             "size",
-            sight.values["streams"].detach().abs().mean(),
-            count=sight.values["streams"].shape[0],
+            event.values["streams"].detach().abs().mean(),
+            count=event.values["streams"].shape[0],
         )
 
     def finish(self, model, loss):
@@ -47,7 +47,7 @@ def row_of_model(name, value):
 
 @pytest.fixture(autouse=True)
 def one_measure(monkeypatch):
-    monkeypatch.setitem(measure.__globals__, "_MEASURES", {"greedy": Greedy})
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"greedy": Greedy})
 
 
 def lab_in(place: Path, like: Lab) -> Lab:
@@ -59,7 +59,7 @@ def test_probing_changes_no_row_and_no_weight(lab: Lab, finished: Lab):
     assert outcome.status == 0, outcome.err
     assert_same_run(finished.run_folder(), lab.run_folder(), "with and without probing")
     assert finished.run_folder().name == lab.run_folder().name, "not a part of the identity"
-    rows = tables.read(lab.run_folder(), "training")
+    rows = probe_tables.read(lab.run_folder(), "training")
     assert sorted({row[0] for row in rows}) == [8, 16, 20], "and at the last step"
     assert not (finished.run_folder() / "probes" / "training.parquet").exists()
 
@@ -86,34 +86,34 @@ def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, fini
     every = [*EVERY, "trainer.probe_every=3"]
     assert whole.here(*every).status == 0
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.Probing, "after_step", stopping_after(13))
+        patch.setattr(callbacks.ProbeTraining, "after_step", stopping_after(13))
         assert lab.here(*every).status == 1
     folder = lab.run_folder()
-    stopped = tables.read(folder, "training")
+    stopped = probe_tables.read(folder, "training")
     assert sorted({row[0] for row in stopped}) == [3, 6, 9, 12]
     assert max((folder / "checkpoints").glob("*.ckpt")).stem.endswith("10"), "the test needs a row after it"
     # What a killed process leaves, and rows that no longer hold.
-    tables.write(folder, "training", [(*r[:9], -1.0, r[10]) if r[0] > 10 else r for r in stopped])
+    probe_tables.write(folder, "training", [(*r[:9], -1.0, r[10]) if r[0] > 10 else r for r in stopped])
     (folder / "probes" / ".training.parquet.1.partial").touch()
     assert lab.here(*every).status == 0
-    assert tables.read(folder, "training") == tables.read(whole.run_folder(), "training")
+    assert probe_tables.read(folder, "training") == probe_tables.read(whole.run_folder(), "training")
     assert_same_run(finished.run_folder(), folder, "without probing; stopped and resumed with it")
     assert not list(folder.rglob("*.partial"))
 
 
 def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
     assert lab.here("trainer.max_steps=4", "trainer.max_minutes=1e-9").status == 1  # paused at its first step
-    path = tables.file(lab.run_folder(), "training")
+    path = probe_tables.file(lab.run_folder(), "training")
     path.parent.mkdir()
     path.write_text("not parquet")
     outcome = lab.here("trainer.max_steps=4", *EVERY)
     assert outcome.status == 0, outcome.err
     assert f"warning: cannot read {path}" in outcome.out
-    assert {row[0] for row in tables.read(lab.run_folder(), "training")} == {4}
+    assert {row[0] for row in probe_tables.read(lab.run_folder(), "training")} == {4}
 
 
 def stopping_after(last: int):
-    original = callbacks.Probing.after_step
+    original = callbacks.ProbeTraining.after_step
 
     def after_step(self, trainer, task):
         original(self, trainer, task)

@@ -11,8 +11,7 @@ from support.program import ROOT, Lab
 
 from analysis import configurations, load_results
 from analysis.publish import lacking
-from experiments.identity import identify, recorded
-from experiments.runs import digest
+from experiments.identity import identify, recorded, run_name
 from zoo.model import letters_of
 
 STUDIES = sorted(path.parent for path in (ROOT / "results" / "published").glob("*/runs.parquet"))
@@ -42,7 +41,7 @@ def test_published_runs_are_found_by_their_configurations(study):
         config = recorded(configs[row.run])
         identity = identify(config, letters_of(config.model), row.data_fingerprint)
         assert identity == identities[row.run], row.run
-        assert digest(identity) == row.run
+        assert run_name(identity) == row.run
         assert (config.seed, config.optim.lr, letters_of(config.model)) == (row.seed, row.lr, row.pattern)
 
 

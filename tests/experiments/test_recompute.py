@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from support.program import Lab
 
-from experiments.bench.kept import kept_bytes
+from experiments.bench.activation_memory import saved_bytes
 from experiments.presets import architectures
 from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig
+from zoo.channels.moe_balance import LoadBalance
 from zoo.context import Context
-from zoo.experts import LoadBalance
-from zoo.recompute import MODES, Recompute, _Again, block_length
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
+from zoo.recompute import MODES, Recompute, block_length
+from zoo.recompute.replay import Replay
 
 LIKE = ModelConfig(d_model=32, n_heads=2, depth=4)
 TOKENS = torch.randint(50, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -113,15 +114,15 @@ def test_gradients_can_be_taken_twice():
 
 def bytes_of(model: LanguageModel, mode: str, block: int | None = None) -> int:
     model.recompute = Recompute(mode, block)
-    return kept_bytes(lambda: loss_of(model))
+    return saved_bytes(lambda: loss_of(model))
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_memory_is_free_as_soon_as_the_backward_is_past(mode, monkeypatch):
     """Without help from the garbage collector, which a GPU's memory would not wake."""
     alive = weakref.WeakSet()
-    plain = _Again.__init__
-    monkeypatch.setattr(_Again, "__init__", lambda self, *given: (alive.add(self), plain(self, *given))[1])
+    plain = Replay.__init__
+    monkeypatch.setattr(Replay, "__init__", lambda self, *given: (alive.add(self), plain(self, *given))[1])
     model = model_of("orthgsa")
     model.recompute = Recompute(mode)
     gc.collect()

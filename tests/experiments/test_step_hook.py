@@ -7,9 +7,9 @@ import torch
 
 from experiments.schema import Config
 from experiments.task import LanguageModelling
-from experiments.training import make_trainer, quiet
+from experiments.trainer import make_trainer, silence_lightning
 from zoo import LanguageModel
-from zoo.schedule import StepBuffer
+from zoo.modules.step_buffer import StepBuffer
 
 VOCAB, LENGTH = 29, 8
 
@@ -25,7 +25,7 @@ class RandomBatches:
 
 def trained(folder: Path, steps: int, point: Path | None = None) -> tuple[LanguageModelling, list[int]]:
     """A task after `steps` optimiser steps of two micro-batches, and the step that every forward pass saw."""
-    quiet()
+    silence_lightning()
     config = Config()
     config.model.residual.name, config.model.channel.name = "ohc", "moe"
     config.model.d_model, config.model.depth = 16, 1

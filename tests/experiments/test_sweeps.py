@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.program import Lab, Outcome, Process
 
-from experiments.rows import read
+from experiments.metric_log import read
 from experiments.runs import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from support.program import Lab, Outcome
 
 from analysis.gallery import listed
-from experiments import messages
+from experiments import os_errors
 from experiments.cli import main
 
 
@@ -148,6 +148,6 @@ def _onto(lab: Lab, out, *words: str) -> Outcome:
     ],
 )
 def test_errors_of_the_system_say_what_to_do(error: OSError, says: str):
-    line = messages.of_system(error)
+    line = os_errors.explain(error)
     assert line.startswith(says)
     assert line.endswith("then give the same command again")

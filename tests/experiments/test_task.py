@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.finite import first_bad_gradient
+from experiments.nonfinite import first_bad_gradient
 from experiments.schema import Config
 from experiments.task import LanguageModelling
-from experiments.training import make_trainer, quiet
+from experiments.trainer import make_trainer, silence_lightning
 from zoo import Context, LanguageModel
 
 VOCAB, LENGTH, ACCUMULATE, STEPS = 29, 8, 2, 4
@@ -82,7 +82,7 @@ def by_hand(made: Config) -> tuple[LanguageModel, list[float]]:
 
 
 def test_a_run_is_the_loop_that_the_recipe_describes(tmp_path):
-    quiet()
+    silence_lightning()
     made = config()
     task = LanguageModelling(model_of(made), made, RandomBatches(), "")
     make_trainer(made, torch.device("cpu"), [], tmp_path).fit(task)
@@ -94,7 +94,7 @@ def test_a_run_is_the_loop_that_the_recipe_describes(tmp_path):
         torch.testing.assert_close(
             task.model.get_parameter(name), weight, rtol=0, atol=float(1e-3 * moved), msg=name
         )
-    assert float(task.seen["grad_norm"]) == pytest.approx(norms[-1], rel=1e-4)
+    assert float(task.last_step["grad_norm"]) == pytest.approx(norms[-1], rel=1e-4)
 
 
 def test_what_a_step_saw_is_told_apart():
@@ -105,9 +105,9 @@ def test_what_a_step_saw_is_told_apart():
     loss, aux = (x.detach() for x in losses(task.model, batch))
     assert float(aux) > 0
     assert float(total) == pytest.approx(float(loss + aux))
-    assert float(task.seen["loss"]) == pytest.approx(float(loss))
-    assert float(task.seen["aux_loss"]) == pytest.approx(float(aux), rel=1e-5)
-    assert float(task.seen["aux:timeline_balance"]) == pytest.approx(float(aux) / 3, rel=1e-5)
+    assert float(task.last_step["loss"]) == pytest.approx(float(loss))
+    assert float(task.last_step["aux_loss"]) == pytest.approx(float(aux), rel=1e-5)
+    assert float(task.last_step["aux:timeline_balance"]) == pytest.approx(float(aux) / 3, rel=1e-5)
     silent, _ = losses(task.model, batch, noise=False)
     assert float(silent.detach()) != pytest.approx(float(loss), rel=1e-6)
 

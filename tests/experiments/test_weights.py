@@ -14,10 +14,10 @@ from support.program import Lab
 
 import zoo
 from analysis import load_results
-from experiments import weights
+from experiments import saved_weights
 from experiments.callbacks import Validation
 from zoo.errors import UserError
-from zoo.probes import Measure, measure
+from zoo.probes import Measure
 from zoo.probes.rows import row
 
 STEPS = 20
@@ -29,8 +29,8 @@ class StreamSize(Measure):
 
     name, kinds = "stream_size", ("streams",)
 
-    def see(self, sight):
-        yield row(sight, "stream_size", sight.values["streams"].abs().mean(), count=1)
+    def update(self, event):
+        yield row(event, "stream_size", event.values["streams"].abs().mean(), count=1)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def run(early: Lab, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_measure(monkeypatch):
-    monkeypatch.setitem(measure.__globals__, "_MEASURES", {"stream_size": StreamSize})
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"stream_size": StreamSize})
 
 
 def probe(lab: Lab, run: Path, *words: str):
@@ -74,14 +74,14 @@ def test_the_last_and_the_asked_steps_are_kept_beside_the_best(run: Path):
     for name, tensor in zoo.load(run / "weights" / "step-00000020").state_dict().items():
         assert torch.equal(tensor, of_checkpoint[name]), name
     assert not torch.equal(zoo.load(run).embedding.weight, of_checkpoint["embedding.weight"])
-    assert list(weights.kept(run)) == [7, 10, 15, 20], "15: the checkpoint before the last"
+    assert list(saved_weights.available(run)) == [7, 10, 15, 20], "15: the checkpoint before the last"
 
 
 def test_a_last_step_that_is_the_best_is_not_kept_twice(finished: Lab):
     run = finished.run_folder()
     assert json.loads((run / "model.json").read_text())["step"] == STEPS
     assert not (run / "weights").exists()
-    assert weights.find(run, "last") == weights.find(run, "best") == (run, STEPS)
+    assert saved_weights.find(run, "last") == saved_weights.find(run, "best") == (run, STEPS)
 
 
 def test_a_study_is_probed_at_the_best_the_last_or_a_stated_step(early: Lab, run: Path):
@@ -115,10 +115,10 @@ def test_an_absent_step_says_which_there_are(early: Lab, run: Path):
     shutil.rmtree(run / "weights")
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(UserError, match=r"no weights of its last step, 20, but of 10 \(best\)"):
-        weights.find(run, "last")
+        saved_weights.find(run, "last")
     (run / "weights" / "step-00000020").mkdir(parents=True)
     (run / "weights" / "step-00000020" / "model.json").write_text("{}")
-    assert list(weights.kept(run)) == [10], "a card without weights is none"
+    assert list(saved_weights.available(run)) == [10], "a card without weights is none"
 
 
 def test_weights_of_a_step_can_be_scored_too(early: Lab, run: Path):
@@ -133,5 +133,5 @@ def test_checkpoints_that_are_not_kept_go_and_the_last_weights_stay(lab: Lab, mo
     assert lab.here("trainer.keep_checkpoints=false").status == 0
     run = lab.run_folder()
     assert list(run.glob("checkpoints/*.ckpt")) == []
-    assert list(weights.kept(run)) == [10, 20]
+    assert list(saved_weights.available(run)) == [10, 20]
     assert "already complete" in lab.here("trainer.keep_checkpoints=false").out

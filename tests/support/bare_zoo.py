@@ -1,7 +1,7 @@
 """The package zoo without a line of probing: its own sources, stripped, imported under another name.
 
-Taken out of every module: statements that call `show`, `_show` or `show_…`; calls of `.at(...)` (what is left is what
-they were called on); and then assignments to names that nothing but those statements had read.
+Taken out of every module: statements that call `record`, `_record` or `record_…`; calls of `.at(...)` (what is left is
+what they were called on); and then assignments to names that nothing but those statements had read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def strip(source: str) -> ast.Module:
 
 class _Strip(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        return None if _shows(node.value) else self.generic_visit(node)
+        return None if _records(node.value) else self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
         self.generic_visit(node)
@@ -52,10 +52,10 @@ class _Strip(ast.NodeTransformer):
         return node
 
 
-def _shows(value: ast.expr) -> bool:
+def _records(value: ast.expr) -> bool:
     called = value.func if isinstance(value, ast.Call) else None
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    return re.match(r"_?show(_|$)", name) is not None
+    return re.match(r"_?record(_|$)", name) is not None
 
 
 def _read(node: ast.AST) -> set[str]:

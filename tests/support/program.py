@@ -21,8 +21,9 @@ from unittest import mock
 import psutil
 import torch
 
-from experiments.cli import compose, main
-from experiments.rows import WALL_CLOCK, read
+from experiments.cli import main
+from experiments.compose import compose
+from experiments.metric_log import WALL_CLOCK, read
 from experiments.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +93,7 @@ class Lab:
         out, err = io.StringIO(), io.StringIO()
         with self._inside(*more), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             jobs = runpy.run_path(RUN)
-            status = main(report=jobs["report"], publish=jobs["publish"])
+            status = main(jobs["JOBS"])
         return Outcome(status, out.getvalue(), err.getvalue())
 
     def compose(self, *more: str) -> list[Config]:

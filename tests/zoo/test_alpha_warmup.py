@@ -7,8 +7,8 @@ from support.margins import below
 
 import zoo
 from zoo import ModelConfig
-from zoo.hyper import HyperConfig, warmup
-from zoo.schedule import set_step
+from zoo.modules.step_buffer import set_step
+from zoo.residuals.hyper_connections import HyperConfig, warmup
 
 
 def small(scheme: str = "ohc") -> zoo.LanguageModel:

@@ -28,8 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import zoo
 from zoo import Context, LanguageModel, ModelConfig
-from zoo.probe import Probe, Sight
-from zoo.probes import measure
+from zoo.probes import Probe, ProbeEvent, probe_model
 
 FOLDER = Path(zoo.__file__).parent
 CU_SEQLENS = boundaries(7, 1, 9, 2)
@@ -51,10 +50,10 @@ def training_step(model: LanguageModel, cu_seqlens: Tensor | None, probe: Probe 
 
 
 def assert_probing_changes_nothing(config: ModelConfig, cu_seqlens: Tensor | None) -> None:
-    sights: list[Sight] = []
+    events: list[ProbeEvent] = []
     alone = training_step(build(config), cu_seqlens, None)
-    probed = training_step(build(config), cu_seqlens, Probe(sights.append))
-    parts = [sight.part for sight in sights if sight.kind == "streams"]
+    probed = training_step(build(config), cu_seqlens, Probe(events.append))
+    parts = [event.part for event in events if event.kind == "streams"]
     assert parts == ["mixer", "channel", "head"]  # it did look
     assert alone.keys() == probed.keys()
     for name, value in alone.items():
@@ -71,7 +70,7 @@ def test_a_probe_that_draws_random_numbers_would_be_noticed(monkeypatch):
     forward = zoo.layer.Layer.forward
 
     def noisy(self, x, ctx):
-        ctx.at(part="mixer").show("gates", lambda: {"output": torch.rand(3)})
+        ctx.at(part="mixer").record("gates", lambda: {"output": torch.rand(3)})
         return forward(self, x, ctx)
 
     monkeypatch.setattr(zoo.layer.Layer, "forward", noisy)
@@ -86,7 +85,7 @@ def test_measuring_leaves_the_model_as_it_was():
     before = [module.training for module in model.modules()]
     torch.manual_seed(0)
     generator, state = torch.get_rng_state(), {k: v.clone() for k, v in model.state_dict().items()}
-    measure(model, tokens(2, 9))
+    probe_model(model, tokens(2, 9))
     assert [module.training for module in model.modules()] == before
     assert torch.equal(torch.get_rng_state(), generator)
     assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
@@ -177,7 +176,7 @@ def test_without_a_probe_every_graph_is_that_without_the_code(case):
 def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
     source = (FOLDER / "layer.py").read_text()
     lazy, eager = "lambda: {", 'lambda: {"squares": squares, '
-    place = 'inside.show("streams", ' + lazy
+    place = 'inside.record("streams", ' + lazy
     wasteful = source.replace(place, "squares = y.square()\n        " + place.replace(lazy, eager))
     assert wasteful != source
     assert ast.dump(bare_zoo.strip(wasteful)) == ast.dump(bare_zoo.strip(source))
@@ -193,7 +192,7 @@ def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
 @pytest.mark.slow
 def test_stripping_takes_out_all_that_looks_at_a_probe():
     for path in FOLDER.rglob("*.py"):
-        if path.parent.name != "probes" and path.name not in ("probe.py", "context.py"):
+        if "probes" not in path.parts and path.name != "context.py":
             text = ast.unparse(bare_zoo.strip(path.read_text()))
-            calls = [line for line in text.splitlines() if ".show(" in line and "def _show" not in line]
+            calls = [line for line in text.splitlines() if ".record(" in line and "def _record" not in line]
             assert not calls, f"{path}: {calls}"

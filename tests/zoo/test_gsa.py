@@ -11,11 +11,12 @@ import kernels
 import zoo
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
-from zoo.groups import grouped_parameters
+from zoo.interfaces import Dims
 from zoo.mixers.attention import Attention, AttentionConfig
-from zoo.mixers.gsa import GSA, GSAConfig, sizes, third
-from zoo.modules import Dims
-from zoo.schedule import set_step
+from zoo.mixers.gsa import GSA, GSAConfig, sizes
+from zoo.modules.parameter_groups import grouped_parameters
+from zoo.modules.step_buffer import set_step
+from zoo.option_checks import default_kv_heads
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16
 
@@ -100,8 +101,8 @@ def test_decoding_reads_only_the_selected_rows():
     chosen = kernels.lightning_topk(q, k, w, bias, k=3)[0, -1].long()
     unread = torch.ones(29, dtype=torch.bool)
     unread[chosen[chosen < 29]] = False
-    state.kv.keys[:, :, :29][:, :, unread] = torch.nan
-    state.kv.values[:, :, :29][:, :, unread] = torch.nan
+    keys, values, _ = state.read()
+    keys[:, :, unread], values[:, :, unread] = torch.nan, torch.nan
     step, _ = made.step(x[:, -1], state)
     torch.testing.assert_close(step, run(made, x)[0][:, -1])
 
@@ -212,7 +213,7 @@ def test_it_costs_what_the_page_says():
 
 
 def test_kv_heads_are_a_third_of_the_heads():
-    assert [third(heads) for heads in (1, 2, 3, 4, 6, 8, 12, 16)] == [1, 1, 1, 1, 2, 2, 4, 4]
+    assert [default_kv_heads(heads) for heads in (1, 2, 3, 4, 6, 8, 12, 16)] == [1, 1, 1, 1, 2, 2, 4, 4]
 
 
 def test_initialisation():

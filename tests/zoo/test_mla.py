@@ -117,7 +117,7 @@ def test_absorbed_equals_expanded(case):
 def test_the_cache_is_the_normalised_latent_and_the_rotated_key():
     m, x = mixer(), inputs()
     _, state = decoded(m, x)
-    rows = state.read()
+    (rows,) = state.read()
     assert rows.shape == (2, T, m.kv_rank + m.rope_dim)
     for b in range(2):
         for t in range(T):

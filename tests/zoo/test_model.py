@@ -9,9 +9,8 @@ from torch import nn
 
 from zoo import Context, Dims, LanguageModel, Mixer, ModelConfig, UserError, cost
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
-from zoo.mixers.attention import Gate
 from zoo.model import init_weights
-from zoo.modules import RMSNorm
+from zoo.modules import Gate, RMSNorm
 
 
 def reference(pattern: str) -> ModelConfig:

@@ -8,9 +8,9 @@ from torch import Tensor
 from kernels.flops import flop_counter
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
+from zoo.interfaces import Dims
 from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.nsa import NSA, NSAConfig, sizes
-from zoo.modules import Dims
 
 WIDTH, HEADS = 32, 4
 SMALL = {"block_size": 4, "stride": 2, "select_size": 4, "n_select": 4, "window": 5}

@@ -8,9 +8,9 @@ from support.contract_cases import build, tokens
 from support.margins import below
 
 from zoo import Context, LanguageModel, ModelConfig, UserError
+from zoo.interfaces import Dims
 from zoo.mixers.attention import AttentionConfig
 from zoo.mixers.path_fox import PathFox, PathFoxConfig
-from zoo.modules import Dims
 
 OFF = {"householder": False, "forget_gate": False}
 VARIANTS = {
@@ -61,7 +61,7 @@ def test_backends_decode_alike(backend):
         for x_t in x:
             y, state = one.step(x_t, state)
             ys.append(y)
-        outs.append([torch.stack(ys), state.cache.read()[0], state.forgotten])
+        outs.append([torch.stack(ys), *state.cache.read()])
     torch.testing.assert_close(
         *outs, rtol=1e-5, atol=1e-5
     )  # sums of 32 products about 1, some layers of them
@@ -126,13 +126,13 @@ def test_cached_keys_are_turned_before_the_new_one_is_appended():
     k = one.k_proj(x).unflatten(-1, (4, 8))
     w, beta = one.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
     g = one._log_gate(x)
-    keys, _ = state.cache.read()
+    keys, _, forgotten = state.cache.read()
     torch.testing.assert_close(keys[:, :, 2], k[:, 2])
     h = torch.eye(8) - beta[..., None, None] * w[..., :, None] * w[..., None, :]
     torch.testing.assert_close(keys[:, :, 1], (h[:, 2] @ k[:, 1, ..., None])[..., 0])
     torch.testing.assert_close(keys[:, :, 0], (h[:, 2] @ h[:, 1] @ k[:, 0, ..., None])[..., 0])
     wanted = torch.stack([g[:, 1] + g[:, 2], g[:, 2], torch.zeros(2, 4)], -1)
-    torch.testing.assert_close(state.forgotten[:, :, :3], wanted)
+    torch.testing.assert_close(forgotten[..., 0], wanted)
 
 
 def test_the_state_holds_turned_keys_in_at_least_fp32():

@@ -6,8 +6,9 @@ from support.contract_cases import boundaries, randomised
 from torch import Tensor
 
 from zoo import Context, registry
-from zoo.modules import NORM_EPS, Dims
-from zoo.probe import Probe, Sight
+from zoo.interfaces import Dims
+from zoo.modules import NORM_EPS
+from zoo.probes import Probe, ProbeEvent
 
 WIDTH, HEADS, TIME = 32, 4, 7  # a head is wider than there are tokens, so values tell all weights apart
 
@@ -24,11 +25,11 @@ def inputs(batch: int = 2, time: int = TIME) -> Tensor:
 
 def look(mixer, x: Tensor, cu_seqlens: Tensor | None = None) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
     """The output, and what was shown by kind."""
-    seen: list[Sight] = []
+    seen: list[ProbeEvent] = []
     probe = Probe(seen.append, place={"layer": 0, "part": "mixer"})
     y, _ = mixer(x, Context.of(x[..., 0], cu_seqlens, probe=probe))
-    assert len({sight.kind for sight in seen}) == len(seen), "a kind was shown twice"
-    return y, {sight.kind: sight.values for sight in seen}
+    assert len({event.kind for event in seen}) == len(seen), "a kind was shown twice"
+    return y, {event.kind: event.values for event in seen}
 
 
 def by_head(x: Tensor, heads: int = HEADS) -> Tensor:

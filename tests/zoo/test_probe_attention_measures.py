@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from zoo import LanguageModel, ModelConfig
-from zoo.probe import Sight
-from zoo.probes import Row, measure, registered
+from zoo.probes import ProbeEvent, Row, all_measures, probe_model
 
 BATCH, HEADS, TIME = 2, 2, 21  # positions fall into [0, 16) and [16, 21)
 POSITIONS = [(None, None), (0, 16), (16, TIME)]
@@ -32,8 +31,8 @@ def causal_softmax(seed: int) -> Tensor:
 
 def rows_of(kind: str, values: dict[str, Tensor]) -> dict[tuple, Row]:
     """What the measure of a kind makes of these values, by (measure, head, axis, start, end)."""
-    sight = Sight(kind, values, layer=3, part="mixer", block="tiny")
-    rows = list(registered()[kind]().see(sight))
+    event = ProbeEvent(kind, values, layer=3, part="mixer", block="tiny")
+    rows = list(all_measures()[kind]().update(event))
     assert all((row.layer, row.part, row.block) == (3, "mixer", "tiny") for row in rows)
     found = {(row.measure, row.head, row.axis, row.start, row.end): row for row in rows}
     assert len(found) == len(rows), "two rows of one name"
@@ -137,7 +136,7 @@ def test_first_token_mass_of_a_model_is_that_of_its_softmax():
     for parameter in model.parameters():
         parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4))
     tokens = torch.randint(11, (BATCH, TIME), generator=torch.Generator().manual_seed(5))
-    rows = measure(model, tokens, names=("attention", "gates", "selection"))
+    rows = probe_model(model, tokens, names=("attention", "gates", "selection"))
 
     layer = model.layers[0]
     x = model.embedding.weight[tokens]

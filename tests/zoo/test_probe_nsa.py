@@ -8,9 +8,9 @@ from torch import Tensor
 
 import kernels
 from zoo import Context
+from zoo.interfaces import Dims
 from zoo.mixers.nsa import NSA, NSAConfig
-from zoo.modules import Dims
-from zoo.probe import Probe, Sight
+from zoo.probes import Probe, ProbeEvent
 
 WIDTH, HEADS, KV, TIME = 16, 4, 2, 27
 BLOCK, STRIDE, SELECT, N, WINDOW = 4, 2, 4, 4, 5
@@ -107,9 +107,9 @@ def by_loops(made: NSA, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def test_maps_gates_and_selection_are_those_of_the_loops():
     made = mixer()
     x = torch.randn(1, TIME, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    seen: list[Sight] = []
+    seen: list[ProbeEvent] = []
     y, _ = made(x, Context.of(x[..., 0], probe=Probe(seen.append, place={"layer": 0, "part": "mixer"})))
-    shown = {sight.kind: sight.values for sight in seen}
+    shown = {event.kind: event.values for event in seen}
     maps, selected, gates, wanted = by_loops(made, x)
     torch.testing.assert_close(y[0], wanted, msg="the loops are not this mixer")
     torch.testing.assert_close(shown["attention"]["weights"][0], maps)

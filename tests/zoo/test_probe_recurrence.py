@@ -10,32 +10,31 @@ from torch import Tensor
 
 import kernels
 from zoo import Context, ModelConfig
-from zoo.probe import Probe, Sight
-from zoo.probes import Row, measure
-from zoo.probes.recurrence import Decay, States
-from zoo.probes.solver import Solver
+from zoo.mixers.mesanet import Solver
+from zoo.probes import Probe, ProbeEvent, Row, probe_model
+from zoo.probes.measures.recurrence import Decay, States
 
 OPERATIONS = {"K": "delta_rule", "M": "mesa", "O": "memory_mixture"}
 STEPS = 3
 
 
 def look_at(monkeypatch, letter: str, time: int, cu_seqlens: Tensor | None = None):
-    """The sights of a layer by kind, and the tensors that its operation was first called with."""
+    """The events of a layer by kind, and the tensors that its operation was first called with."""
     config = ModelConfig(pattern=letter, depth=1, d_model=12, n_heads=2)
     config.mixers.kda.n_heads = config.mixers.mom.n_heads = config.mixers.mesanet.n_heads = 2
     config.mixers.mom.head_width, config.mixers.mesanet.cg_steps = 4, STEPS
     model = build(config).eval()
     batch = tokens(2 if cu_seqlens is None else 1, time)
-    sights, calls = {}, []
+    events, calls = {}, []
     operation = getattr(kernels, OPERATIONS[letter])
     monkeypatch.setattr(
         kernels,
         OPERATIONS[letter],
         lambda *args, **options: calls.append(args) or operation(*args, **options),
     )
-    probe = Probe(lambda sight: sights.update({sight.kind: sight}), {"recurrence", "solver"})
+    probe = Probe(lambda event: events.update({event.kind: event}), {"recurrence", "solver"})
     model(batch, Context.of(batch, cu_seqlens, probe=probe))
-    return sights, [x.detach() for x in calls[0]]
+    return events, [x.detach() for x in calls[0]]
 
 
 def delta(state: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
@@ -62,8 +61,8 @@ def states_by_loops(letter: str, inputs: list[Tensor], b: int, first: int, end: 
 
 @pytest.mark.parametrize("letter", "KMO")
 def test_states_are_those_of_the_recurrence(letter, monkeypatch):
-    sights, inputs = look_at(monkeypatch, letter, 19)
-    shown = sights["recurrence"].values
+    events, inputs = look_at(monkeypatch, letter, 19)
+    shown = events["recurrence"].values
     assert shown["ends"].tolist() == [2, 4, 9, 19]
     for place, end in enumerate(shown["ends"].tolist()):
         for b in range(2):
@@ -81,8 +80,8 @@ def test_states_are_those_of_the_recurrence(letter, monkeypatch):
 
 @pytest.mark.parametrize("letter", "KMO")
 def test_packed_states_are_those_of_their_own_sequence(letter, monkeypatch):
-    sights, inputs = look_at(monkeypatch, letter, 16, boundaries(3, 4, 9))
-    shown = sights["recurrence"].values
+    events, inputs = look_at(monkeypatch, letter, 16, boundaries(3, 4, 9))
+    shown = events["recurrence"].values
     # Places 2, 4, 8, 16 are in sequences that begin at 0, 3, 7, 7.
     assert shown["ends"].tolist() == [2, 1, 1, 9]
     for place, (first, end) in enumerate([(0, 2), (3, 4), (7, 8), (7, 16)]):
@@ -105,9 +104,9 @@ def krylov_residual(a: np.ndarray, b: np.ndarray, steps: int) -> float:
 def test_residuals_are_those_of_explicit_matrices(lengths, monkeypatch):
     """More tokens than are solved at a time."""
     time = 69
-    sights, inputs = look_at(monkeypatch, "M", time, None if lengths is None else boundaries(*lengths))
+    events, inputs = look_at(monkeypatch, "M", time, None if lengths is None else boundaries(*lengths))
     q, k, _, g, beta, lamb = (x.numpy() for x in inputs)
-    shown = sights["solver"].values["residuals"]
+    shown = events["solver"].values["residuals"]
     assert shown.shape == (STEPS + 1, len(q), time, 2)
     for b, h in np.ndindex(len(q), 2):
         for t in (0, 1, 2, 63, 64, 68):
@@ -138,7 +137,7 @@ def test_norms_and_ranks_of_states():
     states = torch.randn(2, 3, 4, 2, 5, 3, generator=torch.Generator().manual_seed(0)).double()
     states[:, :, 3] = torch.outer(torch.ones(5), torch.arange(3.0))  # rank 1
     values = {"states": states, "ends": torch.tensor([2, 4, 9]), "log_decay": torch.zeros(1, 1, 1, 2, 1)}
-    rows = list(States().see(Sight("recurrence", values, 0, "mixer", "mom")))
+    rows = list(States().update(ProbeEvent("recurrence", values, 0, "mixer", "mom")))
     assert len(rows) == 2 * 2 * (3 + 4)
     x = states.numpy()
     for name, function in (("norm", lambda s: math.sqrt((s**2).sum())), ("rank", effective_rank)):
@@ -156,7 +155,7 @@ def test_norms_and_ranks_of_states():
 
 def test_an_empty_state_has_rank_0():
     values = {"states": torch.zeros(1, 1, 1, 1, 3, 3), "ends": torch.tensor([1])}
-    rows = list(States().see(Sight("recurrence", values, 0, "mixer", "kda")))
+    rows = list(States().update(ProbeEvent("recurrence", values, 0, "mixer", "kda")))
     assert [(row.measure, row.value) for row in rows] == [("state_norm", 0), ("state_rank", 0)]
 
 
@@ -165,7 +164,7 @@ def test_quantiles_of_the_decay():
     g = -(torch.rand(2, 6, 3, 2, 4, generator=torch.Generator().manual_seed(1)).double() ** 3)
     g[0, :4, 1] = torch.nan  # tokens that leave memory 1 alone
     g[..., 1, :] *= 5
-    rows = list(Decay().see(Sight("recurrence", {"log_decay": g}, 0, "mixer", "mom")))
+    rows = list(Decay().update(ProbeEvent("recurrence", {"log_decay": g}, 0, "mixer", "mom")))
     assert len(rows) == 2 * 2 * 5
     for h in range(2):
         values = np.array([x for x in g[:, :, :, h].flatten().tolist() if not math.isnan(x)])
@@ -179,7 +178,7 @@ def test_quantiles_of_the_decay():
 
 def test_residuals_are_averaged_over_tokens():
     residuals = torch.rand(4, 2, 5, 3, generator=torch.Generator().manual_seed(2)).double()
-    rows = list(Solver().see(Sight("solver", {"residuals": residuals}, 1, "mixer", "mesanet")))
+    rows = list(Solver().update(ProbeEvent("solver", {"residuals": residuals}, 1, "mixer", "mesanet")))
     assert len(rows) == 4 * 3
     for step, h in np.ndindex(4, 3):
         wanted = sum(residuals[step, b, t, h].item() for b in range(2) for t in range(5)) / 10
@@ -189,7 +188,7 @@ def test_residuals_are_averaged_over_tokens():
 
 def test_every_recurrent_layer_of_a_model_is_measured():
     model = build(ModelConfig(pattern="KMOF", depth=4, d_model=12, n_heads=2), dtype=torch.float32)
-    rows = measure(model, tokens(2, 8), names={"states", "decay", "solver"})
+    rows = probe_model(model, tokens(2, 8), names={"states", "decay", "solver"})
     assert all(math.isfinite(row.value) for row in rows)
     found = {(row.layer, row.block, row.measure) for row in rows}
     common = ("state_norm", "state_rank", "decay", "decay_half_life")

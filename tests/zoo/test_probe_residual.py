@@ -12,9 +12,8 @@ from support.contract_cases import VOCAB, build, tokens
 from support.margins import above, below
 
 from zoo import Context, LanguageModel, ModelConfig, UserError
-from zoo.probe import Sight
-from zoo.probes import measure
-from zoo.probes.residual import Mixing
+from zoo.probes import ProbeEvent, probe_model
+from zoo.probes.measures.mixing import Mixing
 from zoo.probes.rows import Row
 
 BATCH, TIME = 2, 5
@@ -79,7 +78,7 @@ def gains_of(prefix: str, matrices: list[np.ndarray]) -> dict[tuple, float]:
 @every_scheme
 def test_gains_are_those_of_explicit_products_of_each_tokens_matrices(scheme):
     model, batch = model_with(scheme), tokens(BATCH, TIME)
-    found = numbers(measure(model, batch, names=["mixing"]))
+    found = numbers(probe_model(model, batch, names=["mixing"]))
     with torch.no_grad():
         seen, _ = walk(model, batch)
     products = [np.eye(1 if scheme == "add" else 3) for _ in range(BATCH * TIME)]
@@ -103,7 +102,7 @@ def test_products_over_depth_leave_fp32_and_do_not_overflow_in_silence():
         {"streams": torch.ones(1, 2, 2, 3), "res": (1000 * torch.eye(2)).expand(1, 2, 2, 2)},
     )
     places = [(layer, part) for layer in range(52) for part in PARTS]
-    rows = [row for i, part in places for row in probe.see(Sight("streams", growing, i, part))]
+    rows = [row for i, part in places for row in probe.update(ProbeEvent("streams", growing, i, part))]
     found = {(r.layer, r.part, r.measure): r.value for r in rows if not r.axis}
     for name in ("sigma_max", "sigma_min", "amax", "row_sum"):
         assert found[47, "channel", f"composite_{name}"] == pytest.approx(1e288, rel=1e-12)
@@ -113,7 +112,7 @@ def test_products_over_depth_leave_fp32_and_do_not_overflow_in_silence():
 @every_scheme
 def test_dimensions_are_those_of_streams_rebuilt_from_their_principal_directions(scheme):
     model, batch = model_with(scheme), tokens(BATCH, TIME)
-    found = numbers(measure(model, batch, names=["stream_dimensions"]))
+    found = numbers(probe_model(model, batch, names=["stream_dimensions"]))
     with torch.no_grad():
         seen, _ = walk(model, batch)
     wanted = {}
@@ -137,7 +136,7 @@ def test_dimensions_are_those_of_streams_rebuilt_from_their_principal_directions
 @every_scheme
 def test_gradient_norms_are_those_of_a_backward_pass(scheme):
     model, batch = model_with(scheme), tokens(BATCH, TIME)
-    found = numbers(measure(model, batch, names=["gradients"]))
+    found = numbers(probe_model(model, batch, names=["gradients"]))
     twin = copy.deepcopy(model)
     seen, loss = walk(twin, batch)
     for x, _ in seen.values():
@@ -162,7 +161,7 @@ def test_gradient_norms_are_those_of_a_backward_pass(scheme):
 @torch.no_grad()
 def test_the_gradient_of_streams_is_what_moving_each_entry_does_to_the_loss():
     model, batch = model_with("hc", width=4, n_streams=2), tokens(1, 3)
-    rows = measure(model, batch, names=["gradients"])
+    rows = probe_model(model, batch, names=["gradients"])
     (found,) = [r.value for r in rows if (r.layer, r.part, r.measure) == (0, "channel", "stream_gradient")]
     slopes, step = torch.zeros(1, 3, 2, 4, dtype=torch.float64), 1e-5
     for index in np.ndindex(*slopes.shape):
@@ -178,11 +177,11 @@ def test_the_gradient_of_streams_is_what_moving_each_entry_does_to_the_loss():
 
 def test_a_model_is_left_as_it_was_frozen_or_not():
     model, batch = model_with("ohc"), tokens(BATCH, TIME)
-    wanted = measure(model, batch, names=["gradients", "mixing", "stream_dimensions"])
+    wanted = probe_model(model, batch, names=["gradients", "mixing", "stream_dimensions"])
     frozen = copy.deepcopy(model).requires_grad_(False)
     frozen.norm.requires_grad_(True)
     with torch.no_grad():
-        assert measure(frozen, batch, names=["gradients", "mixing", "stream_dimensions"]) == wanted
+        assert probe_model(frozen, batch, names=["gradients", "mixing", "stream_dimensions"]) == wanted
     assert all(p.grad is None for m in (model, frozen) for p in m.parameters())
     assert all(p.requires_grad for p in model.parameters())
     assert [name for name, p in frozen.named_parameters() if p.requires_grad] == ["norm.weight"]
@@ -190,4 +189,4 @@ def test_a_model_is_left_as_it_was_frozen_or_not():
 
 def test_gradients_where_no_graph_can_be_are_refused():
     with torch.inference_mode(), pytest.raises(UserError, match="outside of inference mode"):
-        measure(model_with("add"), torch.randint(VOCAB, (1, 3)), names=["gradients"])
+        probe_model(model_with("add"), torch.randint(VOCAB, (1, 3)), names=["gradients"])

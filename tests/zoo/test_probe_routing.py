@@ -8,11 +8,10 @@ import torch
 from support.contract_cases import build, tokens
 from torch import Tensor
 
-from experiments.probing.measures import averaged
+from experiments.probing.window_rows import average_rows
 from zoo import Context, ModelConfig
-from zoo.probe import Probe, Sight
-from zoo.probes import Row, conclude, measure
-from zoo.probes.routing import Routing
+from zoo.probes import Probe, ProbeEvent, Row, correct_averages, probe_model
+from zoo.probes.measures.routing import Routing
 
 
 def rows_by_key(rows: list[Row]) -> dict[tuple, Row]:
@@ -51,8 +50,8 @@ def test_rows_are_what_counting_gives(heads, experts, k):
     p = torch.softmax(3 * torch.randn(2, 7, heads, experts, generator=generator), -1).double()
     p[0, 0, 0] = torch.eye(experts)[1]  # zeros among the probabilities
     choices = p.topk(k, -1).indices % (experts - 1)  # one expert has no load
-    sight = Sight("routing", {"probabilities": p, "choices": choices}, 0, "mixer", "hypergraph")
-    rows = rows_by_key(list(Routing().see(sight)))
+    event = ProbeEvent("routing", {"probabilities": p, "choices": choices}, 0, "mixer", "hypergraph")
+    rows = rows_by_key(list(Routing().update(event)))
     wanted = counted(p, choices)
     assert rows.keys() == wanted.keys()
     for key, (value, count) in wanted.items():
@@ -68,11 +67,11 @@ def test_imbalance_over_several_batches_is_that_of_all_their_tokens():
     rows = [
         row
         for choices in batches
-        for row in Routing().see(
-            Sight("routing", {"probabilities": p, "choices": choices}, 0, "mixer", "one")
+        for row in Routing().update(
+            ProbeEvent("routing", {"probabilities": p, "choices": choices}, 0, "mixer", "one")
         )
     ]
-    found = rows_by_key(conclude(averaged(rows)))
+    found = rows_by_key(correct_averages(average_rows(rows)))
     assert found["imbalance", 0, None].value == 1
     assert found["load_entropy", 0, None].value == pytest.approx(math.log(2))
     assert found["load", 0, 0].value == found["load", 0, 1].value == 0.5
@@ -81,33 +80,33 @@ def test_imbalance_over_several_batches_is_that_of_all_their_tokens():
         assert (found[key].value, found[key].count) == (pytest.approx(value), count)
 
 
-def routing_of(config: ModelConfig) -> tuple[dict[tuple[str, str], Sight], dict[str, Tensor], list[Row]]:
+def routing_of(config: ModelConfig) -> tuple[dict[tuple[str, str], ProbeEvent], dict[str, Tensor], list[Row]]:
     """What the model shows, the normalised input of every sub-block of its one layer, and its rows."""
     model, batch = build(config).eval(), tokens(2, 9)
-    layer, sights, inputs = model.layers[0], {}, {}
+    layer, events, inputs = model.layers[0], {}, {}
     for part in ("mixer", "channel"):
         getattr(layer, part).register_forward_pre_hook(
             lambda _, args, part=part: inputs.update({part: args[0].detach()})
         )
-    look = Probe(lambda sight: sights.update({(sight.part, sight.block): sight}), {"routing"})
+    look = Probe(lambda event: events.update({(event.part, event.block): event}), {"routing"})
     model(batch, Context.of(batch, probe=look))
     weights = {part: getattr(layer, part).router.weight.detach() for part in ("mixer", "channel")}
     scores = {part: inputs[part] @ weights[part].T for part in weights}
-    return sights, scores, measure(model, batch, names={"routing"})
+    return events, scores, probe_model(model, batch, names={"routing"})
 
 
 def test_memories_and_experts_show_what_their_routers_decide():
     config = ModelConfig(pattern="O", depth=1, d_model=12, n_heads=2)
     config.channel.name = "moe"
     config.channel.moe.n_experts = 5
-    sights, scores, rows = routing_of(config)
+    events, scores, rows = routing_of(config)
     shares = {
         "mixer": torch.softmax(scores["mixer"], -1),
         "channel": torch.sigmoid(scores["channel"]) / torch.sigmoid(scores["channel"]).sum(-1, keepdim=True),
     }
-    assert set(sights) == {("mixer", "mom"), ("channel", "moe")}
-    for (part, _), sight in sights.items():
-        p, choices = sight.values["probabilities"], sight.values["choices"]
+    assert set(events) == {("mixer", "mom"), ("channel", "moe")}
+    for (part, _), event in events.items():
+        p, choices = event.values["probabilities"], event.values["choices"]
         torch.testing.assert_close(p, shares[part].unsqueeze(2), rtol=0, atol=1e-12)
         for place, ranked in zip(p.flatten(0, 2).tolist(), choices.flatten(0, 2).tolist(), strict=True):
             assert ranked == sorted(range(len(place)), key=lambda e, place=place: -place[e])[:2]
@@ -120,4 +119,4 @@ def test_memories_and_experts_show_what_their_routers_decide():
 def test_one_memory_has_no_routing():
     config = ModelConfig(pattern="O", depth=1, d_model=12, n_heads=2)
     config.mixers.mom.n_memories = config.mixers.mom.top_k = 1
-    assert measure(build(config), tokens(1, 4), names={"routing"}) == []
+    assert probe_model(build(config), tokens(1, 4), names={"routing"}) == []

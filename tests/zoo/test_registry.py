@@ -8,7 +8,7 @@ import pytest
 
 import zoo.config
 from zoo import ModelConfig, UserError, register_channel, register_mixer, register_residual, registry
-from zoo.mixer import Mixer
+from zoo.interfaces import Mixer
 from zoo.model import letters_of
 
 

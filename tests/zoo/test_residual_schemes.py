@@ -7,10 +7,10 @@ from support.margins import below
 
 import kernels
 from zoo import LanguageModel, ModelConfig, UserError, cost, registry
-from zoo.factorise import FactorisedStreams, harmonics, retained
-from zoo.gains import composite, gains
-from zoo.hyper import HyperConfig, HyperResidual
-from zoo.modules import Dims
+from zoo.interfaces import Dims
+from zoo.residuals.factorised_streams import FactorisedStreams, harmonics, retained
+from zoo.residuals.hyper_connections import HyperConfig, HyperResidual
+from zoo.residuals.matrix_norms import composite, gains
 from zoo.residuals.ohc import OHC
 from zoo.residuals.shc import SHC, SHCConfig
 
@@ -46,7 +46,7 @@ def config_with(scheme: str, pattern: str = "SF", **options) -> ModelConfig:
 @every_scheme
 @torch.no_grad()
 def test_a_sub_block_is_its_definition(scheme):
-    """Every formula of zoo.hyper for one token, with m = 0.1 as at step 0."""
+    """Every formula of zoo.residuals.hyper_connections for one token, with m = 0.1 as at step 0."""
     m = random_residual(scheme)
     x = streams()
     y, coefficients = m.pre(x)
@@ -287,8 +287,8 @@ def test_composites_over_depth():
     ("scheme", "options", "said"),
     [
         ("ohc", {"n_streams": 1}, "n_streams=1 must be at least 2"),
-        ("hc", {"init": "zero"}, "init of a residual scheme is one of ('identity', 'seed'), not 'zero'"),
-        ("mhc", {"readout": "max"}, "readout of a residual scheme is one of ('mean', 'learned'), not 'max'"),
+        ("hc", {"init": "zero"}, "init of a residual scheme is one of identity, seed, not 'zero'"),
+        ("mhc", {"readout": "max"}, "readout of a residual scheme is one of mean, learned, not 'max'"),
         ("mhc", {"iters": 0}, "mhc.iters=0 must be at least 1"),
         ("shc", {"k": 0}, "shc.k=0 must be at least 1"),
         ("shc", {"factorise": 5}, "shc.factorise=5 must lie between 0 (off) and n_streams=4"),

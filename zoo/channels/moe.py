@@ -7,14 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from zoo.channel import Channel
+from zoo.channels.moe_balance import LoadBalance, order_by_expert
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig, default_hidden
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.experts import LoadBalance, order_by_expert
-from zoo.mixer import Aux
-from zoo.modules import INIT_STD, Dims, fp32_linear, output_std
-from zoo.probe import Values
+from zoo.interfaces import Aux, Channel, Dims
+from zoo.modules import INIT_STD, fp32_linear, output_std
+from zoo.option_checks import at_least
 from zoo.registry import register_channel
 
 
@@ -84,7 +83,7 @@ class MoE(Channel):
         if self.config.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
         if ctx is not None:
-            ctx.show("routing", lambda: _shown(affinity, chosen))
+            ctx.record("routing", lambda: _routing_values(affinity, chosen))
         counting = self.training and not (ctx is not None and ctx.repeated)
         y = self._routed(x, chosen, self.config.scale * weights, counting)
         if self.shared is not None:
@@ -121,7 +120,7 @@ def expert_hidden(config: MoEConfig, d_model: int) -> int:
     return -(-default_hidden(d_model) // (8 * (config.top_k + config.n_shared))) * 8
 
 
-def _shown(affinity: Tensor, chosen: Tensor) -> Values:
+def _routing_values(affinity: Tensor, chosen: Tensor) -> dict[str, Tensor]:
     """What a probe sees of the routing, one head: the affinities' shares, and the chosen experts, best first."""
     shares = affinity / affinity.sum(-1, keepdim=True)
     return {"probabilities": shares.unsqueeze(2), "choices": chosen.unsqueeze(2)}
@@ -130,9 +129,6 @@ def _shown(affinity: Tensor, chosen: Tensor) -> Values:
 def _check(config: MoEConfig) -> None:
     if not 1 <= config.top_k <= config.n_experts:
         raise UserError(f"moe.top_k={config.top_k} must lie between 1 and moe.n_experts={config.n_experts}")
-    if config.n_shared < 0:
-        raise UserError(f"moe.n_shared={config.n_shared} must not be negative")
-    if config.hidden is not None and config.hidden < 1:
-        raise UserError(f"moe.hidden={config.hidden} must be at least 1")
-    if config.balance_rate < 0:
-        raise UserError(f"moe.balance_rate={config.balance_rate} must not be negative")
+    at_least(config.n_shared, 0, "moe.n_shared")
+    at_least(config.hidden, 1, "moe.hidden")
+    at_least(config.balance_rate, 0, "moe.balance_rate")

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zoo.channel import Channel
 from zoo.context import Context
-from zoo.errors import UserError
-from zoo.mixer import Aux
-from zoo.modules import Dims, OutputProjection
+from zoo.interfaces import Aux, Channel, Dims
+from zoo.modules import OutputProjection
+from zoo.option_checks import at_least
 from zoo.registry import register_channel
 
 
@@ -29,8 +28,7 @@ class SwiGLU(Channel):
     def __init__(self, config: SwiGLUConfig, dims: Dims) -> None:
         super().__init__()
         hidden = default_hidden(dims.d_model) if config.hidden is None else config.hidden
-        if hidden < 1:
-            raise UserError(f"swiglu.hidden={hidden} must be at least 1")
+        at_least(hidden, 1, "swiglu.hidden")
         self.gate = nn.Linear(dims.d_model, hidden, bias=False)
         self.up = nn.Linear(dims.d_model, hidden, bias=False)
         self.down = OutputProjection(hidden, dims.d_model, bias=False)

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import kernels
-from zoo.cache import KVCache
 from zoo.context import Context
-from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, Gate, OutputProjection, RMSNorm, even_width, head_width, positive
+from zoo.interfaces import Aux, Dims
+from zoo.mixers.grouped_query import GroupedQueryMixer
+from zoo.modules import KVCache
+from zoo.option_checks import at_least, one_of, positive
+from zoo.probes.attention_events import record_attention, record_gates
 from zoo.registry import register_mixer
-from zoo.showing import show_attention, show_gates
 
 
 @dataclass
@@ -44,7 +44,7 @@ class AttentionConfig:
     mask="causal",
     source="Vaswani et al. 2017 (arXiv:1706.03762); grouped queries: Ainslie et al. 2023 (arXiv:2305.13245)",
 )
-class Attention(Mixer):
+class Attention(GroupedQueryMixer):
     """Grouped-query softmax attention with rotary positions.
 
         q, k, v = x·W_q, x·W_k, x·W_v        [B, T, H, K], [B, T, Hkv, K], [B, T, Hkv, K]
@@ -55,68 +55,40 @@ class Attention(Mixer):
     """
 
     def __init__(self, config: AttentionConfig, dims: Dims) -> None:
-        super().__init__()
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
-        self.kv_heads = self.heads if config.n_kv_heads is None else config.n_kv_heads
-        self.width = head_width(dims.d_model, self.heads, "n_heads")
-        self.backend, self.step_backend = dims.backend, dims.step_backend
-        self._check(config)
-        self.rope_base = config.rope_base if config.positions == "rope" else None
-        self.window = config.window
-        inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
-        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
-        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
-        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
-        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
-        self.q_norm = RMSNorm(self.width) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.width) if config.qk_norm else nn.Identity()
-        self.output_gate = Gate(dims.d_model, inner) if config.output_gate else None
-        self.value_gate = Gate(dims.d_model, inner_kv) if config.value_gate else None
-
-    def _check(self, config: AttentionConfig) -> None:
-        if config.positions not in ("rope", "none"):
-            raise UserError(f"attention.positions is 'rope' or 'none', not '{config.positions}'")
-        if config.positions == "rope":
-            even_width(self.width, "attention")
+        one_of(config.positions, ("rope", "none"), "attention.positions")
         positive(config.rope_base, "attention.rope_base")
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise UserError(f"attention.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
-        if config.window is not None and config.window < 1:
-            raise UserError(f"attention.window={config.window} must be at least 1 (the current token counts)")
+        at_least(config.window, 1, "attention.window")
+        heads = dims.heads(config.n_heads)
+        super().__init__(
+            "attention",
+            dims,
+            heads,
+            config.n_kv_heads,
+            default_kv_heads=heads,
+            rope_base=config.rope_base if config.positions == "rope" else None,
+            qk_norm=config.qk_norm,
+            output_gate=config.output_gate,
+            value_gate=config.value_gate,
+        )
+        self.window = config.window
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x, ctx.positions)
         options = {"window": self.window, "cu_seqlens": ctx.cu_seqlens}
         o = kernels.attention(q, k, v, backend=self.backend, **options)
-        show_attention(ctx, kernels.attention, q, k, **options)
-        show_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
+        record_attention(ctx, kernels.attention, q, k, **options)
+        record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        rows = min(capacity, self.window or capacity)
-        return KVCache(batch_size, self.kv_heads, self.width, capacity=rows, device=device, dtype=dtype)
+        options = {"capacity": capacity, "window": self.window, "device": device, "dtype": dtype}
+        return KVCache(batch_size, self.kv_heads, self.width, **options)
 
     def step(self, x: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         x = x[:, None]
         position = torch.full(x.shape[:2], state.appended, device=x.device)
         q, k, v = self._qkv(x, position)
-        state.append(k[:, 0], v[:, 0], window=self.window)
+        state.append(k[:, 0], v[:, 0])
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in state.read())
         o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
         return self._out(o, x)[:, 0], state
-
-    def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        v = self.v_proj(x)
-        if self.value_gate is not None:
-            v = v * self.value_gate(x)
-        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (self.q_proj(x), self.k_proj(x), v))
-        q, k = self.q_norm(q), self.k_norm(k)
-        if self.rope_base is not None:
-            q, k = kernels.rope(q, positions, self.rope_base), kernels.rope(k, positions, self.rope_base)
-        return q, k, v
-
-    def _out(self, o: Tensor, x: Tensor) -> Tensor:
-        o = o.flatten(-2)
-        if self.output_gate is not None:
-            o = o * self.output_gate(x)
-        return self.o_proj(o)

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from zoo.context import Context
-from zoo.convolution import ShortConvolution
-from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import OutputProjection, ShortConvolution
+from zoo.option_checks import at_least
 from zoo.registry import register_mixer
 
 
@@ -42,8 +41,7 @@ class GatedConv(Mixer):
 
     def __init__(self, config: GatedConvConfig, dims: Dims) -> None:
         super().__init__()
-        if config.kernel_size < 1:
-            raise UserError(f"gated_conv.kernel_size={config.kernel_size} must be at least 1")
+        at_least(config.kernel_size, 1, "gated_conv.kernel_size")
         self.in_proj = nn.Linear(dims.d_model, 3 * dims.d_model, bias=False)
         self.conv = ShortConvolution(dims.d_model, config.kernel_size, backend=dims.backend)
         self.out_proj = OutputProjection(dims.d_model, dims.d_model, bias=False)

@@ -4,19 +4,20 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import kernels
-from zoo.cache import KVCache, RowCache
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.indexer import Indexer, Warmup
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, Gate, OutputProjection, even_width, head_width, positive, third
+from zoo.interfaces import Aux, Dims
+from zoo.mixers.grouped_query import GroupedQueryMixer
+from zoo.modules import RowCache
+from zoo.modules.indexer import Indexer, Warmup
+from zoo.option_checks import at_least, default_kv_heads, even_width, one_of, positive
 from zoo.options import added
-from zoo.recompute import cheap
+from zoo.probes.attention_events import record_gates, record_sparse_attention
+from zoo.recompute import run_recomputed
 from zoo.registry import register_mixer
-from zoo.showing import show_gates, show_sparse
 
 ADAPTIVE = ("seed", "inverse", "none")
 SCORES = ("sigmoid", "relu")
@@ -56,14 +57,6 @@ class GSAConfig:
     aux_weight: float = 1.0
 
 
-@dataclass
-class GSAState:
-    """Keys (rotated) and gated values of all tokens, and the indexer's keys [B, T, d_I] in at least fp32."""
-
-    kv: KVCache
-    index: RowCache
-
-
 @register_mixer(
     "gsa",
     letter="G",
@@ -74,7 +67,7 @@ class GSAState:
     mask="topk",
     source="the OrthGSA document; indexer and its loss: DeepSeek-AI 2025, DeepSeek-V3.2",
 )
-class GSA(Mixer):
+class GSA(GroupedQueryMixer):
     """Grouped-query attention to the k_t tokens that score highest, with gates on values and output.
 
         q, k, v = RoPE(x·W_q), RoPE(x·W_k), x·W_v ⊙ σ(x·W_G2 + b)    [B, T, H, K], [B, T, Hkv, K] twice
@@ -90,61 +83,37 @@ class GSA(Mixer):
     """
 
     def __init__(self, config: GSAConfig, dims: Dims) -> None:
-        super().__init__()
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
-        self.kv_heads = third(self.heads) if config.n_kv_heads is None else config.n_kv_heads
-        self.width = head_width(dims.d_model, self.heads, "n_heads")
-        self._check(config)
+        check(config)
+        heads = dims.heads(config.n_heads)
+        super().__init__(
+            "gsa",
+            dims,
+            heads,
+            config.n_kv_heads,
+            default_kv_heads=default_kv_heads(heads),
+            rope_base=config.rope_base,
+            qk_norm=False,
+            output_gate=config.output_gate,
+            value_gate=config.value_gate,
+        )
         self.k = sizes(config, dims.seq_len)
-        self.rope_base = config.rope_base
-        self.backend, self.step_backend = dims.backend, dims.step_backend
         self.aux_weights = {"indexer_kl": config.aux_weight}
-        inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
-        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
-        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
-        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
-        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
-        self.output_gate = Gate(dims.d_model, inner) if config.output_gate else None
-        self.value_gate = Gate(dims.d_model, inner_kv) if config.value_gate else None
         index_width = 4 * math.ceil(dims.d_model / 48) if config.index_width is None else config.index_width
         index_base = config.rope_base if config.index_rope else None
         self.indexer = Indexer(dims.d_model, config.index_heads, index_width, index_base, config.scores)
         self.warmup = Warmup(config.warmup)
 
-    def _check(self, config: GSAConfig) -> None:
-        even_width(self.width, "gsa")
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise UserError(f"gsa.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
-        if config.adaptive not in ADAPTIVE:
-            raise UserError(f"gsa.adaptive is one of {', '.join(ADAPTIVE)}, not '{config.adaptive}'")
-        if config.scores not in SCORES:
-            raise UserError(f"gsa.scores is one of {', '.join(SCORES)}, not '{config.scores}'")
-        if config.scores == "relu" and config.adaptive != "none":
-            raise UserError(
-                f"gsa.scores=relu has no bound that gsa.adaptive={config.adaptive} could go by; "
-                "set gsa.adaptive=none, which keeps k_base tokens"
-            )
-        for key, value in (("index_heads", config.index_heads), ("index_width", config.index_width)):
-            if value is not None and value < 1:
-                raise UserError(f"gsa.{key}={value} must be at least 1")
-        for key in ("rope_base", "beta", "reference_variance"):
-            positive(getattr(config, key), f"gsa.{key}")
-        if config.index_rope and config.index_width is not None:
-            even_width(config.index_width, "gsa.index_width with index_rope")
-        if config.warmup < 0:
-            raise UserError(f"gsa.warmup={config.warmup} must be 0 or above")
-
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x, ctx.positions)
         options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
-        indexer, indices = cheap(self.indexer, x, ctx.positions, ctx=ctx), None
+        indexer, indices = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx), None
         if self.warmup.dense:
             o = kernels.attention(q, k, v, **options)
         else:
             indices = kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
             o = kernels.sparse_attention(q, k, v, indices, **options)
-        show_sparse(ctx, q, k, indices)
-        show_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
+        record_sparse_attention(ctx, q, k, indices)
+        record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         aux = {}
         if self.training:
             options = {"indices": indices, "scores": self.indexer.scores, **options}
@@ -152,25 +121,26 @@ class GSA(Mixer):
         return self._out(o, x), aux
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        options = {"capacity": capacity, "device": device}
-        kv = KVCache(batch_size, self.kv_heads, self.width, dtype=dtype, **options)
+        """Keys (rotated) and gated values [B, Hkv, T, K] of all tokens, and the indexer's keys [B, T, d_I]."""
+        shape = (batch_size, self.kv_heads, capacity, self.width)
+        keys, values = (torch.zeros(shape, device=device, dtype=dtype) for _ in range(2))
         wide = torch.promote_types(dtype, torch.float32)
-        return GSAState(kv, RowCache(batch_size, self.indexer.width, dtype=wide, **options))
+        index = torch.zeros(batch_size, capacity, self.indexer.width, device=device, dtype=wide)
+        return RowCache(keys, values, index)
 
-    def step(self, x: Tensor, state: GSAState) -> tuple[Tensor, GSAState]:
+    def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
         x = x[:, None]
-        positions = torch.full(x.shape[:2], state.index.length, device=x.device)
+        positions = torch.full(x.shape[:2], state.appended, device=x.device)
         q, k, v = self._qkv(x, positions)
         q_idx, k_idx, w_idx, bias = self.indexer(x, positions)
-        state.kv.append(k[:, 0], v[:, 0])
-        state.index.append(k_idx[:, 0])
-        keys, values = state.kv.read()
+        state.append(k[:, 0], v[:, 0], k_idx[:, 0])
+        keys, values, index = state.read()
         if self.warmup.dense:
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
             o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
         else:
             options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
-            indices = kernels.lightning_topk(q_idx, state.index.read(), w_idx, bias, **options)
+            indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
             # Only the selected rows are read: the cache is large, and attention's part of it is not.
             keys, values = (_rows(y, indices[:, 0]).to(q.dtype) for y in (keys, values))
             place = torch.arange(indices.shape[-1], device=x.device)
@@ -178,18 +148,22 @@ class GSA(Mixer):
             o = kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
         return self._out(o, x)[:, 0], state
 
-    def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        v = self.v_proj(x)
-        if self.value_gate is not None:
-            v = v * self.value_gate(x)
-        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (self.q_proj(x), self.k_proj(x), v))
-        return kernels.rope(q, positions, self.rope_base), kernels.rope(k, positions, self.rope_base), v
 
-    def _out(self, o: Tensor, x: Tensor) -> Tensor:
-        o = o.flatten(-2)
-        if self.output_gate is not None:
-            o = o * self.output_gate(x)
-        return self.o_proj(o)
+def check(config: GSAConfig) -> None:
+    """Refuse options that mean nothing or contradict each other. Raises UserError."""
+    one_of(config.adaptive, ADAPTIVE, "gsa.adaptive")
+    one_of(config.scores, SCORES, "gsa.scores")
+    if config.scores == "relu" and config.adaptive != "none":
+        raise UserError(
+            f"gsa.scores=relu has no bound that gsa.adaptive={config.adaptive} could go by; "
+            "set gsa.adaptive=none, which keeps k_base tokens"
+        )
+    for key, least in (("index_heads", 1), ("index_width", 1), ("warmup", 0)):
+        at_least(getattr(config, key), least, f"gsa.{key}")
+    for key in ("rope_base", "beta", "reference_variance"):
+        positive(getattr(config, key), f"gsa.{key}")
+    if config.index_rope and config.index_width is not None:
+        even_width(config.index_width, "gsa.index_width with index_rope")
 
 
 def sizes(config: GSAConfig, seq_len: int) -> kernels.AdaptiveK:

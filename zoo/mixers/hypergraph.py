@@ -7,13 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import GroupedKVCache
 from zoo.context import Context
-from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width, positive
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import GroupedKVCache, OutputProjection, fp32_linear
+from zoo.option_checks import at_least, even_width, head_width, one_of, positive
+from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
-from zoo.showing import show_attention
 
 ENTROPY_WEIGHT = 0.01
 Z_WEIGHT = 0.01
@@ -61,7 +60,7 @@ class HyperGraph(Mixer):
 
     def __init__(self, config: HyperGraphConfig, dims: Dims) -> None:
         super().__init__()
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
+        self.heads = dims.heads(config.n_heads)
         self.width = head_width(dims.d_model, self.heads, "n_heads")
         self._check(config)
         self.timelines = config.n_timelines
@@ -80,10 +79,8 @@ class HyperGraph(Mixer):
 
     def _check(self, config: HyperGraphConfig) -> None:
         even_width(self.width, "hypergraph")
-        if config.positions not in ("local", "global"):
-            raise UserError(f"hypergraph.positions is 'local' or 'global', not '{config.positions}'")
-        if config.n_timelines < 1:
-            raise UserError(f"hypergraph.n_timelines={config.n_timelines} must be at least 1")
+        one_of(config.positions, ("local", "global"), "hypergraph.positions")
+        at_least(config.n_timelines, 1, "hypergraph.n_timelines")
         positive(config.temperature, "hypergraph.temperature")
         positive(config.rope_base, "hypergraph.rope_base")
 
@@ -104,8 +101,8 @@ class HyperGraph(Mixer):
             "cu_seqlens": ctx.cu_seqlens,
         }
         o = kernels.timeline_attention(q, k, v, timeline, weight=weight, backend=self.backend, **options)
-        show_attention(ctx, kernels.timeline_attention, q, k, timeline, **options)
-        ctx.show(
+        record_attention(ctx, kernels.timeline_attention, q, k, timeline, **options)
+        ctx.record(
             "routing",
             lambda: {"probabilities": probabilities.detach(), "choices": timeline[..., None]},
         )
@@ -115,10 +112,9 @@ class HyperGraph(Mixer):
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         rows = -(
             -capacity // self.timelines
-        )  # what balanced routing needs; a fuller timeline grows by itself
-        return GroupedKVCache(
-            batch_size, self.heads, self.timelines, self.width, rows=rows, device=device, dtype=dtype
-        )
+        )  # enough for balanced routing; a fuller timeline grows by itself
+        shape = (batch_size, self.heads, self.timelines, self.width)
+        return GroupedKVCache(*shape, rows=rows, device=device, dtype=dtype)
 
     def step(self, x: Tensor, state: GroupedKVCache) -> tuple[Tensor, GroupedKVCache]:
         _, timeline, weight = self._routes(self._logits(x))

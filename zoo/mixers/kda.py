@@ -7,12 +7,10 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.convolution import ShortConvolution
-from zoo.decay import LogDecay
-from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, fp32_linear, head_width, l2norm
-from zoo.recurrence import recurrence
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
+from zoo.option_checks import at_least, default_recurrent_heads, head_width
+from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
 
 
@@ -63,11 +61,10 @@ class KDA(Mixer):
 
     def __init__(self, config: KDAConfig, dims: Dims) -> None:
         super().__init__()
-        if config.kernel_size < 1:
-            raise UserError(f"kda.kernel_size={config.kernel_size} must be at least 1")
+        at_least(config.kernel_size, 1, "kda.kernel_size")
         d_model = dims.d_model
-        halved = dims.n_heads // 2 if dims.n_heads % 2 == 0 else dims.n_heads
-        self.heads = halved if config.n_heads is None else config.n_heads
+        default = default_recurrent_heads(dims.n_heads)
+        self.heads = default if config.n_heads is None else config.n_heads
         self.width = head_width(d_model, self.heads, "kda.n_heads")
         self.top_beta = 2.0 if config.neg_eigval else 1.0
         self.backend = dims.backend
@@ -85,7 +82,7 @@ class KDA(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         inputs = self._inputs(x, self.convolution(self.qkv_proj(x), ctx))
         o, _ = kernels.delta_rule(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
-        self._show(ctx, inputs)
+        self._record(ctx, inputs)
         return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
@@ -112,11 +109,13 @@ class KDA(Mixer):
         gate = torch.sigmoid(self.gate_up(self.gate_down(x)))
         return self.o_proj(self.o_norm(o).flatten(-2) * gate)
 
-    def _show(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
         def states(*part: Tensor) -> Tensor:
             return kernels.delta_rule(*part, output_final_state=True, backend=self.backend)[1].unsqueeze(1)
 
-        ctx.show("recurrence", lambda: recurrence(ctx, states, inputs, log_decay=inputs[3].unsqueeze(2)))
+        ctx.record(
+            "recurrence", lambda: recurrence_values(ctx, states, inputs, log_decay=inputs[3].unsqueeze(2))
+        )
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """g [B, T, H, K] and β [B, T, H], in at least fp32."""

@@ -1,6 +1,7 @@
 """`M`: the mesa layer of MesaNet, which regresses its values on its keys anew at every token."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.convolution import ShortConvolution
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, at_least_one, fp32_linear, head_width, l2norm
-from zoo.recurrence import recurrence
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
+from zoo.option_checks import at_least, default_recurrent_heads, head_width
+from zoo.probes import Measure, ProbeEvent, Row, by_head, register_event, register_measure
+from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
 
 LAMBDA_FLOOR = 0.25
@@ -70,9 +72,9 @@ class MesaNet(Mixer):
     def __init__(self, config: MesaNetConfig, dims: Dims) -> None:
         super().__init__()
         for key in ("cg_steps", "kernel_size"):
-            at_least_one(getattr(config, key), f"mesanet.{key}")
-        halved = dims.n_heads // 2 if dims.n_heads % 2 == 0 else dims.n_heads
-        self.heads = halved if config.n_heads is None else config.n_heads
+            at_least(getattr(config, key), 1, f"mesanet.{key}")
+        default = default_recurrent_heads(dims.n_heads)
+        self.heads = default if config.n_heads is None else config.n_heads
         self.width = head_width(dims.d_model, self.heads, "mesanet.n_heads")
         self.cg_steps = config.cg_steps
         self.backend = dims.backend
@@ -96,18 +98,13 @@ class MesaNet(Mixer):
             qkv[name] = convolution(qkv[name], ctx)
         inputs = self._inputs(x, qkv)
         o, _ = self._mesa(inputs, cu_seqlens=ctx.cu_seqlens)
-        self._show(ctx, inputs)
+        self._record(ctx, inputs)
         return self._out(o), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        h_kk = torch.zeros(
-            batch_size,
-            self.heads,
-            self.width,
-            self.width,
-            device=device,
-            dtype=torch.promote_types(dtype, torch.float32),
-        )
+        wide = torch.promote_types(dtype, torch.float32)
+        shape = (batch_size, self.heads, self.width, self.width)
+        h_kk = torch.zeros(shape, device=device, dtype=wide)
         before = {
             name: convolution.init_state(batch_size, device=device, dtype=dtype)
             for name, convolution in self.convolutions.items()
@@ -143,7 +140,7 @@ class MesaNet(Mixer):
     def _out(self, o: Tensor) -> Tensor:
         return self.o_proj(self.o_norm(o).flatten(-2))
 
-    def _show(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, ctx: Context, inputs: tuple[Tensor, ...]) -> None:
         q, k, _, g, beta = inputs
 
         def states(*part: Tensor) -> Tensor:
@@ -154,11 +151,31 @@ class MesaNet(Mixer):
             options = {"cg_steps": self.cg_steps, "cu_seqlens": ctx.cu_seqlens}
             return kernels.mesa_residuals(q, k, g, beta, self._lamb(), **options)
 
-        ctx.show("recurrence", lambda: recurrence(ctx, states, inputs, log_decay=g[:, :, None, :, None]))
-        ctx.show("solver", lambda: {"residuals": residuals()})
+        ctx.record(
+            "recurrence", lambda: recurrence_values(ctx, states, inputs, log_decay=g[:, :, None, :, None])
+        )
+        ctx.record("solver", lambda: {"residuals": residuals()})
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log γ and β, [B, T, H], in at least fp32."""
         beta, gamma = (fp32_linear(x, p.weight) + p.bias for p in (self.beta_proj, self.gamma_proj))
         beta = torch.sigmoid(beta)
         return F.logsigmoid(gamma) + torch.log1p(-FORGETTING * beta.square()), beta
+
+
+register_event("solver", residuals="[steps + 1, B, T, H]: ‖q − (H + Λ)x‖ / ‖q‖ after so many steps")
+
+
+@register_measure
+class Solver(Measure):
+    """cg_residual: ‖q − (H + Λ)·x‖ / ‖q‖ after 0, 1 … steps of the conjugate gradient, axis step, mean over tokens."""
+
+    name = "solver"
+    kinds = ("solver",)
+
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows [step, step + 1) of every head."""
+        for step, residuals in enumerate(event.values["residuals"].detach().double()):
+            count = residuals[..., 0].numel()
+            where = {"axis": "step", "start": step, "end": step + 1}
+            yield from by_head(event, "cg_residual", residuals.mean((0, 1)), count, **where)

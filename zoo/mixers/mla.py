@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, head_width, positive
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import OutputProjection, RMSNorm, RowCache
+from zoo.option_checks import at_least, head_width, positive
+from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
-from zoo.showing import show_attention
 
 
 @dataclass
@@ -56,7 +56,7 @@ class MLA(Mixer):
     def __init__(self, config: MLAConfig, dims: Dims) -> None:
         super().__init__()
         d_model = dims.d_model
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
+        self.heads = dims.heads(config.n_heads)
         self.width = head_width(d_model, self.heads, "n_heads")
         self.kv_rank = max(1, d_model // 2) if config.kv_rank is None else config.kv_rank
         q_rank = max(8, 8 * round(d_model / 12)) if config.q_rank is None else config.q_rank
@@ -78,8 +78,7 @@ class MLA(Mixer):
 
     def _check(self, q_rank: int) -> None:
         for name, rank in (("kv_rank", self.kv_rank), ("q_rank", q_rank)):
-            if rank < 1:
-                raise UserError(f"mla.{name}={rank} must be at least 1")
+            at_least(rank, 1, f"mla.{name}")
         if self.rope_dim < 0 or self.rope_dim % 2:
             raise UserError(
                 f"mla.rope_dim={self.rope_dim} must be even (rotations turn pairs), or 0 for none"
@@ -94,18 +93,20 @@ class MLA(Mixer):
         k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
         v = self._by_head(self.v_up(latent))
         o = kernels.attention(q, k, v, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
-        show_attention(ctx, kernels.attention, q, k, cu_seqlens=ctx.cu_seqlens)
+        record_attention(ctx, kernels.attention, q, k, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        return LatentCache(batch_size, self.kv_rank + self.rope_dim, capacity, device=device, dtype=dtype)
+        shape = (batch_size, capacity, self.kv_rank + self.rope_dim)
+        return RowCache(torch.zeros(shape, device=device, dtype=dtype))
 
-    def step(self, x: Tensor, state: "LatentCache") -> tuple[Tensor, "LatentCache"]:
+    def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
         x = x[:, None]
-        position = torch.full(x.shape[:2], state.length, device=x.device)
+        position = torch.full(x.shape[:2], state.appended, device=x.device)
         content, rotated = self._queries(x, position)
         state.append(torch.cat(self._latents(x, position), dim=-1)[:, 0])
-        rows = state.read().to(content.dtype)[:, :, None]
+        (rows,) = state.read()
+        rows = rows.to(content.dtype)[:, :, None]
         absorbed = torch.einsum("bhk,hkc->bhc", content[:, 0], self._up_by_head(self.k_up))
         q = torch.cat([absorbed, rotated[:, 0]], dim=-1)
         # All heads share one key a token: as H queries of one head, nothing has to be repeated. Values are
@@ -136,26 +137,3 @@ class MLA(Mixer):
     def _up_by_head(self, projection: nn.Linear) -> Tensor:
         """W_UK or W_UV as [H, K, d_c]."""
         return projection.weight.unflatten(0, (self.heads, -1))
-
-
-class LatentCache:
-    """One row [width] a token, [B, T, width], in storage that doubles when it is full."""
-
-    def __init__(self, batch: int, width: int, capacity: int, *, device=None, dtype=torch.float32) -> None:
-        self.rows = torch.zeros(batch, capacity, width, device=device, dtype=dtype)
-        self.length = 0
-
-    def append(self, row: Tensor) -> None:
-        """Append one row [B, width]."""
-        if self.length == self.rows.shape[1]:
-            self.rows = F.pad(self.rows, (0, 0, 0, self.length + 16))
-        self.rows[:, self.length] = row.to(self.rows.dtype)
-        self.length += 1
-
-    def read(self) -> Tensor:
-        """The rows of all tokens [B, n, width], as a view."""
-        return self.rows[:, : self.length]
-
-    def nbytes(self) -> int:
-        """Bytes in storage."""
-        return self.rows.nbytes

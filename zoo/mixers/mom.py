@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.decay import LogDecay
 from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, RMSNorm, at_least_one, fp32_linear, l2norm
-from zoo.recurrence import recurrence
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import LogDecay, OutputProjection, RMSNorm, fp32_linear, l2norm
+from zoo.option_checks import at_least
+from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
 
 
@@ -80,10 +80,10 @@ class MoM(Mixer):
 
     def _sizes(self, config: MoMConfig, dims: Dims) -> None:
         for key in ("n_heads", "head_width"):
-            at_least_one(getattr(config, key), f"mom.{key}")
+            at_least(getattr(config, key), 1, f"mom.{key}")
         self.heads = max(1, round(dims.n_heads / 6)) if config.n_heads is None else config.n_heads
-        third = max(1, round(dims.d_model / (3 * self.heads) / 8)) * 8
-        self.width = third if config.head_width is None else config.head_width
+        default = max(1, round(dims.d_model / (3 * self.heads) / 8)) * 8
+        self.width = default if config.head_width is None else config.head_width
         self.memories, self.top_k, self.shared = config.n_memories, config.top_k, int(config.shared)
         if not 1 <= self.top_k <= self.memories:
             raise UserError(f"mom.top_k={self.top_k} must be from 1 to n_memories={self.memories}")
@@ -92,7 +92,7 @@ class MoM(Mixer):
         p, routes, weights = self._routes(x)
         inputs = *self._inputs(x), routes, weights
         o, _ = kernels.memory_mixture(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
-        self._show(ctx, p, inputs)
+        self._record(ctx, p, inputs)
         return self._out(o), {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
@@ -138,7 +138,7 @@ class MoM(Mixer):
     def _out(self, o: Tensor) -> Tensor:
         return self.o_proj(self.o_norm(o).flatten(-2))
 
-    def _show(self, ctx: Context, p: Tensor, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, ctx: Context, p: Tensor, inputs: tuple[Tensor, ...]) -> None:
         """The shared memory is among the states, not among the routes. p [B, T, M]."""
         g, routes = inputs[3], inputs[5]
 
@@ -152,9 +152,9 @@ class MoM(Mixer):
         def choices() -> Tensor:
             return routes[..., : self.top_k].unsqueeze(2)
 
-        ctx.show("recurrence", lambda: recurrence(ctx, states, inputs, log_decay()))
+        ctx.record("recurrence", lambda: recurrence_values(ctx, states, inputs, log_decay()))
         if self.router is not None:
-            ctx.show("routing", lambda: {"probabilities": p.unsqueeze(2), "choices": choices()})
+            ctx.record("routing", lambda: {"probabilities": p.unsqueeze(2), "choices": choices()})
 
     def _balance(self, p: Tensor, routes: Tensor, ctx: Context) -> Tensor:
         named = F.one_hot(routes[..., : self.top_k], self.memories).to(p.dtype).sum(-2) / self.top_k

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import KVCache
-from zoo.compression import Compress
 from zoo.context import Context
 from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, even_width, fp32_linear, head_width, positive, third
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.mixers.nsa_compression import Compress
+from zoo.modules import KVCache, OutputProjection, fp32_linear
+from zoo.option_checks import at_least, default_kv_heads, even_width, head_width, kv_heads, positive
+from zoo.probes.attention_events import record_branch_attention
 from zoo.registry import register_mixer
-from zoo.showing import show_branches
 
 
 @dataclass
@@ -48,6 +48,18 @@ class NSAState:
     recent: KVCache
     selected: KVCache
     sliding: KVCache
+    block_size: int
+    stride: int
+
+    def nbytes(self) -> int:
+        """Bytes in storage."""
+        return sum(cache.nbytes() for cache in (self.compressed, self.recent, self.selected, self.sliding))
+
+    def fill(self, tokens: int) -> None:
+        """Fill the empty state as `tokens` tokens would, with rows of zeros."""
+        self.compressed.fill(summaries(tokens, self.block_size, self.stride))
+        for cache in (self.recent, self.selected, self.sliding):
+            cache.fill(tokens)
 
 
 @register_mixer(
@@ -79,11 +91,9 @@ class NSA(Mixer):
 
     def __init__(self, config: NSAConfig, dims: Dims) -> None:
         super().__init__()
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
-        self.kv_heads = third(self.heads) if config.n_kv_heads is None else config.n_kv_heads
+        self.heads = dims.heads(config.n_heads)
         self.width = even_width(head_width(dims.d_model, self.heads, "n_heads"), "nsa")
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise UserError(f"nsa.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
+        self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "nsa", default=default_kv_heads(self.heads))
         positive(config.rope_base, "nsa.rope_base")
         self.sizes = sizes(config, dims.seq_len)
         self.rope_base = config.rope_base
@@ -102,25 +112,24 @@ class NSA(Mixer):
         )
         gates = self._gates(x)
         y = self._attend(gates, q, compressed, selected, sliding, ctx.cu_seqlens)
-        show_branches(ctx, *q, (compressed[0], selected[0], sliding[0]), gates, self.sizes)
+        record_branch_attention(ctx, *q, (compressed[0], selected[0], sliding[0]), gates, self.sizes)
         return y, {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         length, stride, window = (self.sizes[key] for key in ("block_size", "stride", "window"))
-        summaries = max(0, (capacity - length) // stride + 1)
-        rows = summaries, min(capacity, length), capacity, min(capacity, window)
         shape, options = (batch_size, self.kv_heads, self.width), {"device": device, "dtype": dtype}
-        return NSAState(*(KVCache(*shape, capacity=n, **options) for n in rows))
+        compressed = KVCache(*shape, capacity=summaries(capacity, length, stride), **options)
+        windows = length, None, window
+        caches = (KVCache(*shape, capacity=capacity, window=rows, **options) for rows in windows)
+        return NSAState(compressed, *caches, length, stride)
 
     def step(self, x: Tensor, state: NSAState) -> tuple[Tensor, NSAState]:
         x = x[:, None]
         position = torch.full(x.shape[:2], state.selected.appended, device=x.device)
         q, *new = self._qkv(x, position)
         length, stride = self.sizes["block_size"], self.sizes["stride"]
-        limits = length, None, self.sizes["window"]
-        caches = state.recent, state.selected, state.sliding
-        for cache, (k, v), limit in zip(caches, new, limits, strict=True):
-            cache.append(k[:, 0], v[:, 0], window=limit)
+        for cache, (k, v) in zip((state.recent, state.selected, state.sliding), new, strict=True):
+            cache.append(k[:, 0], v[:, 0])
         after = state.selected.appended - length
         if after >= 0 and after % stride == 0:
             recent = (y.to(q[0].dtype) for y in state.recent.read())
@@ -167,6 +176,11 @@ class NSA(Mixer):
         return self.o_proj(o.flatten(-2))
 
 
+def summaries(tokens: int, block_size: int, stride: int) -> int:
+    """How many blocks [i·stride, i·stride + block_size) are complete after so many tokens."""
+    return max(0, (tokens - block_size) // stride + 1)
+
+
 def sizes(config: NSAConfig, seq_len: int) -> dict[str, int]:
     """l, d, l', n, w for a configured length, by the names of `kernels.nsa_attention`.
 
@@ -184,9 +198,7 @@ def sizes(config: NSAConfig, seq_len: int) -> dict[str, int]:
         key: value if getattr(config, key) is None else getattr(config, key) for key, value in scaled.items()
     }
     for key, value in out.items():
-        least = 3 if key == "n_select" else 1
-        if value < least:
-            raise UserError(f"nsa.{key}={value} must be at least {least}")
+        at_least(value, 3 if key == "n_select" else 1, f"nsa.{key}")
     for key in ("block_size", "select_size"):
         if out[key] % out["stride"]:
             raise UserError(f"nsa.{key}={out[key]} is no multiple of nsa.stride={out['stride']}")

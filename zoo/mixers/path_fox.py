@@ -7,14 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from zoo.cache import KVCache
 from zoo.context import Context
-from zoo.convolution import ShortConvolution
-from zoo.errors import UserError
-from zoo.mixer import Aux, Mixer
-from zoo.modules import Dims, OutputProjection, fp32_linear, head_width, l2norm
+from zoo.interfaces import Aux, Dims, Mixer
+from zoo.modules import OutputProjection, RowCache, ShortConvolution, fp32_linear, l2norm
+from zoo.option_checks import at_least, head_width, kv_heads
+from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
-from zoo.showing import show_attention
 
 RANK = 32
 TAPS = 3
@@ -40,12 +38,11 @@ class PathFoxConfig:
 class PathState:
     """What decoding remembers of n tokens; K, V and Hkv as in `PathFox`.
 
-    cache: keys [B, Hkv, n, K], turned by every H since their token and so kept in at least fp32, and values;
-    forgotten: Σ g since every token, [B, H, rows], at least fp32, 0 behind the n; taps: the convolution's inputs.
+    cache: keys [B, Hkv, n, K], turned by every H since their token and so kept in at least fp32; values; and with a
+    forget gate Σ g since every token, [B, H, n, 1], in at least fp32; taps: the convolution's inputs.
     """
 
-    cache: KVCache
-    forgotten: Tensor | None
+    cache: RowCache
     taps: Tensor | None
 
 
@@ -74,12 +71,12 @@ class PathFox(Mixer):
 
     def __init__(self, config: PathFoxConfig, dims: Dims) -> None:
         super().__init__()
-        self.heads = dims.n_heads if config.n_heads is None else config.n_heads
-        self.kv_heads = self.heads if config.n_kv_heads is None else config.n_kv_heads
+        self.heads = dims.heads(config.n_heads)
         self.width = head_width(dims.d_model, self.heads, "n_heads")
+        self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "path_fox", default=self.heads)
         self.backend, self.step_backend = dims.backend, dims.step_backend
         rank = max(1, min(RANK, dims.d_model // 8)) if config.rank is None else config.rank
-        self._check(rank)
+        at_least(rank, 1, "path_fox.rank")
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
         self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
         self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
@@ -90,12 +87,6 @@ class PathFox(Mixer):
         )
         self.forget = nn.Linear(dims.d_model, self.heads) if config.forget_gate else None
 
-    def _check(self, rank: int) -> None:
-        if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise UserError(f"path_fox.n_kv_heads={self.kv_heads} does not divide n_heads={self.heads}")
-        if rank < 1:
-            raise UserError(f"path_fox.rank={rank} must be at least 1")
-
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         q, k, v = self._qkv(x)
         attend, path = kernels.attention, ()
@@ -103,27 +94,30 @@ class PathFox(Mixer):
             w, beta = (None, None) if self.turn is None else self.turn(x, ctx)
             attend, path = kernels.path_attention, (w, beta, self._log_gate(x))
         o = attend(q, k, v, *path, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
-        show_attention(ctx, attend, q, k, *path, cu_seqlens=ctx.cu_seqlens)
+        record_attention(ctx, attend, q, k, *path, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         wide = torch.promote_types(dtype, torch.float32)
-        cache = KVCache(batch_size, self.kv_heads, self.width, capacity=capacity, device=device, dtype=dtype)
-        cache.keys = cache.keys.to(wide if self.turn else dtype)
-        forgotten = (
-            torch.zeros(batch_size, self.heads, capacity, device=device, dtype=wide) if self.forget else None
-        )
+        shape = (batch_size, self.kv_heads, capacity, self.width)
+        rows = [
+            torch.zeros(shape, device=device, dtype=kind) for kind in (wide if self.turn else dtype, dtype)
+        ]
+        if self.forget is not None:
+            rows.append(torch.zeros(batch_size, self.heads, capacity, 1, device=device, dtype=wide))
         taps = self.turn.conv.init_state(batch_size, device, dtype) if self.turn else None
-        return PathState(cache, forgotten, taps)
+        return PathState(RowCache(*rows), taps)
 
     def step(self, x: Tensor, state: PathState) -> tuple[Tensor, PathState]:
         q, k, v = self._qkv(x)
         w = beta = None
         if self.turn is not None:
             w, beta, state.taps = self.turn.step(x, state.taps)
-        state.cache.append(k, v)
-        path = w, beta, self._log_gate(x), _forgotten(state)
-        o = kernels.path_step(q, *state.cache.read(), *path, backend=self.step_backend)
+        g = self._log_gate(x)
+        state.cache.append(k, v, *([] if g is None else [torch.zeros_like(g).unsqueeze(-1)]))
+        keys, values, *forgotten = state.cache.read()
+        path = w, beta, g, forgotten[0].squeeze(-1) if forgotten else None
+        o = kernels.path_step(q, keys, values, *path, backend=self.step_backend)
         return self.o_proj(o.flatten(1)), state
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -162,13 +156,3 @@ class Turn(nn.Module):
 def _logits(gate: nn.Linear, x: Tensor) -> Tensor:
     y = fp32_linear(x, gate.weight)
     return y + gate.bias.to(y.dtype)
-
-
-def _forgotten(state: PathState) -> Tensor | None:
-    """What is forgotten of every token [B, H, n], as a view; of the newest, 0."""
-    if state.forgotten is None:
-        return None
-    more = state.cache.keys.shape[2] - state.forgotten.shape[2]
-    if more:
-        state.forgotten = F.pad(state.forgotten, (0, more))
-    return state.forgotten[:, :, : state.cache.appended]

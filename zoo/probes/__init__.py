@@ -1,15 +1,32 @@
-"""What probes measure: from what blocks show to rows of a tidy table.
+"""Looking inside a model: blocks record events, measures turn them into rows of a tidy table.
 
-    rows = measure(model, tokens)          # list[Row]; one pass, in evaluation mode
+    rows = probe_model(model, tokens)      # list[Row]; one pass, in evaluation mode
 
-A measure is a class in one of this package's files, registered by `@register`; every one sees the sights of its kinds
-and returns rows. Adding one is adding a file; the columns of `Row` are the table's.
+A measure is a class in a file of zoo/probes/measures/, or in the file of the block that it is about, registered by
+`@register_measure`; it takes the events of its kinds and gives rows. The columns of `Row` are the table's.
 """
 
-from zoo.probes.measure import Measure, conclude, measure, register, registered
-from zoo.probes.rows import Row
+from zoo.probes import kinds  # noqa: F401 (registers them)
+from zoo.probes.events import Probe, ProbeEvent, event_kinds, register_event
+from zoo.probes.measure import Measure, all_measures, correct_averages, register_measure
+from zoo.probes.rows import Row, by_head, row
+from zoo.probes.run import evaluation_mode, probe_model
 from zoo.registry import discover
 
-discover(__name__)
+discover("zoo.probes.measures")
 
-__all__ = ["Measure", "Row", "conclude", "measure", "register", "registered"]
+__all__ = [
+    "Measure",
+    "Probe",
+    "ProbeEvent",
+    "Row",
+    "all_measures",
+    "by_head",
+    "correct_averages",
+    "evaluation_mode",
+    "event_kinds",
+    "probe_model",
+    "register_event",
+    "register_measure",
+    "row",
+]

@@ -6,19 +6,21 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from zoo.probe import Sight
+from zoo.probes.events import ProbeEvent
 from zoo.probes.rows import Row, buckets, by_head
 
 
-def overall(sight: Sight, measure: str, values: Tensor, since: int = 0, **bucket) -> Iterator[Row]:
+def mean_over_queries(
+    event: ProbeEvent, measure: str, values: Tensor, since: int = 0, **bucket
+) -> Iterator[Row]:
     """A row a head: the mean of values [B, H, T] over the queries t ≥ since; none where there is no such query."""
     kept = values[..., since:]
     if kept.shape[-1]:
-        yield from by_head(sight, measure, kept.mean((0, 2)), kept.shape[0] * kept.shape[2], **bucket)
+        yield from by_head(event, measure, kept.mean((0, 2)), kept.shape[0] * kept.shape[2], **bucket)
 
 
-def by_position(sight: Sight, measure: str, values: Tensor, since: int = 0) -> Iterator[Row]:
+def by_position(event: ProbeEvent, measure: str, values: Tensor, since: int = 0) -> Iterator[Row]:
     """Likewise in every bucket of positions."""
     for start, end in buckets(values.shape[-1]):
         place = {"axis": "position", "start": start, "end": end}
-        yield from overall(sight, measure, values[..., :end], max(start, since), **place)
+        yield from mean_over_queries(event, measure, values[..., :end], max(start, since), **place)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from zoo.probe import Sight
+from zoo.probes.events import ProbeEvent
 
 
 class Row(NamedTuple):
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 def row(
-    sight: Sight,
+    event: ProbeEvent,
     measure: str,
     value: float | Tensor,
     *,
@@ -50,16 +50,16 @@ def row(
     end: float | None = None,
     count: int = 1,
 ) -> Row:
-    """A row at the place of a sight."""
+    """A row at the place of a event."""
     return Row(
-        sight.layer, sight.part, sight.block, head, axis, start, end, measure, float(value), int(count)
+        event.layer, event.part, event.block, head, axis, start, end, measure, float(value), int(count)
     )
 
 
-def by_head(sight: Sight, measure: str, values: Tensor, count: int, **bucket) -> Iterator[Row]:
+def by_head(event: ProbeEvent, measure: str, values: Tensor, count: int, **bucket) -> Iterator[Row]:
     """A row a head: values [H]."""
     for head, value in enumerate(values.tolist()):
-        yield row(sight, measure, value, head=head, count=count, **bucket)
+        yield row(event, measure, value, head=head, count=count, **bucket)
 
 
 def buckets(length: int, first: int = 16) -> list[tuple[int, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from zoo.interfaces import Residual
 from zoo.registry import register_residual
-from zoo.residual import Residual
 
 
 @register_residual("add", title="Plain residual", family="residual", color="#4D4D4D")

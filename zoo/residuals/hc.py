@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from zoo.hyper import HyperConfig, MatrixResidual
 from zoo.registry import register_residual
+from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
 
 
 @register_residual(
@@ -19,7 +19,7 @@ from zoo.registry import register_residual
 class HC(MatrixResidual):
     """H_res = mα₂·mat(x̂φ_res) + b_res, b_res = I at first: nothing bounds its powers, so depth can blow up.
 
-    Everything else as in zoo.hyper.
+    Everything else as in zoo.residuals.hyper_connections.
     """
 
     start = 1.0

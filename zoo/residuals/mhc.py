@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import kernels
-from zoo.errors import UserError
-from zoo.hyper import HyperConfig, MatrixResidual
-from zoo.modules import Dims
+from zoo.interfaces import Dims
+from zoo.option_checks import at_least
 from zoo.registry import register_residual
+from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
 
 
 @dataclass
@@ -31,15 +31,14 @@ class MHC(MatrixResidual):
 
     b_res = 4·I at first: exp never reaches the identity, and this has 0.948 on the diagonal. While all
     streams are equal, as before the first sub-block, H_res changes nothing, and neither it nor its parameters
-    have a gradient. Everything else as in zoo.hyper.
+    have a gradient. Everything else as in zoo.residuals.hyper_connections.
     """
 
     start = 4.0
 
     def __init__(self, config: MHCConfig, dims: Dims) -> None:
         super().__init__(config, dims)
-        if config.iters < 1:
-            raise UserError(f"mhc.iters={config.iters} must be at least 1")
+        at_least(config.iters, 1, "mhc.iters")
         self.iters = config.iters
 
     def project(self, raw: Tensor) -> Tensor:

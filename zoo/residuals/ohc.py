@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 import kernels
-from zoo.hyper import HyperConfig, MatrixResidual
 from zoo.registry import register_residual
+from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
 
 
 @register_residual(
@@ -21,7 +21,7 @@ class OHC(MatrixResidual):
     """H_res = Cayley(mα₂·mat(x̂φ_res) + b_res) = (I − A)(I + A)⁻¹, A the skew part: H_resᵀH_res = I.
 
     b_res = 0 at first, where Cayley is the identity. Of φ_res and b_res only skew parts matter: n(n−1)/2 free
-    numbers a token. Everything else as in zoo.hyper.
+    numbers a token. Everything else as in zoo.residuals.hyper_connections.
     """
 
     def project(self, raw: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from zoo.errors import UserError
-from zoo.factorise import FactorisedStreams
-from zoo.hyper import HyperConfig, HyperResidual
-from zoo.modules import Dims, fp32_linear
+from zoo.interfaces import Dims
+from zoo.modules import fp32_linear
+from zoo.option_checks import at_least
 from zoo.registry import register_residual
+from zoo.residuals.factorised_streams import FactorisedStreams
+from zoo.residuals.hyper_connections import HyperConfig, HyperResidual
 
 START_STD = 0.01
 
@@ -37,14 +38,13 @@ class SHC(HyperResidual):
 
     A_i starts at 0.01·randn, each its own: equal ones would get equal gradients and never part. W_α (here
     phi_res) starts at 0. No singular value exceeds 1, of products neither; all may shrink towards 0, as the
-    mean of two rotations contracts. Everything else as in zoo.hyper.
+    mean of two rotations contracts. Everything else as in zoo.residuals.hyper_connections.
     """
 
     streams = FactorisedStreams
 
     def __init__(self, config: SHCConfig, dims: Dims) -> None:
-        if config.k < 1:
-            raise UserError(f"shc.k={config.k} must be at least 1")
+        at_least(config.k, 1, "shc.k")
         super().__init__(config, dims, config.k)
         self.turns = nn.Parameter(torch.zeros(config.k, config.n_streams, config.n_streams))
 

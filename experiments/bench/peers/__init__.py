@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from experiments.bench.cases import Call
+from experiments.bench.cases.call import Call
 
-YARDSTICKS = frozenset({"copy"})
-"""What nobody can beat; measured for comparison, not as a peer."""
+UPPER_BOUNDS = frozenset({"copy"})
+"""Forms that no kernel can beat; timed for comparison, not as peers."""
 
 
 @functools.cache
@@ -28,14 +28,14 @@ def _files() -> dict[str, ModuleType]:
     return {name: importlib.import_module(f"{__name__}.{name}") for name in names if name != "shared"}
 
 
-def missing(device: torch.device) -> dict[str, str]:
-    """Peers that cannot be measured on this device -> why."""
+def unavailable(device: torch.device) -> dict[str, str]:
+    """Peer -> why it cannot be used on this device, of those that cannot."""
     reasons = {name: module.refuses(device) for name, module in _files().items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def of(case: str, calls: list[Call], device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The peers of a case that can be used here, by name."""
+def peers_of(case: str, calls: list[Call], device: torch.device) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The peers of a case that can be used on this device, as (name, function that runs it)."""
     for name, module in _files().items():
         if case in module.CALLS and module.refuses(device) is None:
             yield name, _lazily(module.CALLS[case], calls)

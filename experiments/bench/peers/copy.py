@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import Call
+from experiments.bench.cases.call import Call
 
 
 def refuses(device: torch.device) -> str | None:
+    """None: it runs on every device."""
     return None
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from experiments.bench.cases import NSA, Call
+from experiments.bench.cases.attention import NSA
+from experiments.bench.cases.call import Call
 from experiments.bench.peers.shared import Make, needs
 
 
 def refuses(device: torch.device) -> str | None:
+    """Why flash-linear-attention cannot be used on this device; None if it can."""
     return needs("fla", device)
 
 

@@ -11,6 +11,7 @@ from experiments.bench.peers.shared import dense, needs
 
 
 def refuses(device: torch.device) -> str | None:
+    """Why the flash-attn package cannot be used on this device; None if it can."""
     return needs("flash_attn", device)
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from experiments.bench.cases import Call
+from experiments.bench.cases.call import Call
 from experiments.bench.peers.shared import Make, needs
 
 
 def refuses(device: torch.device) -> str | None:
+    """Why Liger-Kernel cannot be used on this device; None if it can."""
     return needs("liger_kernel", device)
 
 

@@ -12,6 +12,7 @@ from experiments.bench.peers.shared import dense
 
 
 def refuses(device: torch.device) -> str | None:
+    """Why cuDNN's attention cannot be used on this device; None if it can."""
     return None if device.type == "cuda" else "cuDNN needs a CUDA device"
 
 

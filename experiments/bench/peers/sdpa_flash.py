@@ -11,11 +11,12 @@ from experiments.bench.peers.shared import dense
 
 
 def refuses(device: torch.device) -> str | None:
+    """None: SDPA says by itself, when it is called, that a device has no FlashAttention."""
     return None
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, backend: SDPBackend = SDPBackend.FLASH_ATTENTION) -> Tensor:
-    """[B, T, H, K] as this project has it, on one of SDPA's kernels and no other."""
+    """Causal attention o [B, T, H, K] of q, k, v of that layout, by one of SDPA's kernels and no other."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     with sdpa_kernel(backend):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])

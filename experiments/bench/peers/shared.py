@@ -1,4 +1,4 @@
-"""What several peers share: being installed, and the dense attention that a sparse one replaces."""
+"""Parts that several peers share: whether they are installed, and the dense attention that a sparse one replaces."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.bench.cases import Call
+from experiments.bench.cases.call import Call
 
 Make = Callable[[list[Call]], Callable[[], Any]]
 
 
 def needs(package: str, device: torch.device) -> str | None:
-    """Why a package of CUDA kernels cannot be used."""
+    """Why a package of CUDA kernels cannot be used; None if it can."""
     if importlib.util.find_spec(package) is None:
         return f"{package} is not installed"
     return None if device.type == "cuda" else f"{package} needs a CUDA device"

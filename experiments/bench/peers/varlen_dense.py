@@ -11,6 +11,7 @@ from experiments.bench.peers.shared import dense
 
 
 def refuses(device: torch.device) -> str | None:
+    """Why PyTorch's varlen attention cannot be used on this device; None if it can."""
     return None if device.type == "cuda" else "varlen_attn needs a CUDA device"
 
 

@@ -1,7 +1,8 @@
-"""What a source of text is, and the table that names them."""
+"""The interface of a source of text, and the table of all sources."""
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from abc import ABC, abstractmethod
@@ -14,6 +15,9 @@ from experiments.data.config import DataConfig
 from zoo.errors import UserError
 
 SPLITS = ("train", "validation", "test")
+EVALUATION_SHARE = 20
+"""One document in so many is for testing, and as many for validation."""
+
 SOURCES: dict[str, Source] = {}
 
 # Timestamps have a granularity of milliseconds: a file younger than this may change without a new stamp.
@@ -79,6 +83,11 @@ def register_source(name: str) -> Callable[[type[Source]], type[Source]]:
         return cls
 
     return register
+
+
+def expand_glob(pattern: str) -> list[Path]:
+    """The paths that a glob (`**` included) matches, sorted."""
+    return sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))
 
 
 def files_stamp(files: Iterable[Path], settled_ns: int = _SETTLED_NS) -> list[list[Any]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments.data.sources.base import expand_glob
 from zoo.errors import UserError
 
 _COLUMN = "text"
@@ -49,16 +50,9 @@ def find_parquet(place: str, option: str) -> list[Path]:
     if path.is_dir():
         files = sorted(path.glob("*.parquet"))
     else:
-        files = sorted(file for file in expand(place) if file.is_file())
+        files = sorted(file for file in expand_glob(place) if file.is_file())
     if not files:
         raise UserError(
             f"data.{option}={place}: no parquet file there; give a file, a folder of *.parquet or a glob"
         )
     return files
-
-
-def expand(pattern: str) -> list[Path]:
-    """What a glob (`**` included) matches, sorted."""
-    import glob
-
-    return sorted(Path(name) for name in glob.glob(str(Path(pattern).expanduser()), recursive=True))

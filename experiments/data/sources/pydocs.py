@@ -7,6 +7,7 @@ little between Python versions; so does the fingerprint, and the label names the
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -19,8 +20,8 @@ from typing import Any
 
 from experiments.data.cache import build_once
 from experiments.data.config import DataConfig
-from experiments.data.hashing import content_hash
 from experiments.data.sources.base import (
+    EVALUATION_SHARE,
     SPLITS,
     Document,
     Source,
@@ -30,7 +31,7 @@ from experiments.data.sources.base import (
     register_source,
 )
 from experiments.data.sources.prose import module_blocks
-from experiments.data.splits import split_of_name
+from experiments.hashing import content_hash
 from zoo.errors import UserError
 
 _FOREIGN = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -46,6 +47,7 @@ class PyDocs(Source):
     rule = f"pydocs {_VERSION}: sha256(name) mod 20, 0 test, 1 validation"
 
     def check(self, cfg: DataConfig) -> None:
+        """Raise UserError for settings of other sources, and where this Python has no sources of its library."""
         refuse(cfg, "path", "train_path", "revision")
         if not _modules() or importlib.util.find_spec("pydoc_data.topics") is None:
             raise UserError(
@@ -54,6 +56,7 @@ class PyDocs(Source):
             )
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any]:
+        """Version of Python, and times and sizes of its library's files."""
         # Nobody edits the standard library while runs start, so files just installed are good too.
         return {
             "rule": self.rule,
@@ -62,6 +65,7 @@ class PyDocs(Source):
         }
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        """The documents of a split, from the extraction in the cache."""
         folder = build_once(cache / "pydocs", content_hash(self.stamp(cfg)), _extract, _problem)
         with (folder / f"{split}.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
@@ -69,7 +73,14 @@ class PyDocs(Source):
                 yield Document(text, count_lines(text))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
+        """The name and Python's version, for every split."""
         return dict.fromkeys(SPLITS, f"pydocs (Python {platform.python_version()})")
+
+
+def split_of_name(name: str) -> str:
+    """SHA-256 of ``name`` modulo 20: 0 is test, 1 is validation, the other eighteen are training."""
+    bucket = int(hashlib.sha256(name.encode()).hexdigest(), 16) % EVALUATION_SHARE
+    return {0: "test", 1: "validation"}.get(bucket, "train")
 
 
 def _stdlib() -> Path:

@@ -6,6 +6,7 @@ Files of equal content count once.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 from collections.abc import Iterator
@@ -15,16 +16,16 @@ from typing import Any
 
 from experiments.data.config import DataConfig
 from experiments.data.sources.base import (
+    EVALUATION_SHARE,
     SPLITS,
     Document,
     Source,
     count_lines,
+    expand_glob,
     files_stamp,
     refuse,
     register_source,
 )
-from experiments.data.sources.parquet import expand
-from experiments.data.splits import EVALUATION_SHARE, cut_text, splits_of_digests
 from zoo.errors import UserError
 
 _SUFFIXES = (".txt", ".md")
@@ -45,14 +46,17 @@ class Text(Source):
     at_hand = True
 
     def check(self, cfg: DataConfig) -> None:
+        """Raise UserError for settings of other sources, and where there are no files."""
         refuse(cfg, "train_path", "revision")
         find_text(cfg)
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
+        """Times and sizes of the files; None while one of them is new."""
         files = files_stamp(find_text(cfg))
         return None if files is None else {"rule": self.rule, "files": files}
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        """The files of a split, or its part of every file, in the order of their paths."""
         sizes: dict[str, int] = {}
         first: dict[str, Path] = {}
         for file in find_text(cfg):
@@ -71,8 +75,8 @@ class Text(Source):
                 yield Document(text, count_lines(text))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
-        name = Path(cfg.path).expanduser().absolute().name
-        return {split: f"{name} ({split} part)" for split in SPLITS}
+        """The name of what was given, with the split."""
+        return {split: f"{_corpus_name(cfg.path)} ({split} part)" for split in SPLITS}
 
 
 def find_text(cfg: DataConfig) -> list[Path]:
@@ -96,10 +100,19 @@ def find_text(cfg: DataConfig) -> list[Path]:
                 f"data.path={cfg.path}: no *.txt or *.md in this folder; for other names give a glob"
             )
         return sorted(files)
-    files = [file for file in expand(cfg.path) if file.is_file()]
+    files = [file for file in expand_glob(cfg.path) if file.is_file()]
     if not files:
         raise UserError(f"data.path={cfg.path}: no such file or folder, and as a glob it matches nothing")
     return files
+
+
+def _corpus_name(place: str) -> str:
+    """The name of a file or folder; of a glob, the pattern and the folder it starts in: /a/texts/*.md -> texts/*.md."""
+    path = Path(place).expanduser().absolute()
+    if path.exists():
+        return path.name
+    fixed = next((i for i, part in enumerate(path.parts) if glob.has_magic(part)), len(path.parts))
+    return "/".join(path.parts[max(1, fixed - 1) :])
 
 
 def read_text(file: Path) -> str:
@@ -146,3 +159,34 @@ def _part(text: str, split: str) -> str:
     if len(text) < _SHORTEST_CUT:
         return text if split == "train" else ""
     return cut_text(text)[split]
+
+
+def splits_of_digests(digests: list[str]) -> dict[str, str]:
+    """Split of each content hash: of n, the lowest ⌊n/20⌋ are test, as many again validation, the rest
+    training.
+
+    Unlike a modulus this never leaves a split empty (n ≥ 20). Equal contents share one hash and so one split.
+    """
+    ordered = sorted(set(digests))
+    share = len(ordered) // EVALUATION_SHARE
+    names = ["test"] * share + ["validation"] * share
+    names += ["train"] * (len(ordered) - len(names))
+    return dict(zip(ordered, names, strict=True))
+
+
+def cut_text(text: str) -> dict[str, str]:
+    """Cut one text into its first 90 % (training), the next 5 % (validation) and the last 5 % (test).
+
+    A cut moves to the nearest end of a paragraph before it, else of a line, else of a word, if there is one
+    within 2 % of the text; otherwise it falls between two characters. From 50 characters on no part is empty.
+    """
+    first, second = (_border(text, len(text) * part // EVALUATION_SHARE) for part in (18, 19))
+    return {"train": text[:first], "validation": text[first:second], "test": text[second:]}
+
+
+def _border(text: str, target: int) -> int:
+    for separator in ("\n\n", "\n", " "):
+        found = text.rfind(separator, target - len(text) // 50, target)
+        if found >= 0:
+            return found + len(separator)
+    return target

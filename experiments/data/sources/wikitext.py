@@ -32,6 +32,7 @@ class WikiText(Source):
         self.folder = folder
 
     def check(self, cfg: DataConfig) -> None:
+        """Raise UserError for settings that exclude each other, and for absent or unfit local files."""
         if cfg.path is not None and cfg.revision is not None:
             raise UserError("data.revision is a commit on the hub; it has no meaning with a local data.path")
         for split in SPLITS:
@@ -39,6 +40,7 @@ class WikiText(Source):
                 check_parquet(file)
 
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
+        """Times and sizes of local files, repository and commit of those on the hub."""
         splits = {split: self._files(cfg, split) for split in SPLITS}
         stamps = {
             split: self._hub(cfg) if found is None else files_stamp(found) for split, found in splits.items()
@@ -46,10 +48,12 @@ class WikiText(Source):
         return None if None in stamps.values() else {"rule": self.rule, "splits": stamps}
 
     def documents(self, cfg: DataConfig, split: str, cache: Path) -> Iterator[Document]:
+        """The articles of a split."""
         files = self._files(cfg, split)
         return articles([self._hub_rows(cfg, split)] if files is None else map(read_rows, files))
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
+        """The data set and the split; for another training text the names of its files."""
         labels = {split: f"{self.folder} {split}" for split in SPLITS}
         if cfg.train_path is not None:
             stems = [re.sub(r"-\d+-of-\d+$", "", file.stem) for file in self._files(cfg, "train")]

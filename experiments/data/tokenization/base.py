@@ -1,4 +1,4 @@
-"""What a tokenizer is, and the table that names them."""
+"""The interface of a tokenizer, and the table of all tokenizers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ class Tokenizer(Protocol):
     vocab_size: int
     bos_id: int
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
 
-    def decode(self, ids: Sequence[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text as integer arrays, in parallel where the library can."""
 
     def identity(self) -> dict[str, Any]:
-        """What tells this tokenizer from others: kind, size, hash of its tables."""
+        """The facts that tell this tokenizer from others: kind, size, hash of its tables."""
 
     def to_json(self) -> str:
         """Everything `from_json` needs to make the same tokenizer anywhere."""
@@ -46,7 +48,7 @@ class TokenizerKind(Protocol):
         """Raise UserError for what a person can correct; stay off the network."""
 
     def spec(self, cfg: DataConfig) -> dict[str, Any]:
-        """What, with the training text, decides the tokenizer's content. May read the hub."""
+        """The facts that decide the tokenizer's content, besides the training text. May read the hub."""
 
     def make(
         self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from experiments.data import Batches, Split, document_boundaries
-from experiments.data.hashing import counter_hash
+from experiments.data.batches import counter_hash
 
 BOS = 0
 

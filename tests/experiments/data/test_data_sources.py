@@ -222,3 +222,19 @@ def test_a_paragraph_stands_in_one_document_of_the_standard_library():
     assert found["b"] == f"{own['b']}\n\n{short}\n"
     assert found["c"] == f"{own['c']}\n\n{short}\n"
     assert dict(pydocs._distinct([*named, ("d", [licence, short])])) == found  # too little is left of it
+
+
+@pytest.mark.parametrize(
+    ("place", "label"),
+    [
+        ("texts", "texts"),
+        ("texts/a.txt", "a.txt"),
+        ("texts/*.txt", "texts/*.txt"),
+        ("texts/**/*.txt", "texts/**/*.txt"),
+    ],
+)
+def test_a_corpus_is_called_by_what_was_given_without_the_place_it_lies_in(tmp_path, place, label):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("words\n" * 100)
+    labels = SOURCES["text"].labels(DataConfig(name="text", path=str(tmp_path / place)))
+    assert labels["train"] == f"{label} (train part)"

@@ -4,7 +4,8 @@ import hashlib
 
 import pytest
 
-from experiments.data.splits import cut_text, split_of_name, splits_of_digests
+from experiments.data.sources.pydocs import split_of_name
+from experiments.data.sources.text import cut_text, splits_of_digests
 
 
 def test_names_go_by_sha256_modulo_twenty():

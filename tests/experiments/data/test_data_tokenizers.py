@@ -10,9 +10,9 @@ from support.sample_text import prose
 from tokenizers.pre_tokenizers import ByteLevel
 
 from experiments.data import DataConfig, check, prepare
-from experiments.data.pieces import pieces
 from experiments.data.tokenization import SEPARATOR, TOKENIZERS, from_json
-from experiments.data.tokenization.bpe import train
+from experiments.data.tokenization.byte_level_bpe import pieces
+from experiments.data.tokenization.trained_bpe import train
 from zoo.errors import UserError
 
 ODD = [

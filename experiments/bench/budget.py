@@ -1,0 +1,20 @@
+"""Measuring lengths one after the other until bench.budget_s is used up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from tqdm import tqdm
+
+from experiments.schema import BenchConfig
+
+
+def lengths_within_budget(bench: BenchConfig, default: list[int], title: str) -> Iterator[int]:
+    """bench.lengths (null: `default`) under a bar with this title; says which are left out when the time is over."""
+    deadline = time.monotonic() + bench.budget_s
+    for length in tqdm(bench.lengths or default, desc=title, unit="length"):
+        if time.monotonic() > deadline:
+            tqdm.write(f"bench.budget_s={bench.budget_s:g} is used up; lengths from {length} on are left out")
+            return
+        yield length

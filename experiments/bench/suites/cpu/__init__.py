@@ -1,0 +1,31 @@
+"""suite=cpu: what the torch forms cost on a CPU, as ratios in one run, in four parts.
+
+recurrence   delta_rule, mesa and memory_mixture against their recurrences      ratio: recurrence / this
+length       every mixer alone at growing lengths         ratio: time a token at the shortest / here (1: flat)
+step         a training step of every preset, equal parameters      ratio: the transformer's time / this one's
+memory       what a forward and backward pass of every mixer takes at the longest length, in a process of its own
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from experiments.bench.suites.cpu import lengths, memory, recurrences, steps
+from experiments.schema import Config
+from zoo.errors import UserError
+
+LENGTHS = [1024, 2048, 4096, 8192]
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """The rows of all four parts."""
+    if config.device == "cuda":
+        raise UserError("suite=cpu measures the CPU; for a GPU: suite=attention or suite=latency")
+    tried = sorted(config.bench.lengths or LENGTHS)
+    repeats = config.bench.repeats
+    rows = recurrences.run(min(tried[-1], recurrences.TOKENS), repeats)
+    rows += lengths.run(tried, repeats)
+    rows += steps.run(config)
+    return rows + memory.run(tried[-1], torch.get_num_threads())

@@ -1,0 +1,53 @@
+"""suite=recompute: a training step of the configured model under trainer.recompute=none, full and selective.
+
+kept_bytes is what the forward pass leaves for the backward, counted by storage; peak_memory_bytes, on a GPU, the most
+that a whole step takes. ratio: the time without recomputing over this one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tqdm import tqdm
+
+from experiments import machine
+from experiments.bench import result_table, timing
+from experiments.bench.activation_memory import saved_bytes
+from experiments.bench.training_step import TrainingStep, make_model, random_tokens
+from experiments.labels import label
+from experiments.schema import Config
+from zoo.model import letters_of
+from zoo.recompute import MODES
+
+
+def run(config: Config) -> list[dict[str, Any]]:
+    """A row a mode, timed in turns, at data.batch_size x data.seq_len."""
+    device, d = machine.pick(config.device), config.data
+    model = make_model(config, config.model, d.seq_len, device)
+    step = TrainingStep(config, model, random_tokens(config, d.batch_size, d.seq_len, device))
+    times = timing.interleaved({mode: _under(mode, step) for mode in MODES}, config.bench.repeats, device)
+    plain = timing.summary(times["none"])["milliseconds_median"]
+    name, rows = label(config, letters_of(config.model)), []
+    for mode in MODES:
+        row = result_table.row("recompute", name, times[mode], plain, device, tokens=d.seq_len)
+        row |= {
+            "batch": d.batch_size,
+            "backend": config.model.backend,
+            "mode": "training step",
+            "recompute": mode,
+        }
+        row["peak_memory_bytes"] = timing.peak_memory(_under(mode, step), device)
+        step.set_recompute(mode)
+        row["kept_bytes"] = saved_bytes(step.loss)
+        tqdm.write(f"{result_table.line(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB saved")
+        rows.append(row)
+    return rows
+
+
+def _under(mode: str, step: TrainingStep) -> Callable[[], None]:
+    def call() -> None:
+        step.set_recompute(mode)
+        step()
+
+    return call

@@ -1,0 +1,68 @@
+"""The training step that benchmarks time."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments import machine, optim
+from experiments.bench.constants import LATE_STEP
+from experiments.meta_model import nominal_vocabulary
+from experiments.schema import Config
+from zoo.config import ModelConfig
+from zoo.context import Context
+from zoo.model import LanguageModel
+from zoo.modules.step_buffer import set_step
+from zoo.recompute import Recompute
+
+
+class TrainingStep:
+    """Forward and backward pass, clipping and AdamW on fixed tokens, with noise; called, it takes a step."""
+
+    def __init__(self, config: Config, model: LanguageModel, tokens: Tensor) -> None:
+        self.config, self.model, self.tokens = config, model.train(), tokens
+        self.optimizer = optim.optimizer(model, config.optim)
+        self.keys = torch.arange(tokens.shape[0], device=tokens.device)
+        self.set_recompute(config.trainer.recompute)
+
+    def set_recompute(self, mode: str) -> None:
+        """From now on, recompute as this mode does."""
+        self.model.recompute = Recompute(mode, self.config.trainer.recompute_block)
+
+    def loss(self) -> Tensor:
+        """The training loss, with its graph."""
+        with autocast(self.config, self.tokens.device):
+            logits, aux = self.model(self.tokens, Context.of(self.tokens, noise_keys=self.keys))
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), self.tokens[:, 1:].flatten())
+            return loss + self.model.aux_loss(aux)
+
+    def __call__(self) -> None:
+        update(self.optimizer, self.loss(), self.config.optim.clip)
+
+
+def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float) -> None:
+    """Backward pass, clipping to gradient norm `clip`, one step of the optimiser; gradients are dropped."""
+    loss.backward()
+    optim.clip_gradients(optimizer, clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def make_model(config: Config, model: ModelConfig, length: int, device: torch.device) -> LanguageModel:
+    """A fresh model for the configured vocabulary and sequences of `length` tokens, past its warm-ups."""
+    made = LanguageModel(model, vocab_size=nominal_vocabulary(config), seq_len=length)
+    set_step(made, LATE_STEP)
+    return made.to(device)
+
+
+def autocast(config: Config, device: torch.device) -> torch.autocast:
+    """The autocast context that the trainer uses: bf16 where trainer.precision says so."""
+    half = machine.precision(config.trainer.precision, device) == "bf16"
+    return torch.autocast(device.type, torch.bfloat16, enabled=half)
+
+
+def random_tokens(config: Config, batch: int, length: int, device: torch.device) -> Tensor:
+    """Random tokens int64 [batch, length] of the configured vocabulary, the same on every device."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(nominal_vocabulary(config), (batch, length), generator=generator).to(device)

@@ -1,0 +1,57 @@
+"""Probing while training: what `zoo.probes` measures on held-out windows, step by step."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from experiments.callbacks.metrics import MetricRows
+from experiments.callbacks.step import StepCallback, due
+from experiments.data import Split
+from experiments.probing import probe_tables
+from experiments.probing.held_out import spread_windows
+from experiments.probing.window_rows import probe_windows
+from experiments.schema import Config
+from experiments.task import LanguageModelling
+
+
+class ProbeTraining(StepCallback):
+    """Every probe_every steps and at the last, adds rows to RUN/probes/training.parquet, which is written anew.
+
+    Nothing of the run changes by it; a resumed run takes rows back that its checkpoint does not know of.
+    """
+
+    def __init__(self, config: Config, split: Split, metrics: MetricRows, run: Path) -> None:
+        self.every, self.batch_size = config.trainer.probe_every, config.probe.batch_size
+        self.windows = spread_windows(split, config.probe.windows, config.data.seq_len)
+        self.metrics, self.run = metrics, run
+        self.rows: list[tuple[Any, ...]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Take back the rows of the steps that the checkpoint knows of; later ones go."""
+        path = probe_tables.file(self.run, probe_tables.TRAINING)
+        probe_tables.remove_partials(self.run)
+        if not path.is_file():
+            return
+        try:
+            self.rows = [
+                row
+                for row in probe_tables.read(self.run, probe_tables.TRAINING)
+                if row[0] <= trainer.global_step
+            ]
+        except (OSError, ValueError, KeyError) as error:  # pyarrow's errors are ValueErrors
+            print(f"warning: cannot read {path} ({error}); it begins anew", flush=True)
+        probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Probe the model where that is due, and write the table anew."""
+        step = trainer.global_step
+        if not (due(step, self.every, trainer.max_steps) or trainer.should_stop):
+            return
+        began = time.perf_counter()
+        self.rows += [(step, *row) for row in probe_windows(task.model, *self.windows, self.batch_size)]
+        probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
+        self.metrics.paused += time.perf_counter() - began

@@ -1,0 +1,135 @@
+"""Refusing configurations that cannot work, before anything is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from pathlib import Path
+
+from experiments import data, machine
+from experiments.meta_model import nominal_vocabulary
+from experiments.probing.checks import check_probe
+from experiments.schema import Config
+from kernels.dispatch import registered_backends
+from zoo import cost, recompute, registry
+from zoo.config import ModelConfig, from_dict
+from zoo.errors import UserError, unknown
+
+
+def check_config(config: Config) -> None:
+    """Refuse what cannot work: unknown names, sizes that do not fit, data that is not there. Raises UserError."""
+    for kind, choice in (("residual", config.model.residual.name), ("channel", config.model.channel.name)):
+        registry.get(kind, choice)
+    _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
+    check_numbers(config)
+    check_probe(config.probe)
+    check_choices(config)
+    _check_compiled(config)
+    _check_place(config)
+    _check_model(
+        json.dumps(dataclasses.asdict(config.model)), nominal_vocabulary(config), config.data.seq_len
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _check_data(config_json: str) -> None:
+    """Once a data configuration: the cells of a sweep mostly share it."""
+    data.check(data.DataConfig(**json.loads(config_json)))
+
+
+@functools.lru_cache(maxsize=64)
+def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
+    """Once a model: building it without storage runs every module's own checks (heads that divide the width, say)."""
+    cost.on_meta(from_dict(ModelConfig, json.loads(config_json)), vocab_size=vocab_size, seq_len=seq_len)
+
+
+def check_numbers(config: Config) -> None:
+    """Refuse a number that means nothing where it stands. Raises UserError."""
+    least = {
+        "trainer.max_steps": 1,
+        "trainer.accumulate": 1,
+        "trainer.log_every": 1,
+        "trainer.val_every": 1,
+        "trainer.val_tokens": 1,
+        "trainer.checkpoint_every": 1,
+        "trainer.probe_every": 1,
+        "trainer.patience": 1,
+        "trainer.threads": 1,
+        "trainer.recompute_block": 1,
+        "optim.warmup_steps": 0,
+        "sweep.workers": 1,
+        "evaluate.stride": 1,
+        "evaluate.batch_size": 1,
+        "seed": 0,
+    }
+    for key, low in least.items():
+        value = functools.reduce(getattr, key.split("."), config)
+        if value is not None and value < low:
+            raise UserError(f"{key}={value} must be at least {low}")
+    beyond = [step for step in config.trainer.keep_steps if not 1 <= step <= config.trainer.max_steps]
+    if beyond:
+        raise UserError(
+            f"trainer.keep_steps has {beyond[0]}; give steps from 1 to trainer.max_steps={config.trainer.max_steps}"
+        )
+    for key in ("lr", "clip", "eps"):
+        if not 0 < getattr(config.optim, key) < math.inf:
+            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be a number above 0")
+    for key in ("lr_min", "weight_decay"):
+        if not 0 <= getattr(config.optim, key) < math.inf:
+            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be a number of at least 0")
+    for key in ("beta1", "beta2"):
+        if not 0 <= getattr(config.optim, key) < 1:
+            raise UserError(f"optim.{key}={getattr(config.optim, key)} must be at least 0 and below 1")
+    minutes = config.trainer.max_minutes
+    if minutes is not None and not minutes > 0:
+        raise UserError(f"trainer.max_minutes={minutes} must be above 0 (null: no limit)")
+    if config.optim.lr_min > config.optim.lr:
+        raise UserError(f"optim.lr_min={config.optim.lr_min} is above optim.lr={config.optim.lr}; lower it")
+    if (config.evaluate.stride or 1) > config.data.seq_len:
+        raise UserError(
+            f"evaluate.stride={config.evaluate.stride} is above data.seq_len={config.data.seq_len}; "
+            "tokens between windows would never be scored"
+        )
+
+
+def check_choices(config: Config) -> None:
+    """Refuse a word that is none of those to choose from. Raises UserError."""
+    choices = {
+        "device": (config.device, ("auto", "cpu", "cuda")),
+        "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
+        "trainer.recompute": (config.trainer.recompute, recompute.MODES),
+        "model.backend": (config.model.backend, ("auto", *registered_backends())),
+        **{
+            f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
+            for i, x in enumerate(config.trainer.loggers)
+        },
+        **{
+            f"evaluate.splits[{i}]": (x, ("validation", "test")) for i, x in enumerate(config.evaluate.splits)
+        },
+    }
+    for key, (value, known) in choices.items():
+        if value not in known:
+            raise unknown(key, value, known)
+    if not config.name or any(c in config.name for c in "/\\") or config.name.startswith("."):
+        raise UserError(f"name={config.name!r} must be one plain folder name, e.g. name=my_experiment")
+
+
+def _check_compiled(config: Config) -> None:
+    """A compiler decides by itself what to keep, and knows nothing of hooks."""
+    if config.trainer.compile and config.trainer.recompute != "none":
+        raise UserError(
+            f"trainer.recompute={config.trainer.recompute} does not go with trainer.compile=true; leave one of them out"
+        )
+
+
+def _check_place(config: Config) -> None:
+    """The device is there, and the results folder is one or can be made."""
+    machine.pick(config.device)
+    results = Path(config.results).absolute()
+    for place in (results, *results.parents):
+        if place.exists():
+            if not place.is_dir():
+                raise UserError(f"results={config.results}: {place} is a file; give a folder")
+            break

@@ -1,0 +1,76 @@
+"""Composing configurations from conf/ and the command line, with Hydra."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+
+import hydra
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, OmegaConf
+
+from experiments import schema
+from experiments.paths import CONF
+
+
+def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
+    """The configurations that the command line asks for: one, or all cells of a sweep. Runs nothing.
+
+    None where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: the lines of --help about
+    jobs, asked for only then.
+
+    Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
+    last cell is found before the first one runs.
+    """
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
+    # Hydra composes every cell once more beforehand, lest a bad one shows late; here none runs before all are there.
+    Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
+    schema.register()
+    OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)  # in conf/config.yaml
+    composed: list[DictConfig] = []
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
+    def collect(node: DictConfig) -> None:
+        composed.append(node)  # nothing that can fail, or Hydra would print about it
+
+    with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
+        os.environ["ARCHZOO_SWEEP_FOLDER"] = folder
+        try:
+            collect()
+        except SystemExit as end:  # after --help
+            if end.code:
+                raise
+    typed = OmegaConf.structured(schema.Config)
+    return [to_config(node, typed) for node in composed]
+
+
+def to_config(node: DictConfig, typed: DictConfig | None = None) -> schema.Config:
+    """The typed configuration of a composed node. Raises ConfigKeyError for keys added with a plus.
+
+    typed: `OmegaConf.structured(Config)`, where many nodes are converted: making it takes longer than the rest.
+    """
+    values = OmegaConf.to_container(node, resolve=True)
+    if typed is None:
+        typed = OmegaConf.structured(schema.Config)
+    return OmegaConf.to_object(OmegaConf.merge(typed, values))  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _help_texts_unchecked() -> Iterator[None]:
+    """While inside, argparse does not look at help texts before they are printed.
+
+    From Python 3.14 on it does when an argument is added. Hydra 1.3 adds one whose help is made when it is printed
+    and is no string until then, and every command would stop at that.
+    """
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None:
+        yield
+        return
+    argparse.ArgumentParser._check_help = lambda *_: None
+    try:
+        yield
+    finally:
+        argparse.ArgumentParser._check_help = check

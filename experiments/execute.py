@@ -1,0 +1,53 @@
+"""Bringing a planned run to completion, in this process."""
+
+from __future__ import annotations
+
+import errno
+
+from experiments import interrupts
+from experiments.plan import Plan
+from experiments.progress import Sink
+from experiments.runs import FAILURE, RunFailed
+from zoo.errors import UserError
+
+
+def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
+    """Train a run, from its last checkpoint on, until it is complete; returns whether there was anything to do.
+
+    workers: cells of one sweep that train at the same time, this one included.
+    A failure is recorded in the run folder and raised as RunFailed; a pause is raised as RunFailed and not recorded.
+    """
+    folder = planned.folder
+    if folder.complete:
+        return False
+    with folder.locked():
+        if folder.complete:  # another process finished it while this one waited
+            return False
+        with interrupts.exiting():
+            from experiments.callbacks import Paused, discard
+            from experiments.training import train
+
+        try:
+            folder.begin(planned.yaml(), planned.identity)
+            folder.finish(train(planned, sink, workers))
+            if not planned.config.trainer.keep_checkpoints:
+                discard(folder.checkpoints)
+        except Paused as pause:
+            raise RunFailed(f"{planned.title}: {pause}") from pause
+        except UserError:
+            raise
+        except Exception as error:
+            folder.fail(error)
+            raise _explain(planned, error) from error
+    return True
+
+
+def _explain(planned: Plan, error: Exception) -> RunFailed:
+    """The failure in one line, with what to do where the disk is full."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunFailed(
+            f"{planned.title}: the disk is full ({error}). Earlier files are intact: "
+            "free some space and give the same command again; it goes on from the last checkpoint"
+        )
+    record = f" (see {planned.folder.path / FAILURE})" if planned.folder.failed else ""
+    return RunFailed(f"{planned.title}: {type(error).__name__}: {error}{record}")

@@ -1,0 +1,96 @@
+"""Hydra's and OmegaConf's errors in one line that says what was meant and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+
+from zoo.errors import unknown
+from zoo.pattern import QUOTING
+
+
+def explain(error: BaseException) -> str:
+    """A configuration error in one line, with a suggestion where a name is close to a known one."""
+    text = _flat(str(error))
+    cause = _flat(str(error.__cause__)) if error.__cause__ else ""
+    for rule in (_unknown_choice, _unknown_key, _bad_value, _no_list, _bad_syntax):
+        line = rule(text, cause)
+        if line:
+            return line
+    return f"{text} {cause}".strip()
+
+
+def _flat(text: str) -> str:
+    return re.sub(r"[ \t]+", " ", text).strip()
+
+
+def _unknown_choice(text: str, cause: str) -> str | None:
+    """`model=transfomer`: a YAML file that a group does not have."""
+    found = re.search(r"Could not find '([\w/.-]+)/([^'/]*)'", text)
+    if not found:
+        return None
+    group, name = found.groups()
+    options = re.findall(r"^\s+(\S+)$", text.partition("Available options")[2], re.MULTILINE)
+    return (
+        str(unknown(group, name, options)) + f". Choose one with {'+' * (group == 'experiment')}{group}=NAME"
+    )
+
+
+def _unknown_key(text: str, cause: str) -> str | None:
+    """`trainer.max_stepz=3`: a key the schema does not have."""
+    found = re.search(r"Could not (?:override|append to config|append) '([^'@]+)'", text)
+    named = re.search(r"Key '([^']+)' (?:not in|is not in)|Error setting .*? '([^']+)'", cause or text)
+    full = re.search(r"full_key: (\S+)", f"{cause} {text}")
+    if found is None and (named is None or full is None):
+        return None
+    key = found.group(1).lstrip("+~") if found else full.group(1)
+    key = key.partition("=")[0]
+    if key == "experiment":
+        return "choose an experiment with a plus: +experiment=NAME"
+    keys = known_keys()
+    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
+    hint = f"did you mean '{close[0]}'?" if close else "`python run.py --cfg job` shows all keys"
+    return f"unknown key '{key}'; {hint}"
+
+
+def _bad_value(text: str, cause: str) -> str | None:
+    """`trainer.max_steps=abc`: a value of the wrong type."""
+    for source in (cause, text):
+        found = re.search(r"(Value '.*?'.*?)(?:\n|\.? ?full_key:|$)", source)
+        key = re.search(r"full_key: (\S+)", source)
+        if found and key:
+            return f"{key.group(1)}: {found.group(1).strip()}"
+    return None
+
+
+def _no_list(text: str, cause: str) -> str | None:
+    """`cost.lengths=5`: one value where a list belongs."""
+    found = re.search(r"(\w+) is not a ListConfig, list or tuple", f"{cause} {text}")
+    key = re.search(r"full_key: (\S+)", f"{cause} {text}")
+    return f"{key.group(1)} must be a list; write {key.group(1)}=[A,B]" if found and key else None
+
+
+def _bad_syntax(text: str, cause: str) -> str | None:
+    """A command-line word that Hydra's grammar cannot read, most often an unquoted pattern with parentheses."""
+    if not re.search(r"mismatched input|extraneous input|no viable|token recognition|missing", text):
+        return None
+    first = text.splitlines()[0]
+    return f"cannot read the command line: {first}. Parentheses and commas need quotes; {QUOTING}"
+
+
+def known_keys() -> list[str]:
+    """All dotted keys of the schema, and the group names."""
+    from experiments.schema import Config
+
+    return ["model", "size", "data", *_keys(Config())]
+
+
+def _keys(node: object, prefix: str = "") -> list[str]:
+    out = []
+    for f in dataclasses.fields(node):  # type: ignore[arg-type]
+        value, key = getattr(node, f.name), f"{prefix}{f.name}"
+        out.append(key)
+        if dataclasses.is_dataclass(value):
+            out += _keys(value, f"{key}.")
+    return out

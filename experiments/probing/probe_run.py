@@ -1,0 +1,138 @@
+"""Probing one finished run: its weights at one step, its own text, tables into its folder probes/."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from experiments import machine, saved_weights
+from experiments.data import Split
+from experiments.hashing import content_hash
+from experiments.load_run import LoadedRun, load_corpus, load_run
+from experiments.probing import per_token, probe_tables
+from experiments.probing.held_out import document_start, spread_windows
+from experiments.probing.loss_by_position import loss_by_position
+from experiments.probing.samples import samples
+from experiments.probing.window_rows import probe_windows
+from experiments.runs import CONFIG, refuse_link
+from experiments.schema import Config, ProbeConfig
+from zoo.errors import UserError
+from zoo.files import write_json
+from zoo.probes import all_measures
+
+RECORD = "probes.json"
+_FORMAT = 3
+
+
+def is_probed(run: Path, probe: ProbeConfig) -> bool:
+    """Whether the tables of these very weights and settings are there."""
+    try:
+        record = json.loads((run / probe_tables.FOLDER / RECORD).read_text())
+        at = weights_to_probe(run, probe)
+        return (
+            record["digest"] == content_hash(settings(probe, at), 12)
+            and record["step"] == saved_weights.find(run, at)[1]
+            and all(probe_tables.file(run, name).is_file() for name in record["tables"])
+        )
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False
+
+
+def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
+    """The weights to probe (best, last or a step): as asked for, else as the run was configured, else the best."""
+    if probe.at is not None:
+        return probe.at
+    try:
+        at = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))["probe"]["at"]
+    except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError):
+        at = None  # a run of before this key; a damaged file is complained of where the text is read from it
+    saved_weights.check(at)
+    return saved_weights.BEST if at is None else str(at)
+
+
+def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]:
+    """The settings that decide the tables of a run, besides its weights and text; with `at` where it is not best."""
+    given = {"format": _FORMAT, "measures": sorted(all_measures()), **dataclasses.asdict(probe)}
+    del given["at"]
+    return given if at == saved_weights.BEST else {**given, "at": at}
+
+
+def probe_run(run: Path, config: Config) -> list[str]:
+    """Write all tables that a complete run has something for, and last what made them; returns the tables' names.
+
+    Tables of an earlier pass go, and what a killed one left. Raises UserError where weights or text are not as they
+    were in training, or where the folder of the tables is a link.
+    """
+    refuse_link(run / probe_tables.FOLDER)
+    began = time.perf_counter()
+    torch.set_num_threads(config.trainer.threads)
+    device = machine.pick(config.device)
+    at = weights_to_probe(run, config.probe)
+    place, step = saved_weights.find(run, at)
+    loaded = dataclasses.replace(load_run(str(place), device), step=step)
+    split = load_corpus(loaded, config.data, config.trainer.progress).splits["validation"]
+    made = _make_tables(loaded, split, config.probe, machine.precision(config.trainer.precision, device))
+    (run / probe_tables.FOLDER).mkdir(exist_ok=True)
+    probe_tables.remove_partials(run)
+    (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
+    for name, rows in made.items():
+        if rows:
+            probe_tables.write(run, name, rows)
+        else:
+            probe_tables.file(run, name).unlink(missing_ok=True)
+    names = [name for name, rows in made.items() if rows]
+    write_json(
+        run / probe_tables.FOLDER / RECORD, _record(loaded, config, at, names, time.perf_counter() - began)
+    )
+    return names
+
+
+def _make_tables(
+    loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str
+) -> dict[str, list[tuple[Any, ...]]]:
+    """Table -> rows."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    text = functools.cache(lambda token: tokenizer.decode([token]))
+    sentence = document_start(split, tokenizer.bos_id, probe.map_tokens)
+    routes = per_token.routes(model, sentence)
+    windows, _ = spread_windows(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
+    return {
+        "measures": [(loaded.step, *row) for row in _measures(loaded, split, probe, precision)],
+        "maps": per_token.attention_maps(model, sentence),
+        "sentence": [(i, token, text(token)) for i, token in enumerate(sentence[0].tolist())],
+        "routes": routes,
+        "assignments": per_token.assignments(model, windows, probe.batch_size, text) if routes else [],
+        "samples": list(samples(loaded, probe)),
+    }
+
+
+def _measures(loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
+    model = loaded.model
+    rows = probe_windows(model, *spread_windows(split, probe.windows, model.seq_len), probe.batch_size)
+    long = spread_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
+    return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
+
+
+def _record(loaded: LoadedRun, config: Config, at: str, names: list[str], seconds: float) -> dict[str, Any]:
+    commit, dirty = machine.commit()
+    return {
+        "settings": settings(config.probe, at),
+        "digest": content_hash(settings(config.probe, at), 12),
+        "at": at,
+        "step": loaded.step,
+        "tables": names,
+        "command": machine.command(),
+        "commit": commit,
+        "dirty": dirty,
+        "versions": machine.versions(),
+        "machine": machine.describe(loaded.model.embedding.weight.device),
+        "seconds": round(seconds, 3),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

@@ -1,0 +1,142 @@
+"""Scoring a whole split: loss a token, perplexity, word perplexity, bits per byte.
+
+A window of seq_len tokens moves by `stride`; every token is scored exactly once, with at least seq_len − stride tokens
+before it where there are that many. Words and bytes are those of the raw text, so that tokenizers can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.data import Split, document_boundaries, eval_windows
+from zoo.context import Context
+from zoo.model import LanguageModel
+
+Window = tuple[Tensor, Tensor, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes."""
+
+    nats: float
+    tokens: int
+    words: int
+    bytes: int
+    stride: int
+
+    def metrics(self) -> dict[str, float | int]:
+        """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes)."""
+        loss = self.nats / self.tokens
+        return {
+            "loss": loss,
+            "perplexity": _exp(loss),
+            "word_perplexity": _exp(self.nats / self.words),
+            "bits_per_byte": self.nats / math.log(2) / self.bytes,
+            "tokens": self.tokens,
+            "words": self.words,
+            "bytes": self.bytes,
+            "stride": self.stride,
+        }
+
+
+@torch.no_grad()
+def score_split(
+    model: LanguageModel,
+    split: Split,
+    *,
+    stride: int,
+    batch_size: int,
+    document_bos: int | None = None,
+    precision: str = "fp32",
+    progress: Any = None,
+) -> Score:
+    """Score a whole split with a model in evaluation mode; document_bos: windows restart at that token (packing)."""
+    nats, tokens = score_windows(
+        model,
+        eval_windows(split, model.seq_len, stride),
+        batch_size=batch_size,
+        document_bos=document_bos,
+        precision=precision,
+        progress=progress,
+    )
+    return Score(nats, tokens, split.n_words, split.n_bytes, stride)
+
+
+@torch.no_grad()
+def score_windows(
+    model: LanguageModel,
+    windows: Iterable[Window],
+    *,
+    batch_size: int,
+    document_bos: int | None = None,
+    precision: str = "fp32",
+    progress: Any = None,
+) -> tuple[float, int]:
+    """Sum of −ln p over the scored tokens of the windows, and how many there are."""
+    device = model.embedding.weight.device
+    training = model.training
+    model.eval()
+    nats, scored = torch.zeros((), dtype=torch.float64, device=device), 0
+    try:
+        for tokens, targets, keep in _batched(windows, batch_size):
+            bounds = None if document_bos is None else document_boundaries(tokens.numpy(), document_bos)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                losses = token_losses(model, tokens.to(device), targets.to(device), bounds)
+            nats += (losses * keep.to(device)).sum(dtype=torch.float64)
+            count = int(keep.sum())
+            scored += count
+            if progress is not None:
+                progress(count)
+    finally:
+        model.train(training)
+    return float(nats), scored
+
+
+def token_losses(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, bounds: np.ndarray | None = None
+) -> Tensor:
+    """−ln p of every target, [B, T]; bounds: rows are laid end to end and cut into sequences there."""
+    cu_seqlens = None
+    if bounds is not None:
+        tokens, cu_seqlens = tokens.view(1, -1), torch.from_numpy(bounds).to(tokens.device)
+    logits, _ = model(tokens, Context.of(tokens, cu_seqlens))
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+    return losses.view(targets.shape)
+
+
+def _batched(windows: Iterable[Window], batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Stack windows of one length: tokens, targets [B, T] and which targets are scored [B, T]."""
+    for _, group in itertools.groupby(windows, key=lambda w: len(w[0])):
+        for chunk in _chunks(group, batch_size):
+            tokens, targets = (torch.stack([torch.as_tensor(w[i]).long() for w in chunk]) for i in (0, 1))
+            first = torch.tensor([w[2] for w in chunk])
+            yield tokens, targets, torch.arange(tokens.shape[1]) >= first[:, None]
+
+
+def _chunks(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
+
+
+def format_metrics(name: str, m: dict[str, float], text: str) -> str:
+    """All four metrics of a split on one line; text: what the split is called."""
+    return (
+        f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
+        f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
+        f"({m['tokens']:,} tokens, stride {m['stride']}) {f'· {text}' if text else ''}".rstrip()
+    )

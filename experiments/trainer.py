@@ -1,0 +1,66 @@
+"""Lightning's trainer as this project uses it: one device, and nothing of what callbacks of ours do."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault(
+    "TOKENIZERS_PARALLELISM", "false"
+)  # read when Lightning forks; nobody tokenises by then
+
+import lightning.pytorch as pl
+import torch
+
+from experiments import callbacks, machine
+from experiments.schema import Config
+
+
+def make_trainer(
+    config: Config, device: torch.device, actions: list[pl.Callback], folder: Path, loggers: Any = False
+) -> pl.Trainer:
+    """Lightning's trainer with everything off that we do ourselves (validation, checkpoints, bars)."""
+    half = machine.precision(config.trainer.precision, device) == "bf16"
+    return pl.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=1,
+        precision="bf16-mixed" if half else "32-true",
+        max_steps=config.trainer.max_steps,
+        accumulate_grad_batches=config.trainer.accumulate,
+        callbacks=actions,
+        plugins=[callbacks.AtomicFiles()],
+        logger=loggers,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=str(folder),
+    )
+
+
+def make_loggers(config: Config, folder: Path) -> Any:
+    """Lightning's loggers that trainer.loggers names, writing into the run folder; False for none."""
+    loggers: list[Any] = []
+    if "tensorboard" in config.trainer.loggers:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
+    if "wandb" in config.trainer.loggers:
+        from lightning.pytorch.loggers import WandbLogger
+
+        loggers.append(
+            WandbLogger(project="archzoo", group=config.name, name=folder.name, save_dir=str(folder))
+        )
+    return loggers or False
+
+
+def silence_lightning() -> None:
+    """Switch off Lightning's tips and PyTorch's advice, which are not for the people who read our progress."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")

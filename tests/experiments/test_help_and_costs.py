@@ -1,0 +1,102 @@
+"""What --help says, and what job=cost prints: units, what is counted, and bounded time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.program import Lab
+
+from experiments import flop_count
+from experiments.flop_count import count_flops
+from experiments.jobs import all_jobs, cost
+from experiments.meta_model import meta_model
+from experiments.schema import Config
+from zoo.cost import flops_per_token
+
+
+def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
+    lab.arguments = lambda *words: list(words)
+    outcome = lab.here("--help")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.startswith("Archzoo compares sequence-model blocks")
+    for job in all_jobs():
+        assert f"  {job.name:<9} {job.help}\n" in outcome.out
+    for words in ("--multirun", "+experiment=quickstart", "--cfg job", "experiments/schema.py", "job=list"):
+        assert words in outcome.out
+    assert len(outcome.out.splitlines()) < 60
+    assert lab.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(16, "16 B"), (8192, "8.0 KiB"), (90 * 1024, "90.0 KiB"), (2**20, "1.0 MiB"), (2**31, "2,048.0 MiB")],
+)
+def test_bytes_have_a_unit_that_shows_them(size: int, text: str):
+    assert cost.format_bytes(size) == text
+
+
+def test_costs_say_what_is_not_counted(lab: Lab):
+    outcome = lab.here("job=cost", "cost.lengths=[64]")
+    assert outcome.status == 0, outcome.err
+    assert "Elementwise work (norms, gates, scans written elementwise) is not." in outcome.out
+    assert "extrapolated" not in outcome.out
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_extrapolated_flops_are_the_counted_ones(backward: bool):
+    """Dense attention is a square, the rest a line: both are followed exactly."""
+    config = Config()
+    config.model.depth, config.model.d_model, config.model.n_heads = 1, 16, 2
+    config.data.seq_len = 8192
+    model = meta_model(config)
+    found = count_flops(model, 8192, backward=backward, limit_s=-1.0)
+    assert found.counted_to == 256
+    assert found.per_token == pytest.approx(flops_per_token(model, 8192, backward=backward), rel=1e-9)
+    assert count_flops(model, 512).counted_to == 512
+
+
+def test_what_is_no_polynomial_is_counted_after_all():
+    calls = []
+
+    def total(tokens: int) -> float:
+        calls.append(tokens)
+        return float(tokens**3)
+
+    assert flop_count._extrapolate(total, 8192, -1.0) == flop_count.FlopCount(8192.0**2, 8192)
+    assert calls[-1] == 8192
+
+
+def test_a_bend_among_the_counted_lengths_is_waited_out(monkeypatch):
+    """A window of 1,024 tokens: a square below it, a line above."""
+    monkeypatch.setattr(flop_count, "SHORTEST", 256)
+
+    def total(tokens: int) -> float:
+        return float(sum(min(t, 1024) for t in (torch.arange(tokens) + 1).tolist()))
+
+    found = flop_count._extrapolate(total, 65_536, -1.0)
+    assert found.counted_to == 8192
+    assert found.per_token == pytest.approx(total(65_536) / 65_536, rel=1e-12)
+
+
+def test_lengths_are_counted_as_far_as_the_time_goes():
+    found = flop_count._extrapolate(lambda tokens: float(min(tokens, 1024)), 65_536, 60.0)
+    assert found == flop_count.FlopCount(1024 / 65_536, 65_536)
+
+
+def test_an_extrapolated_row_is_marked_and_explained(lab: Lab, monkeypatch):
+    monkeypatch.setattr(flop_count, "SHORTEST", 8)
+    monkeypatch.setattr(count_flops, "__kwdefaults__", {"backward": False, "limit_s": -1.0})
+    for words in (["job=cost"], ["--multirun", "job=cost", "model=transformer,lfm2"]):
+        outcome = lab.here(*words, "model.mixers.attention.window=null", "cost.lengths=[1024]")
+        assert outcome.status == 0, outcome.err
+        assert " ~" in outcome.out
+        assert "~ extrapolated from shorter lengths, up to" in outcome.out
+
+
+def test_models_of_a_table_are_told_apart(lab: Lab):
+    words = ["--multirun", "job=cost", "cost.lengths=[64]", "model=transformer", "model.channel.name=moe"]
+    outcome = lab.here(*words, "model.residual.name=add,mhc")
+    assert outcome.status == 0, outcome.err
+    assert "| `transformer` |" in outcome.out
+    assert "| `transformer mhc` |" in outcome.out
+    assert "moe" not in outcome.out

@@ -1,0 +1,112 @@
+"""How a sweep tells what became of a cell whose worker ended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.program import Lab
+
+from experiments import sweep
+from experiments.plan import Plan, plan
+from experiments.sweep import WorkerPool
+from experiments.sweep_display import cell_names
+
+
+@pytest.fixture
+def planned(lab: Lab) -> Plan:
+    (config,) = lab.compose()
+    made = plan(config)
+    made.folder.begin(made.yaml(), made.identity)
+    return made
+
+
+def told(planned: Plan, status: int | None, capsys) -> tuple[str, int]:
+    """What is printed of a cell whose worker ended so, and how many failures the sweep counts."""
+    pool = WorkerPool([planned], 1)
+    pool._finish(planned, status)
+    pool.display.close()
+    return capsys.readouterr().out, pool.failed
+
+
+def test_a_worker_that_failed_tells_its_record(planned: Plan, capsys):
+    planned.folder.fail(ValueError("the loss is not finite"))
+    out, failed = told(planned, 1, capsys)
+    assert f"FAILED: the loss is not finite ({planned.folder.path})" in out
+    assert failed == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(-9, "killed by signal 9"), (143, "stopped with status 143"), (0, "stopped with status 0")],
+)
+def test_a_killed_worker_does_not_tell_the_failure_of_an_earlier_attempt(
+    planned: Plan, capsys, status: int, said: str
+):
+    planned.folder.fail(ValueError("an older story"))
+    out, failed = told(planned, status, capsys)
+    assert f"FAILED: {said} ({planned.folder.path})" in out
+    assert "older story" not in out
+    assert failed == 1
+
+
+def test_a_worker_without_a_record_tells_its_status(planned: Plan, capsys):
+    out, failed = told(planned, 1, capsys)
+    assert f"FAILED: stopped with status 1 ({planned.folder.path})" in out
+    assert failed == 1
+
+
+def test_a_complete_cell_is_done_however_its_worker_ended(planned: Plan, capsys):
+    metrics = {"test": {"loss": 1.23456, "bits_per_byte": 2.5}}
+    Path(planned.folder.path / "summary.json").write_text(json.dumps({"metrics": metrics}))
+    out, failed = told(planned, -9, capsys)
+    assert f"[1/1] {planned.title}: done: test loss 1.2346, 2.5000 bits/byte" in out
+    assert failed == 0
+
+
+def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
+    trained = []
+
+    class Pool:
+        def __init__(self, plans: list[Plan], workers: int) -> None:
+            trained.extend(plans)
+            assert workers == len(plans) == 2
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr(sweep, "WorkerPool", Pool)
+    configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
+    sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
+    assert [p.config.seed for p in trained] == [0, 1]
+    assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
+
+
+def test_names_of_cells_leave_out_what_all_share(lab: Lab):
+    shared = ["model=transformer", "model.channel.name=moe"]
+    plans = [plan(config) for config in lab.compose("--multirun", *shared, "model.residual.name=add,mhc")]
+    assert [p.title for p in plans] == ["transformer moe seed 0", "transformer mhc moe seed 0"]
+    assert list(cell_names(plans).values()) == ["transformer seed 0", "transformer mhc seed 0"]
+    assert list(cell_names(plans[:1]).values()) == [plans[0].title]
+
+
+def test_a_sweep_without_progress_draws_no_bar(planned: Plan, capsys):
+    for enabled in (True, False):
+        planned.config.trainer.progress = enabled
+        pool = WorkerPool([planned], 1)
+        pool.display.update(planned, "train 1/2", 0.5)
+        pool.display.end(planned, "done")
+        pool.display.close()
+        said = capsys.readouterr()
+        assert f"[1/1] {planned.title}: done" in said.out
+        assert bool(said.err.strip()) == enabled
+
+
+def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: Plan):
+    """A process may be killed between writing the summary and removing the record."""
+    planned.folder.fail(ValueError("an older story"))
+    assert planned.folder.failed
+    (planned.folder.path / "summary.json").write_text("{}")
+    assert planned.folder.complete
+    assert not planned.folder.failed

@@ -1,0 +1,149 @@
+"""The interfaces of blocks: sequence mixer, channel mixer and residual scheme, and the sizes that each is told.
+
+A block registers itself under a name (zoo.registry), and the model knows it by nothing but these methods.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zoo.context import Context
+from zoo.modules.caches import state_bytes
+
+Aux = dict[str, Tensor]
+"""Auxiliary losses by name, scalars."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """The sizes of the model that a block is part of.
+
+    d_model: width; n_heads: the model's heads; seq_len: the *configured* length T (rules such as k = T/8 use it,
+    never the batch's length, so that decoding agrees with training); layer: index of the layer, from 0;
+    depth: number of layers; backend: kernels' backend ("auto" picks by device and shape).
+    """
+
+    d_model: int
+    n_heads: int
+    seq_len: int
+    layer: int
+    depth: int
+    backend: str = "auto"
+
+    def heads(self, own: int | None) -> int:
+        """A block's own number of heads, or the model's where it has none."""
+        return self.n_heads if own is None else own
+
+    @property
+    def step_backend(self) -> str:
+        """Attention's backend in a step of decoding: those for packed sequences leave it to "auto".
+
+        They want keys and values of all sequences in one row, and would copy a whole cache for every token; and they
+        do not know the forms that only a step has (MLA's absorbed rows, path_step).
+        """
+        return "auto" if self.backend in ("varlen", "flash_attn") else self.backend
+
+
+class Mixer(nn.Module, ABC):
+    """Mixes information over time: x [B, T, D] -> y [B, T, D], causally.
+
+    x arrives normalised (the norm belongs to the layer). Auxiliary losses are returned as scalars by name, never kept
+    in attributes; `aux_weights` gives each name's weight in the training loss. A decode state is made of tensors and
+    caches (zoo.modules.caches); `step` repeated must equal `forward` in evaluation mode.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aux_weights: dict[str, float] = {}
+
+    @abstractmethod
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], auxiliary losses)."""
+
+    @abstractmethod
+    def init_state(
+        self, batch_size: int, *, capacity: int = 0, device: Any = None, dtype: torch.dtype = torch.float32
+    ) -> Any:
+        """The decode state before the first token; capacity: how many tokens to make room for at once."""
+
+    @abstractmethod
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token: x [B, D] -> (y [B, D], the state after it)."""
+
+    def state_bytes(self, state: Any) -> int:
+        """Bytes that a decode state holds. Raises TypeError for a kind of state that cannot be counted."""
+        return state_bytes(state)
+
+
+class Channel(nn.Module, ABC):
+    """Mixes the channels of every token by itself: x [B, T, D] -> y [B, T, D].
+
+    x arrives normalised (the norm belongs to the layer). Auxiliary losses are returned as scalars by name,
+    each computed per sequence and then averaged; `aux_weights` gives each name's weight in the training
+    loss. While decoding there is no context and there are no losses.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aux_weights: dict[str, float] = {}
+
+    @abstractmethod
+    def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
+        """x [B, T, D] -> (y [B, T, D], auxiliary losses; none without a context)."""
+
+
+class Streams(nn.Module):
+    """The residual streams outside the sub-blocks: how they begin, pass from layer to layer and end. One a model.
+
+    This one is for a single stream, x [B, T, D]: the embedding enters as it is and is read as it is.
+    """
+
+    def __init__(self, config: Any, dims: Dims) -> None:
+        super().__init__()
+
+    def expand(self, x: Tensor) -> Tensor:
+        """Embedding [B, T, D] -> streams."""
+        return x
+
+    def between(self, x: Tensor) -> Tensor:
+        """Streams that a layer returned -> streams that the next layer receives."""
+        return x
+
+    def collapse(self, x: Tensor) -> Tensor:
+        """Streams after the last layer -> [B, T, D]."""
+        return x
+
+    def carried(self) -> int:
+        """How many vectors of width D a token carries from one layer to the next."""
+        return 1
+
+
+class Residual(nn.Module, ABC):
+    """Wraps a sub-block F: `y, c = pre(x)`, then `x = post(x, F(norm(y)), c)`.
+
+    One instance wraps one sub-block. For a one-stream scheme x is [B, T, D]; for n streams it is
+    [B, T, n, D], and `streams` names the class that carries them through the model.
+    """
+
+    streams: type[Streams] = Streams
+
+    def __init__(self, config: Any, dims: Dims) -> None:
+        super().__init__()
+        self.dims = dims
+
+    @abstractmethod
+    def pre(self, x: Tensor) -> tuple[Tensor, Any]:
+        """The sub-block's input [B, T, D], and the coefficients that `post` needs."""
+
+    @abstractmethod
+    def post(self, x: Tensor, z: Tensor, coefficients: Any) -> Tensor:
+        """The streams after the sub-block's output z [B, T, D]."""
+
+    def probe_values(self, coefficients: Any) -> dict[str, Tensor]:
+        """The tensors in the coefficients that `pre` returned, by name, for the probe event "streams"."""
+        return {}

@@ -1,0 +1,68 @@
+"""What full attention (`F`) and gated sparse attention (`G`) share: projections, rotary positions and gates."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+import kernels
+from zoo.interfaces import Dims, Mixer
+from zoo.modules import Gate, OutputProjection, RMSNorm
+from zoo.option_checks import even_width, head_width, kv_heads, positive
+
+
+class GroupedQueryMixer(Mixer):
+    """The way from x to q, k, v and from the heads' output o to y; a subclass says which keys a query reads.
+
+        q, k = RoPE(norm(x·W_q)), RoPE(norm(x·W_k))      [B, T, H, K], [B, T, Hkv, K]; norm per head, by option
+        v = x·W_v ⊙ σ(x·W_G2 + b)                        [B, T, Hkv, K], the gate by option
+        y = (o ⊙ σ(x·W_G1 + b))·W_o                      [B, T, D], the gate by option
+
+    Raises UserError, naming the block, for heads and rotary positions that do not fit.
+    """
+
+    def __init__(
+        self,
+        block: str,
+        dims: Dims,
+        heads: int,
+        n_kv_heads: int | None,
+        *,
+        default_kv_heads: int,
+        rope_base: float | None,
+        qk_norm: bool,
+        output_gate: bool,
+        value_gate: bool,
+    ) -> None:
+        super().__init__()
+        self.heads, self.width = heads, head_width(dims.d_model, heads, "n_heads")
+        self.kv_heads = kv_heads(n_kv_heads, heads, block, default=default_kv_heads)
+        if rope_base is not None:
+            even_width(self.width, block)
+            positive(rope_base, f"{block}.rope_base")
+        self.rope_base = rope_base
+        self.backend, self.step_backend = dims.backend, dims.step_backend
+        inner, inner_kv = heads * self.width, self.kv_heads * self.width
+        self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
+        self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
+        self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
+        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
+        self.q_norm = RMSNorm(self.width) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.width) if qk_norm else nn.Identity()
+        self.output_gate = Gate(dims.d_model, inner) if output_gate else None
+        self.value_gate = Gate(dims.d_model, inner_kv) if value_gate else None
+
+    def _qkv(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        v = self.v_proj(x)
+        if self.value_gate is not None:
+            v = v * self.value_gate(x)
+        q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (self.q_proj(x), self.k_proj(x), v))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope_base is not None:
+            q, k = kernels.rope(q, positions, self.rope_base), kernels.rope(k, positions, self.rope_base)
+        return q, k, v
+
+    def _out(self, o: Tensor, x: Tensor) -> Tensor:
+        o = o.flatten(-2)
+        if self.output_gate is not None:
+            o = o * self.output_gate(x)
+        return self.o_proj(o)

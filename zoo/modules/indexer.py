@@ -1,0 +1,83 @@
+"""What gated sparse attention selects with, and when it begins to: the lightning indexer and the warm-up."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from kernels.checks import in_autocast_dtype
+from zoo.modules import fp32_linear
+from zoo.modules.parameter_groups import ParameterGroup
+from zoo.modules.step_buffer import StepBuffer
+
+
+class Indexer(nn.Module):
+    """x [B, T, D] -> q^I [B, T, H^I, d_I], k^I [B, T, d_I], w [B, T, H^I], b [H^I].
+
+    In at least fp32; q^I and k^I under autocast in its dtype. x is detached. rope_base: None, or that of rotary
+    positions on q^I and k^I. By `scores`, as `kernels.lightning_topk` has them,
+
+        sigmoid   w = σ(x·W_Iw), b learned, and log_tau is s of τ = exp(s), the sharpness that the loss gives the
+                  scores (from log 10)
+        relu      w = x·W_Iw/√H^I of any sign, b = 0, τ = 1 (log_tau None), as DeepSeek-V3.2 has them: its scores
+                  have no bound that they would need a τ for
+    """
+
+    parameter_group = ParameterGroup("indexer", lr_scale=10.0)
+
+    def __init__(
+        self, d_model: int, heads: int, width: int, rope_base: float | None = None, scores: str = "sigmoid"
+    ) -> None:
+        super().__init__()
+        self.heads, self.width, self.rope_base, self.scores = heads, width, rope_base, scores
+        self.q_proj = nn.Linear(d_model, heads * width, bias=False)
+        self.k_proj = nn.Linear(d_model, width, bias=False)
+        self.w_proj = nn.Linear(d_model, heads, bias=False)
+        gated = scores == "sigmoid"
+        self.bias = nn.Parameter(torch.zeros(heads)) if gated else None
+        self.log_tau = nn.Parameter(torch.tensor(math.log(10.0))) if gated else None
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """W_QI and W_KI Xavier-uniform of gain 1."""
+        for projection in (self.q_proj, self.k_proj):
+            nn.init.xavier_uniform_(projection.weight, generator=generator)
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        x = x.detach()
+        q, k, w = (fp32_linear(x, p.weight) for p in (self.q_proj, self.k_proj, self.w_proj))
+        q = q.unflatten(-1, (self.heads, self.width))
+        if self.rope_base is not None:
+            q = kernels.rope(q, positions, self.rope_base)
+            k = kernels.rope(k.unsqueeze(-2), positions, self.rope_base).squeeze(-2)
+        # What is multiplied T² times is as precise as attention's own queries and keys; sums of products stay fp32.
+        q, k = in_autocast_dtype(q, k)
+        if self.bias is None:
+            return q, k, w * self.heads**-0.5, w.new_zeros(self.heads)
+        return q, k, torch.sigmoid(w), self.bias
+
+    def tau(self) -> Tensor:
+        """τ [], by which the loss multiplies the scores."""
+        return self.w_proj.weight.new_ones(()) if self.log_tau is None else self.log_tau.exp()
+
+
+class Warmup(StepBuffer):
+    """dense: whether the warm-up lasts, `steps` steps or a tenth of the training, whichever is shorter.
+
+    A Python bool, so that a compiled model holds one of the two branches. Without a step to count from (the
+    meta device, where cost is counted) the warm-up is over.
+    """
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.dense = steps > 0 and not self.step.is_meta
+        self.register_load_state_dict_post_hook(
+            lambda loaded, _: loaded.set(int(loaded.step), int(loaded.total))
+        )
+
+    def set(self, step: int, total: int) -> None:
+        super().set(step, total)
+        self.dense = step < (min(self.steps, total // 10) if total else self.steps)

@@ -1,0 +1,27 @@
+"""How far gates are open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
+from zoo.probes.rows import Row, by_head
+
+LOW = 0.1
+
+
+@register_measure
+class Gates(Measure):
+    """Of every gate [B, T, H, ...], by head, over all its numbers: `<gate>_gate_mean`, and `<gate>_gate_low`, the
+    share of those below 0.1. The heads of a gate on values are KV heads."""
+
+    name = "gates"
+    kinds = ("gates",)
+
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        for name, gate in event.values.items():
+            numbers = gate.float().movedim(2, 0).flatten(1)
+            count = numbers.shape[1]
+            yield from by_head(event, f"{name}_gate_mean", numbers.mean(-1), count)
+            yield from by_head(event, f"{name}_gate_low", (numbers < LOW).float().mean(-1), count)

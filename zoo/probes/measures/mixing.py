@@ -1,0 +1,56 @@
+"""How sub-blocks mix the residual streams: each H_res, and the product of all so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
+from zoo.probes.rows import Row, row
+from zoo.residuals.matrix_norms import composite, gains
+
+
+@register_measure
+class Mixing(Measure):
+    """Gains (zoo.residuals.matrix_norms) of every token's mixing matrices, then their means over the tokens.
+
+        h_res_*      of H_l [n, n] of sub-block l, in fp64
+        composite_*  of H_l·…·H_2·H_1: from the first sub-block up to and with this one
+
+    * is sigma (axis "rank" [i, i+1): the i-th singular value), sigma_max, sigma_min, amax, row_sum. A plain residual is
+    H = (1): everything is 1. A product beyond fp64 shows as infinite gains and singular values that are NaN. What
+    factorised streams lose between layers (zoo.residuals.factorised_streams) is not in the product.
+    """
+
+    name = "mixing"
+    kinds = ("streams",)
+
+    def __init__(self) -> None:
+        self.so_far: list[Tensor] = []
+
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        if event.part == "head":
+            return
+        res = mixing_matrix(event)
+        self.so_far = [composite([*self.so_far, res])]
+        yield from _gain_rows(event, "h_res", res)
+        yield from _gain_rows(event, "composite", self.so_far[0])
+
+
+def mixing_matrix(event: ProbeEvent) -> Tensor:
+    """H_res [B, T, n, n] in fp64, (1) where there is one stream."""
+    streams = event.values["streams"]
+    res = event.values.get("res", torch.ones(*streams.shape[:2], 1, 1, device=streams.device))
+    return res.detach().double()
+
+
+def _gain_rows(event: ProbeEvent, of: str, matrix: Tensor) -> Iterator[Row]:
+    tokens = matrix[..., 0, 0].numel()
+    found = gains(matrix)
+    for rank, value in enumerate(found.pop("sigma").flatten(0, -2).mean(0).tolist()):
+        yield row(event, f"{of}_sigma", value, axis="rank", start=rank, end=rank + 1, count=tokens)
+    for name, value in found.items():
+        yield row(event, f"{of}_{name}", value.mean(), count=tokens)

@@ -1,0 +1,59 @@
+"""Which tokens sparse attention selects, and how much of full attention these hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from zoo.probes.events import ProbeEvent
+from zoo.probes.measure import Measure, register_measure
+from zoo.probes.positions import by_position, mean_over_queries
+from zoo.probes.rows import Row, row
+
+
+@register_measure
+class Selection(Measure):
+    """Of the sets S_t that `selected` [B, H, T, T] names, by head:
+
+        selected_keys         |S_t|, a mean over queries       also by position
+        selected_distance     t − s, a mean over all selected pairs
+
+    and, where `dense` is shown, with p_ts its mean over heads, over queries t ≥ T/2 and by position:
+
+        selected_mass         Σ_{s ∈ S_t} p_ts
+        selected_mass_random  |S_t|/(t + 1): what as many visible tokens hold on average
+    """
+
+    name = "selection"
+    kinds = ("selection",)
+
+    def update(self, event: ProbeEvent) -> Iterator[Row]:
+        selected = event.values["selected"]
+        keys = selected.sum(-1).double()
+        yield from mean_over_queries(event, "selected_keys", keys)
+        yield from by_position(event, "selected_keys", keys)
+        yield from _distance(event, selected)
+        if "dense" in event.values:
+            yield from _mass(event, selected, keys, event.values["dense"])
+
+
+def _distance(event: ProbeEvent, selected: Tensor) -> Iterator[Row]:
+    t = torch.arange(selected.shape[-1], device=selected.device)
+    pairs = selected.sum((0, 2, 3))
+    total = (selected * (t[:, None] - t)).sum((0, 2, 3))
+    for head, (sum_, count) in enumerate(zip(total.tolist(), pairs.tolist(), strict=True)):
+        yield row(event, "selected_distance", sum_ / count, head=head, count=count)
+
+
+def _mass(event: ProbeEvent, selected: Tensor, keys: Tensor, dense: Tensor) -> Iterator[Row]:
+    time = selected.shape[-1]
+    visible = torch.arange(1, time + 1, device=keys.device)
+    masses = {
+        "selected_mass": (selected * dense.mean(1, keepdim=True)).sum(-1),
+        "selected_mass_random": keys / visible,
+    }
+    for measure, values in masses.items():
+        yield from mean_over_queries(event, measure, values, since=(time + 1) // 2)
+        yield from by_position(event, measure, values)

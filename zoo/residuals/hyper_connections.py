@@ -1,0 +1,187 @@
+"""Residual schemes with several streams (hyper-connections): what `hc`, `mhc`, `ohc` and `shc` share.
+
+    x̂ = RMSNorm(vec x) ∈ R^{nD}, without gain                          x [B, T, n, D]: n streams a token
+    H_pre = σ(mα₀·x̂φ_pre + b_pre)  [n],   H_post = 2σ(mα₁·x̂φ_post + b_post)  [n]
+    H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          what the schemes differ in
+    y = H_pre·x,   z = F(norm(y)),   x ← H_res·x + H_postᵀ·z
+
+Coefficients are every token's own and computed in at least fp32. m rises from 0.1 to 1 during training.
+Source: hyper-connections (arXiv:2409.19606); mHC (arXiv:2512.24880), equations 5 and 7; the OrthGSA document.
+"""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import kernels
+from zoo.errors import UserError
+from zoo.interfaces import Dims, Residual, Streams
+from zoo.modules import NORM_EPS
+from zoo.modules.parameter_groups import ParameterGroup
+from zoo.modules.step_buffer import StepBuffer
+from zoo.option_checks import at_least, one_of
+
+ALPHA = 0.01
+COEFFICIENTS = ParameterGroup("coefficients", lr_scale=10.0)
+
+
+@dataclass
+class HyperConfig:
+    """Options of every scheme with several streams.
+
+    n_streams: n; init: "identity" (the mean stream starts as the plain residual, and the streams differ) or
+    "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal); readout: how
+    the head reads the streams, "mean" or "learned" weights; warmup_factor, warmup_hold, warmup_ramp: α counts
+    warmup_factor times for warmup_hold steps, then rises linearly to 1 over warmup_ramp steps.
+    """
+
+    n_streams: int = 4
+    init: str = "identity"
+    readout: str = "mean"
+    warmup_factor: float = 0.1
+    warmup_hold: int = 1000
+    warmup_ramp: int = 5000
+
+
+class Coefficients(NamedTuple):
+    """h_pre, h_post [B, T, n] and h_res [B, T, n, n], in at least fp32."""
+
+    pre: Tensor
+    post: Tensor
+    res: Tensor
+
+
+class HyperStreams(Streams):
+    """The embedding goes into all n streams; the head reads their mean, or a learned weighted sum."""
+
+    parameter_group = COEFFICIENTS
+
+    def __init__(self, config: HyperConfig, dims: Dims) -> None:
+        super().__init__(config, dims)
+        check(config)
+        self.n = config.n_streams
+        self.readout = (
+            nn.Parameter(torch.full((self.n,), 1 / self.n)) if config.readout == "learned" else None
+        )
+
+    def expand(self, x: Tensor) -> Tensor:
+        # A copy: products with a view whose streams are one and the same memory are slow.
+        return x.unsqueeze(-2).repeat(1, 1, self.n, 1)
+
+    def collapse(self, x: Tensor) -> Tensor:
+        return x.mean(-2) if self.readout is None else (self.readout[:, None] * x).sum(-2)
+
+    def carried(self) -> int:
+        return self.n
+
+
+class HyperResidual(Residual):
+    """One sub-block's coefficients. Calling it computes them."""
+
+    streams = HyperStreams
+    parameter_group = COEFFICIENTS
+    decays = ("phi_pre", "phi_post", "phi_res")
+
+    def __init__(self, config: HyperConfig, dims: Dims, n_res: int) -> None:
+        super().__init__(config, dims)
+        check(config)
+        self.config = config
+        n, width = config.n_streams, config.n_streams * dims.d_model
+        self.phi_pre = nn.Parameter(torch.zeros(n, width))
+        self.phi_post = nn.Parameter(torch.zeros(n, width))
+        self.phi_res = nn.Parameter(torch.zeros(n_res, width))
+        b_pre, b_post = initial_biases(n, config.init)
+        self.b_pre, self.b_post = nn.Parameter(b_pre), nn.Parameter(b_post)
+        self.alpha = nn.Parameter(torch.full((3,), ALPHA))
+        self.clock = StepBuffer()
+
+    @abstractmethod
+    def mixing(self, raw: Tensor) -> Tensor:
+        """H_res [..., n, n] from mα₂·x̂φ_res + b_res [..., n_res]."""
+
+    def bias(self) -> Tensor:
+        """b_pre, b_post and b_res [2n + n_res]; no b_res here."""
+        return torch.cat([self.b_pre, self.b_post, self.alpha.new_zeros(len(self.phi_res))])
+
+    def forward(self, x: Tensor) -> Coefficients:
+        """Streams [B, T, n, D] -> the coefficients of every token."""
+        phi = torch.cat([self.phi_pre, self.phi_post, self.phi_res])
+        scale = warmup(self.clock.step, self.config) * self.alpha
+        pre, post, raw = kernels.hyper_coefficients(
+            x, phi, scale, self.bias(), eps=NORM_EPS, backend=self.dims.backend
+        )
+        return Coefficients(pre, post, self.mixing(raw))
+
+    def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
+        coefficients = self(x)
+        return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
+
+    def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
+        return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
+
+    def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:
+        return coefficients._asdict()
+
+
+class MatrixResidual(HyperResidual):
+    """H_res = project(mat(mα₂·x̂φ_res) + b_res), b_res starting as `start` times the identity."""
+
+    start: float = 0.0
+
+    def __init__(self, config: HyperConfig, dims: Dims) -> None:
+        super().__init__(config, dims, config.n_streams**2)
+        self.b_res = nn.Parameter(self.start * torch.eye(config.n_streams))
+
+    @abstractmethod
+    def project(self, raw: Tensor) -> Tensor:
+        """[..., n, n] -> the scheme's kind of matrices."""
+
+    def bias(self) -> Tensor:
+        return torch.cat([self.b_pre, self.b_post, self.b_res.flatten()])
+
+    def mixing(self, raw: Tensor) -> Tensor:
+        return self.project(raw.unflatten(-1, self.b_res.shape))
+
+
+def warmup(step: Tensor, config: HyperConfig) -> Tensor:
+    """m: warmup_factor for warmup_hold steps, then linearly to 1 over warmup_ramp steps; step int64 []."""
+    risen = ((step - config.warmup_hold) / max(1, config.warmup_ramp)).clamp(0, 1)
+    return config.warmup_factor + (1 - config.warmup_factor) * risen
+
+
+def patterns(n: int, frequency: int = 1) -> tuple[Tensor, Tensor]:
+    """Two waves over the streams, orthogonal to each other and to the mean: p_i, q_i = cos, sin 2πf(i+½)/n.
+
+    At the highest frequency of an even n, such as n = 2, there is one: p = (1, −1, …), q = 0.
+    """
+    if 2 * frequency == n:
+        return 1 - 2.0 * (torch.arange(n) % 2), torch.zeros(n)
+    angle = (torch.arange(n) + 0.5) * (2 * math.pi * frequency / n)
+    return torch.cos(angle), torch.sin(angle)
+
+
+def initial_biases(n: int, init: str) -> tuple[Tensor, Tensor]:
+    """b_pre, b_post [n].
+
+    "identity": H_pre = (1 + ½q)/n and H_post = 1 + ½p. The streams leave the first sub-block as multiples of
+    1 + ½p of its output, H_pre reads their mean, and the mean of H_post is 1: the mean stream is the plain
+    residual. "seed": 1/n and 1, as the OrthGSA document has them, though a sigmoid follows.
+    """
+    if init == "seed":
+        return torch.full((n,), 1 / n), torch.ones(n)
+    p, q = patterns(n)
+    return torch.logit((1 + 0.5 * q) / n), torch.logit((1 + 0.5 * p) / 2)
+
+
+def check(config: HyperConfig) -> None:
+    """Refuse options that mean nothing. Raises UserError."""
+    if config.n_streams < 2:
+        raise UserError(f"n_streams={config.n_streams} must be at least 2; for one stream: residual.name=add")
+    one_of(config.init, ("identity", "seed"), "init of a residual scheme")
+    one_of(config.readout, ("mean", "learned"), "readout of a residual scheme")
+    for key in ("warmup_factor", "warmup_hold", "warmup_ramp"):
+        at_least(getattr(config, key), 0, key)
