@@ -91,9 +91,9 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def used(config: ModelConfig, letters: str) -> dict[str, Any]:
-    """What decides the built model, as plain values: only blocks that the pattern uses, without the backend.
+    """The options that decide the built model, as plain values: only blocks that the pattern uses, without the backend.
 
-    This is what a run's identity hashes, so that registering a new block changes no existing run; an option that a
+    A run's identity hashes these, so that registering a new block changes no existing run; an option that a
     block got later (zoo.options.added) is in it only where it is not as before it existed.
     """
     mixers = registry.mixer_by_letter()

@@ -1,4 +1,4 @@
-"""What a layer may know about its input besides the activations: the forward pass's context.
+"""The context of a forward pass: facts about its tokens that a layer may use besides the activations.
 
 Positions and sequence boundaries are data, so that packed and separate sequences give the same results; noise is a
 function of (seed, step) through per-sequence keys, so that a resumed or re-batched run draws the same noise.

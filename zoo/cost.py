@@ -1,4 +1,4 @@
-"""What a model costs: parameters, FLOPs a token, decode-state bytes. Measured on the built module, never written down.
+"""A model's cost: parameters, FLOPs a token, decode-state bytes; computed from the built module, never written down.
 
 The module is built on the meta device (no memory, no arithmetic) and PyTorch's FLOP counter sees its matmuls and
 attention calls, by the formulas of kernels.flops: a multiply-add is two FLOPs, and causal attention counts all T×T

@@ -119,7 +119,7 @@ class Streams(nn.Module):
         return x
 
     def carried(self) -> int:
-        """How many vectors of width D a token carries from one layer to the next."""
+        """The number of vectors of width D that a token carries from one layer to the next."""
         return 1
 
 

@@ -14,7 +14,10 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
+import string
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from zoo.errors import unknown
@@ -29,7 +32,14 @@ class Block:
     name: used in configs; letter: used in patterns (mixers only); cls: the module; config: its dataclass of options;
     title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: what a token may
     attend to, one of "causal", "window", "timeline", "topk", "blocks", "recurrent", "convolution", "none");
-    source: the paper.
+    source: the paper; choice: a noun for what its router chooses ("timeline"), if it has one;
+    sketch: a token's way through the block for figures, a line of text a row, boxes parted by "|", "↻" for what is
+    carried from token to token; "#0", "#1", "#2" behind a box draw it in the colour of that group of the mask:
+
+        x
+        router | q | k | v
+        line 1 #0 | line 2 #1 | line 3 #2
+        y
     """
 
     kind: str
@@ -42,10 +52,31 @@ class Block:
     color: str = "#555555"
     mask: str = "none"
     source: str = ""
+    choice: str = ""
+    sketch: str = ""
 
-    def describe(self) -> dict[str, str]:
-        """What a result file needs to draw this block without importing it."""
-        return {key: getattr(self, key) for key in ("letter", "name", "title", "family", "color", "mask")}
+    def describe(self) -> dict[str, Any]:
+        """Plain values, for JSON, with which a figure draws this block without importing it.
+
+        sketch: rows of boxes from the input to the output, a box [text, group], the group None or 0, 1, 2; [] where
+        the block brings none.
+        """
+        keys = ("letter", "name", "title", "family", "color", "mask", "choice")
+        return {**{key: getattr(self, key) for key in keys}, "sketch": sketch_rows(self.sketch)}
+
+
+def sketch_rows(sketch: str) -> list[list[list[Any]]]:
+    """Lines of boxes "text | text #group" -> rows of [text, group]. Raises ValueError for a box without text."""
+    rows = []
+    for line in filter(None, map(str.strip, sketch.splitlines())):
+        row: list[list[Any]] = []
+        for box in line.split("|"):
+            text, _, group = (part.strip() for part in box.partition("#"))
+            if not text or group not in ("", "0", "1", "2"):
+                raise ValueError(f"a box of a sketch is text, or text #0, #1 or #2, not '{box}' in '{line}'")
+            row.append([text, int(group) if group else None])
+        rows.append(row)
+    return rows
 
 
 @dataclasses.dataclass
@@ -56,9 +87,9 @@ class NoOptions:
 _BLOCKS: dict[str, dict[str, Block]] = {kind: {} for kind in KINDS}
 
 
-def _register(kind: str, name: str, config: type | None, **looks: Any) -> Callable[[type], type]:
+def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Callable[[type], type]:
     def add(cls: type) -> type:
-        block = Block(kind=kind, name=name, cls=cls, config=config or NoOptions, **looks)
+        block = Block(kind=kind, name=name, cls=cls, config=config or NoOptions, **metadata)
         _refuse_clash(block)
         _BLOCKS[kind][name] = block
         return cls
@@ -76,26 +107,37 @@ def _refuse_clash(block: Block) -> None:
         same_letter = block.letter and other.letter == block.letter
         if (other.name == block.name or same_letter) and not same_source:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
-            raise ValueError(f"{block.kind} {what} is taken by {other.cls.__module__}; choose another")
+            newer, older = sorted((block.cls, other.cls), key=_written, reverse=True)
+            free = sorted(set(string.ascii_uppercase) - {b.letter for b in _BLOCKS["mixer"].values()})
+            advice = f"; free letters: {' '.join(free)}" if same_letter else ""
+            raise ValueError(
+                f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}"
+            )
+
+
+def _written(cls: type) -> float:
+    """When the file of a class was written: the newcomer's came last, whatever order files are imported in."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file).stat().st_mtime if file else float("inf")
 
 
 def register_mixer(
-    name: str, *, letter: str, config: type | None = None, **looks: Any
+    name: str, *, letter: str, config: type | None = None, **metadata: Any
 ) -> Callable[[type], type]:
     """Register a sequence mixer under a config name and a pattern letter (one capital letter)."""
     if not (len(letter) == 1 and letter.isascii() and letter.isupper()):
         raise ValueError(f"a mixer's letter is one capital letter A-Z, not {letter!r}")
-    return _register("mixer", name, config, letter=letter, **looks)
+    return _register("mixer", name, config, letter=letter, **metadata)
 
 
-def register_residual(name: str, *, config: type | None = None, **looks: Any) -> Callable[[type], type]:
+def register_residual(name: str, *, config: type | None = None, **metadata: Any) -> Callable[[type], type]:
     """Register a residual scheme."""
-    return _register("residual", name, config, **looks)
+    return _register("residual", name, config, **metadata)
 
 
-def register_channel(name: str, *, config: type | None = None, **looks: Any) -> Callable[[type], type]:
+def register_channel(name: str, *, config: type | None = None, **metadata: Any) -> Callable[[type], type]:
     """Register a channel mixer (feed-forward network)."""
-    return _register("channel", name, config, **looks)
+    return _register("channel", name, config, **metadata)
 
 
 def blocks(kind: str) -> dict[str, Block]:

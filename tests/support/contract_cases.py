@@ -18,6 +18,8 @@ from support.margins import below
 from zoo import LanguageModel, ModelConfig, registry
 
 VOCAB, SEQ_LEN, WIDTH, HEADS = 29, 16, 32, 4
+LONG = 70
+"""Tokens of a sequence that crosses the end of a chunk of any operation: 32 tokens on CPUs, 64 on GPUs."""
 Module = TypeVar("Module", bound=nn.Module)
 
 # Options worth their own case. Nothing needs to be added here for a new block.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from zoo import Context, LanguageModel
 
-LENGTHS = (7, 1, 13, 2)
+LENGTHS = (7, 1, 67, 2)
 
 modes = pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 

@@ -1,7 +1,9 @@
 """The registry: names and letters are unique, unknown ones get a suggestion, unused blocks change nothing."""
 
+import importlib
 import importlib.util
 import json
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -37,7 +39,8 @@ def register(monkeypatch):
         ("hypergraph", "S", "taken by zoo.mixers.hypergraph"),
     ],
 )
-def test_a_taken_name_or_letter_is_refused(register, name, letter, said):
+def test_a_taken_name_or_letter_is_refused(register, name, letter, said, monkeypatch):
+    monkeypatch.setattr(registry, "_written", lambda cls: float(cls is Other))
     before = registry.blocks("mixer")
     with pytest.raises(ValueError) as caught:
         register(name, letter=letter)(Other)
@@ -61,6 +64,35 @@ def test_other_kinds_clash_by_name_only(register):
     assert {"add", "one_more", "swiglu"} <= registry.blocks("channel").keys()
 
 
+def test_the_newcomer_of_a_clash_is_the_file_written_last(register, tmp_path, monkeypatch):
+    """In whatever order files are imported: `aaa.py` comes before `attention.py`."""
+    source = "class Block: pass\n"
+    for name in ("aaa", "older"):
+        (tmp_path / f"{name}.py").write_text(source)
+    os.utime(tmp_path / "older.py", (1, 1))
+    monkeypatch.syspath_prepend(tmp_path)
+    new, old = (importlib.import_module(name).Block for name in ("aaa", "older"))
+    for first, second in ((new, old), (old, new)):
+        monkeypatch.setattr(registry, "_BLOCKS", {kind: {} for kind in registry.KINDS})
+        register_mixer("first", letter="Z")(first)
+        with pytest.raises(
+            ValueError, match=r"^aaa: mixer letter 'Z' is taken by older; .*free letters: A B"
+        ):
+            register_mixer("second", letter="Z")(second)
+
+
+def test_a_sketch_is_rows_of_boxes():
+    lines = """
+        x
+        router | S₁ ↻ #0 | S₂ #2
+    """
+    assert registry.sketch_rows(lines) == [[["x", None]], [["router", None], ["S₁ ↻", 0], ["S₂", 2]]]
+    assert registry.sketch_rows("") == []
+    for wrong in ("x | | y", "x #3", "#1"):
+        with pytest.raises(ValueError, match="a box of a sketch"):
+            registry.sketch_rows(wrong)
+
+
 def test_importing_a_file_twice_is_no_clash(register):
     register("other", letter="Z")(Other)
     register("other", letter="Z")(Other)
@@ -81,6 +113,7 @@ def test_a_block_describes_itself_for_figures():
     for kind in registry.KINDS:
         for name, block in registry.blocks(kind).items():
             looks = block.describe()
+            assert all(row for row in looks["sketch"])
             assert looks["name"] == name
             assert looks["title"]
             assert looks["family"]

@@ -10,7 +10,7 @@ from zoo import LanguageModel, ModelConfig, UserError, cost, registry
 from zoo.interfaces import Dims
 from zoo.residuals.factorised_streams import FactorisedStreams, harmonics, retained
 from zoo.residuals.hyper_connections import HyperConfig, HyperResidual
-from zoo.residuals.matrix_norms import composite, gains
+from zoo.residuals.matrix_norms import chain_product, matrix_norms
 from zoo.residuals.ohc import OHC
 from zoo.residuals.shc import SHC, SHCConfig
 
@@ -256,13 +256,13 @@ def test_factorise_saves_stream_state_and_no_attention_cache():
 def test_the_numbers_called_norm():
     """An orthogonal 4×4 matrix has an Amax of 2; a mixture of two rotations contracts."""
     hadamard = torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
-    found = {name: value.tolist() for name, value in gains(hadamard).items()}
+    found = {name: value.tolist() for name, value in matrix_norms(hadamard).items()}
     assert found.pop("sigma") == pytest.approx([1, 1, 1, 1], abs=1e-6)
     assert found == pytest.approx({"sigma_max": 1, "sigma_min": 1, "amax": 2, "row_sum": 2}, abs=1e-6)
-    signed = gains(torch.tensor([[1.0, -1.0], [0.0, 1.0]]))
+    signed = matrix_norms(torch.tensor([[1.0, -1.0], [0.0, 1.0]]))
     assert (signed["amax"].item(), signed["row_sum"].item()) == (1, 2)
     turn = kernels.cayley(torch.tensor([[0.0, 1.0], [-1.0, 0.0]]))
-    below(gains((turn + turn.T) / 2)["sigma_max"], 1e-6)
+    below(matrix_norms((turn + turn.T) / 2)["sigma_max"], 1e-6)
 
 
 @torch.no_grad()
@@ -271,13 +271,13 @@ def test_composites_over_depth():
     generator = torch.Generator().manual_seed(0)
     turns = 0.3 * torch.randn(60, 2, 4, 4, generator=generator, dtype=torch.float64)
     rotations = kernels.cayley(turns)
-    one, mixed = gains(composite(rotations[:, 0])), gains(composite(rotations.mean(1)))
+    one, mixed = matrix_norms(chain_product(rotations[:, 0])), matrix_norms(chain_product(rotations.mean(1)))
     below(abs(one["sigma_max"] - 1), 1e-12)
     below(abs(one["sigma_min"] - 1), 1e-12)
     assert mixed["sigma_max"] <= 1
     assert mixed["sigma_min"] < 0.2
     with pytest.raises(ValueError, match="at least one matrix"):
-        composite([])
+        chain_product([])
 
 
 # Errors

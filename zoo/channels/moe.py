@@ -43,6 +43,7 @@ class MoEConfig:
     title="Mixture of experts",
     family="sparse",
     source="DeepSeekMoE (arXiv:2401.06066); DeepSeek-V3 (arXiv:2412.19437), equations 12 to 20",
+    choice="expert",
 )
 class MoE(Channel):
     """y = Σ_shared FFN_j(x) + scale · Σ_{e ∈ top-k} w_e · FFN_e(x), every FFN a SwiGLU; x [B, T, D].
@@ -73,10 +74,12 @@ class MoE(Channel):
         self.balance = LoadBalance(experts, config.balance_rate)
 
     def init_weights(self, generator: torch.Generator) -> None:
+        """Draw the experts' weights: down starts smaller, as output projections do."""
         for weight, std in ((self.gate, INIT_STD), (self.up, INIT_STD), (self.down, self.output_std)):
             nn.init.normal_(weight, std=std, generator=generator)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
+        """x [B, T, D] -> (y [B, T, D], {"expert_balance": scalar}; no losses without a context)."""
         affinity = torch.sigmoid(fp32_linear(x, self.router.weight))
         chosen = (affinity + self.balance.bias).topk(self.config.top_k, -1).indices
         weights = affinity.gather(-1, chosen)
@@ -121,7 +124,7 @@ def expert_hidden(config: MoEConfig, d_model: int) -> int:
 
 
 def _routing_values(affinity: Tensor, chosen: Tensor) -> dict[str, Tensor]:
-    """What a probe sees of the routing, one head: the affinities' shares, and the chosen experts, best first."""
+    """The tensors of a "routing" event, one head: the affinities' shares, and the chosen experts, best first."""
     shares = affinity / affinity.sum(-1, keepdim=True)
     return {"probabilities": shares.unsqueeze(2), "choices": chosen.unsqueeze(2)}
 

@@ -34,6 +34,7 @@ class SwiGLU(Channel):
         self.down = OutputProjection(hidden, dims.d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
+        """x [..., D] -> (y [..., D], no losses)."""
         return self.down(F.silu(self.gate(x)) * self.up(x)), {}
 
 

@@ -43,6 +43,12 @@ class AttentionConfig:
     color="#4D4D4D",
     mask="causal",
     source="Vaswani et al. 2017 (arXiv:1706.03762); grouped queries: Ainslie et al. 2023 (arXiv:2305.13245)",
+    sketch="""
+    x
+    q | k | v
+    softmax over s ≤ t
+    y
+    """,
 )
 class Attention(GroupedQueryMixer):
     """Grouped-query softmax attention with rotary positions.
@@ -73,6 +79,7 @@ class Attention(GroupedQueryMixer):
         self.window = config.window
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         q, k, v = self._qkv(x, ctx.positions)
         options = {"window": self.window, "cu_seqlens": ctx.cu_seqlens}
         o = kernels.attention(q, k, v, backend=self.backend, **options)
@@ -81,10 +88,12 @@ class Attention(GroupedQueryMixer):
         return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """An empty cache of keys (rotated) and values [B, Hkv, T, K], bounded by the window if there is one."""
         options = {"capacity": capacity, "window": self.window, "device": device, "dtype": dtype}
         return KVCache(batch_size, self.kv_heads, self.width, **options)
 
     def step(self, x: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
+        """One token: x [B, D] -> (y [B, D], the cache with its key and value)."""
         x = x[:, None]
         position = torch.full(x.shape[:2], state.appended, device=x.device)
         q, k, v = self._qkv(x, position)

@@ -28,6 +28,14 @@ class GatedConvConfig:
     color="#56B4E9",
     mask="convolution",
     source="Liquid AI 2025, LFM2 technical report (arXiv:2511.23404)",
+    sketch="""
+    x
+    B | h | C
+    B ⊙ h
+    convolution
+    ⊙ C
+    y
+    """,
 )
 class GatedConv(Mixer):
     """A depthwise causal convolution between two gates that are linear in the input.
@@ -47,13 +55,16 @@ class GatedConv(Mixer):
         self.out_proj = OutputProjection(dims.d_model, dims.d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         gate_in, gate_out, h = self.in_proj(x).chunk(3, dim=-1)
         return self.out_proj(gate_out * self.conv(gate_in * h, ctx)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """The values of B ⊙ h before the first token: zeros [B, D, k−1]."""
         return self.conv.init_state(batch_size, device=device, dtype=dtype)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One token: x [B, D] -> (y [B, D], the last k−1 values of B ⊙ h)."""
         gate_in, gate_out, h = self.in_proj(x).chunk(3, dim=-1)
         z, state = self.conv.step(gate_in * h, state)
         return self.out_proj(gate_out * z), state

@@ -1,4 +1,4 @@
-"""What full attention (`F`) and gated sparse attention (`G`) share: projections, rotary positions and gates."""
+"""Projections, rotary positions and gates that full attention (`F`) and gated sparse attention (`G`) share."""
 
 from __future__ import annotations
 

@@ -66,6 +66,13 @@ class GSAConfig:
     color="#882255",
     mask="topk",
     source="the OrthGSA document; indexer and its loss: DeepSeek-AI 2025, DeepSeek-V3.2",
+    sketch="""
+    x
+    indexer | q | k | v
+    top k of the scores
+    softmax over these
+    y
+    """,
 )
 class GSA(GroupedQueryMixer):
     """Grouped-query attention to the k_t tokens that score highest, with gates on values and output.
@@ -104,6 +111,7 @@ class GSA(GroupedQueryMixer):
         self.warmup = Warmup(config.warmup)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
         q, k, v = self._qkv(x, ctx.positions)
         options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
         indexer, indices = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx), None
@@ -129,6 +137,7 @@ class GSA(GroupedQueryMixer):
         return RowCache(keys, values, index)
 
     def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
+        """One token: x [B, D] -> (y [B, D], the cache with its rows); all rows are read in the warm-up only."""
         x = x[:, None]
         positions = torch.full(x.shape[:2], state.appended, device=x.device)
         q, k, v = self._qkv(x, positions)

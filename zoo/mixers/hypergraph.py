@@ -44,6 +44,15 @@ class HyperGraphConfig:
     color="#E69F00",
     mask="timeline",
     source="HyperGraph Sparse Attention report",
+    choice="timeline",
+    sketch="""
+    x
+    router | q | k | v
+    line 1 #0 | line 2 #1 | line 3 #2
+    softmax in each
+    × routing weight
+    y
+    """,
 )
 class HyperGraph(Mixer):
     """Causal attention among the tokens that a head has sent to the same timeline.
@@ -85,6 +94,7 @@ class HyperGraph(Mixer):
         positive(config.rope_base, "hypergraph.rope_base")
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], {"timeline_balance": scalar})."""
         logits = self._logits(x)
         noisy = logits
         if self.training and ctx.noise_keys is not None:
@@ -110,6 +120,7 @@ class HyperGraph(Mixer):
         return y, {"timeline_balance": self._balance(logits, probabilities, timeline, ctx)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """Empty lists of keys and values, one per head and timeline."""
         rows = -(
             -capacity // self.timelines
         )  # enough for balanced routing; a fuller timeline grows by itself
@@ -117,6 +128,7 @@ class HyperGraph(Mixer):
         return GroupedKVCache(*shape, rows=rows, device=device, dtype=dtype)
 
     def step(self, x: Tensor, state: GroupedKVCache) -> tuple[Tensor, GroupedKVCache]:
+        """One token: x [B, D] -> (y [B, D], the lists, one of each head with the token's key and value)."""
         _, timeline, weight = self._routes(self._logits(x))
         position = state.length(timeline) if self.local else torch.full_like(timeline, state.appended)
         q, k, v = self._qkv(x[:, None])

@@ -45,6 +45,13 @@ class KDAState:
     color="#009E73",
     mask="recurrent",
     source="Kimi Team 2025, Kimi Linear (arXiv:2510.26692)",
+    sketch="""
+    x
+    q | k | v | β, g
+    S: decay, write ↻
+    read Sᵀq
+    y
+    """,
 )
 class KDA(Mixer):
     """The gated delta rule with a gate per channel. A head of width K:
@@ -80,18 +87,21 @@ class KDA(Mixer):
         self.o_proj = OutputProjection(d_model, d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         inputs = self._inputs(x, self.convolution(self.qkv_proj(x), ctx))
         o, _ = kernels.delta_rule(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
         self._record(ctx, inputs)
         return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """Zeros: S in at least fp32 and the convolution's inputs; no room to be made, whatever the capacity."""
         wide = torch.promote_types(dtype, torch.float32)
         shape = (batch_size, self.heads, self.width, self.width)
         before = self.convolution.init_state(batch_size, device=device, dtype=dtype)
         return KDAState(torch.zeros(shape, device=device, dtype=wide), before)
 
     def step(self, x: Tensor, state: KDAState) -> tuple[Tensor, KDAState]:
+        """One token: x [B, D] -> (y [B, D], a new state)."""
         qkv, convolution = self.convolution.step(self.qkv_proj(x), state.convolution)
         x = x[:, None]
         inputs = self._inputs(x, qkv[:, None])

@@ -19,7 +19,7 @@ from zoo.registry import register_mixer
 
 LAMBDA_FLOOR = 0.25
 FORGETTING = 0.0025
-"""What a full write forgets by itself: it keeps H below a bound even where γ stays near 1."""
+"""The part of the state that a full write forgets: it keeps H below a bound even where γ stays near 1."""
 
 
 @dataclass
@@ -55,6 +55,14 @@ class MesaState:
     color="#CC79A7",
     mask="recurrent",
     source="von Oswald et al. 2025, MesaNet (arXiv:2506.05233)",
+    sketch="""
+    x
+    q | k | v | β, γ
+    H, G: decay, write ↻
+    solve (H + Λ)u = q
+    read Gᵀu
+    y
+    """,
 )
 class MesaNet(Mixer):
     """Reads the best linear map from keys to values so far, at the query. A head:
@@ -93,6 +101,7 @@ class MesaNet(Mixer):
         self.o_proj = OutputProjection(dims.d_model, dims.d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         qkv = self._projections(x)
         for name, convolution in self.convolutions.items():
             qkv[name] = convolution(qkv[name], ctx)
@@ -102,6 +111,7 @@ class MesaNet(Mixer):
         return self._out(o), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """Zeros: H and G in at least fp32 and the convolutions' inputs; the same size whatever the capacity."""
         wide = torch.promote_types(dtype, torch.float32)
         shape = (batch_size, self.heads, self.width, self.width)
         h_kk = torch.zeros(shape, device=device, dtype=wide)
@@ -112,6 +122,7 @@ class MesaNet(Mixer):
         return MesaState(h_kk, torch.zeros_like(h_kk), before)
 
     def step(self, x: Tensor, state: MesaState) -> tuple[Tensor, MesaState]:
+        """One token: x [B, D] -> (y [B, D], a new state)."""
         qkv, after = self._projections(x), {}
         for name, convolution in self.convolutions.items():
             qkv[name], after[name] = convolution.step(qkv[name], state.convolutions[name])

@@ -40,6 +40,13 @@ class MLAConfig:
     color="#0072B2",
     mask="causal",
     source="DeepSeek-AI 2024, DeepSeek-V2 (arXiv:2405.04434), section 2.1",
+    sketch="""
+    x
+    q latent | kv latent
+    q | k | v
+    softmax over s ≤ t
+    y
+    """,
 )
 class MLA(Mixer):
     """Softmax attention whose keys and values are read out of one latent vector a token, shared by all heads.
@@ -86,6 +93,7 @@ class MLA(Mixer):
         positive(self.rope_base, "mla.rope_base")
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses), with keys and values of all heads expanded."""
         content, rotated = self._queries(x, ctx.positions)
         latent, key = self._latents(x, ctx.positions)
         q = torch.cat([content, rotated], dim=-1)
@@ -97,10 +105,12 @@ class MLA(Mixer):
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """An empty cache of one row [c_KV, RoPE(x·W_KR)] a token, [B, T, d_c + d_R]."""
         shape = (batch_size, capacity, self.kv_rank + self.rope_dim)
         return RowCache(torch.zeros(shape, device=device, dtype=dtype))
 
     def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
+        """One token: x [B, D] -> (y [B, D], the cache with its row), with W_UK and W_UV absorbed into q and o."""
         x = x[:, None]
         position = torch.full(x.shape[:2], state.appended, device=x.device)
         content, rotated = self._queries(x, position)
@@ -125,7 +135,7 @@ class MLA(Mixer):
         return content, kernels.rope(self._by_head(self.q_rope(latent)), positions, self.rope_base)
 
     def _latents(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """What is cached: the normalised latent [B, T, d_c] and the rotated shared key [B, T, d_R]."""
+        """The row that is cached: the normalised latent [B, T, d_c] and the rotated shared key [B, T, d_R]."""
         latent = self.kv_norm(self.kv_down(x))
         if self.k_rope is None:
             return latent, latent[..., :0]

@@ -44,6 +44,14 @@ class MoMConfig:
     color="#D55E00",
     mask="recurrent",
     source="Du et al. 2025, MoM (arXiv:2502.13685); update: Yang et al. 2024 (arXiv:2412.06464)",
+    choice="memory",
+    sketch="""
+    x
+    router | q | k, v, β, g
+    S₁ ↻ #0 | S₂ ↻ #1 | S₃ ↻ #2
+    weighted sum of reads
+    y
+    """,
 )
 class MoM(Mixer):
     """A state for every memory; a token changes and reads the few it is routed to. Memory m, a head of width K:
@@ -89,6 +97,7 @@ class MoM(Mixer):
             raise UserError(f"mom.top_k={self.top_k} must be from 1 to n_memories={self.memories}")
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], {"memory_balance": scalar} where there is a router)."""
         p, routes, weights = self._routes(x)
         inputs = *self._inputs(x), routes, weights
         o, _ = kernels.memory_mixture(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
@@ -96,10 +105,12 @@ class MoM(Mixer):
         return self._out(o), {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """All memories, zeros [B, M (+1), H, K, K] in at least fp32, whatever the capacity."""
         shape = (batch_size, self.memories + self.shared, self.heads, self.width, self.width)
         return torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One token: x [B, D] -> (y [B, D], the memories after it)."""
         x = x[:, None]
         _, routes, weights = self._routes(x)
         o, state = kernels.memory_mixture(

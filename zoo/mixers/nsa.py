@@ -71,6 +71,13 @@ class NSAState:
     color="#332288",
     mask="blocks",
     source="Yuan et al. 2025, Native Sparse Attention (arXiv:2502.11089)",
+    sketch="""
+    x
+    q | k, v: three
+    all #2 | chosen #1 | last w #0
+    gates
+    y
+    """,
 )
 class NSA(Mixer):
     """Grouped-query attention in three branches, each with keys and values of its own.
@@ -106,6 +113,7 @@ class NSA(Mixer):
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         q, raw, selected, sliding = self._qkv(x, ctx.positions)
         compressed = tuple(
             phi(self._blocks(y, ctx.cu_seqlens)) for phi, y in zip(self._compress, raw, strict=True)
@@ -116,6 +124,7 @@ class NSA(Mixer):
         return y, {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """Four empty caches, with room for `capacity` tokens, those of a window for the window's."""
         length, stride, window = (self.sizes[key] for key in ("block_size", "stride", "window"))
         shape, options = (batch_size, self.kv_heads, self.width), {"device": device, "dtype": dtype}
         compressed = KVCache(*shape, capacity=summaries(capacity, length, stride), **options)
@@ -124,6 +133,7 @@ class NSA(Mixer):
         return NSAState(compressed, *caches, length, stride)
 
     def step(self, x: Tensor, state: NSAState) -> tuple[Tensor, NSAState]:
+        """One token: x [B, D] -> (y [B, D], the caches after it, with a summary where a block is complete)."""
         x = x[:, None]
         position = torch.full(x.shape[:2], state.selected.appended, device=x.device)
         q, *new = self._qkv(x, position)
@@ -177,7 +187,7 @@ class NSA(Mixer):
 
 
 def summaries(tokens: int, block_size: int, stride: int) -> int:
-    """How many blocks [i·stride, i·stride + block_size) are complete after so many tokens."""
+    """The number of blocks [i·stride, i·stride + block_size) are complete after so many tokens."""
     return max(0, (tokens - block_size) // stride + 1)
 
 

@@ -1,4 +1,4 @@
-"""What native sparse attention summarises a block of tokens with."""
+"""The compression MLP of native sparse attention: one summary for each block of tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Compress(nn.Module):
         self.down = nn.Linear(width, width, bias=False)
 
     def init_weights(self, generator: torch.Generator) -> None:
+        """Draw the positions E with std 0.02."""
         nn.init.normal_(self.positions, std=INIT_STD, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Blocks x [..., l, K] -> summaries [..., K]."""
         return self.down(F.silu(self.up((x + self.positions).flatten(-2))))

@@ -36,7 +36,7 @@ class PathFoxConfig:
 
 @dataclass
 class PathState:
-    """What decoding remembers of n tokens; K, V and Hkv as in `PathFox`.
+    """The decode state after n tokens; K, V and Hkv as in `PathFox`.
 
     cache: keys [B, Hkv, n, K], turned by every H since their token and so kept in at least fp32; values; and with a
     forget gate Σ g since every token, [B, H, n, 1], in at least fp32; taps: the convolution's inputs.
@@ -55,6 +55,13 @@ class PathState:
     color="#B8860B",
     mask="causal",
     source="Yang et al. 2025 (arXiv:2505.16381); forget gate: Lin et al. 2025 (arXiv:2503.02130)",
+    sketch="""
+    x
+    q | k | v | w, β | f
+    path H, forgetting
+    softmax over s ≤ t
+    y
+    """,
 )
 class PathFox(Mixer):
     """Attention along a data-dependent path.
@@ -82,12 +89,12 @@ class PathFox(Mixer):
         self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
         self.v_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
-        self.turn = (
-            Turn(dims.d_model, rank, self.kv_heads, self.width, dims.backend) if config.householder else None
-        )
+        factors = dims.d_model, rank, self.kv_heads, self.width, dims.backend
+        self.turn = HouseholderFactors(*factors) if config.householder else None
         self.forget = nn.Linear(dims.d_model, self.heads) if config.forget_gate else None
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         q, k, v = self._qkv(x)
         attend, path = kernels.attention, ()
         if self.turn is not None or self.forget is not None:
@@ -98,6 +105,7 @@ class PathFox(Mixer):
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
+        """An empty cache of keys, values and forgetting, and the convolution's inputs before the first token."""
         wide = torch.promote_types(dtype, torch.float32)
         shape = (batch_size, self.kv_heads, capacity, self.width)
         rows = [
@@ -109,6 +117,7 @@ class PathFox(Mixer):
         return PathState(RowCache(*rows), taps)
 
     def step(self, x: Tensor, state: PathState) -> tuple[Tensor, PathState]:
+        """One token: x [B, D] -> (y [B, D], the state with all older keys turned and the token's appended)."""
         q, k, v = self._qkv(x)
         w = beta = None
         if self.turn is not None:
@@ -128,8 +137,8 @@ class PathFox(Mixer):
         return None if self.forget is None else F.logsigmoid(_logits(self.forget, x))
 
 
-class Turn(nn.Module):
-    """What H_t = I − β_t·w_t·w_tᵀ is made of, per KV head: w [..., Hkv, K] of length 1 and β [..., Hkv] in (0, 2)."""
+class HouseholderFactors(nn.Module):
+    """The parts of H_t = I − β_t·w_t·w_tᵀ, per KV head: w [..., Hkv, K] of length 1 and β [..., Hkv] in (0, 2)."""
 
     def __init__(self, d_model: int, rank: int, heads: int, width: int, backend: str) -> None:
         super().__init__()
@@ -140,9 +149,11 @@ class Turn(nn.Module):
         self.beta = nn.Linear(d_model, heads)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        """Whole sequences: x [B, T, D] -> (w [B, T, Hkv, K], β [B, T, Hkv])."""
         return self._w(self.conv(self.w_up(self.w_low(x)), ctx)), self._beta(x)
 
     def step(self, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One token: x [B, D] -> (w [B, Hkv, K], β [B, Hkv], the convolution's inputs after it)."""
         y, taps = self.conv.step(self.w_up(self.w_low(x)), taps)
         return self._w(y), self._beta(x), taps
 

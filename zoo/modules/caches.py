@@ -107,7 +107,7 @@ class GroupedKVCache:
         return self.keys[:, :, :, :rows][at], self.values[:, :, :, :rows][at], filled
 
     def length(self, group: Tensor) -> Tensor:
-        """How many rows the lists group [B, H] hold, int64 [B, H]."""
+        """The number of rows in the lists group [B, H], int64 [B, H]."""
         return self.lengths[(*self._index(group), group)]
 
     def nbytes(self) -> int:

@@ -31,6 +31,7 @@ class ShortConvolution(nn.Module):
         self.init_weights(None)
 
     def init_weights(self, generator: torch.Generator | None) -> None:
+        """Draw the weight from the generator, uniform in ±1/√k."""
         bound = self.weight.shape[1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 

@@ -27,9 +27,11 @@ class LogDecay(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None) -> None:
+        """Draw A_log and dt_bias from the generator, as the class says."""
         self.A_log.uniform_(*A_RANGE, generator=generator).log_()
         self.dt_bias.uniform_(*(math.log(dt) for dt in DT_RANGE), generator=generator).exp_().expm1_().log_()
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [..., *shape] -> g [..., *shape] ≤ 0, in at least fp32."""
         wide = torch.promote_types(x.dtype, torch.float32)
         return -self.A_log.to(wide).exp() * F.softplus(x.to(wide) + self.dt_bias)

@@ -1,4 +1,4 @@
-"""What gated sparse attention selects with, and when it begins to: the lightning indexer and the warm-up."""
+"""The lightning indexer of gated sparse attention, and the warm-up during which attention is still dense."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ class Indexer(nn.Module):
             nn.init.xavier_uniform_(projection.weight, generator=generator)
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x [B, T, D], positions int64 [B, T] -> q^I, k^I, w, b, as the class has them."""
         x = x.detach()
         q, k, w = (fp32_linear(x, p.weight) for p in (self.q_proj, self.k_proj, self.w_proj))
         q = q.unflatten(-1, (self.heads, self.width))
@@ -79,5 +80,6 @@ class Warmup(StepBuffer):
         )
 
     def set(self, step: int, total: int) -> None:
+        """Count the step, and end dense attention where the warm-up is over."""
         super().set(step, total)
         self.dense = step < (min(self.steps, total // 10) if total else self.steps)

@@ -1,4 +1,4 @@
-"""How a block asks the optimiser to treat its parameters; `experiments.optim` reads it.
+"""Parameter groups: a block's requests to the optimiser about its parameters; `experiments` reads them.
 
     class Indexer(nn.Module):
         parameter_group = ParameterGroup("indexer", lr_scale=10.0)  # this module's parameters and its parts'

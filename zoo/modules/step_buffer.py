@@ -1,4 +1,4 @@
-"""How blocks whose maths changes during training learn the step: a buffer, part of every checkpoint."""
+"""The training step as a buffer of blocks whose maths changes during training; a part of every checkpoint."""
 
 from __future__ import annotations
 

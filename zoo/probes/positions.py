@@ -20,7 +20,7 @@ def mean_over_queries(
 
 
 def by_position(event: ProbeEvent, measure: str, values: Tensor, since: int = 0) -> Iterator[Row]:
-    """Likewise in every bucket of positions."""
+    """Rows of the mean of values [B, H, T] in every bucket of positions, queries t ≥ since only."""
     for start, end in buckets(values.shape[-1]):
         place = {"axis": "position", "start": start, "end": end}
         yield from mean_over_queries(event, measure, values[..., :end], max(start, since), **place)

@@ -21,7 +21,7 @@ Layers = Callable[[Tensor, Context], tuple[Tensor, list[dict[str, Tensor]]]]
 
 @dataclasses.dataclass(frozen=True)
 class Recompute:
-    """How a model trains: mode, one of MODES, and of "selective" the layers in a group (None: √(nL/(n+2)))."""
+    """A mode of recomputation, one of MODES; block: layers in a group of "selective" (None: √(nL/(n+2)))."""
 
     mode: str = "none"
     block: int | None = None

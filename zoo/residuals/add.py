@@ -13,7 +13,9 @@ class Add(Residual):
     """x ← x + F(norm(x)), with x [B, T, D]."""
 
     def pre(self, x: Tensor) -> tuple[Tensor, None]:
+        """x itself, and no coefficients."""
         return x, None
 
     def post(self, x: Tensor, z: Tensor, coefficients: None) -> Tensor:
+        """x + z."""
         return x + z

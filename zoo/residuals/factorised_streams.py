@@ -41,6 +41,7 @@ class FactorisedStreams(HyperStreams):
         return torch.cat([self.harmonics[:, :1], turned], 1)[:, : self.r]
 
     def between(self, x: Tensor) -> Tensor:
+        """U·Uᵀ·x for x [B, T, n, D]; x itself where factorisation is off."""
         return self.unpack(self.pack(x)) if self.r else x
 
     def pack(self, x: Tensor) -> Tensor:
@@ -52,6 +53,7 @@ class FactorisedStreams(HyperStreams):
         return fp32_linear(s.mT, self.basis()).mT.to(s.dtype)
 
     def carried(self) -> int:
+        """r, or n where factorisation is off."""
         return self.r or self.n
 
 
@@ -64,7 +66,7 @@ def harmonics(n: int) -> Tensor:
 
 
 def retained(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """What U·Uᵀ keeps of x [..., n, D]: (energy ‖UUᵀx‖²/‖x‖², relative error ‖x − UUᵀx‖/‖x‖), scalars.
+    """The share of x [..., n, D] that U·Uᵀ keeps: (energy ‖UUᵀx‖²/‖x‖², relative error ‖x − UUᵀx‖/‖x‖), scalars.
 
     An energy of 0.99 is a relative error of 0.1: "99 % reconstruction" can mean either.
     """

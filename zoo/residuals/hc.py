@@ -25,4 +25,5 @@ class HC(MatrixResidual):
     start = 1.0
 
     def project(self, raw: Tensor) -> Tensor:
+        """The matrices [..., n, n] as they are."""
         return raw

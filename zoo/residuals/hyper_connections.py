@@ -69,13 +69,16 @@ class HyperStreams(Streams):
         )
 
     def expand(self, x: Tensor) -> Tensor:
+        """Embedding [B, T, D] -> n copies [B, T, n, D]."""
         # A copy: products with a view whose streams are one and the same memory are slow.
         return x.unsqueeze(-2).repeat(1, 1, self.n, 1)
 
     def collapse(self, x: Tensor) -> Tensor:
+        """Streams [B, T, n, D] -> their mean or learned weighted sum [B, T, D]."""
         return x.mean(-2) if self.readout is None else (self.readout[:, None] * x).sum(-2)
 
     def carried(self) -> int:
+        """n."""
         return self.n
 
 
@@ -117,13 +120,16 @@ class HyperResidual(Residual):
         return Coefficients(pre, post, self.mixing(raw))
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
+        """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
         coefficients = self(x)
         return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
+        """H_res·x + H_postᵀ·z, [B, T, n, D]."""
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
 
     def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:
+        """pre, post and res, for the probe event "streams"."""
         return coefficients._asdict()
 
 
@@ -141,9 +147,11 @@ class MatrixResidual(HyperResidual):
         """[..., n, n] -> the scheme's kind of matrices."""
 
     def bias(self) -> Tensor:
+        """b_pre, b_post and vec b_res [2n + n²]."""
         return torch.cat([self.b_pre, self.b_post, self.b_res.flatten()])
 
     def mixing(self, raw: Tensor) -> Tensor:
+        """Numbers [..., n²] -> H_res [..., n, n]."""
         return self.project(raw.unflatten(-1, self.b_res.shape))
 
 

@@ -1,4 +1,4 @@
-"""What a chain of residual mixing matrices does to a signal: the several numbers that are called its "norm".
+"""Products of residual mixing matrices, and the several numbers that are called the "norm" of one.
 
 They differ: an orthogonal 4×4 matrix has σ_max = 1 and may have an Amax gain of 2, and a bound on σ_max from
 above does not keep σ_min from vanishing.
@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 
-def composite(matrices: Iterable[Tensor]) -> Tensor:
-    """M = H_L·…·H_2·H_1 [..., n, n], in fp64: what L sub-blocks do to the streams between them."""
+def chain_product(matrices: Iterable[Tensor]) -> Tensor:
+    """M = H_L·…·H_2·H_1 [..., n, n], in fp64: the effect of L sub-blocks on the streams."""
     product: Tensor | None = None
     for matrix in matrices:
         product = matrix.double() if product is None else matrix.double() @ product
     if product is None:
-        raise ValueError("composite needs at least one matrix")
+        raise ValueError("chain_product needs at least one matrix")
     return product
 
 
-def gains(matrix: Tensor) -> dict[str, Tensor]:
-    """The gains of M [..., n, n], each [...] but for the first.
+def matrix_norms(matrix: Tensor) -> dict[str, Tensor]:
+    """The norms of M [..., n, n], each [...] but for the first.
 
     sigma                 all singular values [..., n], largest first
     sigma_max, sigma_min  the largest and the smallest; what is below σ_max·eps of the dtype is rounding
@@ -42,7 +42,7 @@ def gains(matrix: Tensor) -> dict[str, Tensor]:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Of M [..., n, n], largest first [..., n]; NaN of a matrix that is not finite, for which LAPACK would raise."""
+    """Singular values [..., n] of M [..., n, n], largest first; NaN where M is not finite (LAPACK would raise)."""
     finite = matrix.isfinite().all(-1).all(-1)
     values = torch.linalg.svdvals(torch.where(finite[..., None, None], matrix, 0.0))
     return torch.where(finite[..., None], values, torch.nan)

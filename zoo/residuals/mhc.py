@@ -42,4 +42,5 @@ class MHC(MatrixResidual):
         self.iters = config.iters
 
     def project(self, raw: Tensor) -> Tensor:
+        """Matrices [..., n, n] -> nearly doubly stochastic ones."""
         return kernels.sinkhorn(raw, iters=self.iters, backend=self.dims.backend)

@@ -25,4 +25,5 @@ class OHC(MatrixResidual):
     """
 
     def project(self, raw: Tensor) -> Tensor:
+        """Matrices [..., n, n] -> rotations."""
         return kernels.cayley(raw, backend=self.dims.backend)

@@ -49,8 +49,10 @@ class SHC(HyperResidual):
         self.turns = nn.Parameter(torch.zeros(config.k, config.n_streams, config.n_streams))
 
     def init_weights(self, generator: torch.Generator) -> None:
+        """Draw the A_i with std 0.01."""
         nn.init.normal_(self.turns, std=START_STD, generator=generator)
 
     def mixing(self, raw: Tensor) -> Tensor:
+        """Scores [..., k] -> H_res [..., n, n], the mixture of k rotations."""
         rotations = kernels.cayley(self.turns, backend=self.dims.backend)
         return fp32_linear(raw.softmax(-1), rotations.flatten(1).T).unflatten(-1, rotations.shape[1:])

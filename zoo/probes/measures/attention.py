@@ -1,4 +1,4 @@
-"""Where attention goes: first tokens, spread, distance."""
+"""Attention weights: mass on first tokens, entropy, mass by distance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANKS = (1, 8)
 
 @register_measure
 class Attention(Measure):
-    """Of weights w [B, H, T, T], by head, as means over sequences and queries t:
+    """Summaries of weights w [B, H, T, T], by head, as means over sequences and queries t:
 
     first_token_mass     w_t0 over t ≥ 1                  also by position
     first_token_uniform  1/(t + 1), likewise: what even attention would give the first token
@@ -30,6 +30,7 @@ class Attention(Measure):
     kinds = ("attention",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of one mixer's attention weights."""
         w = event.values["weights"]
         yield from _first_token(event, w)
         best = w.topk(min(max(RANKS), w.shape[-1]), -1).values

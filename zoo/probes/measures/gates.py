@@ -1,4 +1,4 @@
-"""How far gates are open."""
+"""Openness of gates."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ LOW = 0.1
 
 @register_measure
 class Gates(Measure):
-    """Of every gate [B, T, H, ...], by head, over all its numbers: `<gate>_gate_mean`, and `<gate>_gate_low`, the
+    """Mean of every gate [B, T, H, ...] by head, `<gate>_gate_mean`, and `<gate>_gate_low`, the
     share of those below 0.1. The heads of a gate on values are KV heads."""
 
     name = "gates"
     kinds = ("gates",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of one mixer's gates."""
         for name, gate in event.values.items():
             numbers = gate.float().movedim(2, 0).flatten(1)
             count = numbers.shape[1]

@@ -1,4 +1,4 @@
-"""How strongly the loss pulls at each sub-block's parameters, and at the streams before it."""
+"""Gradients of the loss by each sub-block's parameters, and by the streams before it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ class Gradients(Measure):
         self.events: list[ProbeEvent] = []
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """No rows yet: the streams are remembered until the loss is known."""
         self.events.append(event)
         return iter(())
 
     def finish(self, model: LanguageModel, loss: Tensor) -> Iterator[Row]:
+        """Rows of every sub-block, from one backward pass. Raises UserError where the loss has no graph."""
         if not loss.requires_grad:
             raise UserError("the measure 'gradients' needs a graph: measure outside of inference mode")
         parameters = [sub_block_parameters(model, event) for event in self.events]
@@ -62,7 +64,7 @@ class Gradients(Measure):
 
 
 def sub_block_parameters(model: LanguageModel, event: ProbeEvent) -> list[nn.Parameter]:
-    """Those of the (channel) mixer, its norm and its residual scheme; none of the head."""
+    """Parameters of the (channel) mixer, its norm and its residual scheme; none of the head."""
     if event.part == "head":
         return []
     layer = model.layers[event.layer]

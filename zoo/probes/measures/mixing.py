@@ -1,4 +1,4 @@
-"""How sub-blocks mix the residual streams: each H_res, and the product of all so far."""
+"""Norms of the matrices that mix the residual streams: each H_res, and the product of all so far."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 from zoo.probes.events import ProbeEvent
 from zoo.probes.measure import Measure, register_measure
 from zoo.probes.rows import Row, row
-from zoo.residuals.matrix_norms import composite, gains
+from zoo.residuals.matrix_norms import chain_product, matrix_norms
 
 
 @register_measure
 class Mixing(Measure):
-    """Gains (zoo.residuals.matrix_norms) of every token's mixing matrices, then their means over the tokens.
+    """Norms (zoo.residuals.matrix_norms) of every token's mixing matrices, then their means over the tokens.
 
         h_res_*      of H_l [n, n] of sub-block l, in fp64
         composite_*  of H_l·…·H_2·H_1: from the first sub-block up to and with this one
 
     * is sigma (axis "rank" [i, i+1): the i-th singular value), sigma_max, sigma_min, amax, row_sum. A plain residual is
-    H = (1): everything is 1. A product beyond fp64 shows as infinite gains and singular values that are NaN. What
-    factorised streams lose between layers (zoo.residuals.factorised_streams) is not in the product.
+    H = (1): everything is 1. A product beyond fp64 shows as infinite norms and singular values that are NaN. The
+    loss of factorised streams between layers (zoo.residuals.factorised_streams) is not in the product.
     """
 
     name = "mixing"
@@ -32,10 +32,11 @@ class Mixing(Measure):
         self.so_far: list[Tensor] = []
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of H_res of a sub-block, and of the product up to it; none for the head."""
         if event.part == "head":
             return
         res = mixing_matrix(event)
-        self.so_far = [composite([*self.so_far, res])]
+        self.so_far = [chain_product([*self.so_far, res])]
         yield from _gain_rows(event, "h_res", res)
         yield from _gain_rows(event, "composite", self.so_far[0])
 
@@ -49,7 +50,7 @@ def mixing_matrix(event: ProbeEvent) -> Tensor:
 
 def _gain_rows(event: ProbeEvent, of: str, matrix: Tensor) -> Iterator[Row]:
     tokens = matrix[..., 0, 0].numel()
-    found = gains(matrix)
+    found = matrix_norms(matrix)
     for rank, value in enumerate(found.pop("sigma").flatten(0, -2).mean(0).tolist()):
         yield row(event, f"{of}_sigma", value, axis="rank", start=rank, end=rank + 1, count=tokens)
     for name, value in found.items():

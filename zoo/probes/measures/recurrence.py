@@ -1,4 +1,4 @@
-"""What a recurrent state holds: norm, effective rank, and how fast it forgets."""
+"""Norm and effective rank of recurrent states, and how fast they forget."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class States(Measure):
     kinds = ("recurrence",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of one mixer's states."""
         states = event.values["states"].detach().double()
         of_state = {"norm": states.norm(dim=(-2, -1)), "rank": effective_rank(states)}  # [B, P, M, H]
         for name, values in of_state.items():
@@ -41,7 +42,7 @@ class States(Measure):
 
 @register_measure
 class Decay(Measure):
-    """How fast a head forgets, over tokens and channels (and memories that a token writes to).
+    """Rates at which a head forgets, over tokens and channels (and memories that a token writes to).
 
     decay            quantiles of exp(g), what a token leaves of the state
     decay_half_life  ln 2 / −g in tokens at the same quantiles of g; infinite where nothing is forgotten
@@ -51,6 +52,7 @@ class Decay(Measure):
     kinds = ("recurrence",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of one mixer's log decays."""
         for head, g in enumerate(event.values["log_decay"].detach().double().movedim(3, 0).flatten(1)):
             g = g[~g.isnan()].sort().values
             for q in QUANTILES if len(g) else ():

@@ -1,4 +1,4 @@
-"""Where tokens are sent: loads, imbalance and certainty of routers."""
+"""Routing of tokens: loads, imbalance and certainty of routers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zoo.probes.rows import Row, by_head
 
 @register_measure
 class Routing(Measure):
-    """How evenly and how surely a router sends tokens to experts, memories or timelines. A head, nats throughout:
+    """Balance and certainty of a router to experts, memories or timelines, by head, in nats:
 
     load              l_e, the share of the k·B·T assignments that e got, axis expert; Σ_e l_e = 1
     imbalance         max_e l_e / mean_e l_e: 1 when balanced, E when one gets all
@@ -29,6 +29,7 @@ class Routing(Measure):
     kinds = ("routing",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of one router."""
         p, choices = event.values["probabilities"].detach().double(), event.values["choices"]
         experts, tokens, assignments = p.shape[-1], p[:, :, 0, 0].numel(), choices[:, :, 0].numel()
         load = F.one_hot(choices, experts).sum((0, 1, 3)).double() / assignments  # [H, E]
@@ -43,6 +44,7 @@ class Routing(Measure):
 
     @classmethod
     def correct_averages(cls, rows: list[Row]) -> list[Row]:
+        """Rows with imbalance and entropy computed from the averaged loads: neither is a mean over batches."""
         loads: dict[tuple, list[float]] = defaultdict(list)
         for row in rows:
             if row.measure == "load":

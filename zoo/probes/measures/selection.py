@@ -1,4 +1,4 @@
-"""Which tokens sparse attention selects, and how much of full attention these hold."""
+"""Selection of sparse attention: which tokens, and how much of full attention's weight these hold."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from zoo.probes.rows import Row, row
 
 @register_measure
 class Selection(Measure):
-    """Of the sets S_t that `selected` [B, H, T, T] names, by head:
+    """Size and weight of the sets S_t in `selected` [B, H, T, T], by head:
 
         selected_keys         |S_t|, a mean over queries       also by position
         selected_distance     t − s, a mean over all selected pairs
 
-    and, where `dense` is shown, with p_ts its mean over heads, over queries t ≥ T/2 and by position:
+    and, where `dense` is recorded, with p_ts its mean over heads, over queries t ≥ T/2 and by position:
 
         selected_mass         Σ_{s ∈ S_t} p_ts
         selected_mass_random  |S_t|/(t + 1): what as many visible tokens hold on average
@@ -30,6 +30,7 @@ class Selection(Measure):
     kinds = ("selection",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of one mixer's selected tokens."""
         selected = event.values["selected"]
         keys = selected.sum(-1).double()
         yield from mean_over_queries(event, "selected_keys", keys)

@@ -1,4 +1,4 @@
-"""How large the residual streams are, and how many of their n dimensions they use."""
+"""Size of the residual streams, and how many of their n dimensions are in use."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class StreamDimensions(Measure):
     kinds = ("streams",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
+        """Rows of the streams before one sub-block or the head."""
         x = as_streams(event.values["streams"])
         tokens = x.shape[0] * x.shape[1]
         yield row(event, "stream_rms", x.square().mean().sqrt(), count=tokens)

@@ -1,0 +1,139 @@
+"""Writes the pages of docs/reference/ from the registry, the operations and the configuration schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docstrings import escaped, key_meanings, markdown
+
+import kernels
+from experiments import schema
+from zoo import registry
+
+OUT = Path(__file__).with_name("reference")
+KINDS = {"mixer": "Mixers", "residual": "Residual schemes", "channel": "Channel mixers"}
+
+
+def write() -> None:
+    """Write every page; a page that stays as it is keeps its time, so that only what changed is built again."""
+    OUT.mkdir(exist_ok=True)
+    pages = {f"{kind}s.md": blocks_page(kind, title) for kind, title in KINDS.items()}
+    pages |= {"operations.md": operations_page(), "keys.md": keys_page()}
+    for name, text in pages.items():
+        path = OUT / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def blocks_page(kind: str, title: str) -> str:
+    """The catalogue of one kind of block: equation, shapes, decode state, options and source of each."""
+    blocks = registry.blocks(kind).values()
+    return "\n\n".join([f"# {title}", *(_block(block) for block in blocks)]) + "\n"
+
+
+def _block(block: registry.Block) -> str:
+    name = f"`{block.letter}`: " if block.letter else ""
+    about = markdown(block.cls.__doc__)
+    where = {"mixer": f"model.mixers.{block.name}"}.get(block.kind, f"model.{block.kind}.{block.name}")
+    parts = [f"({block.kind}-{block.name})=", f"## {name}{escaped(block.title)} (`{block.name}`)"]
+    if block.source:
+        parts.append(f"Source: {escaped(block.source)}.")
+    parts += [about, _keys_table(block.config, where)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def keys_page() -> str:
+    """Every key of the configuration with its default and meaning."""
+    parts = [
+        "# Every key",
+        "A key is set as `python run.py KEY=VALUE`; `python run.py --cfg job` prints all of them with the values that a "
+        "command composes. Options of the blocks stand with the blocks: [mixers](mixers.md), "
+        "[residual schemes](residuals.md), [channel mixers](channels.md).",
+        "## General",
+        markdown(_first(schema.Config)),
+        _keys_table(schema.Config, ""),
+    ]
+    for field in dataclasses.fields(schema.Config):
+        if dataclasses.is_dataclass(field.default_factory):
+            parts += [f"## `{field.name}`", markdown(_first(field.default_factory))]
+            parts.append(_keys_table(field.default_factory, field.name))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _first(cls: type) -> str:
+    """The first sentence of a docstring."""
+    return inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
+
+
+def _keys_table(cls: type, where: str) -> str:
+    """The keys of one dataclass, without its nodes. Raises ValueError for a key whose meaning is not written down."""
+    meanings, rows = key_meanings(cls), []
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(hints[field.name]):
+            continue
+        if field.name not in meanings:
+            raise ValueError(f"the docstring of {cls.__name__} does not say what {field.name} is")
+        key = f"{where}.{field.name}" if where else field.name
+        rows.append(f"| `{key}` | {_default(field)} | {escaped(meanings[field.name])} |")
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows]) if rows else "No options."
+
+
+def _default(field: dataclasses.Field) -> str:
+    value: Any = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    text = (
+        {None: "null", True: "true", False: "false", "": "''"}.get(value)
+        if not isinstance(value, list)
+        else None
+    )
+    return f"`{text or value}`"
+
+
+def operations_page() -> str:
+    """Every public operation with its signature and docstring."""
+    parts = [
+        "# Operations",
+        "Tensors are `[B, T, H, D]`. `g` is a log gate (at most 0). All operations take `backend=`: `auto`, `reference` "
+        "(the definition, any dtype), `torch` (vectorised, what CPUs run), `triton` (GPUs) or a library's.",
+    ]
+    for name, function in _operations():
+        parts += [
+            f"## {name}",
+            f"```python\nkernels.{name}{_signature(function)}\n```",
+            markdown(function.__doc__),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _operations() -> Iterator[tuple[str, Any]]:
+    for name in kernels.__all__:
+        yield name, getattr(kernels, name)
+
+
+def _signature(function: Any) -> str:
+    """The signature as it is written in the source, an argument a line where it is long."""
+    found = inspect.signature(function)
+    arguments, named = [], False
+    for parameter in found.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not named:
+            arguments.append("*")
+            named = True
+        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+        arguments.append(f"{parameter.name}: {parameter.annotation}{default}")
+    returns = "" if inspect.isclass(function) else f" -> {found.return_annotation}"
+    line = f"({', '.join(arguments)}){returns}"
+    return (
+        line if len(line) <= 90 else "(\n" + "".join(f"    {each},\n" for each in arguments) + f"){returns}"
+    )
+
+
+def figures_page() -> str:
+    """Every figure of a report: its section, what it needs, what it shows."""
+    gallery = importlib.import_module("analysis.gallery")
+    raise NotImplementedError(gallery)
