@@ -63,7 +63,7 @@ def gpu(config) -> None:
 
 def draw(table) -> None:
     """Figures of a table of measurements, beside it."""
-    from analysis.benches import draw_table
+    from analysis.plotting.bench import draw_table
 
     for path in draw_table(table):
         print(f"figure: {path}")

@@ -13,12 +13,23 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.errors import NoData
-from analysis.masks import BLOCK, DECAY, KERNEL, KEYS, TOKENS, WINDOW, cells
-from analysis.models import origin_text
-from analysis.results import Results
-from analysis.sketches import sketch
-from analysis.style import FAINT, INK, looks, panels, styled
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.masks import BLOCK, DECAY, KERNEL, KEYS, TOKENS, WINDOW, cells
+from analysis.plotting.sketches import sketch
+from analysis.plotting.style import FAINT, INK, panels, series_styles, styled
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "patterns",
+        "What may attend to what",
+        needs=("runs.blocks",),
+        section="Attention",
+        place=10,
+    ),
+)
 
 COLUMNS = (
     "letter",
@@ -67,7 +78,10 @@ def draw(table: pd.DataFrame) -> Figure:
     for (left, right), mixer in zip(places, mixers, strict=False):
         first = mixer.iloc[0]
         own = first["color"] if is_color_like(first["color"]) else INK
-        groups = [look.color for look in looks((str(group), own) for group in range(GROUPS)).values()]
+        groups = [
+            series_style.color
+            for series_style in series_styles((str(group), own) for group in range(GROUPS)).values()
+        ]
         sketch(left, first["name"], first["mask"], own, groups)
         left.set_title(
             f"{first['letter']}  {first['title']}", fontsize=8.5, color=INK, fontweight="bold"
@@ -111,7 +125,7 @@ def caption(table: pd.DataFrame) -> str:
         "projections, norms and output gates are left out; ↻ is carried from token to token. "
         "Right: which keys a query may read: coloured, "
         f"and paler where their weight fades; grey: earlier, but out of reach. {' '.join(told)} "
-        f"The mixers are those of these runs: {origin_text(first)}"
+        f"The mixers are those of these runs: {provenance_text(first)}"
     )
 
 

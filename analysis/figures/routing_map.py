@@ -9,12 +9,23 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.measured import provenance
-from analysis.results import Results
-from analysis.routed import choice_colors, noun, one_model, routed
-from analysis.style import PALETTE, new_figure, styled
-from analysis.tokens import token_label
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.loading.routing import choice_colors, noun, one_model, routing_rows
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.style import PALETTE, new_figure, styled
+from analysis.plotting.token_labels import token_label
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "routing_map",
+        "Routing of a sentence",
+        needs=("table.routes", "table.sentence"),
+        section="Routing",
+        place=10,
+    ),
+)
 
 LONGEST = 36
 """Tokens that have room for their text side by side."""
@@ -31,7 +42,7 @@ def table(results: Results) -> pd.DataFrame:
 
     routed_layers: all layers that have this router; routers: those of all models, both as text.
     """
-    every = routed(results, "routes")
+    every = routing_rows(results, "routes")
     rows = one_model(every)
     rows = rows.assign(
         routed_layers=listing(sorted(rows["layer"].unique()), 40),
@@ -102,7 +113,7 @@ def caption(table: pd.DataFrame) -> str:
         f"{_which(table)}: the {what} that each head's router chose first for each token; "
         f"opacity: its probability (mean {table['probability'].mean():.2f}). A {what}'s number means something within "
         f"its head only. A head's commonest {what} gets {100 * commonest.mean():.0f} % of this sentence on average. "
-        f"␣: a space. {provenance(table)}"
+        f"␣: a space. {provenance_text(table)}"
     )
 
 

@@ -7,11 +7,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.errors import NoData
-from analysis.measured import provenance
-from analysis.results import Results
-from analysis.routed import choice_colors, mutual_information, noun, one_model, routed
-from analysis.style import PALETTE, panels, styled
-from analysis.tokens import token_label
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.loading.routing import choice_colors, mutual_information, noun, one_model, routing_rows
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.style import PALETTE, panels, styled
+from analysis.plotting.token_labels import token_label
+
+FIGURES = (
+    Entry(
+        "timeline_tokens",
+        "What each timeline reads",
+        needs=("table.assignments",),
+        section="Routing",
+        place=20,
+    ),
+)
 
 LEAST = 5
 """A token counts as typical only if it went there so often (rarer ones: by chance) and more than elsewhere."""
@@ -29,7 +40,7 @@ def table(results: Results) -> pd.DataFrame:
     lift: how much likelier the token is in this choice than anywhere, (n_ct/n_c) / (n_t/N); count: n_ct, at least
     LEAST; total: n_t; share: n_c/N; information: the head's, in nats. The most loaded MOST_CHOICES are kept.
     """
-    rows = one_model(routed(results, "assignments"))
+    rows = one_model(routing_rows(results, "assignments"))
     heads = [group.assign(information=_information(group)) for _, group in rows.groupby(["layer", "head"])]
     typical = with_lift(max(heads, key=lambda head: head["information"].iloc[0]))
     typical = typical[typical["choice"].isin(_most_loaded(typical))]
@@ -100,5 +111,5 @@ def caption(table: pd.DataFrame) -> str:
         f"whose {what} says most about the token ({first.information:.3f} nats). For each {what} the tokens with "
         "the highest lift, the probability there over that anywhere, of those that went there "
         f"{LEAST} times or more; numbers: how many of the token's occurrences on held-out text; ␣: a space. "
-        f"{provenance(table)}"
+        f"{provenance_text(table)}"
     )

@@ -1,4 +1,4 @@
-"""The parquet tables of a run's folder probes/; analysis/probes.py documents every column."""
+"""The parquet tables of a run's folder probes/; analysis/loading/probe_tables.py documents every column."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from analysis.figures import (
     state_and_memory,
 )
 from analysis.gallery import listed, require
-from analysis.masks import cells
+from analysis.plotting.masks import cells
 from analysis.statistics import pareto_front
 
 pytestmark = pytest.mark.slow

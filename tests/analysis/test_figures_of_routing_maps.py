@@ -9,8 +9,8 @@ from probe_tables import measure, write_table
 
 from analysis import load_results
 from analysis.figures import load_balance, routing_map
-from analysis.routed import choice_colors
-from analysis.style import PALETTE
+from analysis.loading.routing import choice_colors
+from analysis.plotting.style import PALETTE
 
 
 def line(axes, label):

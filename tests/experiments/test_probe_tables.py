@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import zoo
-from analysis.probes import TABLES
+from analysis.loading.probe_tables import TABLES
 from experiments.data import Split
 from experiments.probing import looks, tables
 from experiments.probing.measures import averaged, loss_by_position, position_buckets

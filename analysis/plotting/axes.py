@@ -1,44 +1,42 @@
-"""Marks that several figures share: a mean with its interval, and axes of lengths and bytes."""
+"""Axes of lengths, bytes and rows, and what is drawn into them: lines with bands, means with intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from analysis.plotting.style import SeriesStyle
 from analysis.statistics import estimate
-from analysis.style import Look
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def dot(axes: Axes, height: float, values: Iterable[float], look: Look, label: str) -> None:
+def draw_interval(
+    axes: Axes, height: float, values: Iterable[float], series_style: SeriesStyle, label: str
+) -> None:
     """Mean of ``values`` over seeds as a dot in a row, its 95 % interval as a line, a tick for each seed."""
     values = list(values)
     mean, half_width, n = estimate(values)
     if n > 1:
-        axes.errorbar(mean, height, xerr=half_width, color=look.color, capsize=4, linewidth=1.8)
-        axes.plot(values, [height] * n, "|", color=look.color, markersize=13, label="_seeds")
-    axes.plot(mean, height, look.marker, color=look.color, markersize=8, zorder=4, label=label)
+        axes.errorbar(mean, height, xerr=half_width, color=series_style.color, capsize=4, linewidth=1.8)
+        axes.plot(values, [height] * n, "|", color=series_style.color, markersize=13, label="_seeds")
+    axes.plot(
+        mean, height, series_style.marker, color=series_style.color, markersize=8, zorder=4, label=label
+    )
 
 
-def rows(axes: Axes, count: int, labels: list[str] | None = None) -> None:
+def row_axis(axes: Axes, count: int, labels: list[str] | None = None) -> None:
     """``count`` rows from the top, the first at height 0."""
     axes.set_yticks(range(count), labels or [""] * count)
     axes.set_ylim(count - 0.5, -0.5)
     axes.grid(axis="y", linestyle=":")
     axes.locator_params(axis="x", nbins=6)
     axes.margins(x=0.08)
-
-
-def handle(label: str, look: Look, **options) -> Line2D:
-    """A legend's entry for a series."""
-    style = {"linestyle": look.linestyle, "markersize": 5, **options}
-    return Line2D([], [], color=look.color, marker=look.marker, label=label, **style)
 
 
 def length_axis(axes: Axes, lengths: list[float]) -> None:
@@ -68,3 +66,29 @@ def bytes_text(value: float) -> str:
     """ "512 KiB": in the largest unit that leaves at least 1."""
     power = next((power for power in reversed(range(len(UNITS))) if value >= 1024**power), 0)
     return f"{value / 1024**power:.4g} {UNITS[power]}"
+
+
+def draw_line(axes: Axes, spread: pd.DataFrame, series_style: SeriesStyle, label: str, **options) -> None:
+    """The mean of `over_seeds` against its index, with its band."""
+    x = spread.index.to_numpy("float64")
+    low, high = spread["min"].to_numpy("float64"), spread["max"].to_numpy("float64")
+    axes.fill_between(x, low, high, color=series_style.color, alpha=0.15, linewidth=0)
+    style = {
+        "linestyle": series_style.linestyle,
+        "marker": series_style.marker,
+        "markersize": 4,
+        "linewidth": 1.5,
+    }
+    axes.plot(
+        x, spread["mean"].to_numpy("float64"), color=series_style.color, label=label, **{**style, **options}
+    )
+
+
+def doubling_axis(axes: Axes, low: float, high: float) -> None:
+    """Powers of two along x from low to high, at most ten of them named, as they are read: 64, 512, 4K."""
+    powers = [2**power for power in range(31) if low <= 2**power <= high]
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(0.9 * low, 1.05 * high)
+    axes.xaxis.set_major_locator(FixedLocator(powers[:: -(-len(powers) // 10)] or [high]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}K" if x >= 1024 else f"{x:g}"))

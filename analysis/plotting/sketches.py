@@ -10,14 +10,14 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from analysis.masks import CHOSEN, RECENT, SUMMARY
-from analysis.style import INK
+from analysis.plotting.masks import CHOSEN, RECENT, SUMMARY
+from analysis.plotting.style import INK
 
 Place = tuple[float, float]
 
 
 class Box(NamedTuple):
-    """``group``: drawn in the colour of that group of cells (`analysis.masks`), else in the mixer's."""
+    """``group``: drawn in the colour of that group of cells (`analysis.plotting.masks`), else in the mixer's."""
 
     text: str
     group: int | None = None

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from analysis import units
-from analysis.columns import METRIC_KEYS, RUN_COLUMNS, Column
-from analysis.sources import Key, Source, gather, keyed, sources
+from analysis.loading.columns import METRIC_KEYS, RUN_COLUMNS, Column
+from analysis.loading.sources import Key, Source, gather, keyed, sources
 
 if TYPE_CHECKING:
-    from analysis.results import Results
+    from analysis.loading.results import Results
 
 FOLDER = "probes"
 RECORD = "probes.json"

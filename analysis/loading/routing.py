@@ -7,10 +7,10 @@ import pandas as pd
 
 from analysis.comparison import unique_seeds
 from analysis.errors import NoData
-from analysis.measured import OF_RUN
-from analysis.probes import advice
-from analysis.results import Results
-from analysis.style import PALETTE
+from analysis.loading.probe_measures import OF_RUN
+from analysis.loading.probe_tables import advice
+from analysis.loading.results import Results
+from analysis.plotting.style import PALETTE
 
 PREFERRED = ("hypergraph", "mom", "moe")
 NOUNS = {"hypergraph": "timeline", "mom": "memory"}
@@ -22,7 +22,7 @@ def noun(block: str) -> str:
     return NOUNS.get(block, "expert")
 
 
-def routed(results: Results, name: str) -> pd.DataFrame:
+def routing_rows(results: Results, name: str) -> pd.DataFrame:
     """Rows of "routes" or "assignments" with OF_RUN, of each setting and seed one run, and `series` (`with_blocks`).
 
     Raises NoData if no run has such rows.
