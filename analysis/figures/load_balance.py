@@ -8,9 +8,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import Entry
+from analysis.loading.blocks import plural
 from analysis.loading.probe_measures import probe_measures
 from analysis.loading.results import Results
-from analysis.loading.routing import noun, with_blocks
+from analysis.loading.routing import with_routers
 from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import band_text, dots_text, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
@@ -28,7 +29,7 @@ FIGURES = (
 )
 
 COLUMNS = (
-    *("run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"),
+    *("run", "label", "series", "color", "seed", "training_set", "block", "noun", "layer", "head"),
     *("measure", "place", "value"),
 )
 
@@ -38,7 +39,7 @@ def table(results: Results) -> pd.DataFrame:
 
     A load is relative: share of assignments × number of experts, 1 if balanced.
     """
-    rows = with_blocks(probe_measures(results, ("load", "imbalance")).dropna(subset=["run"]))
+    rows = with_routers(probe_measures(results, ("load", "imbalance")).dropna(subset=["run"]), results.runs)
     head = ["run", "series", "layer", "part", "head", "measure"]
     by_head = rows.groupby(head, dropna=False)["value"]
     loads = rows["measure"] == "load"
@@ -84,12 +85,11 @@ def _draw_load(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, series
 def caption(table: pd.DataFrame) -> str:
     """What is routed, and how unevenly."""
     told = []
-    for (series, block), rows in table.groupby(["series", "block"], sort=False):
+    for (series, word), rows in table.groupby(["series", "noun"], sort=False):
         imbalance = rows.loc[rows["measure"] == "imbalance", "value"]
         choices = int(rows["place"].max()) if rows["place"].notna().any() else 0
-        plural = {"memory": "memories"}.get(noun(block), f"{noun(block)}s")
         told.append(
-            f"{series}: {choices} {plural}, imbalance {imbalance.mean():.2f} (highest {imbalance.max():.2f})"
+            f"{series}: {choices} {plural(word)}, imbalance {imbalance.mean():.2f} (highest {imbalance.max():.2f})"
         )
     return (
         f"Above: lines, mean over heads ({band_text(table)}); dots, {dots_text(table)}. Below: mean over all heads, "

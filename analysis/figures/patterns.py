@@ -14,10 +14,11 @@ from matplotlib.patches import Rectangle
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
+from analysis.loading.blocks import blocks
 from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.masks import BLOCK, DECAY, KERNEL, KEYS, TOKENS, WINDOW, cells
-from analysis.plotting.sketches import sketch
+from analysis.plotting.sketches import GROUPS, path, sketch
 from analysis.plotting.style import FAINT, INK, panels, series_styles, styled
 from analysis.units import listing
 
@@ -37,6 +38,7 @@ COLUMNS = (
     "title",
     "color",
     "mask",
+    "sketch",
     "query",
     "key",
     "strength",
@@ -45,7 +47,6 @@ COLUMNS = (
     "training_set",
 )
 SIDE_BY_SIDE = 2
-GROUPS = 3
 
 
 def table(results: Results) -> pd.DataFrame:
@@ -53,18 +54,22 @@ def table(results: Results) -> pd.DataFrame:
 
     seeds, training_set: of the runs that the mixers are taken from.
     """
-    blocks = [block for text in results.runs["blocks"].dropna() for block in json.loads(text)]
-    mixers = {block["letter"]: block for block in blocks if block.get("letter")}
+    mixers = {block["letter"]: block for block in blocks(results.runs) if block.get("letter")}
     if not mixers:
         raise NoData("no run names its mixers (blocks in summary.json)")
     rows = [
-        (letter, *(block.get(key, "") for key in ("name", "title", "color", "mask")), *cell)
+        (letter, *(block.get(key, "") for key in ("name", "title", "color", "mask")), _sketch(block), *cell)
         for letter, block in sorted(mixers.items())
-        for cell in cells(block.get("name", ""), block.get("mask", ""))
+        for cell in cells(block.get("mask", ""))
     ]
     frame = pd.DataFrame(rows, columns=list(COLUMNS[:-2]))
     seeds = " ".join(str(seed) for seed in sorted(results.runs["seed"].dropna().unique()))
     return frame.assign(seeds=seeds, training_set=listing(results.runs["training_set"].dropna().unique()))
+
+
+def _sketch(block: dict) -> str:
+    """The block's own sketch as JSON; "" without one."""
+    return json.dumps(block["sketch"], ensure_ascii=False) if block.get("sketch") else ""
 
 
 @styled
@@ -82,7 +87,7 @@ def draw(table: pd.DataFrame) -> Figure:
             series_style.color
             for series_style in series_styles((str(group), own) for group in range(GROUPS)).values()
         ]
-        sketch(left, first["name"], first["mask"], own, groups)
+        sketch(left, path(first["mask"], first["sketch"]), own, groups)
         left.set_title(
             f"{first['letter']}  {first['title']}", fontsize=8.5, color=INK, fontweight="bold"
         ).set_in_layout(False)
@@ -116,7 +121,7 @@ def _shade(color: str, strength: float) -> np.ndarray:
 
 def caption(table: pd.DataFrame) -> str:
     """How to read the drawing, and that it is one: nothing in it was measured."""
-    masks = set(table["mask"]) | set(table["name"])
+    masks = set(table["mask"])
     told = [text for mask, text in _READ.items() if mask in masks]
     seeds = [int(seed) for seed in table["seeds"].iloc[0].split()]
     first = pd.DataFrame({"seed": seeds, "training_set": table["training_set"].iloc[0]})
@@ -135,6 +140,6 @@ _READ = {
     "topk": f"Top-k: an indexer picks {KEYS} keys for each query.",
     "blocks": f"Blocks of {BLOCK} tokens: summaries of all, some in full, and the last {WINDOW} tokens (three shades).",
     "recurrent": f"Recurrences: a state that holds the past and loses it (here by {1 - DECAY:.0%} a token).",
-    "mom": "Memories: a token writes into and reads the state it is routed to (three shades; one each for simplicity).",
+    "memories": "Memories: a token writes into and reads the state it is routed to (three shades, one each).",
     "convolution": f"Convolution: the last {KERNEL} tokens.",
 }

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.axes import doubling_axis, draw_line, plain_log_ticks
 from analysis.plotting.captions import band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
@@ -63,7 +63,8 @@ def draw(table: pd.DataFrame) -> Figure:
         if measure == "decay_half_life":
             axes.set(xlabel="layer (from 0)", ylabel="half-life (tokens)", yscale="log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_title("memory: median, band from the 10 % to the 90 % quantile")
+            plain_log_ticks(axes.yaxis)
+            axes.set_title("half-life: median, 10 % to 90 % quantiles")
         else:
             seen = table.loc[table["measure"] == measure, "end"]
             doubling_axis(axes, seen.min(), seen.max())

@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.loading.routing import choice_colors, noun, one_model, routing_rows
+from analysis.loading.routing import choice_colors, one_model, routing_rows
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.style import PALETTE, new_figure, styled
 from analysis.plotting.token_labels import token_label
@@ -32,7 +32,7 @@ LONGEST = 36
 
 LAYERS = 4
 COLUMNS = (
-    *("run", "label", "series", "color", "seed", "training_set", "layer", "block", "head"),
+    *("run", "label", "series", "color", "seed", "training_set", "layer", "block", "noun", "head"),
     *("position", "text", "choice", "probability", "routed_layers", "routers"),
 )
 
@@ -75,7 +75,7 @@ def picture(rows: pd.DataFrame, colors: dict[int, str]) -> np.ndarray:
 def draw(table: pd.DataFrame) -> Figure:
     """A panel a layer, heads down, tokens across; colour: the choice, the paler the less sure. table: COLUMNS."""
     colors, layers = choice_colors(table["choice"]), list(table["layer"].unique())
-    heads, what = int(table["head"].max()) + 1, noun(table["block"].iloc[0])
+    heads, what = int(table["head"].max()) + 1, table["noun"].iloc[0]
     figure, grid = new_figure(1.3 + len(layers) * (0.3 + 0.17 * heads), rows=len(layers), sharex=True)
     for layer, axes in zip(layers, grid, strict=True):
         axes.imshow(picture(table[table["layer"] == layer], colors), aspect="auto", interpolation="nearest")
@@ -106,7 +106,7 @@ def _legend(colors: dict[int, str], what: str) -> list[Patch]:
 
 def caption(table: pd.DataFrame) -> str:
     """Whose heads, on which sentence, how sure."""
-    what = noun(table["block"].iloc[0])
+    what = table["noun"].iloc[0]
     heads = table.groupby(["layer", "head"])["choice"]
     commonest = heads.agg(lambda choices: (choices == choices.mode()[0]).mean())
     return (

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.loading.routing import choice_colors, mutual_information, noun, one_model, routing_rows
+from analysis.loading.routing import choice_colors, mutual_information, one_model, routing_rows
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.style import PALETTE, panels, styled
 from analysis.plotting.token_labels import token_label
@@ -29,7 +29,7 @@ LEAST = 5
 
 MOST_TOKENS, MOST_CHOICES = 6, len(PALETTE)
 COLUMNS = (
-    *("run", "label", "color", "seed", "training_set", "block", "layer", "head"),
+    *("run", "label", "color", "seed", "training_set", "block", "noun", "layer", "head"),
     *("information", "choice", "share", "token", "text", "count", "total", "lift"),
 )
 
@@ -73,7 +73,7 @@ def _most_loaded(rows: pd.DataFrame) -> pd.Index:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """A panel a choice: bars as long as the lift, tokens at their left, counts at their right. table: COLUMNS."""
-    colors, what = choice_colors(table["choice"]), noun(table["block"].iloc[0])
+    colors, what = choice_colors(table["choice"]), table["noun"].iloc[0]
     choices = list(table["choice"].unique())
     columns = min(2, len(choices))
     figure, grid = panels(-(-len(choices) // columns), columns, 1.65, sharex=True)
@@ -105,7 +105,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, color: str) -> None:
 
 def caption(table: pd.DataFrame) -> str:
     """Which head, and what the numbers are."""
-    first, what = table.iloc[0], noun(table["block"].iloc[0])
+    first, what = table.iloc[0], table["noun"].iloc[0]
     return (
         f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: of all heads the one "
         f"whose {what} says most about the token ({first.information:.3f} nats). For each {what} the tokens with "

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from analysis.plotting.style import SeriesStyle
 from analysis.statistics import estimate
@@ -50,6 +50,13 @@ def length_axis(axes: Axes, lengths: list[float]) -> None:
             lambda value, _: f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
         )
     )
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, written as plain numbers: 20, not 2 × 10¹."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def byte_axis(axis: Axis) -> None:

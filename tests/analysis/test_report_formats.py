@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pandas as pd
 
 from analysis import gallery, load_results
-from analysis.figure_entry import SECTIONS, Entry
+from analysis.figure_entry import SECTIONS, Entry, report_order
 from analysis.gallery import Exhibit, exhibit, listed
 from analysis.plotting.style import new_figure
 from analysis.report import content as contents
