@@ -38,7 +38,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 check-log: $(STAMP)
-	$(PY) -m analysis.written LOG.md README.md
+	$(PY) -m analysis.number_checks LOG.md README.md
 
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .

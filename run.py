@@ -60,7 +60,7 @@ def draw_stages(config) -> None:
 
 def draw(table) -> None:
     """Draw figures of a table of measurements, beside it."""
-    from analysis.benches import draw_table
+    from analysis.plotting.bench import draw_table
 
     for path in draw_table(table):
         print(f"figure: {path}")

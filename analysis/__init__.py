@@ -10,11 +10,11 @@ Names are imported when first used, so that ``import analysis`` costs neither pa
 from importlib import import_module
 
 _HOME = {
-    "Results": "analysis.results",
+    "Results": "analysis.loading.results",
     "ResultsError": "analysis.errors",
     "across_machines": "analysis.machines",
     "comparison_text": "analysis.comparison",
-    "load_results": "analysis.results",
+    "load_results": "analysis.loading.results",
     "write_report": "analysis.report",
 }
 

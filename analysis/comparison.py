@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.loading.results import Results
 from analysis.matching import deviations
-from analysis.results import Results
 from analysis.statistics import estimate
 from analysis.units import engineering, number, visible
 

@@ -15,8 +15,8 @@ import yaml
 
 from analysis.errors import ResultsError
 from analysis.files import write_text
-from analysis.inside import read_text
-from analysis.results import Results
+from analysis.loading.results import Results
+from analysis.loading.safe_read import read_text
 from analysis.units import listing
 
 CONFIGS, IDENTITIES = "configs.yaml", "identities.json"

@@ -1,64 +1,43 @@
-"""The figures of a report: which there are (figures.toml), which these results support, and why not the others."""
+"""The figures of a report: those that analysis/figures registers, drawn where the results support them."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import logging
+import pkgutil
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import repeat
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from analysis.columns import RUN_COLUMNS
+from analysis import figures
 from analysis.errors import NoData, ResultsError
+from analysis.figure_entry import Entry, report_order
 from analysis.files import write_atomically
+from analysis.loading.columns import RUN_COLUMNS
+from analysis.loading.probe_tables import TABLES, advice
+from analysis.loading.probed_steps import probed_steps, steps_text
+from analysis.loading.results import Results
 from analysis.matching import with_marks
-from analysis.probes import TABLES, advice
-from analysis.results import Results
-from analysis.steps import probed_steps, steps_text
-from analysis.style import head, save
-
-LIST = Path(__file__).with_name("figures.toml")
-SECTIONS = ("Quality", "Cost", "Attention", "Residual streams", "Routing", "Recurrences", "Length")
-"""In the order of a report; figures of other sections, and those without one, come after these."""
+from analysis.plotting.style import head, save
 
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""
 
 _TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A line of figures.toml; compares: its models are marked where they are not matched."""
-
-    name: str
-    family: str
-    title: str
-    needs: tuple[str, ...]
-    options: dict[str, Any] = field(default_factory=dict)
-    section: str = ""
-    compares: bool = False
-
-    @property
-    def probed(self) -> bool:
-        """Whether it shows what probes found, and so weights of some step."""
-        return any(need.partition(".")[0] in ("measures", "table") for need in self.needs)
 
 
 @dataclass(frozen=True)
@@ -77,13 +56,18 @@ class Exhibit:
     section: str = ""
 
 
-def listed(path: Path = LIST) -> list[Entry]:
-    """All figures there are, in the order of a report: by section, and inside one as the file has them."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["figure"]
-    found = [Entry(**{**entry, "needs": tuple(entry["needs"])}) for entry in entries]
-    known = dict.fromkeys((*SECTIONS, *(entry.section for entry in found if entry.section)))
-    order = {section: place for place, section in enumerate(known)}
-    return sorted(found, key=lambda entry: order.get(entry.section, len(order)))
+def listed() -> list[Entry]:
+    """Every figure that a module in analysis/figures registers, in the order of a report."""
+    modules = (
+        import_module(f"{figures.__name__}.{found.name}") for found in pkgutil.iter_modules(figures.__path__)
+    )
+    return report_order(
+        [
+            replace(entry, family=module.__name__.rpartition(".")[2])
+            for module in modules
+            for entry in getattr(module, "FIGURES", ())
+        ]
+    )
 
 
 def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:

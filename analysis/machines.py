@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.comparison import NAMES, order_metric, with_final_validation
 from analysis.errors import ResultsError
-from analysis.results import PathLike, Results, load_results
+from analysis.loading.results import PathLike, Results, load_results
 from analysis.units import listing, number, whole
 
 
@@ -87,7 +87,7 @@ def _spread(values: pd.Series) -> float:
     return values.max() - values.min() if len(values) > 1 else math.nan
 
 
-def notices(runs: pd.DataFrame) -> list[str]:
+def caveats(runs: pd.DataFrame) -> list[str]:
     """That all numbers are of one machine; or of several, and what they say of the same runs."""
     places = place(runs)
     if places.nunique() <= 1:

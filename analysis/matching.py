@@ -135,7 +135,7 @@ def order(marks: str) -> str:
     return "".join(mark for mark in MARKS.values() if mark in marks)
 
 
-def notices(runs: pd.DataFrame) -> list[str]:
+def caveats(runs: pd.DataFrame) -> list[str]:
     """Which models are not matched, and by what."""
     text = explanation(deviations(runs), runs)
     return [f"{text[0].lower()}{text[1:]}"] if text else []

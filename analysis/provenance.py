@@ -13,9 +13,9 @@ from typing import Any
 
 from analysis.errors import ResultsError
 from analysis.files import write_text
-from analysis.inside import read_text
-from analysis.probes import TABLES, interrupted, records
-from analysis.results import Results
+from analysis.loading.probe_tables import TABLES, interrupted, records
+from analysis.loading.results import Results
+from analysis.loading.safe_read import read_text
 from analysis.units import listing
 
 FILE = "provenance.json"

@@ -13,17 +13,17 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from analysis import configurations, provenance
+from analysis.caveats import caveats
 from analysis.comparison import compare, with_final_validation
 from analysis.errors import NoData, ResultsError
 from analysis.files import remove_partials, write_atomically, write_text
 from analysis.gallery import draw, listed
-from analysis.notices import notices
-from analysis.probes import TABLES
+from analysis.loading.probe_tables import TABLES
+from analysis.loading.results import PathLike, Results
+from analysis.plotting.style import save
 from analysis.provenance import Provenance, without_paths
-from analysis.results import PathLike, Results
+from analysis.publish_folder import target
 from analysis.study_readme import readme
-from analysis.style import save
-from analysis.targets import target
 
 README = "README.md"
 DRAWN = (".png", ".svg", ".txt")
@@ -56,13 +56,13 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
 
     Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
     of which nobody says where to get it, for a figure that does not exist or that these results do not support, and
-    for a place that is none (`analysis.targets`).
+    for a place that is none (`analysis.publish_folder`).
     """
     folder = target(results, Path(published))
     told = _provenance(results, publication)
     configs, identities = configurations.gather(results)
     figures = [_drawn(name, results) for name in _known(publication.figures)]
-    warnings = [without_paths(text) for text in notices(results)]
+    warnings = [without_paths(text) for text in caveats(results)]
     shown = portable(results, _tables(publication.leave_out))
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
@@ -86,7 +86,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
 
 def lacking(folder: PathLike) -> list[str]:
     """What a published folder of a study lacks to be traced to its commands, code, configurations and text."""
-    from analysis.results import load_results
+    from analysis.loading.results import load_results
 
     folder = Path(folder)
     try:

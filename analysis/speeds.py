@@ -37,7 +37,7 @@ def _beside(workers: int, cores: int) -> str:
     return f"one cell at a time on {one}" if workers == 1 else f"{workers} cells at a time on {one}"
 
 
-def notices(runs: pd.DataFrame) -> list[str]:
+def caveats(runs: pd.DataFrame) -> list[str]:
     """What a reader has to know before comparing speeds, one sentence each."""
     return [*_peaks(runs), *_company(runs)]
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 
 class Estimate(NamedTuple):
@@ -74,3 +75,15 @@ def pareto_front(costs: object) -> np.ndarray:
     values = np.asarray(costs, dtype="float64")
     one, other = values[:, None], values[None]
     return ~((other <= one).all(axis=-1) & (other < one).any(axis=-1)).any(axis=1)
+
+
+def over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
+    """mean, min and max over runs of a run's mean value, by `by` (the index), where every run has one."""
+    runs = rows.groupby([by, "run"])["value"].mean().reset_index(by)
+    grouped = runs.groupby(by)["value"].agg(["mean", "min", "max", "count"])
+    return grouped[grouped["count"] == rows["run"].nunique()].drop(columns="count")
+
+
+def single_heads(rows: pd.DataFrame) -> pd.DataFrame:
+    """run, layer, head, value: heads of one number in two runs have nothing in common, so each run has its own."""
+    return rows.groupby(["run", "layer", "head"], dropna=False)["value"].mean().reset_index()

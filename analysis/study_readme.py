@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.loading.results import Results
 from analysis.provenance import Pass, Provenance, origins
-from analysis.results import Results
 from analysis.units import engineering
 
 FILES = {
@@ -121,7 +121,7 @@ def _files(provenance: Provenance) -> Iterator[str]:
         if name in FILES:
             yield f"`{name}`: {FILES[name]}"
         elif name.endswith(".parquet"):
-            yield f"`{name}`: what the probes measured; columns in analysis/probes.py"
+            yield f"`{name}`: what the probes measured; columns in analysis/loading/probe_tables.py"
 
 
 def _versions(text: Any) -> str:

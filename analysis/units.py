@@ -84,11 +84,11 @@ def listing(items: Any, limit: int = 8) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
-UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn")
+INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn")
 """Categories of Unicode without a glyph of their own: control, format, half a character, private, unassigned."""
 
 
 def visible(text: object) -> str:
     """The text on one line without what cannot be seen: control characters and characters of no width."""
-    shown = (c for c in str(text) if c.isspace() or unicodedata.category(c) not in UNSEEN)
+    shown = (c for c in str(text) if c.isspace() or unicodedata.category(c) not in INVISIBLE)
     return " ".join("".join(shown).split())

@@ -9,19 +9,23 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.measured import (
-    absent_text,
-    all_looks,
-    band_text,
-    doubling_axis,
-    draw_line,
-    measured,
-    over_seeds,
-    present,
-    provenance,
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
+from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
+from analysis.statistics import over_seeds
+
+FIGURES = (
+    Entry(
+        "attention_profile",
+        "How attention spreads",
+        needs=("measures.attention_entropy", "measures.top_mass", "measures.distance_mass"),
+        section="Attention",
+        place=50,
+    ),
 )
-from analysis.results import Results
-from analysis.style import INK, Look, new_figure, styled
 
 MEASURES = ("attention_entropy", "top_mass", "distance_mass")
 AXES = {"attention_entropy": "position", "top_mass": "rank", "distance_mass": "distance"}
@@ -31,7 +35,7 @@ RANKS = (1, 8)
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, measure and bucket, the mean over layers and heads."""
-    rows = measured(results, MEASURES)
+    rows = probe_measures(results, MEASURES)
     rows = rows[rows["measure"].isna() | (rows["axis"] == rows["measure"].map(AXES))]
     by = [column for column in COLUMNS if column != "value"]
     return rows.groupby(by, sort=False, dropna=False)["value"].mean().reset_index()
@@ -45,7 +49,7 @@ def uniform_entropy(start: int, end: int) -> float:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Three panels; the first names the models, with their colours, markers and lines. table: COLUMNS."""
-    labels, styles = present(table), all_looks(table)
+    labels, styles = labels_with_data(table), table_styles(table)
     rows = 0.7 + 0.29 * len(labels)
     figure, (top, entropy, distance) = new_figure(5.4 + rows, rows=3, height_ratios=(rows, 2.7, 2.7))
     _draw_top(top, table, labels, styles)
@@ -58,7 +62,7 @@ def _of(table: pd.DataFrame, measure: str, label: str) -> pd.DataFrame:
     return table[(table["measure"] == measure) & (table["label"] == label)]
 
 
-def _draw_entropy(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, Look]) -> None:
+def _draw_entropy(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, SeriesStyle]) -> None:
     buckets = (
         table.loc[table["measure"] == "attention_entropy", ["start", "end"]]
         .drop_duplicates()
@@ -81,7 +85,9 @@ def _draw_entropy(axes: Axes, table: pd.DataFrame, labels: list[str], styles: di
     axes.set_title("entropy; dashed: uniform, log(t + 1)")
 
 
-def _draw_distance(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, Look]) -> None:
+def _draw_distance(
+    axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, SeriesStyle]
+) -> None:
     """Buckets double, so that equal steps along the axis are equal factors of distance."""
     buckets = sorted(
         set(
@@ -102,7 +108,7 @@ def _draw_distance(axes: Axes, table: pd.DataFrame, labels: list[str], styles: d
     axes.set_title("mass by distance")
 
 
-def _draw_top(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, Look]) -> None:
+def _draw_top(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, SeriesStyle]) -> None:
     for height, label in enumerate(labels):
         rows, color = _of(table, "top_mass", label), styles[label].color
         means = over_seeds(rows, "end")["mean"].reindex(RANKS)
@@ -127,5 +133,5 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"Means over layers and heads, then over tokens ({band_text(table)}). A model that may read only part of "
         "the past has less than uniform entropy for that reason alone. Early queries see few keys, which raises "
-        f"the mass on the largest. {absent_text(table, 'No attention shown')}{provenance(table)}"
+        f"the mass on the largest. {absent_text(table, 'No attention shown')}{provenance_text(table)}"
     )

@@ -9,11 +9,22 @@ from matplotlib.figure import Figure
 
 from analysis.comparison import compare, ranking_metric, unique_seeds
 from analysis.errors import NoData
-from analysis.marks import dot, rows
-from analysis.models import origin_text
-from analysis.results import Results
-from analysis.style import INK, looks, new_figure, styled
-from analysis.units import listing
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_interval, row_axis
+from analysis.plotting.captions import provenance_text, test_set_text
+from analysis.plotting.style import INK, new_figure, styled, table_styles
+
+FIGURES = (
+    Entry(
+        "comparison",
+        "Final quality",
+        needs=("runs.test_loss",),
+        section="Quality",
+        place=50,
+        compares=True,
+    ),
+)
 
 COLUMNS = ("run", "label", "color", "seed", "metric", "value", "training_set", "test_set")
 AXIS = {"test_loss": "test loss (nats/token)", "test_bits_per_byte": "test bits per byte"}
@@ -38,11 +49,11 @@ def draw(table: pd.DataFrame) -> Figure:
     rather than bars.
     """
     labels, metric = list(table["label"].unique()), table["metric"].iloc[0]
-    styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table)
     figure, (axes,) = new_figure(1.25 + 0.34 * len(labels))
     for height, label in enumerate(labels):
-        dot(axes, height, table.loc[table["label"] == label, "value"], styles[label], label)
-    rows(axes, len(labels), labels)
+        draw_interval(axes, height, table.loc[table["label"] == label, "value"], styles[label], label)
+    row_axis(axes, len(labels), labels)
     axes.set_xlabel(AXIS[metric])
     if metric == "test_loss":
         _perplexity_axis(axes)
@@ -66,7 +77,4 @@ def caption(table: pd.DataFrame) -> str:
         what = "Dots: mean over seeds; lines: 95 % confidence interval (Student t); ticks: the single seeds"
         if (counts == 1).any():
             what += "; a dot without a line has one seed: no interval"
-    return (
-        f"{what}. Best at the top. {origin_text(table)} "
-        f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
-    )
+    return f"{what}. Best at the top. {provenance_text(table)} {test_set_text(table)}"

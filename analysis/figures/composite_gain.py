@@ -6,19 +6,35 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.depths import (
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import band_text, provenance_text
+from analysis.plotting.depth_panels import (
     ROUNDING,
     depth_panels,
-    depths_shown,
+    drawn_depths,
     left_out_text,
     log_gains,
     sub_block,
     with_series,
 )
-from analysis.measured import band_text, draw_line, legend_lines, measured, over_seeds, provenance
-from analysis.results import Results
-from analysis.style import legend_below, looks, styled
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import styled, table_styles
+from analysis.statistics import over_seeds
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "composite_gain",
+        "Composite gain over depth",
+        needs=("measures.composite_amax", "measures.composite_sigma_max", "measures.composite_sigma_min"),
+        section="Residual streams",
+        place=10,
+        compares=True,
+    ),
+)
 
 PANELS = {
     "composite_amax": "Amax gain (×)",
@@ -34,7 +50,7 @@ PLAIN, PLAIN_COLOR = "plain residual", "#4D4D4D"
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, sub-block and gain; models with a plain residual are one series if there are several."""
-    rows = measured(results, tuple(PANELS)).dropna(subset=["run"])
+    rows = probe_measures(results, tuple(PANELS)).dropna(subset=["run"])
     rows = with_series(rows[rows["part"].isin(("mixer", "channel"))])
     plain = rows["residual"] == "add"
     if rows.loc[plain, "series"].nunique() > 1:
@@ -49,11 +65,11 @@ def draw(table: pd.DataFrame) -> Figure:
 
     table: COLUMNS. Bands go from the lowest to the highest seed.
     """
-    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table, "series")
     figure, grid = depth_panels(table, len(PANELS), 1.75)
     finite = table[np.isfinite(table["value"])]
     for (measure, unit), line in zip(PANELS.items(), grid, strict=True):
-        for depth, axes in zip(depths_shown(table), line, strict=True):
+        for depth, axes in zip(drawn_depths(table), line, strict=True):
             here = finite[(finite["measure"] == measure) & (finite["depth"] == depth)]
             for series, rows in here.groupby("series"):
                 every = max(1, depth // 4)
@@ -62,7 +78,7 @@ def draw(table: pd.DataFrame) -> Figure:
         log_gains(line[0])
     for axes in grid[-1]:
         axes.set_xlabel("sub-block")
-    legend_below(figure, legend_lines(styles, styles))
+    legend_below(figure, legend_entries(styles))
     return figure
 
 
@@ -89,5 +105,5 @@ def caption(table: pd.DataFrame) -> str:
         "Gains of the product of the mixing matrices from the first sub-block up to and with this one (sub-block = "
         "2·layer, + 1 for the channel mixer), mean over tokens; Amax: largest absolute row or column sum; "
         f"{band_text(table)}. Below {ROUNDING:g} is rounding. After the last sub-block, Amax / largest / "
-        f"smallest singular value: {'; '.join(told)}. {joined}{left_out_text(table)}{provenance(table)}"
+        f"smallest singular value: {'; '.join(told)}. {joined}{left_out_text(table)}{provenance_text(table)}"
     )

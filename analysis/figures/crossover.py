@@ -11,9 +11,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from analysis.errors import NoData
-from analysis.marks import length_axis
-from analysis.results import Results
-from analysis.style import INK, Look, legend_below, looks, new_figure, styled
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.plotting.axes import length_axis
+from analysis.plotting.legends import legend_below
+from analysis.plotting.style import INK, SeriesStyle, new_figure, series_styles, styled
+
+FIGURES = (
+    Entry(
+        "crossover",
+        "Latency and crossover",
+        needs=("bench.latency.csv",),
+        section="Cost",
+        place=30,
+    ),
+)
 
 FILE = "latency.csv"
 COLUMNS = (
@@ -117,16 +129,18 @@ def draw(table: pd.DataFrame) -> Figure:
     table: COLUMNS and, optionally, OPTIONAL; a row per model, backend and length of one suite, device and
     batch size.
     """
-    ratios, styles = speedups(table), _looks(table)
+    ratios, styles = speedups(table), _series_styles(table)
     figure, (latency, ratio) = new_figure(5.0 + 0.21 * len(styles), rows=2, sharex=True, height_ratios=(3, 2))
     for (model, backend), rows in table.groupby(["model", "backend"], sort=False, dropna=False):
         name = f"{model}, {backend}"
         _draw_latency(latency, rows, styles[name], name if table["backend"].nunique() > 1 else model)
     for model in ratios:
-        look = next(look for name, look in styles.items() if name.startswith(f"{model}, "))
-        _draw_ratio(ratio, ratios[model].dropna(), look, model)
+        series_style = next(
+            series_style for name, series_style in styles.items() if name.startswith(f"{model}, ")
+        )
+        _draw_ratio(ratio, ratios[model].dropna(), series_style, model)
         if ratios.shape[1] <= MARKED:
-            _mark(latency, ratio, crossover_tokens(ratios[model]), look)
+            _mark(latency, ratio, crossover_tokens(ratios[model]), series_style)
     ratio.axhline(1, color=INK, linewidth=1)
     latency.set(yscale="log", ylabel="latency (ms)")
     ratio.set_yscale("log", base=2)
@@ -138,36 +152,44 @@ def draw(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _looks(table: pd.DataFrame) -> dict[str, Look]:
+def _series_styles(table: pd.DataFrame) -> dict[str, SeriesStyle]:
     """Models by colour (their own, else the palette's), a model's backends by shade, line and marker."""
     own = table.drop_duplicates("model").set_index("model").get("color", pd.Series(dtype="object")).dropna()
-    models = looks((str(model), own.get(model)) for model in table["model"].unique())
+    models = series_styles((str(model), own.get(model)) for model in table["model"].unique())
     pairs = table[["model", "backend"]].drop_duplicates().itertuples(index=False)
-    return looks((f"{pair.model}, {pair.backend}", models[str(pair.model)].color) for pair in pairs)
+    return series_styles((f"{pair.model}, {pair.backend}", models[str(pair.model)].color) for pair in pairs)
 
 
-def _draw_latency(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
+def _draw_latency(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, label: str) -> None:
     median = rows["milliseconds_median"]
     low, high = rows["milliseconds_low"].fillna(median), rows["milliseconds_high"].fillna(median)
-    axes.fill_between(rows["tokens"], low, high, color=look.color, alpha=0.2, linewidth=0)
+    axes.fill_between(rows["tokens"], low, high, color=series_style.color, alpha=0.2, linewidth=0)
     axes.plot(
-        rows["tokens"], median, color=look.color, linestyle=look.linestyle, marker=look.marker, label=label
+        rows["tokens"],
+        median,
+        **series_style.line(),
+        label=label,
     )
 
 
-def _draw_ratio(axes: Axes, ratio: pd.Series, look: Look, label: str) -> None:
-    axes.plot(ratio.index, ratio, color=look.color, linestyle=look.linestyle, marker=look.marker, label=label)
+def _draw_ratio(axes: Axes, ratio: pd.Series, series_style: SeriesStyle, label: str) -> None:
+    axes.plot(
+        ratio.index,
+        ratio,
+        **series_style.line(),
+        label=label,
+    )
 
 
-def _mark(latency: Axes, ratio: Axes, tokens: float | None, look: Look) -> None:
+def _mark(latency: Axes, ratio: Axes, tokens: float | None, series_style: SeriesStyle) -> None:
     if tokens is None:
         return
     for axes in (latency, ratio):
-        axes.axvline(tokens, color=look.color, linestyle=":", linewidth=1.2)
+        axes.axvline(tokens, color=series_style.color, linestyle=":", linewidth=1.2)
     place = {
         "xycoords": ("data", "axes fraction"),
         "textcoords": "offset points",
-        "color": look.color,
+        "color": series_style.color,
         "fontsize": 9,
     }
     latency.annotate(f"crossover ≈ {tokens:,.0f}", (tokens, 0.03), (5, 0), **place)

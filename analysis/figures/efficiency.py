@@ -10,13 +10,26 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis.comparison import ranking_metric
 from analysis.errors import NoData
+from analysis.figure_entry import Entry
 from analysis.figures.comparison import AXIS
-from analysis.marks import handle
-from analysis.models import best_rates, origin_text, rates_text
-from analysis.results import Results
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text, rates_text, test_set_text
+from analysis.plotting.legends import legend_below, legend_entry
+from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
+from analysis.rate_sweeps import best_rates
 from analysis.statistics import pareto_front
-from analysis.style import INK, Look, legend_below, looks, new_figure, styled
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "efficiency",
+        "Parameters, FLOPs and loss",
+        needs=("runs.test_loss", "runs.flops_training", "runs.parameters"),
+        section="Cost",
+        place=10,
+        compares=True,
+    ),
+)
 
 COLUMNS = (
     "run",
@@ -55,7 +68,7 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 def draw(table: pd.DataFrame) -> Figure:
     """Loss against FLOPs above, against parameters below; the fronts dashed, a line from lowest to highest seed."""
     found = means(table)
-    styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table)
     figure, panels = new_figure(5.2 + 0.21 * ((len(styles) + 2) // 2), rows=2)
     for axes, (cost, name) in zip(panels, COSTS.items(), strict=True):
         _draw_models(axes, found, cost, styles)
@@ -65,15 +78,25 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.06)
     front = Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="Pareto front")
-    legend_below(figure, [*(handle(label, styles[label], linestyle="none") for label in found.index), front])
+    legend_below(
+        figure, [*(legend_entry(label, styles[label], linestyle="none") for label in found.index), front]
+    )
     return figure
 
 
-def _draw_models(axes: Axes, found: pd.DataFrame, cost: str, styles: dict[str, Look]) -> None:
+def _draw_models(axes: Axes, found: pd.DataFrame, cost: str, styles: dict[str, SeriesStyle]) -> None:
     for label, row in found.iterrows():
-        look = styles[label]
-        axes.vlines(row[cost], row["low"], row["high"], color=look.color, linewidth=1.2, alpha=0.6)
-        axes.plot(row[cost], row["loss"], look.marker, color=look.color, markersize=8, zorder=4, label=label)
+        series_style = styles[label]
+        axes.vlines(row[cost], row["low"], row["high"], color=series_style.color, linewidth=1.2, alpha=0.6)
+        axes.plot(
+            row[cost],
+            row["loss"],
+            series_style.marker,
+            color=series_style.color,
+            markersize=8,
+            zorder=4,
+            label=label,
+        )
 
 
 def _draw_front(axes: Axes, found: pd.DataFrame, cost: str) -> None:
@@ -99,6 +122,6 @@ def caption(table: pd.DataFrame) -> str:
         f"Symbols: {symbols}. "
         f"Pareto front, the models of which none is both cheaper and better: {'; '.join(told)}; "
         f"in all three together: {listing(both, 40)}. The fronts are of the means: chance is not ruled out."
-        f"{rates_text(table)} {origin_text(table)} "
-        f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
+        f"{rates_text(table)} {provenance_text(table)} "
+        f"{test_set_text(table)}"
     )

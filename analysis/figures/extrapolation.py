@@ -10,20 +10,27 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.errors import NoData
-from analysis.measured import (
-    all_looks,
-    band_text,
-    doubling_axis,
-    draw_line,
-    legend_lines,
-    measured,
-    over_seeds,
-    provenance,
-)
-from analysis.probes import advice
-from analysis.results import Results
-from analysis.style import INK, legend_below, new_figure, styled
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_tables import advice
+from analysis.loading.results import Results
+from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.captions import band_text, provenance_text
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import INK, new_figure, styled, table_styles
+from analysis.statistics import over_seeds
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "extrapolation",
+        "Beyond the trained length",
+        needs=("measures.loss", "runs.seq_len"),
+        section="Length",
+        place=10,
+        compares=True,
+    ),
+)
 
 COLUMNS = ("run", "label", "color", "seed", "training_set", "seq_len", "start", "end", "value")
 STRAIGHT = 0.1
@@ -32,7 +39,7 @@ STRAIGHT = 0.1
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run and bucket of positions: mean loss in nats/token; seq_len: the trained length."""
-    rows = measured(results, ("loss",))
+    rows = probe_measures(results, ("loss",))
     rows = rows[rows["run"].isna() | (rows["layer"].isna() & (rows["axis"] == "position"))]
     if rows["run"].isna().all():
         raise NoData(f"no run has its loss by position; {advice(results)}")
@@ -67,7 +74,7 @@ def final_gaps(table: pd.DataFrame) -> pd.Series:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Loss by position; below, from the trained length (vertical line) on, how much it is above the loss there."""
-    styles, gaps = all_looks(table), final_gaps(table)
+    styles, gaps = table_styles(table), final_gaps(table)
     labels = [
         *gaps.index,
         *(name for name in table.loc[table["run"].notna(), "label"].unique() if name not in gaps),
@@ -87,7 +94,7 @@ def draw(table: pd.DataFrame) -> Figure:
     above.set_ylabel("difference (nats/token)")
     above.set_title("loss minus loss at the trained length")
     _difference_axis(above)
-    legend_below(figure, legend_lines({label: styles[label] for label in labels}, labels))
+    legend_below(figure, legend_entries({label: styles[label] for label in labels}, labels))
     return figure
 
 
@@ -122,5 +129,5 @@ def caption(table: pd.DataFrame) -> str:
         f"Loss in the last bucket ({far['start']:,.0f} to {far['end']:,.0f}) "
         "minus loss in the last bucket within the trained length, nats/token: "
         f"{told or 'unknown, the trained length is not recorded'}. "
-        f"Above {STRAIGHT:g} the lower panel is logarithmic. {provenance(table)}"
+        f"Above {STRAIGHT:g} the lower panel is logarithmic. {provenance_text(table)}"
     )

@@ -8,22 +8,26 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
-from analysis.measured import (
-    all_looks,
-    band_text,
-    dots_text,
-    draw_line,
-    legend_lines,
-    measured,
-    over_seeds,
-    present,
-    provenance,
-    single_heads,
-)
-from analysis.probes import advice
-from analysis.results import Results
-from analysis.style import Look, legend_below, panels, styled
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_tables import advice
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import band_text, dots_text, labels_with_data, provenance_text
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import SeriesStyle, panels, styled, table_styles
+from analysis.statistics import over_seeds, single_heads
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "gates",
+        "Gates",
+        needs=("table.measures",),
+        section="Attention",
+        place=60,
+    ),
+)
 
 GATES = ("output", "value", "compressed", "selected", "window")
 PARTS = ("mean", "low")
@@ -35,7 +39,7 @@ def table(results: Results) -> pd.DataFrame:
     names = {f"{gate}_gate_{part}": (gate, part) for gate in GATES for part in PARTS}
     if not results.table("measures")["measure"].isin(names).any():
         raise NoData(f"no model of these runs has gates, or none was probed; {advice(results)}")
-    rows = measured(results, tuple(names))
+    rows = probe_measures(results, tuple(names))
     split = rows["measure"].map(lambda name: names.get(name, (None, None)))
     return rows.assign(gate=split.str[0], part=split.str[1])[list(COLUMNS)]
 
@@ -44,7 +48,7 @@ def table(results: Results) -> pd.DataFrame:
 def draw(table: pd.DataFrame) -> Figure:
     """A row a gate; left the mean, right the share that is closed; lines: mean over heads, dots: heads."""
     shown = [gate for gate in GATES if (table["gate"] == gate).any()]
-    labels, styles = present(table), all_looks(table)
+    labels, styles = labels_with_data(table), table_styles(table)
     figure, grid = panels(len(shown), len(PARTS), 1.75, sharex=True, sharey=True)
     for gate, line in zip(shown, grid, strict=True):
         for part, axes in zip(PARTS, line, strict=True):
@@ -57,19 +61,26 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
     for axes in grid[-1]:
         axes.set_xlabel("layer (from 0)")
-    legend_below(figure, legend_lines(styles, labels), 1)
+    legend_below(figure, legend_entries(styles, labels), 1)
     return figure
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, look: Look, label: str) -> None:
+def _draw(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, label: str) -> None:
     if rows.empty:
         return
     heads = single_heads(rows)
     x = heads["layer"].astype("float64")
     axes.plot(
-        x, heads["value"], "o", color=look.color, markersize=3, alpha=0.45, markeredgewidth=0, label="_heads"
+        x,
+        heads["value"],
+        "o",
+        color=series_style.color,
+        markersize=3,
+        alpha=0.45,
+        markeredgewidth=0,
+        label="_heads",
     )
-    draw_line(axes, over_seeds(rows, "layer"), look, label)
+    draw_line(axes, over_seeds(rows, "layer"), series_style, label)
 
 
 def caption(table: pd.DataFrame) -> str:
@@ -80,10 +91,10 @@ def caption(table: pd.DataFrame) -> str:
         f"{label}, {gate}: {row['mean']:.2f} ({100 * row['low']:.0f} %)"
         for (label, gate), row in parts.iterrows()
     ]
-    without = [label for label in table["label"].unique() if label not in present(table)]
+    without = [label for label in table["label"].unique() if label not in labels_with_data(table)]
     none = f"No such gates: {listing(without, 20)}. " if without else ""
     return (
         f"Lines: mean over heads ({band_text(table)}); dots: {dots_text(table)}. "
         "Mean over layers, in brackets the share of "
-        f"values below 0.1: {'; '.join(told)}. {none}{provenance(table)}"
+        f"values below 0.1: {'; '.join(told)}. {none}{provenance_text(table)}"
     )

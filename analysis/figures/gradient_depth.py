@@ -5,10 +5,26 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.depths import depth_panels, depths_shown, left_out_text, log_gains, with_series
-from analysis.measured import band_text, draw_line, legend_lines, measured, over_seeds, provenance
-from analysis.results import Results
-from analysis.style import legend_below, looks, styled
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import band_text, provenance_text
+from analysis.plotting.depth_panels import depth_panels, drawn_depths, left_out_text, log_gains, with_series
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import styled, table_styles
+from analysis.statistics import over_seeds
+
+FIGURES = (
+    Entry(
+        "gradient_depth",
+        "Gradients over depth",
+        needs=("measures.stream_gradient", "measures.parameter_gradient"),
+        section="Residual streams",
+        place=30,
+        compares=True,
+    ),
+)
 
 MEASURES = ("stream_gradient", "parameter_gradient")
 PANELS = {
@@ -24,7 +40,7 @@ COLUMNS = (
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, measure and place (layer, + ½ for its channel mixer; of: streams, or whose parameters)."""
-    rows = with_series(measured(results, MEASURES).dropna(subset=["run"]))
+    rows = with_series(probe_measures(results, MEASURES).dropna(subset=["run"]))
     streams = rows["measure"] == "stream_gradient"
     half = 0.5 * (rows["part"] == "channel")
     rows = rows.assign(place=rows["layer"] + half.where(streams, 0), of=rows["part"].mask(streams, "streams"))
@@ -34,11 +50,11 @@ def table(results: Results) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """A row a gradient, a column a depth, a line a series; log scale. table: COLUMNS."""
-    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table, "series")
     shown = [key for key in PANELS if ((table["measure"] == key[0]) & (table["of"] == key[1])).any()]
     figure, grid = depth_panels(table, len(shown), 1.9)
     for (measure, of), line in zip(shown, grid, strict=True):
-        for depth, axes in zip(depths_shown(table), line, strict=True):
+        for depth, axes in zip(drawn_depths(table), line, strict=True):
             here = table[(table["measure"] == measure) & (table["of"] == of) & (table["depth"] == depth)]
             every = max(1, here["place"].nunique() // 8)
             for series, rows in here.groupby("series"):
@@ -47,7 +63,7 @@ def draw(table: pd.DataFrame) -> Figure:
         log_gains(line[0])
     for axes in grid[-1]:
         axes.set_xlabel("layer (from 0)")
-    legend_below(figure, legend_lines(styles, styles))
+    legend_below(figure, legend_entries(styles))
     return figure
 
 
@@ -74,5 +90,5 @@ def caption(table: pd.DataFrame) -> str:
         "Norms of the gradient of the mean loss on held-out text, with respect to all streams of the batch before a "
         "sub-block (mixer at the layer, channel mixer half a layer later, last point: before the head) and to the "
         "parameters of each mixer and channel mixer, its norm and residual coefficients included; "
-        f"{band_text(table)}. {growth}{left_out_text(table)}{provenance(table)}"
+        f"{band_text(table)}. {growth}{left_out_text(table)}{provenance_text(table)}"
     )

@@ -9,10 +9,23 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from analysis.errors import NoData
-from analysis.marks import handle
-from analysis.models import best_rates, origin_text, rates_text
-from analysis.results import Results
-from analysis.style import INK, legend_below, looks, new_figure, styled
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text, rates_text
+from analysis.plotting.legends import legend_below, legend_entry
+from analysis.plotting.style import INK, new_figure, styled, table_styles
+from analysis.rate_sweeps import best_rates
+
+FIGURES = (
+    Entry(
+        "gradient_norms",
+        "Gradient norms while training",
+        needs=("metrics.step", "metrics.grad_norm"),
+        section="Quality",
+        place=40,
+        compares=True,
+    ),
+)
 
 COLUMNS = ("run", "label", "color", "seed", "rates", "training_set", "clip", "step", "grad_norm")
 PARTS = 20
@@ -49,17 +62,22 @@ def window(count: int) -> int:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Every model's norm before clipping: as recorded (faint) and smoothed (strong), on a logarithmic axis."""
-    styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table)
     figure, (axes,) = new_figure(3.9 + 0.21 * ((len(styles) + 2) // 2))
-    for label, look in styles.items():
+    for label, series_style in styles.items():
         norms = over_seeds(table[table["label"] == label])
-        axes.plot(norms.index, norms, color=look.color, alpha=0.25, linewidth=0.8, label=f"{label}, recorded")
+        axes.plot(
+            norms.index,
+            norms,
+            color=series_style.color,
+            alpha=0.25,
+            linewidth=0.8,
+            label=f"{label}, recorded",
+        )
         axes.plot(
             norms.index,
             smooth(norms),
-            color=look.color,
-            linestyle=look.linestyle,
-            marker=look.marker,
+            **series_style.line(),
             markersize=4,
             linewidth=1.5,
             markevery=max(1, len(norms) // 10),
@@ -75,7 +93,13 @@ def draw(table: pd.DataFrame) -> Figure:
     limit = (
         [Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="clipped above")] if len(clips) else []
     )
-    legend_below(figure, [*(handle(label, look, markersize=4) for label, look in styles.items()), *limit])
+    legend_below(
+        figure,
+        [
+            *(legend_entry(label, series_style, markersize=4) for label, series_style in styles.items()),
+            *limit,
+        ],
+    )
     return figure
 
 
@@ -92,5 +116,5 @@ def caption(table: pd.DataFrame) -> str:
     strong = f"strong lines: running mean of {points} points" if points > 1 else "few points: not smoothed"
     return (
         f"Norm of the gradient of all parameters before clipping, the mean since the last point. Faint lines: "
-        f"geometric mean over seeds, at the steps that all have; {strong}.{rates_text(table)} {origin_text(table)}"
+        f"geometric mean over seeds, at the steps that all have; {strong}.{rates_text(table)} {provenance_text(table)}"
     )

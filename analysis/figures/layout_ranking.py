@@ -11,15 +11,28 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from analysis.columns import RATES, SETTING_COLUMNS
 from analysis.comparison import ranking_metric
 from analysis.errors import NoData
+from analysis.figure_entry import Entry
 from analysis.figures.comparison import AXIS
-from analysis.marks import dot, rows
-from analysis.models import best_rates, origin_text, rates_text
-from analysis.results import Results
-from analysis.style import FAINT, legend_below, looks, panels, styled
-from analysis.units import listing
+from analysis.loading.columns import RATES, SETTING_COLUMNS
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_interval, row_axis
+from analysis.plotting.captions import provenance_text, rates_text, test_set_text
+from analysis.plotting.legends import legend_below
+from analysis.plotting.style import FAINT, panels, styled, table_styles
+from analysis.rate_sweeps import best_rates
+
+FIGURES = (
+    Entry(
+        "layout_ranking",
+        "Layouts, ranked",
+        needs=("runs.test_loss", "runs.pattern"),
+        section="Quality",
+        place=70,
+        compares=True,
+    ),
+)
 
 COLUMNS = (
     "run",
@@ -98,14 +111,16 @@ def draw(table: pd.DataFrame) -> Figure:
     )
     figure.set_figheight(sum(0.42 * count + 1.15 for count in counts) + 0.25)
     for group, (left, right) in zip(groups, axes, strict=True):
-        styles = looks(group[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
+        styles = table_styles(group)
         layouts = group.drop_duplicates("label")
         depth, colors = layouts["pattern"].str.len().max(), json.loads(group["letters"].iloc[0])
         for height, row in enumerate(layouts.itertuples()):
             _strip(left, height, row.label, row.pattern, colors, depth)
-            dot(right, height, group.loc[group["label"] == row.label, "value"], styles[row.label], row.label)
+            draw_interval(
+                right, height, group.loc[group["label"] == row.label, "value"], styles[row.label], row.label
+            )
         for each in (left, right):
-            rows(each, len(layouts))
+            row_axis(each, len(layouts))
         left.set(xlim=(0, depth), xlabel="layers, from the first on")
         left.set_xticks([0.5, depth - 0.5], ["1", str(depth)])
         left.grid(False)
@@ -172,5 +187,5 @@ def caption(table: pd.DataFrame) -> str:
     )
     return (
         f"Each square is a layer, named by its mixer's letter. {dots}. {'; '.join(told)}.{rates_text(table)} "
-        f"{origin_text(table)} Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
+        f"{provenance_text(table)} {test_set_text(table)}"
     )

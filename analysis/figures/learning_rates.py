@@ -8,13 +8,26 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.comparison import interval_text, ranking_metric
 from analysis.errors import NoData
+from analysis.figure_entry import Entry
 from analysis.figures.comparison import AXIS
-from analysis.marks import handle
-from analysis.models import origin_text, swept
-from analysis.results import Results
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text, test_set_text
+from analysis.plotting.legends import legend_below, legend_entry
+from analysis.plotting.style import new_figure, styled, table_styles
+from analysis.rate_sweeps import swept
 from analysis.statistics import estimate
-from analysis.style import legend_below, looks, new_figure, styled
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "learning_rates",
+        "Sensitivity to the learning rate",
+        needs=("runs.test_loss", "runs.lr"),
+        section="Quality",
+        place=60,
+        compares=True,
+    ),
+)
 
 COLUMNS = ("run", "model", "color", "seed", "setting", "lr", "metric", "value", "training_set", "test_set")
 
@@ -58,26 +71,31 @@ def draw(table: pd.DataFrame) -> Figure:
     """A line a model through the means over seeds, the range of its seeds as a band, its best rate in a ring."""
     found = points(table)
     winners = best(found)
-    styles = looks(table[["model", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table, "model")
     figure, (axes,) = new_figure(3.7 + 0.21 * ((len(styles) + 1) // 2))
     for winner in winners.itertuples():
-        rows, look = found[found["model"] == winner.model], styles[winner.model]
-        axes.fill_between(rows["lr"], rows["low"], rows["high"], color=look.color, alpha=0.12, linewidth=0)
+        rows, series_style = found[found["model"] == winner.model], styles[winner.model]
+        axes.fill_between(
+            rows["lr"], rows["low"], rows["high"], color=series_style.color, alpha=0.12, linewidth=0
+        )
         axes.plot(
             rows["lr"],
             rows["mean"],
-            color=look.color,
-            linestyle=look.linestyle,
-            marker=look.marker,
+            **series_style.line(),
             label=winner.model,
         )
-        ring = {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.5, "color": look.color}
+        ring = {
+            "markersize": 12,
+            "markerfacecolor": "none",
+            "markeredgewidth": 1.5,
+            "color": series_style.color,
+        }
         axes.plot(winner.lr, winner.mean, "o", label="_best", **ring)
     axes.set(xscale="log", xlabel="peak learning rate", ylabel=AXIS[table["metric"].iloc[0]])
     axes.xaxis.set_major_locator(FixedLocator(sorted(table["lr"].unique())))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    legend_below(figure, [handle(model, styles[model]) for model in winners["model"]])
+    legend_below(figure, [legend_entry(model, styles[model]) for model in winners["model"]])
     return figure
 
 
@@ -96,7 +114,4 @@ def caption(table: pd.DataFrame) -> str:
         models = winners.loc[winners["edge"] == end, "model"]
         if len(models):
             text += f". The {end} rate tried is best for {listing(models, 40)}: a {way} one may be better"
-    return (
-        f"{text}. {origin_text(table)} "
-        f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
-    )
+    return f"{text}. {provenance_text(table)} {test_set_text(table)}"

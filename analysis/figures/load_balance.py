@@ -7,22 +7,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.measured import (
-    band_text,
-    dots_text,
-    draw_line,
-    legend_lines,
-    measured,
-    over_seeds,
-    provenance,
-    single_heads,
+from analysis.figure_entry import Entry
+from analysis.loading.blocks import plural
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.loading.routing import with_routers
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import band_text, dots_text, provenance_text
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
+from analysis.statistics import over_seeds, single_heads
+
+FIGURES = (
+    Entry(
+        "load_balance",
+        "Load balance of routers",
+        needs=("measures.load", "measures.imbalance"),
+        section="Routing",
+        place=30,
+    ),
 )
-from analysis.results import Results
-from analysis.routed import noun, with_blocks
-from analysis.style import INK, Look, legend_below, looks, new_figure, styled
 
 COLUMNS = (
-    *("run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"),
+    *("run", "label", "series", "color", "seed", "training_set", "block", "noun", "layer", "head"),
     *("measure", "place", "value"),
 )
 
@@ -32,7 +39,7 @@ def table(results: Results) -> pd.DataFrame:
 
     A load is relative: share of assignments × number of experts, 1 if balanced.
     """
-    rows = with_blocks(measured(results, ("load", "imbalance")).dropna(subset=["run"]))
+    rows = with_routers(probe_measures(results, ("load", "imbalance")).dropna(subset=["run"]), results.runs)
     head = ["run", "series", "layer", "part", "head", "measure"]
     by_head = rows.groupby(head, dropna=False)["value"]
     loads = rows["measure"] == "load"
@@ -46,47 +53,46 @@ def table(results: Results) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Imbalance by layer (dots: heads) above, loads from the most to the least loaded below. table: COLUMNS."""
-    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table, "series")
     figure, (imbalance, load) = new_figure(5.0, rows=2)
-    for series, look in styles.items():
+    for series, series_style in styles.items():
         rows = table[table["series"] == series]
-        _draw_imbalance(imbalance, rows[rows["measure"] == "imbalance"], look, series)
-        _draw_load(load, rows[rows["measure"] == "load"], look, series)
+        _draw_imbalance(imbalance, rows[rows["measure"] == "imbalance"], series_style, series)
+        _draw_load(load, rows[rows["measure"] == "load"], series_style, series)
     imbalance.set(xlabel="layer (from 0)", ylabel="imbalance: largest\nover mean load (×)")
     load.set(xlabel="by load (1: the most loaded)", ylabel="share of assignments\nover an equal share (×)")
     load.set_ylim(bottom=0)
     for axes in (imbalance, load):
         axes.axhline(1, color=INK, linewidth=0.9, linestyle=":", label="_balanced")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(figure, legend_lines(styles, styles))
+    legend_below(figure, legend_entries(styles))
     return figure
 
 
-def _draw_imbalance(axes: Axes, rows: pd.DataFrame, look: Look, series: str) -> None:
+def _draw_imbalance(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, series: str) -> None:
     heads = single_heads(rows)
-    dots = {"color": look.color, "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
+    dots = {"color": series_style.color, "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
     axes.plot(heads["layer"].astype("float64"), heads["value"], "o", label="_heads", **dots)
-    draw_line(axes, over_seeds(rows, "layer"), look, series)
+    draw_line(axes, over_seeds(rows, "layer"), series_style, series)
 
 
-def _draw_load(axes: Axes, rows: pd.DataFrame, look: Look, series: str) -> None:
+def _draw_load(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, series: str) -> None:
     """The line is the mean, the band goes from the least to the most uneven head."""
     spread = rows.groupby("place")["value"].agg(["mean", "min", "max"])
-    draw_line(axes, spread, look, series)
+    draw_line(axes, spread, series_style, series)
 
 
 def caption(table: pd.DataFrame) -> str:
     """What is routed, and how unevenly."""
     told = []
-    for (series, block), rows in table.groupby(["series", "block"], sort=False):
+    for (series, word), rows in table.groupby(["series", "noun"], sort=False):
         imbalance = rows.loc[rows["measure"] == "imbalance", "value"]
         choices = int(rows["place"].max()) if rows["place"].notna().any() else 0
-        plural = {"memory": "memories"}.get(noun(block), f"{noun(block)}s")
         told.append(
-            f"{series}: {choices} {plural}, imbalance {imbalance.mean():.2f} (highest {imbalance.max():.2f})"
+            f"{series}: {choices} {plural(word)}, imbalance {imbalance.mean():.2f} (highest {imbalance.max():.2f})"
         )
     return (
         f"Above: lines, mean over heads ({band_text(table)}); dots, {dots_text(table)}. Below: mean over all heads, "
         "each with its own order of loads; bands: all of them. Dotted: perfect balance. First and further choices "
-        f"count alike. {'; '.join(told)}. {provenance(table)}"
+        f"count alike. {'; '.join(told)}. {provenance_text(table)}"
     )

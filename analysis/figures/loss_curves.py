@@ -10,12 +10,43 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
 from analysis.errors import NoData
-from analysis.marks import handle
-from analysis.models import best_rates, origin_text, rates_text
-from analysis.results import Results
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text, rates_text
+from analysis.plotting.legends import legend_below, legend_entry
+from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
+from analysis.rate_sweeps import best_rates
 from analysis.speeds import conditions
-from analysis.style import INK, Look, legend_below, looks, new_figure, styled
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "loss_against_tokens",
+        "Loss while training",
+        needs=("metrics.tokens", "metrics.loss"),
+        section="Quality",
+        place=10,
+        compares=True,
+    ),
+    Entry(
+        "loss_against_flops",
+        "Loss against compute",
+        needs=("metrics.tokens", "metrics.loss", "runs.flops_training"),
+        section="Quality",
+        place=20,
+        options={"against": "flops"},
+        compares=True,
+    ),
+    Entry(
+        "loss_against_time",
+        "Loss against time",
+        needs=("metrics.seconds", "metrics.loss"),
+        section="Quality",
+        place=30,
+        options={"against": "seconds"},
+        compares=True,
+    ),
+)
 
 COLUMNS = (
     "run",
@@ -91,7 +122,7 @@ def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
     table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed. Late is
     from two thirds of the shortest model's training on.
     """
-    styles = looks(table[["label", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table)
     figure, (whole, zoom) = new_figure(4.9 + 0.21 * ((len(styles) + 3) // 2), rows=2, height_ratios=(1, 1))
     order = _by_final_loss(table)
     validation = {}
@@ -110,7 +141,7 @@ def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     zoom.set_xlabel(AXIS[against])
     faint = Line2D([], [], color=INK, alpha=0.35, linewidth=1, label="training loss")
-    legend_below(figure, [*(handle(label, styles[label], markersize=4) for label in order), faint])
+    legend_below(figure, [*(legend_entry(label, styles[label], markersize=4) for label in order), faint])
     return figure
 
 
@@ -123,14 +154,21 @@ def _by_final_loss(table: pd.DataFrame) -> list[str]:
     return [*ranked, *(label for label in table["label"].unique() if label not in ranked)]
 
 
-def _draw_training(axes: Axes, losses: pd.DataFrame, look: Look, label: str) -> None:
-    faint = {"color": look.color, "alpha": 0.3, "linewidth": 0.9}
+def _draw_training(axes: Axes, losses: pd.DataFrame, series_style: SeriesStyle, label: str) -> None:
+    faint = {"color": series_style.color, "alpha": 0.3, "linewidth": 0.9}
     axes.plot(losses.index, losses["mean"], label=f"{label}, training", **faint)
 
 
-def _draw_validation(axes: Axes, losses: pd.DataFrame, look: Look, label: str) -> None:
-    axes.fill_between(losses.index, losses["min"], losses["max"], color=look.color, alpha=0.12, linewidth=0)
-    style = {"color": look.color, "linestyle": look.linestyle, "marker": look.marker, "markersize": 4}
+def _draw_validation(axes: Axes, losses: pd.DataFrame, series_style: SeriesStyle, label: str) -> None:
+    axes.fill_between(
+        losses.index, losses["min"], losses["max"], color=series_style.color, alpha=0.12, linewidth=0
+    )
+    style = {
+        "color": series_style.color,
+        "linestyle": series_style.linestyle,
+        "marker": series_style.marker,
+        "markersize": 4,
+    }
     axes.plot(losses.index, losses["mean"], markevery=max(1, len(losses) // 10), label=label, **style)
 
 
@@ -156,7 +194,7 @@ def caption(table: pd.DataFrame, against: str = "tokens") -> str:
     machines = f"{listing(table['machine'].dropna().unique())}, {listing(table['company'].unique())}"
     return (
         f"{lines}. Faint lines: training loss, the mean since the last point.{rates_text(table)} "
-        f"{_EXPLAINED[against].format(machines=machines)}{origin_text(table)} "
+        f"{_EXPLAINED[against].format(machines=machines)}{provenance_text(table)} "
         f"Validated on the validation split of {listing(table['validation_set'].dropna().unique())}."
     )
 

@@ -9,11 +9,25 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis.measured import band_text, dots_text, draw_line, over_seeds, provenance, single_heads
-from analysis.results import Results
-from analysis.routed import mutual_information, routed
-from analysis.style import INK, Look, legend_below, looks, panels, styled
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.loading.routing import mutual_information, routing_rows
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import band_text, dots_text, provenance_text
+from analysis.plotting.legends import legend_below
+from analysis.plotting.style import INK, SeriesStyle, panels, styled, table_styles
+from analysis.statistics import over_seeds, single_heads
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "mutual_information",
+        "What a choice says about the token",
+        needs=("table.assignments",),
+        section="Routing",
+        place=40,
+    ),
+)
 
 COLUMNS = (
     *("run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"),
@@ -25,7 +39,7 @@ SHUFFLES = 4
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, layer, head and measure: `information` of that head's assignments, and their entropy."""
-    rows = routed(results, "assignments")
+    rows = routing_rows(results, "assignments")
     place = ["run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"]
     found = [
         {**dict(zip(place, key, strict=True)), "measure": measure, "value": value}
@@ -68,7 +82,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
     table: COLUMNS.
     """
-    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table, "series")
     figure, grid = panels(len(styles), 1, 1.95, sharex=True)
     for series, (axes,) in zip(styles, grid, strict=True):
         rows = table[table["series"] == series]
@@ -87,14 +101,14 @@ def draw(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
+def _draw(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle) -> None:
     heads = single_heads(rows[rows["measure"] == "token"])
-    dots = {"color": look.color, "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
+    dots = {"color": series_style.color, "markersize": 3.5, "alpha": 0.45, "markeredgewidth": 0}
     axes.plot(heads["layer"].astype("float64"), heads["value"], "o", label="_heads", **dots)
     for measure, linestyle in MEASURES.items():
         spread = over_seeds(rows[rows["measure"] == measure], "layer")
-        marker = look.marker if measure == "token" else ""
-        draw_line(axes, spread, look, measure, linestyle=linestyle, marker=marker)
+        marker = series_style.marker if measure == "token" else ""
+        draw_line(axes, spread, series_style, measure, linestyle=linestyle, marker=marker)
 
 
 def caption(table: pd.DataFrame) -> str:
@@ -110,7 +124,7 @@ def caption(table: pd.DataFrame) -> str:
         "Mutual information of a token's kind and its first choice on held-out text, in nats: mean over heads "
         f"({band_text(table)}); dots: {dots_text(table)}. Dashed: with the token replaced by its frequency, rounded "
         "down to a power of two; dotted: choices dealt out anew among the tokens, what so few tokens show by chance. "
-        f"Mean over layers and heads: {'; '.join(told)}. {_by_construction(table)}{provenance(table)}"
+        f"Mean over layers and heads: {'; '.join(told)}. {_by_construction(table)}{provenance_text(table)}"
     )
 
 

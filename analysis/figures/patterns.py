@@ -13,12 +13,24 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.errors import NoData
-from analysis.masks import BLOCK, DECAY, KERNEL, KEYS, TOKENS, WINDOW, cells
-from analysis.models import origin_text
-from analysis.results import Results
-from analysis.sketches import sketch
-from analysis.style import FAINT, INK, looks, panels, styled
+from analysis.figure_entry import Entry
+from analysis.loading.blocks import blocks
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.masks import BLOCK, DECAY, KERNEL, KEYS, TOKENS, WINDOW, cells
+from analysis.plotting.sketches import GROUPS, path, sketch
+from analysis.plotting.style import FAINT, INK, panels, series_styles, styled
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "patterns",
+        "What may attend to what",
+        needs=("runs.blocks",),
+        section="Attention",
+        place=10,
+    ),
+)
 
 COLUMNS = (
     "letter",
@@ -26,6 +38,7 @@ COLUMNS = (
     "title",
     "color",
     "mask",
+    "sketch",
     "query",
     "key",
     "strength",
@@ -34,7 +47,6 @@ COLUMNS = (
     "training_set",
 )
 SIDE_BY_SIDE = 2
-GROUPS = 3
 
 
 def table(results: Results) -> pd.DataFrame:
@@ -42,18 +54,22 @@ def table(results: Results) -> pd.DataFrame:
 
     seeds, training_set: of the runs that the mixers are taken from.
     """
-    blocks = [block for text in results.runs["blocks"].dropna() for block in json.loads(text)]
-    mixers = {block["letter"]: block for block in blocks if block.get("letter")}
+    mixers = {block["letter"]: block for block in blocks(results.runs) if block.get("letter")}
     if not mixers:
         raise NoData("no run names its mixers (blocks in summary.json)")
     rows = [
-        (letter, *(block.get(key, "") for key in ("name", "title", "color", "mask")), *cell)
+        (letter, *(block.get(key, "") for key in ("name", "title", "color", "mask")), _sketch(block), *cell)
         for letter, block in sorted(mixers.items())
-        for cell in cells(block.get("name", ""), block.get("mask", ""))
+        for cell in cells(block.get("mask", ""))
     ]
     frame = pd.DataFrame(rows, columns=list(COLUMNS[:-2]))
     seeds = " ".join(str(seed) for seed in sorted(results.runs["seed"].dropna().unique()))
     return frame.assign(seeds=seeds, training_set=listing(results.runs["training_set"].dropna().unique()))
+
+
+def _sketch(block: dict) -> str:
+    """The block's own sketch as JSON; "" without one."""
+    return json.dumps(block["sketch"], ensure_ascii=False) if block.get("sketch") else ""
 
 
 @styled
@@ -67,8 +83,11 @@ def draw(table: pd.DataFrame) -> Figure:
     for (left, right), mixer in zip(places, mixers, strict=False):
         first = mixer.iloc[0]
         own = first["color"] if is_color_like(first["color"]) else INK
-        groups = [look.color for look in looks((str(group), own) for group in range(GROUPS)).values()]
-        sketch(left, first["name"], first["mask"], own, groups)
+        groups = [
+            series_style.color
+            for series_style in series_styles((str(group), own) for group in range(GROUPS)).values()
+        ]
+        sketch(left, path(first["mask"], first["sketch"]), own, groups)
         left.set_title(
             f"{first['letter']}  {first['title']}", fontsize=8.5, color=INK, fontweight="bold"
         ).set_in_layout(False)
@@ -102,7 +121,7 @@ def _shade(color: str, strength: float) -> np.ndarray:
 
 def caption(table: pd.DataFrame) -> str:
     """How to read the drawing, and that it is one: nothing in it was measured."""
-    masks = set(table["mask"]) | set(table["name"])
+    masks = set(table["mask"])
     told = [text for mask, text in _READ.items() if mask in masks]
     seeds = [int(seed) for seed in table["seeds"].iloc[0].split()]
     first = pd.DataFrame({"seed": seeds, "training_set": table["training_set"].iloc[0]})
@@ -111,7 +130,7 @@ def caption(table: pd.DataFrame) -> str:
         "projections, norms and output gates are left out; ↻ is carried from token to token. "
         "Right: which keys a query may read: coloured, "
         f"and paler where their weight fades; grey: earlier, but out of reach. {' '.join(told)} "
-        f"The mixers are those of these runs: {origin_text(first)}"
+        f"The mixers are those of these runs: {provenance_text(first)}"
     )
 
 
@@ -121,6 +140,6 @@ _READ = {
     "topk": f"Top-k: an indexer picks {KEYS} keys for each query.",
     "blocks": f"Blocks of {BLOCK} tokens: summaries of all, some in full, and the last {WINDOW} tokens (three shades).",
     "recurrent": f"Recurrences: a state that holds the past and loses it (here by {1 - DECAY:.0%} a token).",
-    "mom": "Memories: a token writes into and reads the state it is routed to (three shades; one each for simplicity).",
+    "memories": "Memories: a token writes into and reads the state it is routed to (three shades, one each).",
     "convolution": f"Convolution: the last {KERNEL} tokens.",
 }

@@ -8,19 +8,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.measured import (
-    all_looks,
-    band_text,
-    doubling_axis,
-    draw_line,
-    legend_lines,
-    measured,
-    over_seeds,
-    present,
-    provenance,
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.axes import doubling_axis, draw_line, plain_log_ticks
+from analysis.plotting.captions import band_text, labels_with_data, provenance_text
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
+from analysis.statistics import over_seeds
+
+FIGURES = (
+    Entry(
+        "recurrence",
+        "Recurrent states",
+        needs=("measures.state_norm", "measures.state_rank"),
+        section="Recurrences",
+        place=10,
+    ),
 )
-from analysis.results import Results
-from analysis.style import Look, legend_below, new_figure, styled
 
 MEASURES = ("state_norm", "state_rank", "decay_half_life")
 UNITS = {"state_norm": "norm of the state", "state_rank": "effective rank"}
@@ -33,7 +38,7 @@ COLUMNS = (
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, layer, head and end: tokens seen, or the quantile of a half-life (in tokens)."""
-    rows = measured(results, MEASURES)
+    rows = probe_measures(results, MEASURES)
     return rows[rows["run"].isna() | rows["axis"].isin(("position", "quantile"))][list(COLUMNS)]
 
 
@@ -45,7 +50,7 @@ def half_lives(rows: pd.DataFrame) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Norm and rank against tokens seen, half-life by layer. table: COLUMNS."""
-    labels, styles = present(table), all_looks(table)
+    labels, styles = labels_with_data(table), table_styles(table)
     shown = [name for name in MEASURES if (table["measure"] == name).any()]
     figure, grid = new_figure(2.1 * len(shown) + 0.4, rows=len(shown))
     for measure, axes in zip(shown, grid, strict=True):
@@ -58,30 +63,31 @@ def draw(table: pd.DataFrame) -> Figure:
         if measure == "decay_half_life":
             axes.set(xlabel="layer (from 0)", ylabel="half-life (tokens)", yscale="log")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            axes.set_title("memory: median, band from the 10 % to the 90 % quantile")
+            plain_log_ticks(axes.yaxis)
+            axes.set_title("half-life: median, 10 % to 90 % quantiles")
         else:
             seen = table.loc[table["measure"] == measure, "end"]
             doubling_axis(axes, seen.min(), seen.max())
             axes.set(xlabel="tokens seen", ylabel=UNITS[measure])
             axes.set_ylim(bottom=0)
-    legend_below(figure, legend_lines(styles, labels))
+    legend_below(figure, legend_entries(styles, labels))
     return figure
 
 
-def _draw_half_lives(axes: Axes, quantiles: pd.DataFrame, look: Look, label: str) -> None:
+def _draw_half_lives(axes: Axes, quantiles: pd.DataFrame, series_style: SeriesStyle, label: str) -> None:
     if quantiles.empty:
         return
     x = quantiles.index.to_numpy("float64")
     finite = quantiles.where(np.isfinite(quantiles))
-    axes.fill_between(x, finite[LOW], finite[HIGH], color=look.color, alpha=0.15, linewidth=0)
-    style = {"linestyle": look.linestyle, "marker": look.marker, "markersize": 4}
-    axes.plot(x, finite[MEDIAN], color=look.color, label=label, **style)
+    axes.fill_between(x, finite[LOW], finite[HIGH], color=series_style.color, alpha=0.15, linewidth=0)
+    style = {"linestyle": series_style.linestyle, "marker": series_style.marker, "markersize": 4}
+    axes.plot(x, finite[MEDIAN], color=series_style.color, label=label, **style)
 
 
 def caption(table: pd.DataFrame) -> str:
     """What norm, rank and half-life are, and their values at the end."""
     told = []
-    for label in present(table):
+    for label in labels_with_data(table):
         rows = table[table["label"] == label]
         ranks, lives = (rows[rows["measure"] == name] for name in ("state_rank", "decay_half_life"))
         parts = []
@@ -97,5 +103,5 @@ def caption(table: pd.DataFrame) -> str:
         "Frobenius norm and effective rank (exponential of the entropy of the normalised singular values) of the "
         f"state, mean over layers, heads and, where there are several, memories ({band_text(table)}); half-life: "
         "tokens after which a decay has halved what is stored, quantiles over tokens and channels, median over heads "
-        f"and seeds. {'; '.join(told)}. {provenance(table)}"
+        f"and seeds. {'; '.join(told)}. {provenance_text(table)}"
     )

@@ -9,19 +9,30 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.measured import provenance
-from analysis.results import Results
-from analysis.routed import choice_colors, noun, one_model, routed
-from analysis.style import PALETTE, new_figure, styled
-from analysis.tokens import token_label
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.loading.routing import choice_colors, one_model, routing_rows
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.style import PALETTE, new_figure, styled
+from analysis.plotting.token_labels import token_label
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "routing_map",
+        "Routing of a sentence",
+        needs=("table.routes", "table.sentence"),
+        section="Routing",
+        place=10,
+    ),
+)
 
 LONGEST = 36
 """Tokens that have room for their text side by side."""
 
 LAYERS = 4
 COLUMNS = (
-    *("run", "label", "series", "color", "seed", "training_set", "layer", "block", "head"),
+    *("run", "label", "series", "color", "seed", "training_set", "layer", "block", "noun", "head"),
     *("position", "text", "choice", "probability", "routed_layers", "routers"),
 )
 
@@ -31,7 +42,7 @@ def table(results: Results) -> pd.DataFrame:
 
     routed_layers: all layers that have this router; routers: those of all models, both as text.
     """
-    every = routed(results, "routes")
+    every = routing_rows(results, "routes")
     rows = one_model(every)
     rows = rows.assign(
         routed_layers=listing(sorted(rows["layer"].unique()), 40),
@@ -64,7 +75,7 @@ def picture(rows: pd.DataFrame, colors: dict[int, str]) -> np.ndarray:
 def draw(table: pd.DataFrame) -> Figure:
     """A panel a layer, heads down, tokens across; colour: the choice, the paler the less sure. table: COLUMNS."""
     colors, layers = choice_colors(table["choice"]), list(table["layer"].unique())
-    heads, what = int(table["head"].max()) + 1, noun(table["block"].iloc[0])
+    heads, what = int(table["head"].max()) + 1, table["noun"].iloc[0]
     figure, grid = new_figure(1.3 + len(layers) * (0.3 + 0.17 * heads), rows=len(layers), sharex=True)
     for layer, axes in zip(layers, grid, strict=True):
         axes.imshow(picture(table[table["layer"] == layer], colors), aspect="auto", interpolation="nearest")
@@ -95,14 +106,14 @@ def _legend(colors: dict[int, str], what: str) -> list[Patch]:
 
 def caption(table: pd.DataFrame) -> str:
     """Whose heads, on which sentence, how sure."""
-    what = noun(table["block"].iloc[0])
+    what = table["noun"].iloc[0]
     heads = table.groupby(["layer", "head"])["choice"]
     commonest = heads.agg(lambda choices: (choices == choices.mode()[0]).mean())
     return (
         f"{_which(table)}: the {what} that each head's router chose first for each token; "
         f"opacity: its probability (mean {table['probability'].mean():.2f}). A {what}'s number means something within "
         f"its head only. A head's commonest {what} gets {100 * commonest.mean():.0f} % of this sentence on average. "
-        f"␣: a space. {provenance(table)}"
+        f"␣: a space. {provenance_text(table)}"
     )
 
 

@@ -6,10 +6,21 @@ import pandas as pd
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from analysis.measured import provenance
-from analysis.results import Results
-from analysis.sentence_maps import COLUMNS, draw_maps, sentence_maps
-from analysis.style import styled
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.sentence_maps import COLUMNS, draw_maps, sentence_maps
+from analysis.plotting.style import styled
+
+FIGURES = (
+    Entry(
+        "selected_maps",
+        "Selected keys",
+        needs=("table.maps",),
+        section="Attention",
+        place=80,
+    ),
+)
 
 
 def table(results: Results) -> pd.DataFrame:
@@ -38,5 +49,5 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"First, middle and last layer that selects. The first {table['query'].max() + 1} tokens of one held-out "
         f"sentence; white is the future, ␣ a space. Keys a query and head on average: {keys}. "
-        f"One run a model, the lowest seed. {provenance(table)}"
+        f"One run a model, the lowest seed. {provenance_text(table)}"
     )

@@ -9,20 +9,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-from analysis.measured import (
-    absent_text,
-    all_looks,
-    band_text,
-    doubling_axis,
-    draw_line,
-    legend_lines,
-    measured,
-    over_seeds,
-    present,
-    provenance,
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
+from analysis.statistics import over_seeds
+
+FIGURES = (
+    Entry(
+        "selection",
+        "Learned sparsity",
+        needs=("measures.selected_keys",),
+        section="Attention",
+        place=70,
+    ),
 )
-from analysis.results import Results
-from analysis.style import INK, Look, legend_below, new_figure, styled
 
 MEASURES = ("selected_keys", "selected_distance", "selected_mass", "selected_mass_random")
 CHANCE = {"linewidth": 0.9, "markerfacecolor": "white"}
@@ -43,7 +47,7 @@ COLUMNS = (
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, layer, measure and bucket of positions (axis "position") or over all (axis ""); heads averaged."""
-    rows = measured(results, MEASURES)
+    rows = probe_measures(results, MEASURES)
     by = [column for column in COLUMNS if column != "value"]
     return rows.groupby(by, sort=False, dropna=False)["value"].mean().reset_index()
 
@@ -51,7 +55,7 @@ def table(results: Results) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Keys by position; and, where dense attention was shown, its mass on them by position and by layer."""
-    labels, styles = present(table), all_looks(table)
+    labels, styles = labels_with_data(table), table_styles(table)
     dense = (table["measure"] == "selected_mass").any()
     figure, axes = new_figure((6.9 if dense else 2.6) + 0.21 * len(labels), rows=3 if dense else 1)
     _draw_keys(axes[0], table, labels, styles)
@@ -74,7 +78,7 @@ def draw(table: pd.DataFrame) -> Figure:
         if dense
         else []
     )
-    legend_below(figure, [*legend_lines(styles, labels), *chance])
+    legend_below(figure, [*legend_entries(styles, labels), *chance])
     return figure
 
 
@@ -84,7 +88,7 @@ def _middle(table: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(middle=(rows["start"] + rows["end"]) / 2)
 
 
-def _draw_keys(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, Look]) -> None:
+def _draw_keys(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[str, SeriesStyle]) -> None:
     rows = _middle(table[table["measure"] == "selected_keys"])
     for label in labels:
         draw_line(axes, over_seeds(rows[rows["label"] == label], "middle"), styles[label], label)
@@ -99,7 +103,7 @@ def _draw_keys(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[
     axes.set_title("keys that a query may read; dashed: all visible")
 
 
-def _draw_mass(axes: Axes, rows: pd.DataFrame, by: str, styles: dict[str, Look]) -> None:
+def _draw_mass(axes: Axes, rows: pd.DataFrame, by: str, styles: dict[str, SeriesStyle]) -> None:
     for label in dict.fromkeys(rows.loc[rows["measure"] == "selected_mass", "label"]):
         mine = rows[rows["label"] == label]
         draw_line(axes, over_seeds(mine[mine["measure"] == "selected_mass"], by), styles[label], label)
@@ -116,7 +120,7 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"Means over heads and layers ({band_text(table)}). Over all positions: {told}. "
         "Dense attention is what the block would do with every key; only blocks that learn to find it show it. "
-        f"{absent_text(table, 'No selection')}{provenance(table)}"
+        f"{absent_text(table, 'No selection')}{provenance_text(table)}"
     )
 
 

@@ -8,11 +8,24 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.depths import ROUNDING, deepest, log_gains, sub_block, with_series
 from analysis.errors import NoData
-from analysis.measured import measured, provenance
-from analysis.results import Results
-from analysis.style import INK, looks, panels, styled
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.depth_panels import ROUNDING, deepest, log_gains, sub_block, with_series
+from analysis.plotting.style import INK, panels, styled, table_styles
+
+FIGURES = (
+    Entry(
+        "singular_values",
+        "Singular values of the streams' mixing",
+        needs=("measures.h_res_sigma", "measures.composite_sigma"),
+        section="Residual streams",
+        place=20,
+        compares=True,
+    ),
+)
 
 PANELS = {"h_res_sigma": "each sub-block", "composite_sigma": "product so far"}
 COLUMNS = (
@@ -23,7 +36,7 @@ COLUMNS = (
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, sub-block and rank (from 0); of each series its deepest model with several streams."""
-    rows = measured(results, tuple(PANELS)).dropna(subset=["run"])
+    rows = probe_measures(results, tuple(PANELS)).dropna(subset=["run"])
     rows = rows[(rows["axis"] == "rank") & rows["part"].isin(("mixer", "channel"))]
     rows = rows[rows.groupby("run")["start"].transform("max") > 0]
     if rows.empty:
@@ -45,7 +58,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
     table: COLUMNS. A column has one log scale for all models.
     """
-    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table, "series")
     figure, grid = panels(len(styles), len(PANELS), 1.55, sharey="col")
     for series, line in zip(styles, grid, strict=True):
         for (measure, what), axes in zip(PANELS.items(), line, strict=True):
@@ -88,5 +101,5 @@ def caption(table: pd.DataFrame) -> str:
         "Singular values of the mixing matrix of each sub-block (2·layer, + 1 for the channel mixer) and of the "
         "product from the first up to it, mean over tokens and seeds; strong lines: the largest and the smallest; "
         f"dotted: 1. Below {ROUNDING:g} is rounding. "
-        f"{'; '.join(told)}. {provenance(table)}"
+        f"{'; '.join(told)}. {provenance_text(table)}"
     )

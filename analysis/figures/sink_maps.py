@@ -6,10 +6,29 @@ import pandas as pd
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from analysis.measured import provenance
-from analysis.results import Results
-from analysis.sentence_maps import COLUMNS, draw_maps, sentence_maps
-from analysis.style import styled
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.sentence_maps import COLUMNS, draw_maps, sentence_maps
+from analysis.plotting.style import styled
+
+FIGURES = (
+    Entry(
+        "sink_maps",
+        "Attention maps: the heads with the most on the first token",
+        needs=("table.maps",),
+        section="Attention",
+        place=30,
+    ),
+    Entry(
+        "sink_maps_mean",
+        "Attention maps: mean over heads",
+        needs=("table.maps",),
+        section="Attention",
+        place=40,
+        options={"heads": "mean"},
+    ),
+)
 
 FAINTEST = 1e-3
 """What the probes leave out is below this."""
@@ -56,5 +75,5 @@ def caption(table: pd.DataFrame, heads: str = "sink") -> str:
     return (
         f"First, middle and last layer with attention; of each {which}. The first {length} tokens of one held-out "
         f"sentence, all models on the same colours; weights below {FAINTEST:g} look like {FAINTEST:g}, white is the "
-        f"future. ␣: a space. One run a model, the lowest seed. {provenance(table)}"
+        f"future. ␣: a space. One run a model, the lowest seed. {provenance_text(table)}"
     )

@@ -11,22 +11,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from analysis.errors import NoData
-from analysis.measured import (
-    absent_text,
-    all_looks,
-    band_text,
-    dots_text,
-    draw_line,
-    measured,
-    over_seeds,
-    present,
-    provenance,
-    single_heads,
-)
-from analysis.probes import advice
-from analysis.results import Results
-from analysis.style import INK, WIDTH, Look, styled
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_tables import advice
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import absent_text, band_text, dots_text, labels_with_data, provenance_text
+from analysis.plotting.style import INK, WIDTH, SeriesStyle, styled, table_styles
+from analysis.statistics import over_seeds, single_heads
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "sinks",
+        "Attention sinks",
+        needs=("measures.first_token_mass",),
+        section="Attention",
+        place=20,
+    ),
+)
 
 SINK = 3.0
 """A layer whose heads give the first token, on average, this many times what uniform attention would has a sink."""
@@ -38,7 +41,7 @@ ACROSS = 3
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, layer and head: the mass (value), what uniform attention would give, the model's gates."""
-    rows = measured(results, ("first_token_mass", "first_token_uniform"))
+    rows = probe_measures(results, ("first_token_mass", "first_token_uniform"))
     rows = rows[rows["axis"].fillna("") == ""]
     place = ["run", "layer"]
     uniform = rows[rows["measure"] == "first_token_uniform"].groupby(place)["value"].mean().rename("uniform")
@@ -62,7 +65,7 @@ def _gates(results: Results) -> dict[str, str]:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Above, the mean over heads of all models; below, model by model, also the single heads of each run as dots."""
-    labels, styles = present(table), all_looks(table)
+    labels, styles = labels_with_data(table), table_styles(table)
     rows = -(-len(labels) // ACROSS)
     figure = Figure(figsize=(WIDTH, 2.7 + 1.35 * rows), layout="constrained")
     FigureCanvasAgg(figure)
@@ -96,13 +99,13 @@ def _title(label: str, gates: str) -> str:
     return textwrap.fill(f"{label} ({gates} gate)" if pd.notna(gates) else label, 20)
 
 
-def _draw_heads(axes: Axes, rows: pd.DataFrame, look: Look) -> None:
+def _draw_heads(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle) -> None:
     heads = single_heads(rows)
     axes.plot(
         heads["layer"].astype("float64"),
         heads["value"],
         "o",
-        color=look.color,
+        color=series_style.color,
         markersize=3,
         alpha=0.5,
         markeredgewidth=0,
@@ -170,5 +173,6 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"Lines: mean over heads ({band_text(table)}); dots: {dots_text(table)}. Dashed: uniform attention "
         f"({listing(f'{value:.3g}' for value in uniform)}). {_verdict(table)}. "
-        f"Gates on output or value: {listing(gated, 20)}. {absent_text(table, 'No attention shown')}{provenance(table)}"
+        f"Gates on output or value: {listing(gated, 20)}. "
+        f"{absent_text(table, 'No attention shown')}{provenance_text(table)}"
     )

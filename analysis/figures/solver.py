@@ -8,9 +8,21 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.measured import measured, provenance
-from analysis.results import Results
-from analysis.style import panels, styled
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.style import panels, styled
+
+FIGURES = (
+    Entry(
+        "solver",
+        "Residual of the solver",
+        needs=("measures.cg_residual",),
+        section="Recurrences",
+        place=20,
+    ),
+)
 
 COLUMNS = ("run", "label", "color", "seed", "training_set", "layer", "head", "solver_step", "value")
 SHADES = "cividis_r"
@@ -20,7 +32,7 @@ NAMED = 8
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, layer, head and number of steps done: the relative residual, mean over tokens."""
-    rows = measured(results, ("cg_residual",)).dropna(subset=["run"])
+    rows = probe_measures(results, ("cg_residual",)).dropna(subset=["run"])
     return rows.assign(solver_step=rows["start"].astype("int64"))[list(COLUMNS)]
 
 
@@ -63,5 +75,5 @@ def caption(table: pd.DataFrame) -> str:
         )
     return (
         "‖q − (H + Λ)x‖ / ‖q‖ after so many steps, mean over tokens, heads and seeds; 0 steps: the start value. "
-        f"{'; '.join(told)}. {provenance(table)}"
+        f"{'; '.join(told)}. {provenance_text(table)}"
     )

@@ -8,12 +8,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.errors import NoData
+from analysis.figure_entry import Entry
 from analysis.figures.crossover import is_dense
-from analysis.marks import byte_axis, bytes_text, handle, length_axis, rows
-from analysis.models import origin_text, swept
-from analysis.results import Results
-from analysis.style import Look, legend_below, looks, new_figure, styled
+from analysis.loading.results import Results
+from analysis.plotting.axes import byte_axis, bytes_text, length_axis, row_axis
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.legends import legend_below, legend_entry
+from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
+from analysis.rate_sweeps import swept
 from analysis.units import listing
+
+FIGURES = (
+    Entry(
+        "state_and_memory",
+        "Decode state and training memory",
+        needs=("runs.state_bytes_131072",),
+        section="Cost",
+        place=20,
+    ),
+)
 
 LENGTHS = (1024, 8192, 131072)
 STATES = tuple(f"state_bytes_{length}" for length in LENGTHS)
@@ -57,7 +70,7 @@ def crossing(state: pd.Series, dense: pd.Series) -> float | None:
 def draw(table: pd.DataFrame) -> Figure:
     """Decode state of one sequence against T (log-log) above, peak memory of training below."""
     found = states(table)
-    styles = looks(table[["model", "color"]].drop_duplicates("model").itertuples(index=False, name=None))
+    styles = table_styles(table, "model")
     measured = [
         model for model in found.index if table.loc[table["model"] == model, "peak_memory_bytes"].any()
     ]
@@ -69,38 +82,42 @@ def draw(table: pd.DataFrame) -> Figure:
     for axes in below:
         _draw_memory(axes, table, measured, styles)
     if set(measured) != set(found.index):
-        legend_below(figure, [handle(model, styles[model]) for model in found.index])
+        legend_below(figure, [legend_entry(model, styles[model]) for model in found.index])
     return figure
 
 
-def _draw_states(axes: Axes, found: pd.DataFrame, styles: dict[str, Look]) -> None:
+def _draw_states(axes: Axes, found: pd.DataFrame, styles: dict[str, SeriesStyle]) -> None:
     between = np.geomspace(LENGTHS[0], LENGTHS[-1], 65)
     dense = next((model for model in found.index if is_dense(model)), None)
     for model, state in found.iterrows():
-        look = styles[model]
-        line = {"color": look.color, "linestyle": look.linestyle, "label": "_between"}
+        series_style = styles[model]
+        line = {"color": series_style.color, "linestyle": series_style.linestyle, "label": "_between"}
         axes.plot(between, np.interp(between, LENGTHS, state), **line)
-        axes.plot(LENGTHS, state, look.marker, color=look.color, label=model)
+        axes.plot(LENGTHS, state, series_style.marker, color=series_style.color, label=model)
         tokens = crossing(state, found.loc[dense]) if dense not in (None, model) else None
         if tokens and tokens > LENGTHS[0]:
-            axes.plot(tokens, np.interp(tokens, LENGTHS, state), "o", label="_crossing", **_ring(look))
+            axes.plot(
+                tokens, np.interp(tokens, LENGTHS, state), "o", label="_crossing", **_ring(series_style)
+            )
     axes.set(yscale="log", ylabel="decode state\nof one sequence", xlabel="text so far T (tokens)")
     axes.set_title("decode state")
     length_axis(axes, list(LENGTHS))
     byte_axis(axes.yaxis)
 
 
-def _ring(look: Look) -> dict:
-    return {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.5, "color": look.color}
+def _ring(series_style: SeriesStyle) -> dict:
+    return {"markersize": 12, "markerfacecolor": "none", "markeredgewidth": 1.5, "color": series_style.color}
 
 
-def _draw_memory(axes: Axes, table: pd.DataFrame, models: list[str], styles: dict[str, Look]) -> None:
+def _draw_memory(axes: Axes, table: pd.DataFrame, models: list[str], styles: dict[str, SeriesStyle]) -> None:
     for height, model in enumerate(models):
         values = table.loc[table["model"] == model, "peak_memory_bytes"].dropna() / MEBIBYTE
-        look = styles[model]
-        axes.plot(values, [height] * len(values), "|", color=look.color, markersize=13, label="_runs")
-        axes.plot(values.max(), height, look.marker, color=look.color, markersize=8, label=model)
-    rows(axes, len(models), models)
+        series_style = styles[model]
+        axes.plot(values, [height] * len(values), "|", color=series_style.color, markersize=13, label="_runs")
+        axes.plot(
+            values.max(), height, series_style.marker, color=series_style.color, markersize=8, label=model
+        )
+    row_axis(axes, len(models), models)
     axes.set_title("training; symbols as above")
     axes.set_xlabel("peak memory of a training run (MiB)")
 
@@ -119,7 +136,7 @@ def caption(table: pd.DataFrame) -> str:
     )
     return (
         "Decode state of one sequence in the weights' type, computed from the built model at the lengths marked, "
-        f"linear in T between them. {told}{memory}{origin_text(table)}"
+        f"linear in T between them. {told}{memory}{provenance_text(table)}"
     )
 
 

@@ -6,11 +6,27 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.depths import deepest, with_series
 from analysis.errors import NoData
-from analysis.measured import band_text, draw_line, legend_lines, measured, over_seeds, provenance
-from analysis.results import Results
-from analysis.style import legend_below, looks, panels, styled
+from analysis.figure_entry import Entry
+from analysis.loading.probe_measures import probe_measures
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import band_text, provenance_text
+from analysis.plotting.depth_panels import deepest, with_series
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import panels, styled, table_styles
+from analysis.statistics import over_seeds
+
+FIGURES = (
+    Entry(
+        "stream_pca",
+        "Dimensions the streams use",
+        needs=("measures.stream_energy", "measures.stream_error"),
+        section="Residual streams",
+        place=40,
+        compares=True,
+    ),
+)
 
 PANELS = {"stream_energy": "share of energy", "stream_error": "relative error"}
 PLACES = ("after layer 0", "half way", "before the head")
@@ -22,7 +38,7 @@ COLUMNS = (
 
 def table(results: Results) -> pd.DataFrame:
     """A row per run, place and rank r; of each series its deepest model with several streams."""
-    rows = measured(results, tuple(PANELS)).dropna(subset=["run"])
+    rows = probe_measures(results, tuple(PANELS)).dropna(subset=["run"])
     rows = rows[rows["part"].isin(("mixer", "head")) & (rows.groupby("run")["end"].transform("max") > 1)]
     if rows.empty:
         raise NoData("every probed model has one residual stream: it has one direction")
@@ -41,7 +57,7 @@ def _layers(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Above energy, below error (log scale; 0 with all directions), against r; a column a place. table: COLUMNS."""
-    styles = looks(table[["series", "color"]].drop_duplicates().itertuples(index=False, name=None))
+    styles = table_styles(table, "series")
     figure, grid = panels(len(PANELS), len(PLACES), 1.95, sharex=True, sharey="row")
     for (measure, unit), line in zip(PANELS.items(), grid, strict=True):
         for place, axes in zip(PLACES, line, strict=True):
@@ -57,7 +73,7 @@ def draw(table: pd.DataFrame) -> Figure:
     grid[1][0].set_yscale("log")
     for axes in grid[-1]:
         axes.set_xlabel("directions r")
-    legend_below(figure, legend_lines(styles, styles))
+    legend_below(figure, legend_entries(styles))
     return figure
 
 
@@ -72,5 +88,5 @@ def caption(table: pd.DataFrame) -> str:
     return (
         "Streams x in R^n of all tokens and channels, rebuilt from their r leading principal directions (uncentred): "
         f"share of Σ‖x‖² kept, and √(1 − share), which is 0 with all n; {band_text(table)}. Each scheme at its "
-        f"greatest depth. In one direction before the head: {', '.join(told)}. {provenance(table)}"
+        f"greatest depth. In one direction before the head: {', '.join(told)}. {provenance_text(table)}"
     )

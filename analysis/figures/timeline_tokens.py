@@ -7,18 +7,29 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.errors import NoData
-from analysis.measured import provenance
-from analysis.results import Results
-from analysis.routed import choice_colors, mutual_information, noun, one_model, routed
-from analysis.style import PALETTE, panels, styled
-from analysis.tokens import token_label
+from analysis.figure_entry import Entry
+from analysis.loading.results import Results
+from analysis.loading.routing import choice_colors, mutual_information, one_model, routing_rows
+from analysis.plotting.captions import provenance_text
+from analysis.plotting.style import PALETTE, panels, styled
+from analysis.plotting.token_labels import token_label
+
+FIGURES = (
+    Entry(
+        "timeline_tokens",
+        "What each timeline reads",
+        needs=("table.assignments",),
+        section="Routing",
+        place=20,
+    ),
+)
 
 LEAST = 5
 """A token counts as typical only if it went there so often (rarer ones: by chance) and more than elsewhere."""
 
 MOST_TOKENS, MOST_CHOICES = 6, len(PALETTE)
 COLUMNS = (
-    *("run", "label", "color", "seed", "training_set", "block", "layer", "head"),
+    *("run", "label", "color", "seed", "training_set", "block", "noun", "layer", "head"),
     *("information", "choice", "share", "token", "text", "count", "total", "lift"),
 )
 
@@ -29,7 +40,7 @@ def table(results: Results) -> pd.DataFrame:
     lift: how much likelier the token is in this choice than anywhere, (n_ct/n_c) / (n_t/N); count: n_ct, at least
     LEAST; total: n_t; share: n_c/N; information: the head's, in nats. The most loaded MOST_CHOICES are kept.
     """
-    rows = one_model(routed(results, "assignments"))
+    rows = one_model(routing_rows(results, "assignments"))
     heads = [group.assign(information=_information(group)) for _, group in rows.groupby(["layer", "head"])]
     typical = with_lift(max(heads, key=lambda head: head["information"].iloc[0]))
     typical = typical[typical["choice"].isin(_most_loaded(typical))]
@@ -62,7 +73,7 @@ def _most_loaded(rows: pd.DataFrame) -> pd.Index:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """A panel a choice: bars as long as the lift, tokens at their left, counts at their right. table: COLUMNS."""
-    colors, what = choice_colors(table["choice"]), noun(table["block"].iloc[0])
+    colors, what = choice_colors(table["choice"]), table["noun"].iloc[0]
     choices = list(table["choice"].unique())
     columns = min(2, len(choices))
     figure, grid = panels(-(-len(choices) // columns), columns, 1.65, sharex=True)
@@ -94,11 +105,11 @@ def _draw(axes: Axes, rows: pd.DataFrame, color: str) -> None:
 
 def caption(table: pd.DataFrame) -> str:
     """Which head, and what the numbers are."""
-    first, what = table.iloc[0], noun(table["block"].iloc[0])
+    first, what = table.iloc[0], table["noun"].iloc[0]
     return (
         f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: of all heads the one "
         f"whose {what} says most about the token ({first.information:.3f} nats). For each {what} the tokens with "
         "the highest lift, the probability there over that anywhere, of those that went there "
         f"{LEAST} times or more; numbers: how many of the token's occurrences on held-out text; ␣: a space. "
-        f"{provenance(table)}"
+        f"{provenance_text(table)}"
     )

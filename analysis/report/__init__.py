@@ -16,10 +16,10 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import refuse_link, remove_partials, write_atomically, write_text
+from analysis.loading.results import PathLike, Results, load_results
 from analysis.report import latex, markdown, page
 from analysis.report.content import Content, gather
 from analysis.report.tables import RUNS, rows
-from analysis.results import PathLike, Results, load_results
 
 
 def write_report(

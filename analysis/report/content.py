@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import speeds
+from analysis.caveats import caveats
 from analysis.comparison import NAMES, compare, order_metric, with_final_validation
 from analysis.gallery import Exhibit, exhibits
-from analysis.notices import notices
-from analysis.probes import records
+from analysis.loading.probe_tables import records
+from analysis.loading.results import Results
+from analysis.plotting.style import series_styles
 from analysis.report import summary
 from analysis.report.samples import Samples, samples
 from analysis.report.tables import Field, comparison
-from analysis.results import Results
-from analysis.style import looks
 
 
 class Section(NamedTuple):
@@ -30,7 +30,7 @@ class Section(NamedTuple):
     absent: list[Exhibit]
 
 
-class Behind(NamedTuple):
+class DrawnRun(NamedTuple):
     """A run that a figure was drawn from, and where on the page its config is."""
 
     label: str
@@ -52,7 +52,7 @@ class Content:
 
     title: str
     summary: str
-    notices: list[str]
+    caveats: list[str]
     metric: str
     fields: tuple[Field, ...]
     comparison: pd.DataFrame
@@ -81,14 +81,14 @@ class Content:
         ]
 
     @cached_property
-    def _behind_all(self) -> list[Behind]:
-        columns = (self.runs[name] for name in Behind._fields)
-        return [Behind(*values) for values in zip(*columns, strict=True)]
+    def _all_drawn_runs(self) -> list[DrawnRun]:
+        columns = (self.runs[name] for name in DrawnRun._fields)
+        return [DrawnRun(*values) for values in zip(*columns, strict=True)]
 
-    def behind(self, exhibit: Exhibit) -> dict[str, list[Behind]]:
+    def drawn_runs(self, exhibit: Exhibit) -> dict[str, list[DrawnRun]]:
         """The runs that a figure was drawn from, by label."""
-        found: dict[str, list[Behind]] = {}
-        for one in self._behind_all:
+        found: dict[str, list[DrawnRun]] = {}
+        for one in self._all_drawn_runs:
             if not exhibit.runs or one.run in exhibit.runs:
                 found.setdefault(one.label, []).append(one)
         return found
@@ -98,14 +98,14 @@ def gather(results: Results, figures: Path, workers: int = 1) -> Content:
     """Draw the figures into a folder, in so many processes, and collect all the rest."""
     runs = with_final_validation(results)
     table, metric = compare(runs), order_metric(runs)
-    styles = looks(zip(table["label"], table["color"], strict=True))
+    styles = series_styles(zip(table["label"], table["color"], strict=True))
     shown = exhibits(results, figures, workers)
     written = samples(results, list(table["label"]))
     detailed = _detailed(results)
     return Content(
         title=summary.title(results.runs),
         summary=summary.paragraph(results.runs, table["label"]),
-        notices=notices(results),  # after tables and texts were read: their problems are known now
+        caveats=caveats(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
         fields=comparison(metric),
         comparison=table.assign(dot=[styles[label].color for label in table["label"]]),

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis import units
 from analysis.errors import NoData
 from analysis.gallery import require
-from analysis.results import Results
+from analysis.loading.results import Results
 
 KEYS = ["prompt", "temperature", "sample_seed"]
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import units
 from analysis.gallery import Exhibit
-from analysis.style import seeds_text
+from analysis.plotting.captions import seeds_text
 
 
 def title(runs: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""The parquet tables of a run's folder probes/; analysis/probes.py documents every column."""
+"""The parquet tables of a run's folder probes/; schema.py says what each column means."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from experiments.probing.schema import described
 from zoo.files import write_atomic
 
 FOLDER = "probes"
@@ -18,7 +19,7 @@ _PLACE = [("layer", _INT), ("part", _STR), ("block", _STR), ("head", _INT)]
 _BUCKET = [("axis", _STR), ("start", _FLOAT), ("end", _FLOAT)]
 
 SCHEMAS = {
-    name: pa.schema(columns)
+    name: described(name, pa.schema(columns))
     for name, columns in {
         "measures": [
             ("step", _INT),

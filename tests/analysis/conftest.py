@@ -15,7 +15,7 @@ from filelock import FileLock
 from support.probe_tables import MODELS, write_probes
 
 from analysis import load_results, write_report
-from analysis.results import Results
+from analysis.loading.results import Results
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "results" / "published"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from analysis import ResultsError, across_machines, load_results
+from analysis.caveats import caveats
 from analysis.machines import models_across_machines
-from analysis.notices import notices
 
 LOSSES = {"one": (3.00, 3.10), "two": (3.04, 3.08), "three": (3.30, 3.20)}
 MOVED = {"one": (0.09, 0.05), "two": (-0.01, 0.01), "three": (0.0, 0.0)}
@@ -65,13 +65,13 @@ def test_only_runs_that_both_have_count(both, write_run, tmp_path):
 
 
 def test_a_report_of_one_machine_says_so(both):
-    (told,) = [text for text in notices(load_results(both[0])) if text.startswith("numbers of one machine")]
+    (told,) = [text for text in caveats(load_results(both[0])) if text.startswith("numbers of one machine")]
     assert "(Example CPU, AVX512, 1 thread(s))" in told
     assert "across_machines" in told
 
 
 def test_a_report_of_two_says_how_far_the_same_ids_are_apart(both):
-    said = notices(load_results(both))
+    said = caveats(load_results(both))
     assert not any(text.startswith("numbers of one machine") for text in said)
     (mixed,) = [text for text in said if text.startswith("mixed machines")]
     assert "AVX512, 1 thread(s) (6 runs)" in mixed
@@ -84,5 +84,5 @@ def test_a_report_of_two_says_how_far_the_same_ids_are_apart(both):
 def test_machines_of_an_older_version_are_told_apart_by_their_processor(tmp_path, write_run):
     for seed, cpu in enumerate(("Old CPU", "Other CPU")):
         write_run(tmp_path / "exp", seed=seed, machine={"host_cpu": cpu, "capability": None})
-    said = " ".join(notices(load_results(tmp_path / "exp")))
+    said = " ".join(caveats(load_results(tmp_path / "exp")))
     assert "Old CPU, 1 thread(s) (1 run)" in said

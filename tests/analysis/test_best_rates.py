@@ -6,7 +6,7 @@ import pytest
 
 from analysis import load_results
 from analysis.figures import learning_rates, loss_curves
-from analysis.models import best_rates
+from analysis.rate_sweeps import best_rates
 
 
 @pytest.fixture

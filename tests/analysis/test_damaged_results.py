@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results, write_report
-from analysis.notices import notices
+from analysis.caveats import caveats
 from experiments.probing import find_runs as probing
 
 HEADER = "step,tokens,split,loss\n"
@@ -116,7 +116,7 @@ def test_a_curve_that_ends_too_early_is_shown_and_named(tmp_path, write_run):
         f"exp/{torn.name}: metrics.csv: its last row is cut off and was left out",
         f"exp/{silent.name}: its metrics have no row: it has no curve",
     }
-    assert any(half.name in text and "its curve is short" in text for text in notices(results))
+    assert any(half.name in text and "its curve is short" in text for text in caveats(results))
 
 
 def test_rows_of_an_export_without_a_run_are_left_out(tmp_path, write_run):

@@ -11,7 +11,7 @@ import pytest
 from analysis import load_results
 from analysis.errors import NoData
 from analysis.figures import comparison, crossover, loss_curves
-from analysis.style import PALETTE, looks, save
+from analysis.plotting.style import PALETTE, save, series_styles
 
 
 def line(axes, label):
@@ -150,18 +150,18 @@ def test_variants_of_one_colour_differ_in_every_way_and_order_does_not_matter():
         ("c", "#d55e00"),
         ("odd", "no colour"),
     ]
-    found = looks(series)
+    found = series_styles(series)
     assert found["dense"].color == "#0072b2"
     assert found["a"].color == "#d55e00"
     variants = [found[name] for name in "abc"]
     for part in ("color", "linestyle", "marker"):
-        assert len({getattr(look, part) for look in variants}) == 3
+        assert len({getattr(series_style, part) for series_style in variants}) == 3
     assert found["odd"].color in PALETTE
-    assert looks(reversed(series)) == found
-    assert looks([("a", "#e69f00"), ("b", "#e69f00")])["b"].color < "#b0"
-    many = looks((f"layout {n}", "#d55e00") for n in range(9))
-    assert len({look.color for look in many.values()}) == 9
-    assert len({look.marker for look in many.values()}) == 9
+    assert series_styles(reversed(series)) == found
+    assert series_styles([("a", "#e69f00"), ("b", "#e69f00")])["b"].color < "#b0"
+    many = series_styles((f"layout {n}", "#d55e00") for n in range(9))
+    assert len({series_style.color for series_style in many.values()}) == 9
+    assert len({series_style.marker for series_style in many.values()}) == 9
 
 
 @pytest.mark.slow

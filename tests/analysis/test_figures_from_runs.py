@@ -23,7 +23,7 @@ from analysis.figures import (
     state_and_memory,
 )
 from analysis.gallery import listed, require
-from analysis.masks import cells
+from analysis.plotting.masks import cells
 from analysis.statistics import pareto_front
 
 pytestmark = pytest.mark.slow
@@ -326,10 +326,10 @@ def test_a_pattern_shows_the_cells_of_its_table(tmp_path, write_run):
     assert "Seed 0. Trained on pydocs." in patterns.caption(table)
 
 
-def reachable(name, mask):
+def reachable(mask):
     """strength [query][key] of a mixer, 0 above the diagonal; group likewise."""
     strength, group = np.zeros((16, 16)), np.zeros((16, 16), dtype=int)
-    for t, s, value, part in cells(name, mask):
+    for t, s, value, part in cells(mask):
         strength[t, s], group[t, s] = value, part
     return strength, group
 
@@ -337,23 +337,23 @@ def reachable(name, mask):
 def test_patterns_are_what_their_masks_say():
     near = np.subtract.outer(np.arange(16), np.arange(16))
     causal = near >= 0
-    assert (reachable("attention", "causal")[0] == causal).all()
-    assert (reachable("swa", "window")[0] == (causal & (near < 5))).all()
-    assert (reachable("gated_conv", "convolution")[0] == (causal & (near < 3))).all()
-    assert (reachable("new", "unheard of")[0] == np.eye(16)).all()
-    fading, _ = reachable("kda", "recurrent")
+    assert (reachable("causal")[0] == causal).all()
+    assert (reachable("window")[0] == (causal & (near < 5))).all()
+    assert (reachable("convolution")[0] == (causal & (near < 3))).all()
+    assert (reachable("unheard of")[0] == np.eye(16)).all()
+    fading, _ = reachable("recurrent")
     assert (np.diff(fading[15]) > 0).all()
-    chosen, _ = reachable("gsa", "topk")
+    chosen, _ = reachable("topk")
     assert [int(row.sum()) for row in chosen] == [min(t + 1, 4) for t in range(16)]
-    lines, _ = reachable("hypergraph", "timeline")
+    lines, _ = reachable("timeline")
     linked = (lines + lines.T) > 0
     assert ((linked.astype(int) @ linked.astype(int) > 0) == linked).all()
     assert linked.diagonal().all()
     assert not linked.all()
-    memory, _ = reachable("mom", "recurrent")
+    memory, _ = reachable("memories")
     assert ((memory > 0) == (lines > 0)).all()
     assert (memory < lines).any()
-    blocks, branch = reachable("nsa", "blocks")
+    blocks, branch = reachable("blocks")
     assert ((blocks > 0) == causal).all()
     assert {int(part) for part in branch[15]} == {0, 1, 2}
     assert (branch[causal & (near < 5)] == 0).all()

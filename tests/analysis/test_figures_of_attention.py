@@ -21,8 +21,8 @@ from analysis.figures import (
     sinks,
 )
 from analysis.gallery import exhibit, listed
-from analysis.measured import measured
-from analysis.style import looks
+from analysis.loading.probe_measures import probe_measures
+from analysis.plotting.style import series_styles
 from zoo.registry import blocks
 
 FAMILIES = {"sinks", "sink_maps", "attention_profile", "gates", "selection", "selected_maps", "extrapolation"}
@@ -149,7 +149,7 @@ def test_a_run_counts_once_with_its_last_step(first_tokens):
     first_tokens([[0.1]], extra=[early])
     results = first_tokens([[0.1]], extra=[early], experiment="again")()
     assert len(results.runs) == 2
-    kept = measured(results, ("first_token_mass",))
+    kept = probe_measures(results, ("first_token_mass",))
     assert kept.loc[kept["axis"] == "", "value"].tolist() == [0.1]
 
 
@@ -187,11 +187,11 @@ def test_without_probes_every_figure_names_the_job_that_makes_them(quickstart, t
 
 def test_the_eleven_differ_in_colour_and_in_line_and_marker():
     colors = {name: block.color for name, block in blocks("mixer").items()}
-    found = looks([*colors.items(), ("shc", blocks("residual")["shc"].color)])
+    found = series_styles([*colors.items(), ("shc", blocks("residual")["shc"].color)])
     assert len(found) == 11
-    assert len({look.color for look in found.values()}) == 11
-    assert len({(str(look.linestyle), look.marker) for look in found.values()}) == 11
-    assert looks([("kda", colors["kda"])])["kda"] == found["kda"]
+    assert len({series_style.color for series_style in found.values()}) == 11
+    assert len({(str(series_style.linestyle), series_style.marker) for series_style in found.values()}) == 11
+    assert series_styles([("kda", colors["kda"])])["kda"] == found["kda"]
 
 
 @pytest.mark.long

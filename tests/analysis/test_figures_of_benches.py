@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.benches import draw, draw_table
+from analysis.plotting.bench import draw, draw_table
 
 
 def row(model: str, backend: str, tokens: int, ms: float | None, mode: str = "forward") -> dict:

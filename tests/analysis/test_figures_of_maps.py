@@ -7,7 +7,7 @@ import pytest
 from support.probe_tables import HEADS, sentence
 
 from analysis.figures import selected_maps, sink_maps
-from analysis.tokens import _known, token_label
+from analysis.plotting.token_labels import _known, token_label
 
 
 def test_sink_maps_show_the_head_with_the_largest_sink_on_a_log_scale(probed):

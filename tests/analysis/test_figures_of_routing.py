@@ -24,7 +24,9 @@ COUNTS = {
 def write_routed(
     experiment, write_run, name="hypergraph interlaced_sf", block="hypergraph", seed=0, counts=None
 ):
-    run = write_run(experiment, name, seed, model={"preset": block, "color": "#E69F00"})
+    run = write_run(
+        experiment, name, seed, model={"preset": block, "color": "#E69F00"}, blocks=residual_tables.ROUTERS
+    )
     rows = [
         row
         for (layer, head), table in (counts or COUNTS).items()

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import to_rgb
 from support.probe_tables import measure, write_table
+from support.residual_tables import ROUTERS
 
 from analysis import load_results
 from analysis.figures import load_balance, routing_map
-from analysis.routed import choice_colors
-from analysis.style import PALETTE
+from analysis.loading.routing import choice_colors
+from analysis.plotting.style import PALETTE
 
 
 def line(axes, label):
@@ -19,7 +20,7 @@ def line(axes, label):
 
 
 def test_the_map_shows_first_choices_as_opaque_as_they_are_probable(tmp_path, write_run):
-    run = write_run(tmp_path / "exp", "hypergraph interlaced_sf")
+    run = write_run(tmp_path / "exp", "hypergraph interlaced_sf", blocks=ROUTERS)
     first = {
         (layer, head, place): (layer + head + place) % 3
         for layer in (0, 2)
@@ -52,7 +53,7 @@ def test_the_map_shows_first_choices_as_opaque_as_they_are_probable(tmp_path, wr
 
 def test_the_map_says_which_of_the_models_and_layers_it_shows(tmp_path, write_run):
     for name in ("a", "b"):
-        run = write_run(tmp_path / "exp", name, option=name)
+        run = write_run(tmp_path / "exp", name, option=name, blocks=ROUTERS)
         at = {"part": "mixer", "block": "mom", "head": 0, "position": 0, "rank": 0, "probability": 0.5}
         write_table(run, "routes", [{**at, "layer": layer, "choice": layer % 2} for layer in range(6)])
         write_table(run, "sentence", [{"position": 0, "token": 0, "text": "The"}])
@@ -92,7 +93,7 @@ def test_routers_of_other_sizes_are_measured_by_their_own(tmp_path, write_run):
     """Balanced is one for every router: between two memories, four experts, or both in one model."""
     routers = {("mom", "mixer"): [0.5, 0.5], ("moe", "channel"): [0.25] * 4}
     for name, blocks in (("both", ("mom", "moe")), ("memories", ("mom",))):
-        run = write_run(tmp_path / "exp", name, option=name)
+        run = write_run(tmp_path / "exp", name, option=name, blocks=ROUTERS)
         rows = [
             measure("load", share, layer=0, head=0, block=block, part=part, axis="expert", start=e, end=e + 1)
             for (block, part), shares in routers.items()

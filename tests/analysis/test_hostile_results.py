@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, load_results, write_report
+from analysis.caveats import caveats
 from analysis.files import remove_partials, write_atomically
-from analysis.notices import notices
 
 SECRET = "token-of-somebody-else"
 MEASURE = {
@@ -103,7 +103,7 @@ def test_a_run_that_is_a_link_out_is_named_and_read_only_where_it_is_asked_for(t
     assert results.problems == [
         f"exp/guest: foreign: is a link to {other}; to have that too, name it as well"
     ]
-    assert any("exp/guest" in text for text in notices(results))
+    assert any("exp/guest" in text for text in caveats(results))
     for places in ([tmp_path / "exp", other], [other, tmp_path / "exp"]):
         both = load_results(places)
         assert sorted(both.runs["seed"]) == [0, 1]

@@ -15,9 +15,9 @@ import pytest
 
 import analysis
 from analysis import ResultsError, load_results
-from analysis.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
 from analysis.files import write_atomically, write_text
-from analysis.probes import advice
+from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, markdown
+from analysis.loading.probe_tables import advice
 
 ROOT = Path(analysis.__file__).parents[1]
 

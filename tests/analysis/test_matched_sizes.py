@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from analysis import load_results, write_report
+from analysis.caveats import caveats
 from analysis.comparison import compare
 from analysis.gallery import draw, listed
 from analysis.matching import bare, deviations, explanation
-from analysis.notices import notices
 from analysis.report import latex
 from analysis.report.tables import COMPARISON, rows
 
@@ -119,7 +119,7 @@ def test_table_figure_caption_and_notices_show_the_marks(tmp_path, write_run):
     assert set(drawn["label"]) == {"hc", "transformer"}, "the numbers beside the figure keep their labels"
     said = "† parameters beside the embedding (hc +24.5%); ‡ FLOPs of a token's forward pass (hc +10.0%)"
     assert said in caption
-    assert any(said in text for text in notices(results))
+    assert any(said in text for text in caveats(results))
 
 
 def test_a_series_over_depths_has_the_marks_of_all_its_models():

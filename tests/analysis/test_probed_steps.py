@@ -6,9 +6,9 @@ import pytest
 from support.probe_tables import measure, write_table
 
 from analysis import load_results
+from analysis.caveats import caveats
 from analysis.gallery import draw
-from analysis.notices import notices
-from analysis.steps import probed_steps, steps_text
+from analysis.loading.probed_steps import probed_steps, steps_text
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_one_step_is_named_in_figure_and_caption_and_is_no_notice(probed_at):
     figure, caption, _ = draw("gradient_depth", results)
     assert heading(figure) == "weights of step 1,000"
     assert caption.endswith("Weights of step 1,000.")
-    assert not any("different steps" in text for text in notices(results))
+    assert not any("different steps" in text for text in caveats(results))
 
 
 def test_mixed_steps_are_named_with_their_models(probed_at):
@@ -47,7 +47,7 @@ def test_mixed_steps_are_named_with_their_models(probed_at):
     figure, caption, _ = draw("gradient_depth", results)
     assert heading(figure) == "weights of different steps: 250 (1 run) and 1,000 (2 runs)"
     assert "Weights of different steps: 250 (1 run) and 1,000 (2 runs)." in caption
-    (told,) = [text for text in notices(results) if "different steps" in text]
+    (told,) = [text for text in caveats(results) if "different steps" in text]
     assert "250 of model0 and 1,000 of model1 and model2" in told
     assert "probe.at=last" in told
 

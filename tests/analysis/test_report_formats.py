@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pandas as pd
 
 from analysis import gallery, load_results
-from analysis.gallery import SECTIONS, Entry, Exhibit, exhibit, listed
+from analysis.figure_entry import SECTIONS, Entry, report_order
+from analysis.gallery import Exhibit, exhibit, listed
+from analysis.plotting.style import new_figure
 from analysis.report import content as contents
 from analysis.report import latex, markdown, page
 from analysis.report.tables import COMPARISON, RUNS, rows
-from analysis.style import new_figure
 
 HOSTILE = r"a_b & 50% $x$ #1 {y} ~^ \cmd [opt] <b>|*"
 MEANT = {
@@ -147,27 +148,22 @@ def test_figures_stand_by_section_and_name_their_runs(quickstart, monkeypatch):
         "figure-odd",
     ]
     assert set(re.findall(r'href="#([^"]+)"', body)) <= set(re.findall(r'id="([^"]+)"', source))
-    behind = {
+    drawn_runs = {
         name: re.findall(r'href="#(run-\d+)".*?<code>(\w+)</code>', figure)
         for name, figure in re.findall(r'<figure id="figure-(\w+)">(.*?)</figure>', body, flags=re.DOTALL)
     }
-    assert [run for _, run in behind["gates"]] == list(two)
-    assert [anchor for anchor, _ in behind["gates"]] == ["run-1", "run-6"]
-    assert sorted(run for _, run in behind["losses"]) == sorted(results.runs["run"])
+    assert [run for _, run in drawn_runs["gates"]] == list(two)
+    assert [anchor for anchor, _ in drawn_runs["gates"]] == ["run-1", "run-6"]
+    assert sorted(run for _, run in drawn_runs["losses"]) == sorted(results.runs["run"])
     assert body.count("<figure") == 3
 
 
-def test_the_list_of_figures_is_ordered_by_section(tmp_path):
-    path = tmp_path / "figures.toml"
-    names = {"a": "Length", "b": "", "c": "Quality", "d": "New", "e": "Quality"}
-    path.write_text(
-        "".join(
-            f'[[figure]]\nname="{name}"\nfamily="f"\ntitle="t"\nneeds=[]\nsection="{section}"\n'
-            for name, section in names.items()
-        )
-    )
-    assert [entry.name for entry in listed(path)] == ["c", "e", "a", "d", "b"]
+def test_the_list_of_figures_is_ordered_by_section():
+    sections = {"a": "Length", "b": "", "c": "Quality", "d": "New", "e": "Quality"}
+    entries = [Entry(name, "t", section=section) for name, section in sections.items()]
+    assert [entry.name for entry in report_order(entries)] == ["c", "e", "a", "d", "b"]
     assert {entry.section for entry in listed()} <= {*SECTIONS, ""}
+    assert len({entry.name for entry in listed()}) == len(listed()) >= 29
 
 
 def _family(monkeypatch, draw) -> Entry:
@@ -177,7 +173,7 @@ def _family(monkeypatch, draw) -> Entry:
         draw=draw,
     )
     monkeypatch.setitem(sys.modules, "analysis.figures.stub", family)
-    return Entry("stub", "stub", "Stub", (), section="Cost")
+    return Entry("stub", "Stub", family="stub", section="Cost")
 
 
 def test_a_heavy_svg_gives_way_to_its_png(tmp_path, monkeypatch):
@@ -238,11 +234,11 @@ def test_broken_tables_of_probes_are_reported(tmp_path, write_run, monkeypatch):
     frame.assign(temperature=[["warm"]]).to_parquet(kinds / "probes" / "samples.parquet")
     content = gathered(experiment, monkeypatch)
     for run in (junk, foreign, kinds):
-        (said,) = [text for text in content.notices if run.name in text]
+        (said,) = [text for text in content.caveats if run.name in text]
         assert "samples.parquet cannot be read" in said
     (prompt,) = content.samples.prompts
     assert [one.text for one in prompt.continuations] == [f"{good.name} wrote"]
-    assert good.name not in " ".join(content.notices)
+    assert good.name not in " ".join(content.caveats)
 
 
 def test_a_hundred_runs_stay_a_page_one_can_open(tmp_path, write_run, monkeypatch):

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis import ResultsError, gallery, load_results, write_report
-from analysis.notices import notices
+from analysis.caveats import caveats
 
 pytestmark = pytest.mark.slow
 
@@ -187,7 +187,7 @@ def test_notices_name_what_spoils_a_comparison(tmp_path, write_run, layout_chang
     (experiment / "dead" / "failure.json").write_text(
         json.dumps({"kind": "Killed", "message": "gone", "step": 3})
     )
-    said = notices(load_results(experiment))
+    said = caveats(load_results(experiment))
 
     def one(start: str) -> str:
         (found,) = [text for text in said if text.startswith(start)]
@@ -206,7 +206,7 @@ def test_notices_name_what_spoils_a_comparison(tmp_path, write_run, layout_chang
 
 
 def test_a_clean_comparison_has_only_the_notices_of_all_comparisons(quickstart):
-    said = [text.split(":")[0] for text in notices(load_results(quickstart))]
+    said = [text.split(":")[0] for text in caveats(load_results(quickstart))]
     assert said == [
         "two seeds",
         "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
@@ -222,7 +222,7 @@ def test_models_of_other_seeds_are_told(tmp_path, write_run, seeds, told):
     for name, mine in zip(("one", "other"), seeds, strict=True):
         for seed in mine:
             write_run(tmp_path / "exp", name=name, seed=seed, option=name)
-    said = notices(load_results(tmp_path / "exp"))
+    said = caveats(load_results(tmp_path / "exp"))
     assert said.count("the models were not trained with the same seeds.") == told
 
 

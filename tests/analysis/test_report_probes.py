@@ -6,8 +6,8 @@ import pytest
 from support.probe_tables import measure, write_table
 
 from analysis import load_results, write_report
-from analysis.notices import notices
-from analysis.probes import RECORD
+from analysis.caveats import caveats
+from analysis.loading.probe_tables import RECORD
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def probed(tmp_path, write_run):
 
 
 def of_probes(experiment) -> list[str]:
-    return [text for text in notices(load_results(experiment)) if "prob" in text]
+    return [text for text in caveats(load_results(experiment)) if "prob" in text]
 
 
 def test_one_way_of_probing_needs_no_notice(probed):

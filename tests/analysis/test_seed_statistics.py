@@ -7,8 +7,8 @@ import math
 import pytest
 
 from analysis import comparison_text, load_results
+from analysis.caveats import caveats
 from analysis.comparison import compare, interval_text, ranking_metric, with_final_validation
-from analysis.notices import notices
 from analysis.report import summary
 from analysis.report.tables import comparison
 from analysis.statistics import central_probability, estimate, student_t
@@ -175,7 +175,7 @@ def test_untested_models_are_not_said_to_be_tested(tmp_path, write_run, layout_c
     assert "No test split was scored" in said
     assert "Tested" not in said
     assert "on text of pydocs" in said
-    assert "no test split was scored" in notices(results)[0]
+    assert "no test split was scored" in caveats(results)[0]
 
 
 def test_a_seed_without_a_test_loss_is_no_seed_of_the_comparison(tmp_path, write_run):
@@ -187,7 +187,7 @@ def test_a_seed_without_a_test_loss_is_no_seed_of_the_comparison(tmp_path, write
     assert list(table["n_seeds"]) == [1, 0]
     assert table["seeds"]["transformer"] == "0"
     assert comparison_text(results).endswith("\none seed: no interval; not scored: none")
-    said = notices(results)
+    said = caveats(results)
     assert f"no test loss, so not counted as a seed: none seed 0 ({run_of(results, 'none')}) and " in said[0]
     assert f"transformer seed 1 ({lacking.name})." in said[0]
     assert said[1].startswith("one seed: no interval.")
@@ -203,9 +203,9 @@ def run_of(results, label: str) -> str:
 def test_runs_that_recorded_no_state_of_their_tree_are_not_called_changed(tmp_path, write_run):
     write_run(tmp_path / "exp", seed=0, dirty=None, commit=None)
     write_run(tmp_path / "exp", seed=1)
-    assert not [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
+    assert not [text for text in caveats(load_results(tmp_path / "exp")) if "uncommitted" in text]
     write_run(tmp_path / "exp", seed=2, dirty=True)
-    (said,) = [text for text in notices(load_results(tmp_path / "exp")) if "uncommitted" in text]
+    (said,) = [text for text in caveats(load_results(tmp_path / "exp")) if "uncommitted" in text]
     assert "1 of 3 runs" in said
 
 

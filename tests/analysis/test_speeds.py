@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis import load_results
+from analysis.caveats import caveats
 from analysis.comparison import compare
-from analysis.notices import notices
 from analysis.report import latex, summary
 from analysis.report.tables import COMPARISON, rows
 from analysis.speeds import conditions
@@ -23,7 +23,7 @@ OF_OLD = {"workers": None, "load": None, "machine": {"capability": None}}
 
 
 def told(results, part: str) -> str:
-    (found,) = [text for text in notices(results) if part in text]
+    (found,) = [text for text in caveats(results) if part in text]
     return found
 
 
@@ -69,7 +69,7 @@ def test_an_export_of_old_with_such_shares_is_read_without_them(tmp_path, write_
 def test_peaks_of_one_machine_that_differ_are_told(tmp_path, write_run):
     for seed, peak in enumerate((1e11, 1.09e11)):
         write_run(tmp_path / "a", seed=seed, mfu_peak_flops=peak)
-    assert not any("the peak of one machine" in text for text in notices(load_results(tmp_path / "a")))
+    assert not any("the peak of one machine" in text for text in caveats(load_results(tmp_path / "a")))
     write_run(tmp_path / "near", seed=0, mfu_peak_flops=1e11)
     write_run(tmp_path / "near", seed=1, mfu_peak_flops=1.11e11)
     assert "100G to 111G" in told(load_results(tmp_path / "near"), "the peak of one machine")
@@ -95,7 +95,7 @@ def test_what_ran_beside_is_said(tmp_path, write_run, workers, load, says):
     for seed in (0, 1):
         write_run(tmp_path / "exp", seed=seed, workers=workers[seed], load=load[seed])
     results = load_results(tmp_path / "exp")
-    found = [text for text in notices(results) if "speeds" in text]
+    found = [text for text in caveats(results) if "speeds" in text]
     assert len(found) == len(says)
     for text, part in zip(found, says, strict=True):
         assert part in text

@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.written.__main__ import main
-from analysis.written.check import Outcome, check
-from analysis.written.tables import Tables
+from analysis.number_checks.__main__ import main
+from analysis.number_checks.check import Outcome, check
+from analysis.number_checks.tables import Tables
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ import torch
 from support.program import Lab
 
 from analysis import load_results
-from analysis.notices import notices
+from analysis.caveats import caveats
 from experiments import machine, peak_flops
 from experiments.metric_log import read
 
@@ -111,7 +111,7 @@ def test_a_peak_that_a_busy_machine_made_too_low_is_told_and_shown_nowhere(lab: 
     results = load_results(lab.results)
     assert results.problems == []
     assert results.runs["mfu"].isna().all()
-    (told,) = [text for text in notices(results) if "above the peak" in text]
+    (told,) = [text for text in caveats(results) if "above the peak" in text]
     assert "hypergraph" in told
 
 

@@ -7,12 +7,13 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
 
 import zoo
-from analysis.probes import TABLES
+from analysis.loading.probe_tables import TABLES, columns_of
 from experiments.data import Split
 from experiments.probing import per_token, probe_tables
 from experiments.probing.held_out import document_start, spread_windows
@@ -187,3 +188,6 @@ def test_tables_have_the_columns_that_analysis_reads(tmp_path):
     for content in (rows, []):
         probe_tables.write(tmp_path, "measures", content)
         assert probe_tables.read(tmp_path, "measures") == content
+    path = probe_tables.file(tmp_path, "measures")
+    assert columns_of(path, "measures") == TABLES["measures"], "the file carries the same units and meanings"
+    assert pq.read_schema(path).field("step").metadata[b"unit"] == b"steps"

@@ -10,6 +10,12 @@ import numpy as np
 from support import probe_tables
 from support.probe_tables import measure
 
+ROUTERS = [
+    {"letter": letter, "name": name, "title": name, "family": "", "color": "#D55E00", "mask": mask}
+    for letter, name, mask in (("S", "hypergraph", "timeline"), ("O", "mom", "memories"))
+]
+"""Blocks that route, as a summary describes them."""
+
 SCHEMES = {"add": "#4D4D4D", "hc": "#CC6677", "mhc": "#88CCEE", "ohc": "#44AA99", "shc": "#117733"}
 STREAMS = 4
 SENTENCE = (
@@ -157,7 +163,9 @@ def write_routed(experiment: Path, write_run, seeds: Iterable[int] = (0, 1)) -> 
             ("hypergraph interlaced_sf", "hypergraph", range(0, 8, 2), 4, 6, "#E69F00"),
             ("mom", "mom", range(8), 1, 4, "#D55E00"),
         ):
-            run = write_run(experiment, name, seed, model={"preset": block, "depth": 8, "color": color})
+            run = write_run(
+                experiment, name, seed, model={"preset": block, "depth": 8, "color": color}, blocks=ROUTERS
+            )
             rng = np.random.default_rng([seed, *block.encode()])
             measures, firsts, table = [], [], []
             for layer in layers:

@@ -5,19 +5,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from analysis.masks import CHOSEN, RECENT, SUMMARY
-from analysis.style import INK
+from analysis.plotting.masks import CHOSEN, RECENT, SUMMARY
+from analysis.plotting.style import INK
 
 Place = tuple[float, float]
 
 
 class Box(NamedTuple):
-    """``group``: drawn in the colour of that group of cells (`analysis.masks`), else in the mixer's."""
+    """``group``: drawn in the colour of that group of cells (`analysis.plotting.masks`), else in the mixer's."""
 
     text: str
     group: int | None = None
@@ -49,34 +50,22 @@ PATHS: dict[str, tuple[tuple[Box, ...], ...]] = {
         _row("gates"),
         Y,
     ),
-    "recurrent": (X, _row("q", "k", "v", "β, g"), _row("S: decay, write ↻"), _row("read Sᵀq"), Y),
+    "recurrent": (X, _row("q", "k", "v", "gates"), _row("S: decay, write ↻"), _row("read Sᵀq"), Y),
     "convolution": (X, _row("B", "h", "C"), _row("B ⊙ h"), _row("convolution"), _row("⊙ C"), Y),
+    "fading": (X, QKV, _row("softmax, forgetting"), Y),
     "none": (X, Y),
-    "mla": (X, _row("q latent", "kv latent"), QKV, _row("softmax over s ≤ t"), Y),
-    "path_fox": (
+    "memories": (
         X,
-        _row("q", "k", "v", "w, β", "f"),
-        _row("path H, forgetting"),
-        _row("softmax over s ≤ t"),
-        Y,
-    ),
-    "mesanet": (
-        X,
-        _row("q", "k", "v", "β, γ"),
-        _row("H, G: decay, write ↻"),
-        _row("solve (H + Λ)u = q"),
-        _row("read Gᵀu"),
-        Y,
-    ),
-    "mom": (
-        X,
-        _row("router", "q", "k, v, β, g"),
+        _row("router", "q", "k, v, gates"),
         (Box("S₁ ↻", 0), Box("S₂ ↻", 1), Box("S₃ ↻", 2)),
         _row("weighted sum of reads"),
         Y,
     ),
 }
-"""By the mask of a block; a block's own name comes first, where its path differs from others of its mask."""
+"""By the mask of a block; a block may bring a sketch of its own."""
+
+GROUPS = 3
+"""Shades that groups of cells and boxes can have."""
 
 GAP, TALL, LETTER = 0.03, 0.1, 0.048
 """Between boxes of a row, a box's height, a letter's width; as shares of the axes."""
@@ -91,14 +80,38 @@ ARROW = {
 }
 
 
-def sketch(axes: Axes, name: str, mask: str, color: str, groups: list[str]) -> None:
-    """Fill ``axes`` (0 to 1 both ways) with the path; ``groups``: colour by group."""
-    path = PATHS.get(name) or PATHS.get(mask, PATHS["none"])
+def path(mask: str, own: object = None) -> tuple[tuple[Box, ...], ...]:
+    """Rows of boxes from a block's own sketch, else from its mask.
+
+    own: JSON or what it stands for, [["x"], ["q", "k", "v"], [["line 1", 0], ["line 2", 1]], ["y"]]: rows of texts or
+    of [text, group]; anything else counts as none.
+    """
+    try:
+        rows = json.loads(own) if isinstance(own, str) else own
+        found = tuple(tuple(_box(box) for box in row) for row in rows)
+    except (TypeError, ValueError):
+        found = ()
+    whole = len(found) > 1 and all(found)
+    return found if whole else PATHS.get(mask, PATHS["none"])
+
+
+def _box(box: object) -> Box:
+    """A box of text, or of [text, group]. Raises TypeError or ValueError for anything else."""
+    if isinstance(box, str):
+        return Box(box)
+    text, group = box
+    if not isinstance(text, str) or group not in range(GROUPS):
+        raise ValueError(f"{box!r} is no text and group")
+    return Box(text, group)
+
+
+def sketch(axes: Axes, rows: tuple[tuple[Box, ...], ...], color: str, groups: list[str]) -> None:
+    """Fill ``axes`` (0 to 1 both ways) with the `path` ``rows``; ``groups``: colour by group."""
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.axis("off")
     above: list[Place] = []
-    for place, boxes in enumerate(path):
-        y = 0.94 - 0.88 * place / (len(path) - 1)
+    for place, boxes in enumerate(rows):
+        y = 0.94 - 0.88 * place / (len(rows) - 1)
         centres = _centres(boxes)
         for box, (x, width) in zip(boxes, centres, strict=True):
             edge = color if box.group is None else groups[box.group]

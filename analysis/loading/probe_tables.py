@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
+import pyarrow.parquet as pq
 
 from analysis import units
-from analysis.columns import METRIC_KEYS, RUN_COLUMNS, Column
-from analysis.sources import Key, Source, gather, keyed, sources
+from analysis.loading.columns import METRIC_KEYS, RUN_COLUMNS, Column
+from analysis.loading.sources import Key, Source, gather, keyed, sources
 
 if TYPE_CHECKING:
-    from analysis.results import Results
+    from analysis.loading.results import Results
 
 FOLDER = "probes"
 RECORD = "probes.json"
@@ -106,6 +107,18 @@ def read_table(
     columns = (*_KEYS, *TABLES[name])
     whole = keyed(runs, owners, frame.reindex(columns=[c.name for c in TABLES[name]]))
     return whole.astype({c.name: c.dtype for c in columns}), problems
+
+
+def columns_of(path: Path, name: str) -> tuple[Column, ...]:
+    """The columns of a probe table with the units and meanings that its file carries; older files: those of TABLES."""
+    metadata = {field.name: field.metadata or {} for field in pq.read_schema(path)}
+    return tuple(
+        column._replace(
+            unit=metadata.get(column.name, {}).get(b"unit", column.unit.encode()).decode(),
+            meaning=metadata.get(column.name, {}).get(b"meaning", column.meaning.encode()).decode(),
+        )
+        for column in TABLES[name]
+    )
 
 
 def records(results: Results) -> list[str | None]:

@@ -21,7 +21,7 @@ import pandas as pd
 
 from analysis.errors import NoData, ResultsError
 from analysis.gallery import listed
-from analysis.results import load_results
+from analysis.loading.results import load_results
 
 SOURCE = re.compile(
     r"(?P<place>[\w-]+(?:/[\w-]+)*(?:\.\w+)?)(?::(?P<figure>\w+))?(?:@(?P<commit>[0-9a-f]{7,40}))?"
@@ -106,7 +106,7 @@ def _with_runs(table: pd.DataFrame, runs: Path) -> pd.DataFrame:
 def _drawn(folder: Path, figure: str) -> pd.DataFrame:
     entry = next((entry for entry in listed() if entry.name == figure), None)
     if entry is None:
-        raise ResultsError(f"no figure '{figure}'; analysis/figures.toml lists them")
+        raise ResultsError(f"no figure '{figure}'; each file in analysis/figures lists its own")
     if not folder.is_dir():
         raise ResultsError(f"no folder {_name(folder)}")
     try:

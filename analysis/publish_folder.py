@@ -6,8 +6,8 @@ from pathlib import Path
 
 from analysis.errors import ResultsError
 from analysis.files import refuse_link
-from analysis.folders import NOT_RUNS
-from analysis.results import Results
+from analysis.loading.folders import NOT_RUNS
+from analysis.loading.results import Results
 
 LONGEST_NAME = 100
 """Characters of a folder's name; file systems take 255 bytes."""

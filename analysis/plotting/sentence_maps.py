@@ -12,11 +12,11 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from analysis.errors import NoData
-from analysis.measured import OF_RUN
-from analysis.probes import advice
-from analysis.results import Results
-from analysis.style import heat, panels
-from analysis.tokens import token_label
+from analysis.loading.probe_measures import OF_RUN
+from analysis.loading.probe_tables import advice
+from analysis.loading.results import Results
+from analysis.plotting.style import heat, panels
+from analysis.plotting.token_labels import token_label
 
 LONGEST = 64
 """Tokens of the sentence that are drawn: more would be finer than a line of the page."""

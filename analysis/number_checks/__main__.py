@@ -1,12 +1,12 @@
-"""python -m analysis.written FILE ...: every marked number of these texts against its table; 1 if one is off."""
+"""python -m analysis.number_checks FILE ...: every marked number of these texts against its table; 1 if one is off."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from analysis.written.check import check
-from analysis.written.tables import Tables
+from analysis.number_checks.check import check
+from analysis.number_checks.tables import Tables
 
 
 def main(names: list[str], root: Path) -> int:

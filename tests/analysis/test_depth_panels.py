@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from analysis.depths import deepest
+from analysis.plotting.depth_panels import deepest
 
 
 def test_each_series_has_its_own_deepest_model():

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.errors import ResultsError
-from analysis.written.marks import Line, Mark, Written, marks, quoted, table_rows
-from analysis.written.queries import evaluate
-from analysis.written.tables import Tables, Unavailable
+from analysis.number_checks.annotations import Line, Mark, Written, marks, quoted, table_rows
+from analysis.number_checks.queries import evaluate
+from analysis.number_checks.tables import Tables, Unavailable
 
 RELATIONS = {
     "=": lambda a, b: math.isclose(a, b, rel_tol=1e-9),

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from analysis.style import panels
+from analysis.plotting.style import panels
 
 MOST = 3
 """So many columns have room for their numbers."""
@@ -19,7 +19,7 @@ ROUNDING = 1e-16
 def with_series(rows: pd.DataFrame) -> pd.DataFrame:
     """Adds `series`: the run's name where that and the depth say which setting it is, else its label.
 
-    rows: with name, depth and label (`analysis.measured`).
+    rows: with name, depth and label (`analysis.loading.probe_measures`).
     """
     ambiguous = rows.groupby(["name", "depth"])["label"].transform("nunique") > 1
     return rows.assign(series=rows["name"].where(~ambiguous, rows["label"]))
@@ -35,7 +35,7 @@ def deepest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["depth"] == rows.groupby("series")["depth"].transform("max")]
 
 
-def depths_shown(table: pd.DataFrame) -> list[int]:
+def drawn_depths(table: pd.DataFrame) -> list[int]:
     """All depths of the table, ascending; of more than MOST the shallowest, the middle and the deepest."""
     depths = sorted(int(depth) for depth in table["depth"].unique())
     return depths if len(depths) <= MOST else [depths[0], depths[len(depths) // 2], depths[-1]]
@@ -43,7 +43,7 @@ def depths_shown(table: pd.DataFrame) -> list[int]:
 
 def depth_panels(table: pd.DataFrame, rows: int, height: float) -> tuple[Figure, list[list[Axes]]]:
     """rows × depths_shown axes, each row of one scale, each column headed by its depth."""
-    depths = depths_shown(table)
+    depths = drawn_depths(table)
     figure, grid = panels(rows, len(depths), height, sharex="col", sharey="row")
     for axes, depth in zip(grid[0], depths, strict=True):
         axes.set_title(f"{depth} layer{'s' * (depth != 1)}")
@@ -54,7 +54,7 @@ def depth_panels(table: pd.DataFrame, rows: int, height: float) -> tuple[Figure,
 
 def left_out_text(table: pd.DataFrame) -> str:
     """ "Not drawn: 8 layers. ", or nothing."""
-    shown = depths_shown(table)
+    shown = drawn_depths(table)
     hidden = [str(int(depth)) for depth in sorted(table["depth"].unique()) if int(depth) not in shown]
     return f"Not drawn: {', '.join(hidden)} layers. " if hidden else ""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.columns import RATES, RUN_COLUMNS, SETTING_COLUMNS
-from analysis.inside import leads_out, read_text
+from analysis.loading.columns import RATES, RUN_COLUMNS, SETTING_COLUMNS
+from analysis.loading.safe_read import leads_out, read_text
 
 SCHEMA = 1
 RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")

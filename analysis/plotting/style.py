@@ -1,4 +1,4 @@
-"""One look for every figure: fonts, sizes, colours, and files that come out the same byte for byte.
+"""One style for every figure: fonts, sizes, colours, and files that come out the same byte for byte.
 
 Figures are built without pyplot, so they need no display and leave no global state behind.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import is_color_like, to_hex, to_rgb
@@ -23,9 +24,6 @@ from analysis.matching import bare
 
 WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""
-
-LEGEND = 50
-"""Characters that stand side by side in a legend of this width, besides what is drawn before them."""
 
 INK, FAINT = "#22252b", "#d9dce1"
 
@@ -79,16 +77,20 @@ styled = mpl.rc_context(STYLE)
 """Decorator of every function that builds a figure."""
 
 
-class Look(NamedTuple):
-    """How one series is drawn, in every figure of a report alike."""
+class SeriesStyle(NamedTuple):
+    """Colour, line style and marker of one series, the same in every figure of a report."""
 
     color: str
     linestyle: str | tuple
     marker: str
 
+    def line(self) -> dict:
+        """Colour, line style and marker as keywords of `Axes.plot` and `Line2D`."""
+        return self._asdict()
 
-def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
-    """A Look for each (label, colour).
+
+def series_styles(series: Iterable[tuple[str, str | None]]) -> dict[str, SeriesStyle]:
+    """A SeriesStyle for each (label, colour).
 
     The colour belongs to the architecture, and line style and marker to the colour. Several series of one colour
     keep its hue and get different shades, line styles and markers. So all can be told apart also in print and
@@ -104,8 +106,15 @@ def looks(series: Iterable[tuple[str, str | None]]) -> dict[str, Look]:
         first = int(color[1:], 16) % SPREAD
         for place, label in enumerate(labels):
             shade, turn = _shade(color, place, len(labels)), first + place
-            found[label] = Look(shade, LINESTYLES[turn % len(LINESTYLES)], MARKERS[turn % len(MARKERS)])
+            found[label] = SeriesStyle(
+                shade, LINESTYLES[turn % len(LINESTYLES)], MARKERS[turn % len(MARKERS)]
+            )
     return found
+
+
+def table_styles(table: pd.DataFrame, column: str = "label") -> dict[str, SeriesStyle]:
+    """The style of each value of ``column`` of a figure's table, by the table's column ``color``."""
+    return series_styles(table[[column, "color"]].drop_duplicates().itertuples(index=False, name=None))
 
 
 def _unmarked(series: tuple[str, str | None]) -> str:
@@ -152,14 +161,6 @@ def heat(axes: Axes, values: object, *, low: float = 0.0, high: float | None = N
     return axes.imshow(values, cmap="bone_r", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
 
 
-def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:
-    """A legend under the axes, where it hides no data; its text is smaller where labels would be cut off."""
-    columns = min(columns, max(1, len(handles)))
-    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
-    size = STYLE["legend.fontsize"] * min(1, LEGEND / max(1, columns * longest))
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=size)
-
-
 @styled
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write ``stem``.svg and ``stem``.png (200 dots an inch) atomically; same figure, same bytes."""
@@ -179,9 +180,3 @@ def head(figure: Figure, text: str) -> None:
     """A small line over the whole figure, at the right; nothing for an empty text."""
     if text:
         figure.suptitle(text, x=0.995, ha="right", fontsize=8, color="#5a5f69")
-
-
-def seeds_text(seeds: Iterable) -> str:
-    """ "seed 0" or "seeds 0, 1"."""
-    known = sorted({int(seed) for seed in seeds if seed == seed and seed is not None})
-    return f"seed{'s' * (len(known) != 1)} {', '.join(map(str, known)) or 'not recorded'}"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS
-from analysis.sources import EXPORTED_METRICS, Key, Source, gather, keyed, sources
+from analysis.loading.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS
+from analysis.loading.sources import EXPORTED_METRICS, Key, Source, gather, keyed, sources
 from analysis.speeds import believable
 
 _RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KEYS]

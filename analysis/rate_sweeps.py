@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.columns import RATES
 from analysis.comparison import unique_seeds
-from analysis.results import Results, labels
-from analysis.style import seeds_text
-from analysis.units import listing
+from analysis.loading.columns import RATES
+from analysis.loading.results import Results, labels
 
 
 def swept(runs: pd.DataFrame) -> pd.DataFrame:
@@ -32,16 +30,3 @@ def best_rates(results: Results) -> pd.DataFrame:
     )
     best = scores.dropna().groupby("sweep").idxmin().str[1]
     return runs[runs["setting"] == runs["sweep"].map(best).fillna(runs["setting"])]
-
-
-def rates_text(table: pd.DataFrame) -> str:
-    """What ``best_rates`` left out, as a sentence with a leading blank; nothing if there was one rate a model."""
-    if (table["rates"] == 1).all():
-        return ""
-    return " Of the learning rates tried, each model has the one with its lowest validation loss."
-
-
-def origin_text(table: pd.DataFrame) -> str:
-    """ "Seeds 0, 1. Trained on pydocs." """
-    seeds, texts = seeds_text(table["seed"].dropna()), table["training_set"].dropna().unique()
-    return f"{seeds.capitalize()}. Trained on {listing(texts)}."

@@ -6,32 +6,33 @@ import json
 
 import pandas as pd
 
-from analysis import machines, matching, speeds, steps
+from analysis import machines, matching, speeds
 from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
-from analysis.probes import FOLDER, interrupted, records
-from analysis.results import Results
+from analysis.loading import probed_steps
+from analysis.loading.probe_tables import FOLDER, interrupted, records
+from analysis.loading.results import Results
 from analysis.units import engineering, listing, whole
 
 SHOWN = 12
 """Problems inside runs that are told one by one; `Results.problems` has them all."""
 
 
-def notices(results: Results) -> list[str]:
+def caveats(results: Results) -> list[str]:
     """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
     runs = with_final_validation(results)
     checks = (
         _code,
-        machines.notices,
-        speeds.notices,
+        machines.caveats,
+        speeds.caveats,
         _texts,
         _tokenizers,
         _budgets,
-        matching.notices,
+        matching.caveats,
         _duplicates,
     )
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
-    return found + _probes(results) + steps.notices(results) + _other_problems(results)
+    return found + _probes(results) + probed_steps.caveats(results) + _other_problems(results)
 
 
 def _untested(runs: pd.DataFrame) -> list[str]:

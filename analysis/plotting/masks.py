@@ -1,4 +1,4 @@
-"""Who may attend to whom, as a drawing of sixteen tokens: schematic patterns of every kind of mixer.
+"""Which tokens may attend to which, as a drawing of sixteen tokens: schematic patterns of every kind of mixer.
 
 A pattern gives, for query t and key s ≤ t, a strength in [0, 1] (0: out of reach) and the group that the cell belongs
 to (a timeline, a memory, a branch; 0 where there is one only).
@@ -83,13 +83,13 @@ PATTERNS: dict[str, Callable[[int, int], Cell]] = {
     "recurrent": fading,
     "convolution": convolution,
     "none": nothing,
-    "path_fox": fading,
-    "mom": memories,
+    "fading": fading,
+    "memories": memories,
 }
-"""By the mask of a block; a block's own name comes first, where its pattern is finer than its mask says."""
+"""By the mask of a block."""
 
 
-def cells(name: str, mask: str) -> list[tuple[int, int, float, int]]:
+def cells(mask: str) -> list[tuple[int, int, float, int]]:
     """(query, key, strength, group) for every key s ≤ t; an unknown mask draws as "none" does."""
-    pattern = PATTERNS.get(name) or PATTERNS.get(mask, nothing)
+    pattern = PATTERNS.get(mask, nothing)
     return [(t, s, *pattern(t, s)) for t in range(TOKENS) for s in range(t + 1)]

@@ -8,8 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.marks import handle, length_axis
-from analysis.style import INK, Look, legend_below, looks, panels, save, styled
+from analysis.plotting.axes import length_axis
+from analysis.plotting.legends import legend_below, legend_entry
+from analysis.plotting.style import INK, SeriesStyle, panels, save, series_styles, styled
 
 # Suite -> a figure for each value of one column, a panel for each of the second, a line for each of the third.
 LAYOUTS = {"kernels": ("mode", "model", "backend"), "models": ("recompute", "mode", "model")}
@@ -38,7 +39,7 @@ def draw_table(path: Path) -> list[Path]:
 def draw(rows: pd.DataFrame, panel: str, line: str) -> Figure:
     """Milliseconds against tokens, both logarithmic, with the lowest and highest repetition as a band."""
     names = list(dict.fromkeys(rows[panel]))
-    styles = looks((str(name), None) for name in rows[line].unique())
+    styles = series_styles((str(name), None) for name in rows[line].unique())
     figure, grid = panels(-(-len(names) // COLUMNS), min(COLUMNS, len(names)), HEIGHT)
     axes = [one for row in grid for one in row]
     for place, name in zip(axes, names, strict=False):
@@ -48,16 +49,22 @@ def draw(rows: pd.DataFrame, panel: str, line: str) -> Figure:
         empty.set_axis_off()
     for row in grid:
         row[0].set_ylabel("ms", fontsize=8)
-    legend_below(figure, [handle(name, look) for name, look in styles.items()], columns=3)
+    legend_below(
+        figure, [legend_entry(name, series_style) for name, series_style in styles.items()], columns=3
+    )
     return figure
 
 
-def _draw_panel(axes: Axes, rows: pd.DataFrame, line: str, styles: dict[str, Look]) -> None:
+def _draw_panel(axes: Axes, rows: pd.DataFrame, line: str, styles: dict[str, SeriesStyle]) -> None:
     for name, part in rows.groupby(line, sort=False):
-        part, look = part.sort_values("tokens"), styles[str(name)]
+        part, series_style = part.sort_values("tokens"), styles[str(name)]
         low, high = part["milliseconds_low"], part["milliseconds_high"]
-        axes.fill_between(part["tokens"], low, high, color=look.color, alpha=0.2, linewidth=0)
-        style = {"color": look.color, "linestyle": look.linestyle, "marker": look.marker}
+        axes.fill_between(part["tokens"], low, high, color=series_style.color, alpha=0.2, linewidth=0)
+        style = {
+            "color": series_style.color,
+            "linestyle": series_style.linestyle,
+            "marker": series_style.marker,
+        }
         axes.plot(part["tokens"], part["milliseconds_median"], markersize=3, linewidth=1.3, **style)
     axes.set_yscale("log")
     axes.tick_params(labelsize=7)

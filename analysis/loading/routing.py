@@ -1,4 +1,4 @@
-"""What routers did, beside what a figure needs to know of their runs."""
+"""Routes and assignments of routers beside what figures need to know of their runs."""
 
 from __future__ import annotations
 
@@ -7,23 +7,15 @@ import pandas as pd
 
 from analysis.comparison import unique_seeds
 from analysis.errors import NoData
-from analysis.measured import OF_RUN
-from analysis.probes import advice
-from analysis.results import Results
-from analysis.style import PALETTE
-
-PREFERRED = ("hypergraph", "mom", "moe")
-NOUNS = {"hypergraph": "timeline", "mom": "memory"}
-"""What a router of a mixer chooses between; of others: expert."""
+from analysis.loading.blocks import DEFAULT_NOUN, nouns
+from analysis.loading.probe_measures import OF_RUN
+from analysis.loading.probe_tables import advice
+from analysis.loading.results import Results
+from analysis.plotting.style import PALETTE
 
 
-def noun(block: str) -> str:
-    """ "timeline", "memory" or "expert"."""
-    return NOUNS.get(block, "expert")
-
-
-def routed(results: Results, name: str) -> pd.DataFrame:
-    """Rows of "routes" or "assignments" with OF_RUN, of each setting and seed one run, and `series` (`with_blocks`).
+def routing_rows(results: Results, name: str) -> pd.DataFrame:
+    """Rows of "routes" or "assignments" with OF_RUN, `series` and `noun` (`with_routers`); a run a setting and seed.
 
     Raises NoData if no run has such rows.
     """
@@ -31,22 +23,23 @@ def routed(results: Results, name: str) -> pd.DataFrame:
     if rows.empty:
         raise NoData(f"no run has probes/{name}.parquet; {advice(results)}")
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
-    return with_blocks(rows.merge(runs[list(OF_RUN)], on=["experiment", "run"]))
+    return with_routers(rows.merge(runs[list(OF_RUN)], on=["experiment", "run"]), results.runs)
 
 
-def with_blocks(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds `series`: the label, and the block too where a model has several that route."""
+def with_routers(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Adds `series`, the label (and the block where a model has several that route), and `noun`, what is chosen."""
     several = rows.groupby("label")["block"].transform("nunique") > 1
-    return rows.assign(series=rows["label"].where(~several, rows["label"] + ", " + rows["block"]))
+    series = rows["label"].where(~several, rows["label"] + ", " + rows["block"])
+    return rows.assign(series=series, noun=rows["block"].map(nouns(runs)).fillna(DEFAULT_NOUN))
 
 
 def one_model(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one router of one run: the first label with the first of PREFERRED that there is, its lowest seed."""
-    known = [block for block in PREFERRED if (rows["block"] == block).any()]
-    rows = rows[rows["block"] == (known[0] if known else rows["block"].iloc[0])]
-    rows = rows[rows["label"] == sorted(rows["label"].unique())[0]]
-    first = rows.sort_values("seed", kind="stable")["run"].iloc[0]
-    return rows[rows["run"] == first]
+    """Rows of one router of one run: mixers before channel mixers, by block and label, and the lowest seed."""
+    order = rows.assign(other=rows["part"] != "mixer").sort_values(
+        ["other", "block", "label", "seed"], kind="stable"
+    )
+    first = order.iloc[0]
+    return rows[(rows["block"] == first["block"]) & (rows["run"] == first["run"])]
 
 
 def choice_colors(choices: pd.Series) -> dict[int, str]:

@@ -1,6 +1,6 @@
 """Numbers in a text beside the tables they come from: marks that no reader sees, and a check of every one.
 
-    python -m analysis.written LOG.md README.md          # or: make check-log
+    python -m analysis.number_checks LOG.md README.md          # or: make check-log
 
 A mark is an HTML comment in the section of the numbers it names, after them:
 
@@ -10,9 +10,9 @@ A mark is an HTML comment in the section of the numbers it names, after them:
     uniform attention has #. | mean value measure=first_token_uniform
     -->
 
-Its first line names a table (`analysis.written.tables`) and conditions that hold for all its lines. Each further
+Its first line names a table (`analysis.number_checks.tables`) and conditions that hold for all its lines. Each further
 line is a piece of the text with `#` where a number stands (several: several expressions, set off by ` ; `), a bar,
-and what the table has for it (`analysis.written.queries`). The piece must stand exactly once between the last
+and what the table has for it (`analysis.number_checks.queries`). The piece must stand exactly once between the last
 heading and the mark, however it is wrapped there. The number must be what the table's rounds to at the digits that
 are written: 0.037 is 0.0365 to 0.0375, 16,640 is itself; before a % sign the table's number counts a hundredfold.
 

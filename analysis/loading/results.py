@@ -9,14 +9,22 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.columns import RUN_COLUMNS, SETTING_COLUMNS
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.folders import EXPORT, EXPORTED_RUNS, LINK, Unfinished, find_folders, readable, run_title
-from analysis.inside import leads_out, read_text
-from analysis.metrics import read_metrics
-from analysis.probes import TABLES, read_table
-from analysis.sources import EXPORTED_METRICS, Key, read_folder
+from analysis.loading.columns import RUN_COLUMNS, SETTING_COLUMNS
+from analysis.loading.folders import (
+    EXPORT,
+    EXPORTED_RUNS,
+    LINK,
+    Unfinished,
+    find_folders,
+    readable,
+    run_title,
+)
+from analysis.loading.metrics import read_metrics
+from analysis.loading.probe_tables import TABLES, read_table
+from analysis.loading.safe_read import leads_out, read_text
+from analysis.loading.sources import EXPORTED_METRICS, Key, read_folder
 from analysis.speeds import believable
 
 PathLike = str | os.PathLike
@@ -29,7 +37,7 @@ class Results:
     """Any number of runs as frames.
 
     runs: one row per complete run. metrics: every row of their metrics.csv. The columns of both are
-    documented in ``analysis.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
+    documented in ``analysis.loading.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
     problems: one sentence for everything that was left out or looks wrong.
     unfinished: one row per folder without a complete run (experiment, run, status, step, reason, folder);
     status is failed, incomplete, broken or foreign. places: the folders that were loaded. exported: of runs that
@@ -82,7 +90,7 @@ class Results:
             self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
-        """What probes wrote, over all runs that have it: one of `analysis.probes.TABLES`; read at the first call.
+        """A table of probes over all runs that have it, one of `probe_tables.TABLES`; read at the first call.
 
         Files that cannot be read are named in `problems` from then on.
         """

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.columns import METRIC_KEYS, RUN_COLUMNS
-from analysis.folders import (
+from analysis.loading.columns import METRIC_KEYS, RUN_COLUMNS
+from analysis.loading.folders import (
     CLOSED,
     EXPORT,
     EXPORTED_RUNS,
@@ -25,7 +25,7 @@ from analysis.folders import (
     Unfinished,
     read_run,
 )
-from analysis.inside import own_file
+from analysis.loading.safe_read import own_file
 
 EXPORTED_METRICS = "metrics.parquet"
 # What reading a damaged or foreign file raises; pyarrow's errors are among these.

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import pandas as pd
 
-from analysis.results import Results
+from analysis.loading.results import Results
 from analysis.units import listing, whole
 
 
@@ -28,7 +28,7 @@ def steps_text(steps: pd.Series) -> str:
     return f"weights of different steps: {listing(each)}"
 
 
-def notices(results: Results) -> list[str]:
+def caveats(results: Results) -> list[str]:
     """Mixed steps: what a figure of the probes shows may then be training, not the model."""
     steps = probed_steps(results)
     if steps.nunique() < 2:

@@ -1,0 +1,42 @@
+"""The entry by which a module in analysis/figures registers a figure of the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+SECTIONS = ("Quality", "Cost", "Attention", "Residual streams", "Routing", "Recurrences", "Length")
+"""In the order of a report; figures of other sections, and those without one, come after these."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A figure of the report, listed in ``FIGURES`` of the module that draws it.
+
+    needs: what must be there, or the figure's place says what is not: "runs.COLUMN" and "metrics.COLUMN" (not empty in
+    at least one run), "measures.NAME" (a measure of the probes), "table.NAME" (a table of the probes), "bench.FILE" (a
+    table of job=bench). options: keywords of the module's table, draw and caption. section: one of SECTIONS or a new
+    one; place: its order inside the section. compares: models that are not matched in size (`analysis.matching`) are
+    marked. family: the module's name, set when it is found.
+    """
+
+    name: str
+    title: str
+    needs: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    section: str = ""
+    place: int = 100
+    compares: bool = False
+    family: str = ""
+
+    @property
+    def probed(self) -> bool:
+        """Whether the figure shows tables of the probes, and so weights of some training step."""
+        return any(need.partition(".")[0] in ("measures", "table") for need in self.needs)
+
+
+def report_order(entries: list[Entry]) -> list[Entry]:
+    """The entries by section, and inside one by place and name."""
+    known = dict.fromkeys((*SECTIONS, *(entry.section for entry in entries if entry.section)))
+    order = {section: number for number, section in enumerate(known)}
+    return sorted(entries, key=lambda entry: (order.get(entry.section, len(order)), entry.place, entry.name))

@@ -1,0 +1,101 @@
+"""Axes of lengths, bytes and rows, and what is drawn into them: lines with bands, means with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from analysis.plotting.style import SeriesStyle
+from analysis.statistics import estimate
+
+UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def draw_interval(
+    axes: Axes, height: float, values: Iterable[float], series_style: SeriesStyle, label: str
+) -> None:
+    """Mean of ``values`` over seeds as a dot in a row, its 95 % interval as a line, a tick for each seed."""
+    values = list(values)
+    mean, half_width, n = estimate(values)
+    if n > 1:
+        axes.errorbar(mean, height, xerr=half_width, color=series_style.color, capsize=4, linewidth=1.8)
+        axes.plot(values, [height] * n, "|", color=series_style.color, markersize=13, label="_seeds")
+    axes.plot(
+        mean, height, series_style.marker, color=series_style.color, markersize=8, zorder=4, label=label
+    )
+
+
+def row_axis(axes: Axes, count: int, labels: list[str] | None = None) -> None:
+    """``count`` rows from the top, the first at height 0."""
+    axes.set_yticks(range(count), labels or [""] * count)
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.grid(axis="y", linestyle=":")
+    axes.locator_params(axis="x", nbins=6)
+    axes.margins(x=0.08)
+
+
+def length_axis(axes: Axes, lengths: list[float]) -> None:
+    """Sequence lengths to the base of two, at most eight of them named."""
+    axes.set_xscale("log", base=2)
+    step = -(-len(lengths) // 8)
+    axes.xaxis.set_major_locator(FixedLocator(lengths[::-step][::-1]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(
+        FuncFormatter(
+            lambda value, _: f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
+        )
+    )
+
+
+def plain_log_ticks(axis: Axis) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, written as plain numbers: 20, not 2 × 10¹."""
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def byte_axis(axis: Axis) -> None:
+    """At most eight ticks, at powers of two, written with their unit."""
+    low, high = axis.get_view_interval()
+    step = max(1, math.ceil(math.log2(high / low) / 7))
+    axis.set_major_locator(FixedLocator([2**power for power in range(0, 60, step)]))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
+    axis.set_view_interval(low, high, ignore=True)
+
+
+def bytes_text(value: float) -> str:
+    """ "512 KiB": in the largest unit that leaves at least 1."""
+    power = next((power for power in reversed(range(len(UNITS))) if value >= 1024**power), 0)
+    return f"{value / 1024**power:.4g} {UNITS[power]}"
+
+
+def draw_line(axes: Axes, spread: pd.DataFrame, series_style: SeriesStyle, label: str, **options) -> None:
+    """The mean of `over_seeds` against its index, with its band."""
+    x = spread.index.to_numpy("float64")
+    low, high = spread["min"].to_numpy("float64"), spread["max"].to_numpy("float64")
+    axes.fill_between(x, low, high, color=series_style.color, alpha=0.15, linewidth=0)
+    style = {
+        "linestyle": series_style.linestyle,
+        "marker": series_style.marker,
+        "markersize": 4,
+        "linewidth": 1.5,
+    }
+    axes.plot(
+        x, spread["mean"].to_numpy("float64"), color=series_style.color, label=label, **{**style, **options}
+    )
+
+
+def doubling_axis(axes: Axes, low: float, high: float) -> None:
+    """Powers of two along x from low to high, at most ten of them named, as they are read: 64, 512, 4K."""
+    powers = [2**power for power in range(31) if low <= 2**power <= high]
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(0.9 * low, 1.05 * high)
+    axes.xaxis.set_major_locator(FixedLocator(powers[:: -(-len(powers) // 10)] or [high]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}K" if x >= 1024 else f"{x:g}"))
