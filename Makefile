@@ -7,13 +7,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.archzoo-installed
 PEERS := $(VENV)/.archzoo-peers
+DOCS := $(VENV)/.archzoo-docs
 # One thread a worker: two workers with two threads each on two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 # A test process a core, at most four.
 SPREAD ?= -n auto --maxprocesses 4
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test test-fast test-long test-matrix lint check-log format gpu report clean help
+.PHONY: run test test-fast test-long test-matrix lint check-log docs format gpu clean help
 
 run: $(STAMP)
 	$(PY) run.py --multirun +experiment=quickstart
@@ -38,7 +39,11 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 check-log: $(STAMP)
-	$(PY) -m analysis.number_checks LOG.md README.md
+	$(PY) -m analysis.number_checks LOG.md README.md docs/*.md
+
+docs: $(DOCS)
+	$(PY) -m sphinx -W --keep-going -q -b html docs .docs
+	@echo 'docs: .docs/index.html'
 
 format: $(STAMP)
 	$(VENV)/bin/ruff check --fix .
@@ -58,8 +63,12 @@ $(PEERS): $(STAMP)
 		|| echo 'transformers and fla-core cannot be installed here: the tests that compare with them are skipped'
 	@touch $@
 
+$(DOCS): $(STAMP)
+	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .cache .matrix
+	rm -rf $(VENV) .cache .matrix .docs docs/reference
 
 help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
@@ -67,6 +76,7 @@ help:
 	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
 	@echo 'make check-log    the numbers in LOG and README against the tables that they name'
+	@echo 'make docs         the site: pages for people, every block, operation, figure and key from the code'
 	@echo 'make test-matrix  the fast tests on pairs of Python and torch, oldest to newest, that can be had here'
 	@echo 'make gpu          tests, tuning, measurements and training on a GPU, in resumable stages'
 	@echo 'make clean        remove the environment and caches (results stay)'

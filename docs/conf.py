@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-import reference
+import reference  # noqa: E402  (stands beside this file)
 
 project = "Archzoo"
 extensions = ["myst_parser"]

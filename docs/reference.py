@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import typing
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 from docstrings import escaped, key_meanings, markdown
 
 import kernels
+from analysis.gallery import listed
 from experiments import schema
 from zoo import registry
 
@@ -24,7 +24,7 @@ def write() -> None:
     """Write every page; a page that stays as it is keeps its time, so that only what changed is built again."""
     OUT.mkdir(exist_ok=True)
     pages = {f"{kind}s.md": blocks_page(kind, title) for kind, title in KINDS.items()}
-    pages |= {"operations.md": operations_page(), "keys.md": keys_page()}
+    pages |= {"operations.md": operations_page(), "keys.md": keys_page(), "figures.md": figures_page()}
     for name, text in pages.items():
         path = OUT / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -52,8 +52,8 @@ def keys_page() -> str:
     """Every key of the configuration with its default and meaning."""
     parts = [
         "# Every key",
-        "A key is set as `python run.py KEY=VALUE`; `python run.py --cfg job` prints all of them with the values that a "
-        "command composes. Options of the blocks stand with the blocks: [mixers](mixers.md), "
+        "A key is set as `python run.py KEY=VALUE`; `python run.py --cfg job` prints all of them with the values "
+        "that a command composes. Options of the blocks stand with the blocks: [mixers](mixers.md), "
         "[residual schemes](residuals.md), [channel mixers](channels.md).",
         "## General",
         markdown(_first(schema.Config)),
@@ -99,8 +99,8 @@ def operations_page() -> str:
     """Every public operation with its signature and docstring."""
     parts = [
         "# Operations",
-        "Tensors are `[B, T, H, D]`. `g` is a log gate (at most 0). All operations take `backend=`: `auto`, `reference` "
-        "(the definition, any dtype), `torch` (vectorised, what CPUs run), `triton` (GPUs) or a library's.",
+        "Tensors are `[B, T, H, D]`. `g` is a log gate (at most 0). All operations take `backend=`: `auto`, "
+        "`reference` (the definition, any dtype), `torch` (vectorised, what CPUs run), `triton` (GPUs) or a library's.",
     ]
     for name, function in _operations():
         parts += [
@@ -134,6 +134,15 @@ def _signature(function: Any) -> str:
 
 
 def figures_page() -> str:
-    """Every figure of a report: its section, what it needs, what it shows."""
-    gallery = importlib.import_module("analysis.gallery")
-    raise NotImplementedError(gallery)
+    """Every figure of a report by section, with what it needs."""
+    rows = []
+    for entry in listed():
+        needs = ", ".join(f"`{need}`" for need in entry.needs)
+        rows.append(f"| `{entry.name}` | {escaped(entry.title)} | {entry.section} | {needs} |")
+    head = [
+        "# Figures",
+        "Names for `figures=[...]` of job=publish and for `analysis.gallery.draw`. `runs.X` and `metrics.X` are "
+        "columns of the results, `measures.X` and `table.X` come from job=probe, `bench.X` from job=bench.",
+        "| name | title | section | needs |\n|---|---|---|---|",
+    ]
+    return "\n\n".join(head) + "\n" + "\n".join(rows) + "\n"

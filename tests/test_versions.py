@@ -12,7 +12,10 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+README, PAGE = (
+    " ".join((ROOT / name).read_text(encoding="utf-8").split())
+    for name in ("README.md", "docs/development.md")
+)
 PYTHONS = [f"3.{minor}" for minor in range(30) if f"3.{minor}" in SpecifierSet(PROJECT["requires-python"])]
 RANGES = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
 
@@ -60,7 +63,7 @@ def test_make_and_the_readme_say_which_pythons():
     assert [f"3.{minor}" for minor in range(int(lowest), int(above))] == PYTHONS
     assert said == span
     assert f"needs Python {span}" in README
-    assert f"Python ({span})" in README
+    assert f"Python ({span})" in PAGE
 
 
 def test_the_matrix_covers_what_make_sets_up_and_both_ends():
@@ -75,7 +78,7 @@ def test_the_matrix_covers_what_make_sets_up_and_both_ends():
         assert torch in RANGES["torch"]
         assert triton in RANGES["triton"]
     first, last = (".".join(torches[end].split(".")[:2]) for end in (0, -1))
-    assert f"torch ({first} to {last})" in README
+    assert f"torch ({first} to {last})" in PAGE
 
 
 def test_the_matrix_runs_what_make_test_fast_runs():

@@ -31,7 +31,8 @@ class Block:
 
     name: used in configs; letter: used in patterns (mixers only); cls: the module; config: its dataclass of options;
     title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: what a token may
-    attend to, one of "causal", "window", "timeline", "topk", "blocks", "recurrent", "convolution", "none");
+    attend to, one of "causal", "fading", "window", "timeline", "topk", "blocks", "recurrent", "memories",
+    "convolution", "none");
     source: the paper; choice: a noun for what its router chooses ("timeline"), if it has one;
     sketch: a token's way through the block for figures, a line of text a row, boxes parted by "|", "↻" for what is
     carried from token to token; "#0", "#1", "#2" behind a box draw it in the colour of that group of the mask:

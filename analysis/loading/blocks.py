@@ -1,8 +1,8 @@
-"""What the summaries of runs say about the blocks they use: title, colour, mask, noun and sketch, from the registry.
+"""What the summaries of runs say about the blocks they use: title, colour, mask, choice and sketch, from the registry.
 
-A block of summary.json has letter, name, title, family, color and mask and, where its author gave them, ``noun`` (what
-its router chooses between: "timeline") and ``sketch`` (rows of boxes, `analysis.plotting.sketches`). What is missing,
-as in older summaries, is told from the mask.
+A block of summary.json has letter, name, title, family, color and mask and, where its author gave them, ``choice`` (a
+noun for what its router chooses: "timeline") and ``sketch`` (rows of boxes, `analysis.plotting.sketches`). What is
+missing, as in older summaries, is told from the mask.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-NOUNS = {"timeline": "timeline", "memories": "memory"}
+NOUNS = {"timeline": "timeline", "memories": "memory", "recurrent": "memory"}
 """What a router chooses between, by the mask of its block."""
 
 DEFAULT_NOUN = "expert"
@@ -27,7 +27,7 @@ def blocks(runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 def noun(block: dict[str, Any]) -> str:
     """What the block's router chooses between: its own noun, else that of its mask, else "expert"."""
-    return str(block.get("noun") or NOUNS.get(block.get("mask", ""), DEFAULT_NOUN))
+    return str(block.get("choice") or NOUNS.get(block.get("mask", ""), DEFAULT_NOUN))
 
 
 def nouns(runs: pd.DataFrame) -> dict[str, str]:

@@ -15,7 +15,8 @@ class DataConfig:
     path: text: a file, a folder or a glob. wikitext: a folder of parquet in the public layout
         (`{train,validation,test}-*.parquet`, column `text`); None reads the hub.
     train_path: wikitext: parquet file, folder or glob that replaces the training split.
-    tokenizer: bytes | bpe (trained on the training split, `vocab_size` entries) | gpt2.
+    tokenizer: bytes | bpe (trained on the training split) | gpt2.
+    vocab_size: entries of the tokenizer that bpe trains.
     gpt2_path: folder with encoder.json and vocab.bpe, or vocab.json and merges.txt; None reads the hub.
     pack: stream (windows of one long stream) | document (documents do not see each other).
     seq_len, batch_size: tokens a sample, samples a micro-batch.

@@ -34,8 +34,9 @@ class GSAConfig:
     scores, or "relu", DeepSeek-V3.2's, which need adaptive=none;
     k_base, k_min, k_max: how many tokens a query attends to (None: min(2048, T/8), k_base/8, 2·k_base for the
     configured length T); adaptive: how k follows the variance of the scores, "inverse", "seed" or "none";
-    beta: of "seed"; reference_variance: of "inverse"; output_gate (G1), value_gate (G2); warmup: steps of
-    dense attention, at most a tenth of the training; aux_weight: weight of the indexer's loss.
+    beta: of "seed"; reference_variance: of "inverse"; output_gate, value_gate: gates G1 on the output
+    and G2 on the values; warmup: steps of dense attention, at most a tenth of the training; aux_weight: weight of the
+    indexer's loss.
     """
 
     n_heads: int | None = None

@@ -42,7 +42,7 @@ class MoMConfig:
     title="Mixture of memories",
     family="linear recurrence",
     color="#D55E00",
-    mask="recurrent",
+    mask="memories",
     source="Du et al. 2025, MoM (arXiv:2502.13685); update: Yang et al. 2024 (arXiv:2412.06464)",
     choice="memory",
     sketch="""

@@ -53,7 +53,7 @@ class PathState:
     title="PaTH attention with forgetting",
     family="softmax attention",
     color="#B8860B",
-    mask="causal",
+    mask="fading",
     source="Yang et al. 2025 (arXiv:2505.16381); forget gate: Lin et al. 2025 (arXiv:2503.02130)",
     sketch="""
     x

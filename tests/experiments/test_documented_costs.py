@@ -1,4 +1,4 @@
-"""The README's cost table is what job=cost prints."""
+"""The cost table of docs/architectures.md is what job=cost prints."""
 
 import pytest
 from support.program import ROOT, Lab
@@ -6,8 +6,8 @@ from test_architectures import ELEVEN
 
 
 @pytest.mark.long
-def test_the_readme_shows_the_derived_costs(lab: Lab):
-    shown = (ROOT / "README.md").read_text(encoding="utf-8")
+def test_the_page_shows_the_derived_costs(lab: Lab):
+    shown = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
     shown = shown.split("<!-- costs -->\n")[1].split("<!-- /costs -->")[0]
     lab.arguments = lambda *words: list(words)
     command = ["--multirun", "job=cost", "size=reference", f"model={','.join(ELEVEN)}"]

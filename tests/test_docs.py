@@ -1,0 +1,98 @@
+"""The pages that are written from the code, and the links of the README."""
+
+import dataclasses
+import re
+import sys
+
+import pytest
+from support.tree_copy import ROOT
+
+import kernels
+from zoo import registry
+
+
+@pytest.fixture
+def reference(monkeypatch):
+    """docs/reference.py, which stands in no package."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    yield __import__("reference")
+    for name in ("reference", "docstrings"):
+        sys.modules.pop(name, None)
+
+
+def test_every_link_of_the_readme_leads_somewhere():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert len(links) > 10
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_key_has_its_default_and_meaning(reference):
+    page = reference.keys_page()
+    assert "| `trainer.max_steps` | `300` | optimiser steps |" in page
+    assert "| `data.vocab_size` | `4096` |" in page
+    for kind in registry.KINDS:
+        page += reference.blocks_page(kind, kind)
+    for kind, node in (
+        ("mixer", "model.mixers"),
+        ("residual", "model.residual"),
+        ("channel", "model.channel"),
+    ):
+        for block in registry.blocks(kind).values():
+            for field in dataclasses.fields(block.config):
+                assert f"| `{node}.{block.name}.{field.name}` |" in page
+
+
+def test_a_key_without_a_meaning_is_refused(reference):
+    @dataclasses.dataclass
+    class Options:
+        """width: of the layer; others are not explained."""
+
+        width: int = 1
+        depth: int = 2
+
+    with pytest.raises(ValueError, match="Options does not say what depth is"):
+        reference._keys_table(Options, "options")
+
+
+def test_meanings_are_read_by_line_by_semicolon_and_for_several_keys(reference):
+    @dataclasses.dataclass
+    class Options:
+        """Options of a layer; None scales.
+
+        a: the first: one, two
+            and more.
+        b, c (γ): two at once; d: the last.
+        """
+
+        a: int = 0
+        b: int = 0
+        c: int = 0
+        d: int = 0
+
+    meanings = sys.modules["docstrings"].key_meanings(Options)
+    assert meanings == {
+        "a": "the first: one, two and more",
+        "b": "two at once",
+        "c": "two at once",
+        "d": "the last",
+    }
+
+
+def test_every_operation_stands_with_its_arguments(reference):
+    page = reference.operations_page()
+    for name in kernels.__all__:
+        assert f"\n## {name}\n\n```python\nkernels.{name}(" in page
+    assert "    initial_state: Tensor | None = None,\n" in page
+
+
+def test_prose_is_no_markup_and_equations_stay_as_they_are(reference):
+    markdown = sys.modules["docstrings"].markdown
+    text = "x_t and y_t [B, T] are `a*b`.\n\n    y_t = W_o·x_t\n\nMore."
+    assert markdown(text) == "x\\_t and y\\_t \\[B, T\\] are `a*b`.\n\n```text\ny_t = W_o·x_t\n```\n\nMore."
+
+
+def test_every_figure_of_the_report_is_listed(reference):
+    assert "| `loss_against_tokens` | Loss while training | Quality | `metrics.tokens`, `metrics.loss` |" in (
+        reference.figures_page()
+    )

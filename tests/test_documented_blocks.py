@@ -1,0 +1,94 @@
+"""The files that README.md and docs/extend.md show are whole: put into the tree, everything else picks them up."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support.tree_copy import ROOT, contents, copy_tree, python
+
+FILE = re.compile(r"^```python\n(# ((?:zoo|analysis)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def shown(page: str) -> dict[str, str]:
+    """Path -> source of the files that a page shows in full."""
+    return {path: source for source, path in FILE.findall((ROOT / page).read_text(encoding="utf-8"))}
+
+
+MIXER, EXTENSIONS = shown("README.md"), shown("docs/extend.md")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A copy of the repository with all of these files in it."""
+    folder = tmp_path_factory.mktemp("archzoo")
+    copy_tree(folder)
+    for path, source in {**MIXER, **EXTENSIONS}.items():
+        assert not (folder / path).exists(), f"an example would overwrite {path}"
+        (folder / path).write_text(source, encoding="utf-8")
+    return folder
+
+
+def test_the_readme_shows_one_mixer_that_fits_on_a_page():
+    assert list(MIXER) == ["zoo/mixers/ema.py"]
+    (source,) = MIXER.values()
+    assert len([line for line in source.splitlines() if line.strip()]) <= 70
+
+
+def test_the_pages_show_a_file_of_every_other_kind():
+    assert [path.rsplit("/", 1)[0] for path in EXTENSIONS] == [
+        *("zoo/residuals", "zoo/channels", "zoo/probes/measures", "analysis/figures")
+    ]
+
+
+@pytest.mark.slow
+def test_the_examples_pass_the_contract_tests(tree):
+    before = contents(tree)
+    # The README's own command, for all three; "not gpu" spares a machine without one the skips that it would name.
+    command = ["-m", "pytest", "tests/zoo", "-k", "ema or layerscale or relu2", "-m", "not gpu"]
+    said = python(tree, *command, "-p", "no:cacheprovider")
+    passed = re.search(r"(\d+) passed", said)
+    assert passed, said
+    assert int(passed.group(1)) >= 40  # some fifteen contracts of each; none may have been skipped or missed
+    assert not re.search(r"\d+ (failed|error|skipped)", said), said
+    assert contents(tree) == before
+
+
+@pytest.mark.slow
+def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"Line {i}: the quick brown fox jumps over {i * i} dogs." for i in range(800)))
+    before = contents(tree)
+    settings = {
+        "model.pattern": "EF",
+        "model.residual.name": "layerscale",
+        "model.channel.name": "relu2",
+        "model.depth": 2,
+        "model.d_model": 16,
+        "model.n_heads": 2,
+        "data": "text",
+        "data.path": text,
+        "data.cache_dir": tmp_path / "cache",
+        "data.tokenizer": "bytes",
+        "data.seq_len": 32,
+        "data.batch_size": 2,
+        "trainer.max_steps": 3,
+        "results": tmp_path / "results",
+        "name": "extended",
+    }
+    python(tree, "run.py", *(f"{key}={value}" for key, value in settings.items()))
+    folder = tmp_path / "results" / "extended"
+    (summary,) = folder.glob("*/summary.json")
+    assert '"name": "ema"' in summary.read_text()
+    python(tree, "run.py", "job=probe", f"runs={folder}", "probe.windows=1", "probe.prompts=[]")
+    rows = pd.read_parquet(summary.parent / "probes" / "measures.parquet")
+    kurtosis = rows[rows["measure"] == "stream_kurtosis"]
+    assert sorted(zip(kurtosis["layer"], kurtosis["part"], strict=True)) == [
+        *((0, "channel"), (0, "mixer"), (1, "channel"), (1, "mixer"), (2, "head"))
+    ]
+    assert kurtosis["value"].between(1, 16).all()
+    python(tree, "run.py", "job=report", f"runs={folder}")
+    drawn = pd.read_csv(folder / "report" / "figures" / "outliers.csv")
+    assert sorted(drawn["place"]) == [0, 0.5, 1, 1.5, 2]
+    assert "ema" in python(tree, "run.py", "job=list")
+    assert contents(tree) == before
