@@ -46,7 +46,7 @@ def test_the_summary_has_every_key_of_the_contract(finished: Lab):
             assert key.rstrip("?") in node, f"{where}.{key}"
             assert key.endswith("?") or node[key] is not None, f"{where}.{key}"
     for block in summary["blocks"]:
-        assert block.keys() == {"letter", "name", "title", "family", "color", "mask"}
+        assert block.keys() == {"letter", "name", "title", "family", "color", "mask", "choice", "sketch"}
     assert [block["letter"] for block in summary["blocks"]] == ["F", "S"]
     assert summary["schema"] == 1
     assert summary["experiment"] == finished.run_folder().parent.name
