@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import schema
 from experiments.paths import CONF
+from experiments.presets import compared
 
 
 def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
@@ -30,6 +31,9 @@ def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     schema.register()
     OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)  # in conf/config.yaml
+    OmegaConf.register_new_resolver(
+        "architectures", lambda: ",".join(compared()), replace=True
+    )  # in its sweeps
     composed: list[DictConfig] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -18,16 +19,32 @@ _PRESETS = CONF / "model"
 def architectures(like: ModelConfig) -> dict[str, ModelConfig]:
     """Preset -> its configuration, with the width, heads, depth and backend of `like`; the transformer first."""
     shared = {key: getattr(like, key) for key in ("d_model", "n_heads", "depth", "tie_embeddings", "backend")}
-    names = sorted(
-        (path.stem for path in _PRESETS.glob("*.yaml")), key=lambda name: (name != "transformer", name)
-    )
-    return {name: from_dict(ModelConfig, {**overlay(name), **shared}) for name in names}
+    return {name: from_dict(ModelConfig, {**overlay(name), **shared}) for name in _names()}
+
+
+def compared() -> list[str]:
+    """The presets that a comparison of architectures has: all but those whose file begins "# Variant of ...".
+
+    In conf/experiment/: `model: ${architectures:}`.
+    """
+    return [
+        name for name in _names() if not _file(name).read_text(encoding="utf-8").startswith("# Variant of")
+    ]
+
+
+def _names() -> list[str]:
+    names = (path.stem for path in _PRESETS.glob("*.yaml"))
+    return sorted(names, key=lambda name: (name != "transformer", name))
+
+
+def _file(name: str) -> Path:
+    return _PRESETS / f"{name}.yaml"
 
 
 @functools.lru_cache
 def overlay(name: str) -> dict[str, Any]:
     """The keys that conf/model/NAME.yaml sets; none if there is no such preset."""
-    path = _PRESETS / f"{name}.yaml"
+    path = _file(name)
     return OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}  # type: ignore[return-value]
 
 

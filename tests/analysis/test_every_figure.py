@@ -9,11 +9,9 @@ import pytest
 
 from analysis import load_results
 from analysis.gallery import exhibits, listed
+from experiments.presets import compared
 
 NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover"}
-ARCHITECTURES = {
-    "transformer", "lfm2", "mla", "kda", "path_fox", "mesanet", "mom", "nsa", "hypergraph", "shc", "orthgsa",
-}  # fmt: skip
 
 
 def drawn(results, folder: Path) -> set[str]:
@@ -25,7 +23,7 @@ def drawn(results, folder: Path) -> set[str]:
 
 @pytest.mark.long
 def test_the_quickstart_of_all_eleven_supports_every_figure_but_those_of_sweeps_and_gpus(eleven):
-    assert set(pd.read_parquet(eleven.with_name("runs.parquet"))["preset"]) == ARCHITECTURES
+    assert set(pd.read_parquet(eleven.with_name("runs.parquet"))["preset"]) == set(compared())
     names = {entry.name for entry in listed()}
     assert {path.stem for path in (eleven.parent / "figures").glob("*.png")} == names - NOT_IN_A_QUICKSTART
 
