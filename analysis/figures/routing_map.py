@@ -11,8 +11,9 @@ from matplotlib.patches import Patch
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.loading.routing import choice_colors, one_model, routing_rows
+from analysis.loading.routing import one_model, routing_rows
 from analysis.plotting.captions import provenance_text
+from analysis.plotting.choice_colors import choice_colors
 from analysis.plotting.style import PALETTE, new_figure, styled
 from analysis.plotting.token_labels import token_label
 from analysis.units import listing

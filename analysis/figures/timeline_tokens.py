@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.loading.routing import choice_colors, mutual_information, one_model, routing_rows
+from analysis.loading.routing import mutual_information, one_model, routing_rows
 from analysis.plotting.captions import provenance_text
+from analysis.plotting.choice_colors import choice_colors
 from analysis.plotting.style import PALETTE, panels, styled
 from analysis.plotting.token_labels import token_label
 

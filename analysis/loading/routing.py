@@ -11,7 +11,6 @@ from analysis.loading.blocks import DEFAULT_NOUN, nouns
 from analysis.loading.probe_measures import OF_RUN
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.style import PALETTE
 
 
 def routing_rows(results: Results, name: str) -> pd.DataFrame:
@@ -40,15 +39,6 @@ def one_model(rows: pd.DataFrame) -> pd.DataFrame:
     )
     first = order.iloc[0]
     return rows[(rows["block"] == first["block"]) & (rows["run"] == first["run"])]
-
-
-def choice_colors(choices: pd.Series) -> dict[int, str]:
-    """A colour a choice; of more than there are colours, the commonest have their own and the rest the last one."""
-    found = sorted(int(choice) for choice in choices.unique())
-    if len(found) > len(PALETTE):
-        common = [int(choice) for choice in choices.value_counts().index]
-        found = [*sorted(common[: len(PALETTE) - 1]), *sorted(common[len(PALETTE) - 1 :])]
-    return {choice: PALETTE[min(place, len(PALETTE) - 1)] for place, choice in enumerate(found)}
 
 
 def mutual_information(choices: np.ndarray, kinds: np.ndarray, counts: np.ndarray | None = None) -> float:

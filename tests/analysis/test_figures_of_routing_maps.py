@@ -10,7 +10,7 @@ from support.residual_tables import ROUTERS
 
 from analysis import load_results
 from analysis.figures import load_balance, routing_map
-from analysis.loading.routing import choice_colors
+from analysis.plotting.choice_colors import choice_colors
 from analysis.plotting.style import PALETTE
 
 

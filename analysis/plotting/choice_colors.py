@@ -1,0 +1,16 @@
+"""Colours of what a router chooses: timelines, memories, experts."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.plotting.style import PALETTE
+
+
+def choice_colors(choices: pd.Series) -> dict[int, str]:
+    """A colour a choice; of more than there are colours, the commonest have their own and the rest the last one."""
+    found = sorted(int(choice) for choice in choices.unique())
+    if len(found) > len(PALETTE):
+        common = [int(choice) for choice in choices.value_counts().index]
+        found = [*sorted(common[: len(PALETTE) - 1]), *sorted(common[len(PALETTE) - 1 :])]
+    return {choice: PALETTE[min(place, len(PALETTE) - 1)] for place, choice in enumerate(found)}
