@@ -17,6 +17,9 @@ suppress_warnings = ["misc.highlighting_failure"]  # commands with Hydra's own q
 html_theme = "furo"
 html_title = "Archzoo"
 html_copy_source = False
+html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["small.css"]
 
 
 def setup(app) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from docstrings import escaped, key_meanings, markdown
+from matplotlib.figure import Figure
 
 import kernels
 from analysis.gallery import listed
+from analysis.plotting.sketches import GROUPS, path, sketch
+from analysis.plotting.style import series_styles
 from experiments import schema
 from zoo import registry
 
@@ -22,7 +26,10 @@ KINDS = {"mixer": "Mixers", "residual": "Residual schemes", "channel": "Channel 
 
 def write() -> None:
     """Write every page; a page that stays as it is keeps its time, so that only what changed is built again."""
-    OUT.mkdir(exist_ok=True)
+    (OUT / "sketches").mkdir(parents=True, exist_ok=True)
+    for block in registry.blocks("mixer").values():
+        if block.sketch:
+            _draw_sketch(block).savefig(OUT / "sketches" / f"{block.name}.svg")
     pages = {f"{kind}s.md": blocks_page(kind, title) for kind, title in KINDS.items()}
     pages |= {"operations.md": operations_page(), "keys.md": keys_page(), "figures.md": figures_page()}
     for name, text in pages.items():
@@ -44,8 +51,22 @@ def _block(block: registry.Block) -> str:
     parts = [f"({block.kind}-{block.name})=", f"## {name}{escaped(block.title)} (`{block.name}`)"]
     if block.source:
         parts.append(f"Source: {escaped(block.source)}.")
+    if block.sketch:
+        title = f"A token's way through {block.title}"
+        parts.append(f"```{{image}} sketches/{block.name}.svg\n:alt: {title}\n:width: 360px\n```")
     parts += [about, _keys_table(block.config, where)]
     return "\n\n".join(part for part in parts if part)
+
+
+def _draw_sketch(block: registry.Block) -> Figure:
+    """A token's way through a mixer, as figures of a report show it."""
+    figure = Figure(figsize=(3.6, 2.6))
+    groups = [
+        style.color for style in series_styles((str(group), block.color) for group in range(GROUPS)).values()
+    ]
+    rows = path(block.mask, block.describe()["sketch"])
+    sketch(figure.add_axes((0, 0, 1, 1)), rows, block.color, groups)
+    return figure
 
 
 def keys_page() -> str:
@@ -86,13 +107,11 @@ def _keys_table(cls: type, where: str) -> str:
 
 
 def _default(field: dataclasses.Field) -> str:
+    """A default as the command line writes it."""
     value: Any = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    text = (
-        {None: "null", True: "true", False: "false", "": "''"}.get(value)
-        if not isinstance(value, list)
-        else None
-    )
-    return f"`{text or value}`"
+    if value is None or isinstance(value, bool):
+        return f"`{json.dumps(value)}`"
+    return f"`{value}`" if value != "" else "`''`"
 
 
 def operations_page() -> str:

@@ -84,7 +84,7 @@ def path(mask: str, own: object = None) -> tuple[tuple[Box, ...], ...]:
     """Rows of boxes from a block's own sketch, else from its mask.
 
     own: JSON or what it stands for, [["x"], ["q", "k", "v"], [["line 1", 0], ["line 2", 1]], ["y"]]: rows of texts or
-    of [text, group]; anything else counts as none.
+    of [text, group], the group None for the mixer's own colour; anything else counts as none.
     """
     try:
         rows = json.loads(own) if isinstance(own, str) else own
@@ -100,7 +100,7 @@ def _box(box: object) -> Box:
     if isinstance(box, str):
         return Box(box)
     text, group = box
-    if not isinstance(text, str) or group not in range(GROUPS):
+    if not isinstance(text, str) or group not in (None, *range(GROUPS)):
         raise ValueError(f"{box!r} is no text and group")
     return Box(text, group)
 
