@@ -8,6 +8,7 @@ import pytest
 from support.tree_copy import ROOT
 
 import kernels
+from analysis.plotting.sketches import path
 from zoo import registry
 
 
@@ -31,8 +32,11 @@ def test_every_key_has_its_default_and_meaning(reference):
     page = reference.keys_page()
     assert "| `trainer.max_steps` | `300` | optimiser steps |" in page
     assert "| `data.vocab_size` | `4096` |" in page
+    assert "| `data.path` | `null` |" in page
+    assert "| `dry` | `false` |" in page
     for kind in registry.KINDS:
         page += reference.blocks_page(kind, kind)
+    assert "| `model.mixers.gsa.beta` | `1.0` |" in page
     for kind, node in (
         ("mixer", "model.mixers"),
         ("residual", "model.residual"),
@@ -90,6 +94,14 @@ def test_prose_is_no_markup_and_equations_stay_as_they_are(reference):
     markdown = sys.modules["docstrings"].markdown
     text = "x_t and y_t [B, T] are `a*b`.\n\n    y_t = W_o·x_t\n\nMore."
     assert markdown(text) == "x\\_t and y\\_t \\[B, T\\] are `a*b`.\n\n```text\ny_t = W_o·x_t\n```\n\nMore."
+
+
+def test_a_mixers_own_sketch_is_drawn_and_not_that_of_its_mask():
+    for block in registry.blocks("mixer").values():
+        rows = path(block.mask, block.describe()["sketch"])
+        assert [[tuple(box) for box in row] for row in rows] == [
+            [tuple(box) for box in row] for row in block.describe()["sketch"]
+        ], block.name
 
 
 def test_every_figure_of_the_report_is_listed(reference):
