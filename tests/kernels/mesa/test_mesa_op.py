@@ -284,13 +284,13 @@ def test_residuals_start_at_one_and_are_zero_for_a_query_of_zeros():
     """So that one such query makes no mean over tokens NaN."""
     q, k, _, g, beta, lamb = inputs(2, 5)
     q[1, 3, 0] = 0
-    found = mesa_residuals(q, k, g, beta, lamb, cg_steps=9)
-    assert found.shape == (10, 2, 5, 2)
+    found = mesa_residuals(q, k, g, beta, lamb, cg_steps=4)
+    assert found.shape == (5, 2, 5, 2)
     assert not found[:, 1, 3, 0].any()
     others = q.any(-1)
     torch.testing.assert_close(found[0][others], torch.ones_like(found[0][others]), rtol=0, atol=1e-14)
-    assert found[-1][others].max() < 1e-3
-    assert found[-1][others].min() > 0
+    assert (found[1:, others] > 0).all()
+    assert (found[1:, others] < 0.5 * found[:-1, others]).all()
 
 
 def test_no_state_unless_asked_for():
