@@ -148,6 +148,9 @@ def test_a_config_goes_through_plain_values():
     [
         ({"d_model": 2.5}, "model.d_model=2.5 must be of type int, not float"),
         ({"d_model": True}, "model.d_model=True"),
+        ({"depth": True}, "model.depth=True must be of type int | None, not bool"),
+        ({"tie_embeddings": 1}, "model.tie_embeddings=1 must be of type bool, not int"),
+        ({"mixers": {"attention": {"rope_base": True}}}, "model.mixers.attention.rope_base=True"),
         ({"d_model": None}, "model.d_model=None"),
         ({"pattern": 7}, "model.pattern=7"),
         ({"tie_embeddings": "yes"}, "model.tie_embeddings='yes'"),

@@ -129,6 +129,8 @@ def test_decays_are_drawn_from_the_whole_of_their_ranges():
     assert (torch.quantile(dt, points) + 3 - 2 * points).abs().max() < 0.04
     assert 1 - 1e-5 <= rates.min() < 1.02
     assert 15.98 < rates.max() <= 16 + 1e-4
+    assert -3 - 1e-5 <= dt.min() < -2.995
+    assert -1.005 < dt.max() <= -1 + 1e-5
 
 
 @pytest.mark.parametrize(("heads", "own"), [(12, 6), (4, 2), (2, 1), (1, 1), (3, 3)])

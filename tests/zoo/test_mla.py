@@ -204,6 +204,14 @@ def test_default_sizes_scale_with_the_model(d_model, n_heads, sizes):
     assert (m.kv_rank, m.q_down.out_features, m.rope_dim) == sizes
 
 
+@pytest.mark.parametrize("width", range(1, 18))
+def test_by_default_pairs_turn_whatever_the_width_of_a_head(width):
+    """d_R is even, as rotations need it, and about half of the head: never more than that but for the one pair."""
+    m = MLA(MLAConfig(), Dims(3 * width, 3, seq_len=8, layer=0, depth=2))
+    assert m.rope_dim % 2 == 0
+    assert max(2, width / 2 - 2) <= m.rope_dim <= max(2, width / 2)
+
+
 def test_reference_size_has_1_05_times_the_parameters_of_full_attention():
     with torch.device("meta"):
         m = MLA(MLAConfig(), Dims(768, 12, seq_len=8, layer=0, depth=14))

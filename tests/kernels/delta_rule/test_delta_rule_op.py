@@ -248,6 +248,24 @@ def test_flops_are_those_of_the_products():
     assert forward == counted.get_total_flops() + counted_too
 
 
+@pytest.mark.parametrize("time", [3, 31, 33, 40, 65])
+def test_flops_of_three_sequences_are_three_times_those_of_one(time):
+    """In a batch and packed: every sequence has chunks of its own, the last one filled or not."""
+
+    def flops(sequences: int, cu_seqlens=None) -> list[int]:
+        shape = (sequences, time) if cu_seqlens is None else (1, sequences * time)
+        given = [x.to("meta").requires_grad_() for x in inputs(*shape, per_channel=False)[:5]]
+        with flop_counter() as forward:
+            o, _ = delta_rule(*given, cu_seqlens=cu_seqlens, backend="torch")
+        with flop_counter() as backward:
+            o.sum().backward()
+        return [forward.get_total_flops(), backward.get_total_flops()]
+
+    wanted = [3 * n for n in flops(1)]
+    assert flops(3) == flops(3, packed(time, time, time).to("meta")) == wanted
+    assert wanted[0] > 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

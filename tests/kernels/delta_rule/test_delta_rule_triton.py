@@ -107,6 +107,14 @@ def test_one_token(per_channel, shared):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "initial_state"])
+def test_one_token_has_gradients_for_whichever_input_alone_asks_for_them(name):
+    given = {name: x.float().to(DEVICE) for name, x in inputs(1, False, width=16, value_width=16).items()}
+    given[name].requires_grad_()
+    o, _ = delta_rule(**given, backend="triton")
+    assert o.requires_grad
+
+
 def test_a_single_token_on_a_cpu_is_the_recurrence():
     assert OPERATION.backends[0] == "triton"
     for time, name in ((1, "reference"), (2, "torch")):

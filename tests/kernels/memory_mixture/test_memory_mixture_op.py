@@ -1,5 +1,7 @@
 """memory_mixture: the sorted form against the recurrence, its identities, its cost and its errors."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -151,6 +153,19 @@ def test_auto_takes_the_recurrence_for_a_single_token():
     for time, name in ((1, "reference"), (2, "torch")):
         (*given, weights, _), routes = inputs(2, time)
         assert OPERATION.choose("auto", *given, routes, weights, cu_seqlens=None).name == name
+
+
+def test_the_reference_takes_exactly_the_routes_to_different_memories_there_are():
+    """All pairs of numbers from −1 to M = 3, in the first and in the last token of the second sequence."""
+    (*given, weights, _), named = inputs(2, 3, memories=3)
+    for (first, second), at in itertools.product(itertools.product(range(-1, 4), repeat=2), (0, 2)):
+        routes = named.clone()
+        routes[1, at] = torch.tensor([first, second])
+        if first != second and {first, second} <= {0, 1, 2}:
+            memory_mixture(*given, routes, weights, backend="reference")
+        else:
+            with pytest.raises(ValueError, match=r"routes must be different memories in \[0, 3\)"):
+                memory_mixture(*given, routes, weights, backend="reference")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """memory_mixture's Triton kernels against the recurrence: routes, states, packing, and one token."""
 
+import itertools
 from functools import partial
 
 import pytest
@@ -62,9 +63,11 @@ def test_half_precision(dtype):
     compare(inputs(1, 40, width=32), dtype)
 
 
-def test_one_token():
-    """Decoding: a kernel of its own. What is not named is copied, bit for bit."""
-    given = inputs(3, 1, memories=4, slots=2, heads=2)
+@pytest.mark.parametrize("slots", [1, 2, 3, 4])
+def test_one_token(slots):
+    """Decoding: a kernel of its own. Every choice of memories; what is not named is copied, bit for bit."""
+    named = torch.tensor(list(itertools.combinations(range(4), slots)))
+    given = inputs(len(named), 1, memories=4, slots=slots, heads=2) | {"routes": named[:, None]}
     given = {name: x.to(DEVICE) if name == "routes" else x.float().to(DEVICE) for name, x in given.items()}
     with kernels_only(), torch.no_grad():
         got = memory_mixture(**given, output_final_state=True, backend="triton")
@@ -73,6 +76,15 @@ def test_one_token():
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     passed = F.one_hot(given["routes"][:, 0], 4).sum(1) == 0
     assert torch.equal(got[1][passed], given["initial_state"][passed])
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "weights", "initial_state"])
+def test_one_token_has_gradients_for_whichever_input_alone_asks_for_them(name):
+    given = inputs(1, 1, memories=2, slots=1, width=16, value_width=16)
+    given = {name: x.to(DEVICE) if name == "routes" else x.float().to(DEVICE) for name, x in given.items()}
+    given[name].requires_grad_()
+    o, _ = memory_mixture(**given, backend="triton")
+    assert o.requires_grad
 
 
 def test_a_memory_that_no_token_names_keeps_its_bits():
@@ -98,3 +110,17 @@ def test_work_follows_the_routes_and_needs_no_data():
 
     assert flops(4, 2) == flops(8, 2)
     assert flops(4, 4) == [2 * n for n in flops(4, 2)]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_work_reads_of_keys_values_and_gates_what_the_routes_name(slots):
+    """Of 4 memories; the rest once, and backward two gradients more to read and one of every input to write."""
+    tokens, heads, state = 2 * 30, 2, 2 * 4 * 2 * 20 * 24
+    given = {name: x.to("meta") for name, x in inputs(2, 30, 4, slots, heads=heads).items()}
+    visited = 8 * tokens * slots * heads * (20 + 24 + 1 + 1)
+    shared = 8 * (tokens * heads * 20 + 2 * tokens * slots + state)  # q; routes and weights; initial states
+    arriving = 8 * tokens * heads * 24 + 4 * state  # of o and of the final states, which are fp32
+    written = sum(8 * x.numel() for name, x in given.items() if name != "routes")
+    forward, backward = work(**given, output_final_state=True)
+    assert forward.bytes == visited + shared + arriving
+    assert backward.bytes == forward.bytes + written

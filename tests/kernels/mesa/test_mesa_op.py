@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels import mesa
+from kernels import mesa, mesa_residuals
 from kernels.flops import flop_counter
 from kernels.ops.mesa import torch_ops
 from kernels.ops.mesa.scan import scan
@@ -278,6 +278,19 @@ def test_half_precision_is_computed_in_fp32(backend):
     # But for exact numbers that lie, for fp32, half-way between two.
     assert (o == wanted.bfloat16()).float().mean() > 0.98
     torch.testing.assert_close(o.double(), wanted, rtol=2**-6, atol=1e-5)
+
+
+def test_residuals_start_at_one_and_are_zero_for_a_query_of_zeros():
+    """So that one such query makes no mean over tokens NaN."""
+    q, k, _, g, beta, lamb = inputs(2, 5)
+    q[1, 3, 0] = 0
+    found = mesa_residuals(q, k, g, beta, lamb, cg_steps=4)
+    assert found.shape == (5, 2, 5, 2)
+    assert not found[:, 1, 3, 0].any()
+    others = q.any(-1)
+    torch.testing.assert_close(found[0][others], torch.ones_like(found[0][others]), rtol=0, atol=1e-14)
+    assert (found[1:, others] > 0).all()
+    assert (found[1:, others] < 0.5 * found[:-1, others]).all()
 
 
 def test_no_state_unless_asked_for():

@@ -166,6 +166,14 @@ def test_one_token_is_decoding(shape, monkeypatch):
     compare_forward(case(time=1, **shape), 2)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "lamb", "h_kk", "h_kv"])
+def test_one_token_has_gradients_for_whichever_input_alone_asks_for_them(name):
+    given = {name: x.float().to(DEVICE) for name, x in case(time=1, width=16, sequences=1).items()}
+    given[name].requires_grad_()
+    o, *_ = call(**given, cg_steps=1, backend="triton")
+    assert o.requires_grad
+
+
 def test_what_the_kernels_refuse():
     tensors = [torch.zeros(1, 2, 1, 272)] * 3 + [torch.zeros(1, 2, 1)] * 2 + [torch.ones(1, 272)]
     with pytest.raises(ValueError, match=r"widths of at most 256, got 272"):

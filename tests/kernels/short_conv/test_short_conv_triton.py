@@ -81,9 +81,12 @@ def test_a_step_is_one_kernel_and_nothing_else():
     assert torch.equal(after, moved)
 
 
-def test_a_step_with_gradients_has_them():
-    weight = normal(16, 4, dtype=torch.float32).to(DEVICE).requires_grad_()
-    y, _ = short_conv(torch.ones(2, 1, 16, device=DEVICE), weight, backend="triton")
+@pytest.mark.parametrize("name", ["x", "weight", "state"])
+def test_a_step_has_gradients_for_whichever_input_alone_asks_for_them(name):
+    given = {"x": normal(2, 1, 16), "weight": normal(16, 4), "state": normal(2, 16, 3)}
+    given = {name: x.float().to(DEVICE) for name, x in given.items()}
+    given[name].requires_grad_()
+    y, _ = short_conv(**given, backend="triton")
     assert y.requires_grad
 
 

@@ -148,6 +148,19 @@ def test_errors_name_what_is_wrong(change, message):
         timeline_attention(*qkv(2, 5), assignment, **{"n_timelines": 6, **options})
 
 
+@pytest.mark.parametrize("timeline", [-1, 0, 5, 6])
+def test_one_token_off_the_timelines_is_enough_to_be_refused(timeline):
+    """There are 0 to 5; the others of its sequence and head are on them."""
+    assignment = assigned(2, 5)
+    assignment[1, 3, 2] = timeline
+    call = partial(timeline_attention, *qkv(2, 5), assignment, n_timelines=6, backend="reference")
+    if 0 <= timeline < 6:
+        assert call().isfinite().all()
+    else:
+        with pytest.raises(ValueError, match=r"assignment must lie in \[0, 6\), got"):
+            call()
+
+
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_a_weight_multiplies_the_output(backend):
     inputs, weight = qkv(2, 13), torch.rand(2, 13, 4, dtype=torch.float64)
