@@ -1,4 +1,4 @@
-"""The figures of a report: those that analysis/figures registers, drawn where the results support them."""
+"""Drawing the figures that analysis/figures registers, where the results support them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Exhibit:
 
 
 def listed() -> list[Entry]:
-    """Every figure that a module in analysis/figures registers, in the order of a report."""
+    """Return every figure that a module in analysis/figures registers, in the order of a report."""
     modules = (
         import_module(f"{figures.__name__}.{found.name}") for found in pkgutil.iter_modules(figures.__path__)
     )
@@ -71,7 +71,7 @@ def listed() -> list[Entry]:
 
 
 def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
-    """Draw every figure that the results support into ``folder``, as NAME.svg, .png and .csv (what it draws).
+    """Draw every figure that the results support into ``folder`` as NAME.svg, .png and .csv (its table).
 
     workers: processes that draw. Above 1 they are spawned, so the program that asks for them must keep its own work
     under ``if __name__ == "__main__"``.
@@ -125,7 +125,7 @@ def _exhibit_inherited(entry: Entry, folder: Path) -> Exhibit:
 
 
 def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
-    """One figure, or why it is missing.
+    """Draw one figure into ``folder``, or return the reason why it is missing.
 
     A figure that fails on odd data must not take the others with it: its place names the error, and the traceback
     is logged. Raises OSError where files cannot be written: no other figure could be.
@@ -154,7 +154,7 @@ def _drawn(entry: Entry, results: Results, folder: Path) -> Exhibit:
 
 
 def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
-    """A listed figure, its caption and the table it draws. Raises NoData where the results do not support it."""
+    """Return a registered figure, its caption and its table. Raises NoData where the results do not support it."""
     if isinstance(entry, str):
         entry = {one.name: one for one in listed()}[entry]
     module = import_module(f"analysis.figures.{entry.family}")
@@ -179,7 +179,7 @@ def _data_url(path: Path) -> str:
 
 
 def require(need: str, results: Results) -> None:
-    """Raise NoData with what to do if the results lack what a figure needs."""
+    """Raise NoData, with a command that helps, if the results lack what a figure needs."""
     kind, _, name = need.partition(".")
     _CHECKS[kind](name, results)
 

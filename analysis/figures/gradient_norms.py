@@ -33,7 +33,7 @@ PARTS = 20
 
 
 def table(results: Results) -> pd.DataFrame:
-    """One row per training row of every run that has a positive gradient norm."""
+    """Make the table: one row per training row with a positive gradient norm."""
     runs = best_rates(results)[["experiment", "run", "color", "rates", "training_set", "clip"]]
     joined = results.metrics.merge(runs, on=["experiment", "run"])
     joined = joined[(joined["split"] == "train") & (joined["grad_norm"] > 0)].dropna(subset=["step"])
@@ -50,18 +50,18 @@ def over_seeds(norms: pd.DataFrame) -> pd.Series:
 
 
 def smooth(norms: pd.Series) -> pd.Series:
-    """Running geometric mean over ``window`` points, centred; fewer at the ends."""
+    """Return the running geometric mean over ``window`` points, centred; fewer at the ends."""
     return np.exp(np.log(norms).rolling(window(len(norms)), center=True, min_periods=1).mean())
 
 
 def window(count: int) -> int:
-    """An odd number of points, about a twentieth of ``count``."""
+    """Return the width of the running mean: an odd number of points, about a twentieth of ``count``."""
     return count // PARTS // 2 * 2 + 1
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Every model's norm before clipping: as recorded (faint) and smoothed (strong), on a logarithmic axis."""
+    """Draw every model's norm before clipping, recorded (faint) and smoothed (strong); log scale."""
     styles = table_styles(table)
     figure, (axes,) = new_figure(3.9 + 0.21 * ((len(styles) + 2) // 2))
     for label, series_style in styles.items():
@@ -110,7 +110,7 @@ def _short(value: float, _: object) -> str:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is smoothed how, over which seeds."""
+    """Describe the smoothing, and name the seeds."""
     counts = table.groupby("label")["step"].nunique()
     points = window(int(counts.max()))
     strong = f"strong lines: running mean of {points} points" if points > 1 else "few points: not smoothed"

@@ -69,7 +69,7 @@ ZOOM_FROM = 2 / 3
 
 
 def table(results: Results, against: str = "tokens") -> pd.DataFrame:
-    """Every loss of every run, once a seed: flops = tokens · FLOPs a token, seconds as `_times` says."""
+    """Make the table: one row per recorded loss; flops = tokens · FLOPs a token, seconds as in `_times`."""
     runs = best_rates(results).rename(columns={"steps": "last_step", "seconds": "last_second"})
     runs["machine"] = runs["gpu"].fillna(runs["cpu"]) + ", " + runs["threads"].astype("string") + " thread(s)"
     runs["company"] = conditions(runs)
@@ -117,7 +117,7 @@ def over_seeds(losses: pd.DataFrame, against: str = "tokens") -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
-    """Validation loss (strong) and training loss (faint); below, the validation loss of late training.
+    """Draw validation loss (strong) and training loss (faint); below, the validation loss of late training.
 
     table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed. Late is
     from two thirds of the shortest model's training on.
@@ -184,7 +184,7 @@ def _zoom(axes: Axes, curves: list[pd.DataFrame]) -> None:
 
 
 def caption(table: pd.DataFrame, against: str = "tokens") -> str:
-    """What is drawn, over which seeds, trained on what; of times also on which machine."""
+    """Describe lines and bands, and name seeds and text; for times also the machine."""
     several = table.groupby("label")["seed"].nunique().max() > 1
     lines = (
         "Strong lines: mean validation loss, as far as all seeds go; bands: lowest to highest seed"

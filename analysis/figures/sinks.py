@@ -1,4 +1,4 @@
-"""Attention sinks: how much attention goes to the first token, by layer."""
+"""Attention sinks: mass of attention on the first token, by layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line
@@ -40,9 +40,8 @@ ACROSS = 3
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer and head: the mass (value), what uniform attention would give, the model's gates."""
-    rows = probe_measures(results, ("first_token_mass", "first_token_uniform"))
-    rows = rows[rows["axis"].fillna("") == ""]
+    """Make the table: a row per run, layer and head: mass (value), that of uniform attention, the model's gates."""
+    rows = select_axis(probe_measures(results, ("first_token_mass", "first_token_uniform")), SUMMARY)
     place = ["run", "layer"]
     uniform = rows[rows["measure"] == "first_token_uniform"].groupby(place)["value"].mean().rename("uniform")
     masses = rows[rows["measure"].isna() | (rows["measure"] == "first_token_mass")]
@@ -64,7 +63,7 @@ def _gates(results: Results) -> dict[str, str]:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Above, the mean over heads of all models; below, model by model, also the single heads of each run as dots."""
+    """Draw the mean over heads of all models above; below, model by model, also single heads as dots."""
     labels, styles = labels_with_data(table), table_styles(table)
     rows = -(-len(labels) // ACROSS)
     figure = Figure(figsize=(WIDTH, 2.7 + 1.35 * rows), layout="constrained")
@@ -127,7 +126,7 @@ def _scale(axes: Axes) -> None:
 
 
 def strongest(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Of each label the place (`by`) of one run whose mass is the most times the uniform one.
+    """Return each label's place (`by`) of one run with the largest ratio of its mass to the uniform one.
 
     Columns: the place, seed, value, times; runs: how many were probed, sinks: how many reach SINK somewhere. Runs
     are never averaged: a head's number means nothing beyond its run.
@@ -167,7 +166,7 @@ def _of_seeds(row: pd.Series) -> str:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is drawn; who has a sink, by how much; whose attention is gated."""
+    """Describe lines and dots, and name the models with a sink and those with gated attention."""
     uniform = sorted(set(table["uniform"].dropna().round(4)))
     gated = table.dropna(subset=["gates", "run"])["label"].unique()
     return (

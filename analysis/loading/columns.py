@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 
 class Column(NamedTuple):
-    """``source`` "" means that the loader derives the value. ``optional``: may be empty without a complaint.
+    """Name, type, unit and meaning of one column, and where the loader finds its value.
+
+    ``source``: a path in summary.json; "": the loader derives the value. ``optional``: may be empty.
 
     ``setting``: runs that differ here are different models or recipes, not different seeds of one.
     """
@@ -202,7 +204,7 @@ RATES = ("lr", "lr_min")
 
 
 def markdown(columns: tuple[Column, ...]) -> str:
-    """The columns as a Markdown table."""
+    """Format columns as a Markdown table."""
     head = "| column | type | unit | meaning |\n|---|---|---|---|\n"
     rows = (f"| `{c.name}` | {c.dtype} | {c.unit or '–'} | {c.meaning} |\n" for c in columns)
     return head + "".join(rows)

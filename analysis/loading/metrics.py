@@ -18,7 +18,7 @@ _RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KE
 
 
 def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.DataFrame, list[str]]:
-    """The frame, and a sentence for everything that is missing or had to be dropped."""
+    """Return the metrics of all runs, and a sentence for everything that is missing or was dropped."""
     lacking: list[str] = []
 
     def read(source: Source) -> pd.DataFrame:

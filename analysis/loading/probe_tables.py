@@ -1,4 +1,4 @@
-"""What probes wrote: the tables in a run's folder probes/, as frames.
+"""Tables that probes wrote into a run's folder probes/, as frames.
 
 `results.table("measures")` gives one frame over all runs, each row with the run it is of.
 """
@@ -97,7 +97,7 @@ TABLES["training"] = TABLES["measures"]
 def read_table(
     runs: pd.DataFrame, name: str, exported: dict[Key, Path] | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """A table of all runs that have it, and a sentence for every file that cannot be read.
+    """Read a table of all runs that have it; returns it and a sentence for every file that cannot be read.
 
     runs, exported: as in `Results`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
     """
@@ -122,12 +122,12 @@ def columns_of(path: Path, name: str) -> tuple[Column, ...]:
 
 
 def records(results: Results) -> list[str | None]:
-    """The text of every run's record, None where there is none to be read."""
+    """Return the text of every run's probes.json, None where it cannot be read."""
     return results.texts(f"{FOLDER}/{RECORD}")
 
 
 def interrupted(results: Results) -> list[str]:
-    """experiment/run of those with tables of a pass that did not come to its end, and so perhaps of two."""
+    """Return experiment/run of runs whose last probe pass did not finish: their tables may mix two passes."""
     found = zip(results.homes(), records(results), results.runs.itertuples(), strict=True)
     return [
         f"{run.experiment}/{run.run}"
@@ -142,7 +142,7 @@ def _tables(home: Path) -> bool:
 
 
 def advice(results: Results) -> str:
-    """What to run for tables that are not there."""
+    """Return the job=probe command that makes missing tables, as part of a sentence."""
     homes = [shlex.quote(f"runs={home}") for home in _homes(results)]
     others = f" (and {units.listing(homes[1:], limit=3)})" if homes[1:] else ""
     return f"python run.py job=probe {homes[0]}{others} makes it where the blocks have it"

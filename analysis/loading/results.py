@@ -1,4 +1,4 @@
-"""Loading what runs wrote into pandas frames."""
+"""Loading the results of runs into pandas frames."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Results:
-    """Any number of runs as frames.
+    """Results of any number of runs as pandas frames.
 
     runs: one row per complete run. metrics: every row of their metrics.csv. The columns of both are
     documented in ``analysis.loading.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
@@ -53,7 +53,7 @@ class Results:
     exported: dict[Key, Path] = field(default_factory=dict, repr=False)
 
     def bench(self, name: str) -> Path | None:
-        """A table of job=bench: in one of the loaded folders, or in published/ there or up to two folders above."""
+        """Find a table of job=bench in the loaded folders, or in published/ there or up to two folders above."""
         for place in (path.resolve() for path in self.places):
             around = (folder / "published" for folder in (place, *place.parents[:2]))
             for folder in (place, *around):
@@ -64,12 +64,12 @@ class Results:
         return None
 
     def homes(self) -> list[Path | None]:
-        """The folder of every run; None for one of an export, whose ``folder`` says what its writer pleased."""
+        """Return the folder of every run; None for exported runs, whose ``folder`` is only what the file claims."""
         found = self.runs[["experiment", "run", "folder"]].itertuples(index=False)
         return [None if (one.experiment, one.run) in self.exported else Path(one.folder) for one in found]
 
     def texts(self, file: str) -> list[str | None]:
-        """The text of a file in every run's folder; None where there is none, or none that may be read.
+        """Read the text of a file in every run's folder; None where there is none, or it may not be read.
 
         Those that are there and cannot be read are named in `problems` from then on.
         """
@@ -90,7 +90,7 @@ class Results:
             self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of probes over all runs that have it, one of `probe_tables.TABLES`; read at the first call.
+        """Return a table of `probe_tables.TABLES` over all runs that have it; it is read at the first call.
 
         Files that cannot be read are named in `problems` from then on.
         """
@@ -184,7 +184,7 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
 
 
 def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
-    """A text for each value of ``key``, a column of hashes: the name; where it has several, also what differs.
+    """Return a label for each row: its name and, where a name has several values of ``key``, what differs.
 
     leave_out: columns that ``key`` does not cover. What no column tells apart shows part of its hash.
     """

@@ -1,4 +1,4 @@
-"""What a report holds, whatever its format: gathered once from the results."""
+"""Content of a report in any format, gathered once from the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from analysis.report.tables import Field, comparison
 
 
 class Section(NamedTuple):
-    """The figures of one kind: those drawn, and those that these results do not support."""
+    """A section of figures: those drawn, and those that these results do not support."""
 
     title: str
     slug: str
@@ -31,7 +31,7 @@ class Section(NamedTuple):
 
 
 class DrawnRun(NamedTuple):
-    """A run that a figure was drawn from, and where on the page its config is."""
+    """A run that a figure was drawn from, with the place of its config on the page."""
 
     label: str
     seed: Any
@@ -41,7 +41,7 @@ class DrawnRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Content:
-    """Everything a report says.
+    """Content of a report.
 
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
     place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
@@ -66,7 +66,7 @@ class Content:
 
     @property
     def sections(self) -> list[Section]:
-        """The figures by section, in the order of the list."""
+        """Return the figures by section, in the order of the list."""
         found: dict[str, list[Exhibit]] = {}
         for exhibit in self.exhibits:
             found.setdefault(exhibit.section or "More", []).append(exhibit)
@@ -86,7 +86,7 @@ class Content:
         return [DrawnRun(*values) for values in zip(*columns, strict=True)]
 
     def drawn_runs(self, exhibit: Exhibit) -> dict[str, list[DrawnRun]]:
-        """The runs that a figure was drawn from, by label."""
+        """Return the runs that a figure was drawn from, by label."""
         found: dict[str, list[DrawnRun]] = {}
         for one in self._all_drawn_runs:
             if not exhibit.runs or one.run in exhibit.runs:
@@ -95,7 +95,7 @@ class Content:
 
 
 def gather(results: Results, figures: Path, workers: int = 1) -> Content:
-    """Draw the figures into a folder, in so many processes, and collect all the rest."""
+    """Draw the figures into a folder with ``workers`` processes and gather all other content."""
     runs = with_final_validation(results)
     table, metric = compare(runs), order_metric(runs)
     styles = series_styles(zip(table["label"], table["color"], strict=True))
