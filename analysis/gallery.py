@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class ReportFigure:
     """A figure of these results, or the reason why there is none.
 
     source: the SVG, or the PNG where that is HEAVY, as a data URL; runs: those drawn, empty where it is all of them.
@@ -70,7 +70,7 @@ def listed() -> list[Entry]:
     )
 
 
-def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
+def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[ReportFigure]:
     """Draw every figure that the results support into ``folder`` as NAME.svg, .png and .csv (its table).
 
     workers: processes that draw. Above 1 they are spawned, so the program that asks for them must keep its own work
@@ -79,7 +79,7 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
     entries = listed()
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
-        return list(bar(exhibit(entry, results, folder) for entry in entries))
+        return list(bar(draw_figure(entry, results, folder) for entry in entries))
     for kind, _, name in sorted({need.partition(".") for entry in entries for need in entry.needs}):
         if kind == "table":
             results.table(name)  # read here: what cannot be read belongs into this process's list of problems
@@ -90,7 +90,7 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
     with ProcessPoolExecutor(workers, **options) as pool:
         try:
             with _uninterrupted():
-                drawn = pool.map(_exhibit_inherited, entries, repeat(folder))
+                drawn = pool.map(_draw_inherited, entries, repeat(folder))
             return list(bar(drawn))
         except BrokenProcessPool as error:
             raise ResultsError(
@@ -120,11 +120,11 @@ def _inherit(results: Results) -> None:
     _inherited = results
 
 
-def _exhibit_inherited(entry: Entry, folder: Path) -> Exhibit:
-    return exhibit(entry, _inherited, folder)
+def _draw_inherited(entry: Entry, folder: Path) -> ReportFigure:
+    return draw_figure(entry, _inherited, folder)
 
 
-def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
+def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     """Draw one figure into ``folder``, or return the reason why it is missing.
 
     A figure that fails on odd data must not take the others with it: its place names the error, and the traceback
@@ -141,16 +141,16 @@ def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
         missing = f"drawing it failed ({type(error).__name__}: {error})"
     for suffix in (".svg", ".png", ".csv"):  # of an earlier report
         (folder / f"{entry.name}{suffix}").unlink(missing_ok=True)
-    return Exhibit(entry.name, entry.title, missing=missing, section=entry.section)
+    return ReportFigure(entry.name, entry.title, missing=missing, section=entry.section)
 
 
-def _drawn(entry: Entry, results: Results, folder: Path) -> Exhibit:
+def _drawn(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     figure, caption, table = draw(entry, results)
     svg, png = save(figure, folder / entry.name)
     write_atomically(folder / f"{entry.name}.csv", partial(table.to_csv, index=False))
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
     source = _data_url(svg if svg.stat().st_size <= HEAVY else png)
-    return Exhibit(entry.name, entry.title, caption, source, runs=runs, section=entry.section)
+    return ReportFigure(entry.name, entry.title, caption, source, runs=runs, section=entry.section)
 
 
 def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:

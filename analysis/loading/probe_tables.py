@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,8 +103,7 @@ def read_table(
 
     runs, exported: as in `Results`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
     """
-    file = f"{name}.parquet"
-    found = (s for s in sources(runs, exported or {}, f"{FOLDER}/{file}", file) if _is_there(s.path))
+    found = _existing(runs, name, exported)
     frame, owners, problems = gather(runs, found, lambda source: _read(source, TABLES[name]))
     columns = (*_KEYS, *TABLES[name])
     whole = keyed(runs, owners, frame.reindex(columns=[c.name for c in TABLES[name]]))
@@ -110,7 +111,7 @@ def read_table(
 
 
 def columns_of(path: Path, name: str) -> tuple[Column, ...]:
-    """The columns of a probe table with the units and meanings that its file carries; older files: those of TABLES."""
+    """Return the columns of a probe table with the units and meanings in its file; older files: those of TABLES."""
     metadata = {field.name: field.metadata or {} for field in pq.read_schema(path)}
     return tuple(
         column._replace(
@@ -119,6 +120,21 @@ def columns_of(path: Path, name: str) -> tuple[Column, ...]:
         )
         for column in TABLES[name]
     )
+
+
+def table_columns(
+    runs: pd.DataFrame, name: str, exported: dict[Key, Path] | None = None
+) -> tuple[Column, ...]:
+    """Return the columns of `read_table`: `columns_of` the first file that can be read, else TABLES[name]."""
+    for source in _existing(runs, name, exported):
+        with contextlib.suppress(OSError, ValueError):
+            return (*_KEYS, *columns_of(source.own(), name))
+    return (*_KEYS, *TABLES[name])
+
+
+def _existing(runs: pd.DataFrame, name: str, exported: dict[Key, Path] | None) -> Iterator[Source]:
+    file = f"{name}.parquet"
+    return (s for s in sources(runs, exported or {}, f"{FOLDER}/{file}", file) if _is_there(s.path))
 
 
 def records(results: Results) -> list[str | None]:

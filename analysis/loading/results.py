@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.loading.columns import RUN_COLUMNS, SETTING_COLUMNS
+from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, Column
 from analysis.loading.folders import (
     EXPORT,
     EXPORTED_RUNS,
@@ -22,7 +22,7 @@ from analysis.loading.folders import (
     run_title,
 )
 from analysis.loading.metrics import read_metrics
-from analysis.loading.probe_tables import TABLES, read_table
+from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
 from analysis.loading.sources import EXPORTED_METRICS, Key, read_folder
 from analysis.speeds import believable
@@ -60,7 +60,7 @@ class Results:
                 if os.path.isfile(folder / name):
                     if not leads_out(folder / name, folder):
                         return folder / name
-                    self._complain(f"{folder / name}: it is a link out of its folder and was not read")
+                    self._add_problem(f"{folder / name}: it is a link out of its folder and was not read")
         return None
 
     def homes(self) -> list[Path | None]:
@@ -81,11 +81,11 @@ class Results:
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError as error:
-                self._complain(f"{run.experiment}/{run.run}: {file} cannot be read ({error})")
+                self._add_problem(f"{run.experiment}/{run.run}: {file} cannot be read ({error})")
             found.append(text)
         return found
 
-    def _complain(self, problem: str) -> None:
+    def _add_problem(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -98,6 +98,16 @@ class Results:
             self.tables[name], unread = read_table(self.runs, name, self.exported)
             self.problems.extend(unread)
         return self.tables[name]
+
+    def columns(self, name: str) -> pd.DataFrame:
+        """Return type, unit and meaning by column (the index) of "runs", "metrics" or a table of probes.
+
+        Those of a table of probes are the ones in its file.
+        """
+        known = {"runs": RUN_COLUMNS, "metrics": METRIC_COLUMNS}
+        columns = known[name] if name in known else table_columns(self.runs, name, self.exported)
+        shown = ["name", "dtype", "unit", "meaning"]
+        return pd.DataFrame(columns, columns=list(Column._fields))[shown].set_index("name")
 
     def to_parquet(self, folder: PathLike) -> list[Path]:
         """Write runs.parquet, metrics.parquet and the tables of probes that there are, each atomically.

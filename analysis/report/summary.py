@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from analysis import units
-from analysis.gallery import Exhibit
+from analysis.gallery import ReportFigure
 from analysis.plotting.captions import seeds_text
 
 
@@ -107,13 +107,13 @@ def _versions(described: object) -> str:
         return units.MISSING
 
 
-def missing(runs: pd.DataFrame, exhibits: list[Exhibit]) -> list[str]:
+def missing(runs: pd.DataFrame, figures: list[ReportFigure]) -> list[str]:
     """List, one sentence each, the parts of a report that these runs do not support."""
-    absent = [exhibit.title for exhibit in exhibits if exhibit.missing]
+    absent = [figure.title for figure in figures if figure.missing]
     found = []
     if absent:
         found.append(
-            f"{len(absent)} of {count(len(exhibits), 'figure')}, each with its reason at the end of its section: "
+            f"{len(absent)} of {count(len(figures), 'figure')}, each with its reason at the end of its section: "
             f"{units.listing(absent, limit=60)}."
         )
     for column, what, why in (
