@@ -31,7 +31,7 @@ from analysis.loading.probe_tables import TABLES, advice
 from analysis.loading.probed_steps import probed_steps, steps_text
 from analysis.loading.results import Results
 from analysis.matching import with_marks
-from analysis.plotting.style import head, save
+from analysis.plotting.style import figure_note, save
 
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""
@@ -169,7 +169,7 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
     figure = module.draw(shown, **entry.options)
     if entry.probed:
         steps = steps_text(probed_steps(results, runs))
-        head(figure, steps)
+        figure_note(figure, steps)
         notes.append(f"{steps[:1].upper()}{steps[1:]}." if steps else "")
     return figure, " ".join(filter(None, [module.caption(shown, **entry.options), *notes])), table
 

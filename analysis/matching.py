@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.loading.labels import short_names
 from analysis.units import deviation, listing
 
 MATCHED = 0.01
@@ -89,7 +90,7 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
         return ""
     models = runs.drop_duplicates("label").set_index("label")
     several = models["depth"].nunique() > 1
-    names = models["name"].where(
+    names = short_names(models["name"]).where(
         ~models.duplicated(["experiment", "name", "depth"], keep=False), models.index
     )
     told = []

@@ -6,7 +6,8 @@ import pandas as pd
 
 from analysis.comparison import unique_seeds
 from analysis.loading.columns import RATES
-from analysis.loading.results import Results, labels
+from analysis.loading.labels import labels
+from analysis.loading.results import Results
 
 
 def swept(runs: pd.DataFrame) -> pd.DataFrame:

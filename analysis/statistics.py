@@ -84,6 +84,24 @@ def over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
     return grouped[grouped["count"] == rows["run"].nunique()].drop(columns="count")
 
 
+def curves_over_seeds(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
+    """Return mean, min and max of ``value`` over seeds by ``by`` (the index), in the range that every seed covers.
+
+    Seeds are interpolated linearly at each other's points, so that curves against time can be averaged; where all
+    seeds have the same points nothing is.
+    """
+    curves = [seed.groupby(by)[value].mean() for _, seed in rows.groupby("seed", dropna=False)]
+    if not curves:
+        return pd.DataFrame(columns=["mean", "min", "max"], dtype="float64")
+    low, high = max(curve.index.min() for curve in curves), min(curve.index.max() for curve in curves)
+    points = np.unique(np.concatenate([curve.index for curve in curves]).astype("float64"))
+    points = points[(points >= low) & (points <= high)]
+    values = np.stack([np.interp(points, curve.index.astype("float64"), curve) for curve in curves])
+    return pd.DataFrame(
+        {"mean": values.mean(axis=0), "min": values.min(axis=0), "max": values.max(axis=0)}, index=points
+    )
+
+
 def single_heads(rows: pd.DataFrame) -> pd.DataFrame:
     """Return mean value by run, layer and head; heads of one number in two runs are not the same head."""
     return rows.groupby(["run", "layer", "head"], dropna=False)["value"].mean().reset_index()

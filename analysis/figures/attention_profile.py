@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
 from analysis.statistics import over_seeds
@@ -78,7 +78,7 @@ def _draw_entropy(axes: Axes, table: pd.DataFrame, labels: list[str], styles: di
         linewidth=1,
         label="_uniform",
     )
-    doubling_axis(axes, (buckets["start"].iloc[0] + buckets["end"].iloc[0]) / 2, buckets["end"].max())
+    length_axis(axes, span=((buckets["start"].iloc[0] + buckets["end"].iloc[0]) / 2, buckets["end"].max()))
     axes.set(xlabel="position of the query (tokens)", ylabel="entropy (nats)", ylim=(0, None))
     axes.set_title("entropy; dashed: uniform, log(t + 1)")
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.plotting.axes import length_axis
+from analysis.plotting.axes import length_axis, plain_log_ticks
 from analysis.plotting.legends import legend_below
 from analysis.plotting.style import INK, SeriesStyle, new_figure, series_styles, styled
 
@@ -143,6 +143,7 @@ def draw(table: pd.DataFrame) -> Figure:
             _mark(latency, ratio, crossover_tokens(ratios[model]), series_style)
     ratio.axhline(1, color=INK, linewidth=1)
     latency.set(yscale="log", ylabel="latency (ms)")
+    plain_log_ticks(latency.yaxis)
     ratio.set_yscale("log", base=2)
     ratio.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ratio.yaxis.set_minor_locator(NullLocator())

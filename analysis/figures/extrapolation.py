@@ -14,7 +14,7 @@ from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, new_figure, styled, table_styles
@@ -87,7 +87,7 @@ def draw(table: pd.DataFrame) -> Figure:
         for length in sorted(set(rows["seq_len"].dropna().astype(int))):
             axes.axvline(length, color=INK, linewidth=1, label="_trained")
         if len(rows):
-            doubling_axis(axes, placed["middle"].min(), rows["end"].max())
+            length_axis(axes, span=(placed["middle"].min(), rows["end"].max()))
         axes.set_xlabel("position in the sequence (tokens)")
     loss.set_ylabel("loss (nats/token)")
     loss.set_title("loss; vertical line: the trained length")

@@ -6,15 +6,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
+from analysis.plotting.axes import plain_log_ticks
 from analysis.plotting.captions import provenance_text, rates_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import INK, new_figure, styled, table_styles
 from analysis.rate_sweeps import best_rates
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(
@@ -42,11 +43,10 @@ def table(results: Results) -> pd.DataFrame:
     return joined[list(COLUMNS)].astype({"step": "float64"}).reset_index(drop=True)
 
 
-def over_seeds(norms: pd.DataFrame) -> pd.Series:
-    """The geometric mean over seeds by step (the index), at the steps that every seed has."""
-    grouped = np.log(norms["grad_norm"]).groupby(norms["step"]).agg(["mean", "count"])
-    complete = grouped["count"] == norms["seed"].nunique(dropna=False)
-    return np.exp(grouped.loc[complete, "mean"])
+def geometric_mean(norms: pd.DataFrame) -> pd.Series:
+    """Return the geometric mean over seeds by step (the index), at the steps that every seed has."""
+    logs = norms.assign(value=np.log(norms["grad_norm"]))
+    return np.exp(over_seeds(logs, "step")["mean"])
 
 
 def smooth(norms: pd.Series) -> pd.Series:
@@ -65,7 +65,7 @@ def draw(table: pd.DataFrame) -> Figure:
     styles = table_styles(table)
     figure, (axes,) = new_figure(3.9 + 0.21 * ((len(styles) + 2) // 2))
     for label, series_style in styles.items():
-        norms = over_seeds(table[table["label"] == label])
+        norms = geometric_mean(table[table["label"] == label])
         axes.plot(
             norms.index,
             norms,
@@ -88,8 +88,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.axhline(clip, color=INK, linestyle=":", linewidth=1.2)
     axes.set(yscale="log", xlabel="optimiser step", ylabel="gradient norm before clipping")
     axes.grid(axis="y", which="both", linewidth=0.5)
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter(FuncFormatter(_short))
+    plain_log_ticks(axes.yaxis)
     limit = (
         [Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="clipped above")] if len(clips) else []
     )
@@ -101,12 +100,6 @@ def draw(table: pd.DataFrame) -> Figure:
         ],
     )
     return figure
-
-
-def _short(value: float, _: object) -> str:
-    """Ticks at 1, 2 and 5 times a power of ten."""
-    first = f"{value:e}"[0] if value > 0 else ""
-    return f"{value:g}" if first in ("1", "2", "5") else ""
 
 
 def caption(table: pd.DataFrame) -> str:

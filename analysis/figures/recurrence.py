@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line, plain_log_ticks
+from analysis.plotting.axes import draw_line, length_axis, plain_log_ticks
 from analysis.plotting.captions import band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
@@ -67,7 +67,7 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_title("half-life: median, 10 % to 90 % quantiles")
         else:
             seen = table.loc[table["measure"] == measure, "end"]
-            doubling_axis(axes, seen.min(), seen.max())
+            length_axis(axes, span=(seen.min(), seen.max()))
             axes.set(xlabel="tokens seen", ylabel=UNITS[measure])
             axes.set_ylim(bottom=0)
     legend_below(figure, legend_entries(styles, labels))

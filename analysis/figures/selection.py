@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
@@ -62,7 +62,7 @@ def draw(table: pd.DataFrame) -> Figure:
     if dense:
         positions = _middle(table)
         _draw_mass(axes[1], positions, "middle", styles)
-        doubling_axis(axes[1], positions["middle"].min(), positions["end"].max())
+        length_axis(axes[1], span=(positions["middle"].min(), positions["end"].max()))
         axes[1].set_xlabel("position of the query (tokens)")
         axes[1].set_title("what they hold of dense attention, by position")
         _draw_mass(axes[2], select_axis(table, SUMMARY), "layer", styles)
@@ -95,7 +95,7 @@ def _draw_keys(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[
     low, high = rows["middle"].min(), rows["end"].max()
     positions = np.geomspace(low, high, 50)
     axes.plot(positions, positions + 1, color=INK, linestyle="--", linewidth=1, label="_visible")
-    doubling_axis(axes, low, high)
+    length_axis(axes, span=(low, high))
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

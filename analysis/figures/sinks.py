@@ -8,14 +8,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, plain_log_ticks
 from analysis.plotting.captions import absent_text, band_text, dots_text, labels_with_data, provenance_text
 from analysis.plotting.style import INK, WIDTH, SeriesStyle, styled, table_styles
 from analysis.statistics import over_seeds, single_heads
@@ -119,9 +119,7 @@ def _draw_uniform(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _scale(axes: Axes) -> None:
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    plain_log_ticks(axes.yaxis)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
 
 

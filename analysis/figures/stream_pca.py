@@ -10,7 +10,7 @@ from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, plain_log_ticks
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.depth_panels import deepest, with_series
 from analysis.plotting.legends import legend_below, legend_entries
@@ -71,6 +71,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for place, axes in zip(PLACES, grid[0], strict=True):
         axes.set_title(place)
     grid[1][0].set_yscale("log")
+    plain_log_ticks(grid[1][0].yaxis)
     for axes in grid[-1]:
         axes.set_xlabel("directions r")
     legend_below(figure, legend_entries(styles))

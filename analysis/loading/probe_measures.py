@@ -8,6 +8,7 @@ import pandas as pd
 
 from analysis.comparison import unique_seeds
 from analysis.errors import NoData
+from analysis.loading.labels import short_names
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 
@@ -35,6 +36,8 @@ def probe_measures(results: Results, names: Collection[str]) -> pd.DataFrame:
     rows = rows[(rows["step"] == last).fillna(True)]
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
     found = rows.merge(runs[list(RUN_COLUMNS)], on=["experiment", "run"])[list(COLUMNS)]
+    short = short_names(results.runs["name"]).groupby(results.runs["run"]).first()
+    found = found.assign(name=found["run"].map(short))
     absent = results.runs[~results.runs["label"].isin(found["label"])].drop_duplicates("label")
     joined = pd.concat([found, absent[["label", "color"]].reindex(columns=COLUMNS).astype(found.dtypes)])
     return joined.reset_index(drop=True)

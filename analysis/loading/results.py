@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, SETTING_COLUMNS, Column
+from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
 from analysis.loading.folders import (
     EXPORT,
     EXPORTED_RUNS,
@@ -21,6 +21,7 @@ from analysis.loading.folders import (
     readable,
     run_title,
 )
+from analysis.loading.labels import labels
 from analysis.loading.metrics import read_metrics
 from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
@@ -191,36 +192,6 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     frame["mfu"] = believable(frame["mfu"])
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
-
-
-def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
-    """Return a label for each row: its name and, where a name has several values of ``key``, what differs.
-
-    leave_out: columns that ``key`` does not cover. What no column tells apart shows part of its hash.
-    """
-    labels = runs["name"].astype("str")
-    columns = [column for column in SETTING_COLUMNS if column not in leave_out]
-    for name, group in runs.groupby("name"):
-        if group[key].nunique() == 1:
-            continue
-        differing = [column for column in columns if group[column].nunique(dropna=False) > 1]
-        shown = group[differing].drop(columns=["data_fingerprint", *_told_by_depth(group)], errors="ignore")
-        described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
-        ambiguous = group[key].groupby(described).transform("nunique") > 1
-        suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
-        labels[group.index] = name + " (" + suffix + ")"
-    return labels
-
-
-def _told_by_depth(group: pd.DataFrame) -> list[str]:
-    """The pattern, where it is the same but for the number of layers: thirty-two letters say no more than a depth."""
-    return ["pattern"] if group.groupby("depth")["pattern"].nunique().le(1).all() else []
-
-
-def _describe(values: pd.Series) -> str:
-    return ", ".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
 
 
 def _unfinished_frame(unfinished: list[Unfinished]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plotting.axes import length_axis
+from analysis.plotting.axes import length_axis, plain_log_ticks
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import INK, SeriesStyle, panels, save, series_styles, styled
 
@@ -67,5 +67,6 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, line: str, styles: dict[str, Ser
         }
         axes.plot(part["tokens"], part["milliseconds_median"], markersize=3, linewidth=1.3, **style)
     axes.set_yscale("log")
+    plain_log_ticks(axes.yaxis)
     axes.tick_params(labelsize=7)
     length_axis(axes, sorted(rows["tokens"].unique()))

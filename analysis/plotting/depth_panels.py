@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
+from analysis.plotting.axes import plain_log_ticks
 from analysis.plotting.style import panels
 
 MOST = 3
@@ -67,10 +68,5 @@ def log_gains(axes: Axes) -> None:
         low = axes.set_ylim(bottom=ROUNDING)[0]
     if high < 4 * low:
         middle = (low * high) ** 0.5
-        low, high = axes.set_ylim(middle / 2, middle * 2)
-    if (
-        high < 100 * low
-    ):  # where matplotlib would label every 2, 4, 6 of a decade, in a small panel on top of each other
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(middle / 2, middle * 2)
+    plain_log_ticks(axes.yaxis, (1.0, 3.0))

@@ -15,7 +15,7 @@ from analysis.errors import NoData
 from analysis.loading.probe_measures import RUN_COLUMNS
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.style import heat, panels
+from analysis.plotting.style import heat_map, panels
 from analysis.plotting.token_labels import token_label
 
 LONGEST = 64
@@ -93,7 +93,7 @@ def draw_maps(table: pd.DataFrame, norm: Normalize, unit: str) -> Figure:
             if rows.empty:
                 axes.set_axis_off()
                 continue
-            image = heat(axes, matrix(rows, length, floor))
+            image = heat_map(axes, matrix(rows, length, floor))
             image.set_norm(norm)
             axes.set_title(f"layer {rows['layer'].iloc[0]}, {rows['heads'].iloc[0]}", fontsize=8)
         line[0].set_yticks(*_ticks(mine, length), fontsize=5.5)

@@ -155,7 +155,7 @@ def panels(rows: int, columns: int, height: float, **options) -> tuple[Figure, l
     return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
 
 
-def heat(axes: Axes, values: object, *, low: float = 0.0, high: float | None = None) -> AxesImage:
+def heat_map(axes: Axes, values: object, *, low: float = 0.0, high: float | None = None) -> AxesImage:
     """Draw a heat map, white (low) to black (high), first row on top, without grid."""
     axes.grid(False)
     return axes.imshow(values, cmap="bone_r", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
@@ -176,7 +176,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     ]
 
 
-def head(figure: Figure, text: str) -> None:
+def figure_note(figure: Figure, text: str) -> None:
     """Write a small note over the figure, at the right; nothing for an empty text."""
     if text:
         figure.suptitle(text, x=0.995, ha="right", fontsize=8, color="#5a5f69")
