@@ -12,7 +12,7 @@ PEAKS_APART = 0.1
 MACHINE = ("cpu", "gpu", "cores", "threads", "capability")
 
 
-def believable(mfu: pd.Series) -> pd.Series:
+def plausible_mfu(mfu: pd.Series) -> pd.Series:
     """Replace MFU above 1 by a missing value: the peak was wrong, so the share is not known."""
     return mfu.where(~(mfu > 1))
 

@@ -15,7 +15,7 @@ from analysis.loading.results import Results
 SUMMARY = ""
 """`axis` of a row with one number over everything; rows of buckets say there what start and end count."""
 
-RUN_COLUMNS = ("experiment", "run", "color", "residual", "depth", "training_set", "seq_len")
+JOINED_COLUMNS = ("experiment", "run", "color", "residual", "depth", "training_set", "seq_len")
 COLUMNS = (
     *("run", "name", "label", "color", "residual", "depth", "seed", "training_set", "seq_len"),
     *("layer", "part", "head", "block", "axis", "start", "end", "measure", "value"),
@@ -35,7 +35,7 @@ def probe_measures(results: Results, names: Collection[str]) -> pd.DataFrame:
     last = rows.groupby(["experiment", "run"])["step"].transform("max")
     rows = rows[(rows["step"] == last).fillna(True)]
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
-    found = rows.merge(runs[list(RUN_COLUMNS)], on=["experiment", "run"])[list(COLUMNS)]
+    found = rows.merge(runs[list(JOINED_COLUMNS)], on=["experiment", "run"])[list(COLUMNS)]
     short = short_names(results.runs["name"]).groupby(results.runs["run"]).first()
     found = found.assign(name=found["run"].map(short))
     absent = results.runs[~results.runs["label"].isin(found["label"])].drop_duplicates("label")

@@ -26,7 +26,7 @@ from analysis.loading.metrics import read_metrics
 from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
 from analysis.loading.sources import EXPORTED_METRICS, Key, read_folder
-from analysis.speeds import believable
+from analysis.speeds import plausible_mfu
 
 PathLike = str | os.PathLike
 LONGEST = 2**20
@@ -189,7 +189,7 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     names = [column.name for column in RUN_COLUMNS if column.name != "label"]
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
-    frame["mfu"] = believable(frame["mfu"])
+    frame["mfu"] = plausible_mfu(frame["mfu"])
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
 

@@ -8,14 +8,14 @@ import pandas as pd
 from analysis.comparison import unique_seeds
 from analysis.errors import NoData
 from analysis.loading.blocks import DEFAULT_NOUN, nouns
-from analysis.loading.probe_measures import RUN_COLUMNS
+from analysis.loading.probe_measures import JOINED_COLUMNS
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 from analysis.plotting.style import PALETTE
 
 
 def routing_rows(results: Results, name: str) -> pd.DataFrame:
-    """Return rows of "routes" or "assignments" with RUN_COLUMNS, `series` and `noun`; a run a setting and seed.
+    """Return rows of "routes" or "assignments" with JOINED_COLUMNS, `series` and `noun`; a run a setting and seed.
 
     Raises NoData if no run has such rows.
     """
@@ -23,7 +23,7 @@ def routing_rows(results: Results, name: str) -> pd.DataFrame:
     if rows.empty:
         raise NoData(f"no run has probes/{name}.parquet; {advice(results)}")
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
-    return with_routers(rows.merge(runs[list(RUN_COLUMNS)], on=["experiment", "run"]), results.runs)
+    return with_routers(rows.merge(runs[list(JOINED_COLUMNS)], on=["experiment", "run"]), results.runs)
 
 
 def with_routers(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:

@@ -46,6 +46,7 @@ class Source:
 
     @property
     def path(self) -> Path:
+        """The path of the file, not yet checked for links (`own`)."""
         return self.folder / self.file
 
     def own(self) -> Path:

@@ -48,6 +48,7 @@ class Written:
 
     @property
     def value(self) -> float:
+        """The number without thousands separators; a true minus sign counts as a hyphen."""
         return float(self.text.replace(",", "").replace("−", "-"))
 
     @property

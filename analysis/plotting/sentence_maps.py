@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from analysis.errors import NoData
-from analysis.loading.probe_measures import RUN_COLUMNS
+from analysis.loading.probe_measures import JOINED_COLUMNS
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 from analysis.plotting.style import heat_map, panels
@@ -51,7 +51,7 @@ def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
     if maps.empty:
         raise NoData(f"no run has {kind} maps in probes/maps.parquet; {advice(results)}")
     shown = results.runs.merge(maps[["experiment", "run"]].drop_duplicates())
-    shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")[list(RUN_COLUMNS)]
+    shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")[list(JOINED_COLUMNS)]
     maps = maps.merge(shown, on=["experiment", "run"])
     maps = pd.concat([_layers(rows) for _, rows in maps.groupby("label")], ignore_index=True)
     texts = results.table("sentence")[["experiment", "run", "position", "text"]]
