@@ -1,4 +1,4 @@
-"""Results in, figures and reports out: reads the files that runs wrote and nothing else.
+"""Load the results of runs, draw figures and write reports; reads only the files that runs wrote.
 
     from analysis import load_results, write_report
     results = load_results("results/quickstart")     # results.runs, results.metrics: pandas frames

@@ -1,4 +1,4 @@
-"""What a reader has to know before believing a comparison, one sentence each."""
+"""Caveats of a comparison: reasons why it may be incomplete or unequal, one sentence each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 12
 
 
 def caveats(results: Results) -> list[str]:
-    """Everything that makes the comparison incomplete or unequal; an empty list if nothing does."""
+    """List every caveat of the comparison, one sentence each; an empty list if it is complete and equal."""
     runs = with_final_validation(results)
     checks = (
         _code,
@@ -36,7 +36,7 @@ def caveats(results: Results) -> list[str]:
 
 
 def _untested(runs: pd.DataFrame) -> list[str]:
-    """Which runs have not been scored as the others were."""
+    """Caveats about runs that were not scored as the others were."""
     metric, unique = order_metric(runs), unique_seeds(runs)
     found = []
     if runs["test_loss"].isna().all():
@@ -54,7 +54,7 @@ def _untested(runs: pd.DataFrame) -> list[str]:
 
 
 def _seeds(runs: pd.DataFrame) -> list[str]:
-    """How many seeds each model has of the number that orders the models."""
+    """Caveats about the number of seeds scored by the metric that ranks the models."""
     seeds = (
         counted(unique_seeds(runs))
         .groupby("label")["seed"]
@@ -150,7 +150,7 @@ def _duplicates(runs: pd.DataFrame) -> list[str]:
 
 
 def _probes(results: Results) -> list[str]:
-    """What is wrong with the passes that made the probes' tables."""
+    """Caveats about interrupted or differing passes of job=probe."""
     found = []
     halves = interrupted(results)
     if halves:
@@ -164,7 +164,7 @@ def _probes(results: Results) -> list[str]:
 
 
 def _settings(text: str | None) -> str | None:
-    """What decided the tables of a pass, by its record."""
+    """The probe settings in a record, as sorted JSON; None if the record is missing or damaged."""
     try:
         return None if text is None else json.dumps(json.loads(text)["settings"], sort_keys=True)
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""One row per model: means and intervals over seeds, sorted from the best."""
+"""The comparison table: one row per model with means and intervals over seeds, best model first."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ SHARED = (
 
 
 def unique_seeds(runs: pd.DataFrame) -> pd.DataFrame:
-    """Each (setting, seed) once: the same run found in two experiments is one sample, not two."""
+    """Drop repeated (setting, seed) pairs: a run found in two experiments is one sample, not two."""
     return runs.drop_duplicates(["setting", "seed"])
 
 
 def ranking_metric(runs: pd.DataFrame) -> str:
-    """test_loss, or test_bits_per_byte where tokenizers differ and a loss per token cannot be compared."""
+    """Return "test_loss", or "test_bits_per_byte" where tokenizers differ and losses per token do not compare."""
     one_tokenizer = runs[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] == 1
     return "test_loss" if one_tokenizer else "test_bits_per_byte"
 
 
 def with_final_validation(results: Results) -> pd.DataFrame:
-    """The runs with final_validation_loss: the last one in their metrics, of the part of the split scored there."""
+    """Add the column final_validation_loss to the runs: the last validation loss in their metrics."""
     rows = results.metrics
     rows = rows[(rows["split"] == "validation") & rows["loss"].notna()].sort_values("step", kind="stable")
     last = rows.groupby(["experiment", "run"])["loss"].last().rename(FINAL)
@@ -67,19 +67,19 @@ def with_final_validation(results: Results) -> pd.DataFrame:
 
 
 def order_metric(runs: pd.DataFrame) -> str:
-    """`ranking_metric`; where no run was tested at all, final_validation_loss."""
+    """Return the metric that orders the models: `ranking_metric`, or FINAL where no run was tested at all."""
     metric = ranking_metric(runs)
     return metric if runs[metric].notna().any() or FINAL not in runs else FINAL
 
 
 def counted(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that count as seeds: those with the number that orders the models; all, if none has one."""
+    """Select the runs that have the metric that orders the models; all runs if none has it."""
     known = runs[order_metric(runs)].notna()
     return runs[known] if known.any() else runs
 
 
 def compare(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per label, best first by `order_metric`.
+    """Make the comparison table: one row per label, best first by `order_metric`.
 
     Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
     seeds (those `counted`), and those of `analysis.matching.deviations`.
@@ -107,7 +107,7 @@ def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:
 
 
 def interval_text(mean: float, half_width: float) -> str:
-    """ "2.9564 ± 0.0031", digits chosen by the interval; without an interval the mean alone."""
+    """Format a mean and its interval as "2.9564 ± 0.0031"; without an interval the mean alone."""
     if math.isnan(half_width):
         return number(mean)
     digits = 4 if half_width == 0 else max(1, min(4, 1 - math.floor(math.log10(half_width))))
@@ -115,7 +115,7 @@ def interval_text(mean: float, half_width: float) -> str:
 
 
 def comparison_text(results: Results) -> str:
-    """An aligned plain-text table for the terminal, best model first, one line per model."""
+    """Format the comparison as an aligned plain-text table, best model first, one line per model."""
     runs = with_final_validation(results)
     table, loss = compare(runs), FINAL if order_metric(runs) == FINAL else "test_loss"
     head = ("#", "name", "pattern", "params", NAMES[loss], "word ppl", "bits/byte", "tokens/s", "seeds")

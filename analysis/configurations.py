@@ -36,7 +36,7 @@ class _Plain(yaml.SafeLoader):
 
 
 def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
-    """Run -> configuration and run -> identity, of all runs, from their folders or from what was published of them.
+    """Return run -> configuration and run -> identity of all runs, from run folders or published files.
 
     Raises ResultsError where a run has none that can be read.
     """
@@ -61,7 +61,7 @@ def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
 
 
 class Unreadable(Exception):
-    """A file is not there, or is not what it should be."""
+    """Raised for a configuration or identity file that is missing or damaged."""
 
 
 def _load(folder: Path, name: str) -> Tree:
@@ -89,7 +89,7 @@ def _stored(published: tuple[dict[str, Tree], dict[str, Tree]], run: str) -> tup
 
 
 def read(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]:
-    """Run -> configuration and run -> identity of a published folder; empty where a file cannot be read."""
+    """Read run -> configuration and run -> identity of a published folder; empty where a file cannot be read."""
     try:
         file = _load(folder, CONFIGS)
         configs = {run: joined(file["common"], own) for run, own in file["runs"].items()}
@@ -103,7 +103,7 @@ def read(folder: Path) -> tuple[dict[str, Tree], dict[str, Tree]]:
 
 
 def write(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -> list[Path]:
-    """Write both files; returns their paths."""
+    """Write configs.yaml and identities.json into a folder; returns their paths."""
     portable = {run: _portable(config) for run, config in configs.items()}
     shared = common(list(portable.values()))
     both = {"common": shared, "runs": {run: beside(shared, config) for run, config in portable.items()}}
@@ -130,7 +130,7 @@ def _portable(value: Any) -> Any:
 
 
 def common(trees: list[Tree]) -> Tree:
-    """What all trees have, node by node."""
+    """Return the part of nested dictionaries that is equal in all of them, node by node."""
     first, out = trees[0], {}
     for key, value in first.items():
         others = [tree.get(key) for tree in trees]
@@ -144,7 +144,7 @@ def common(trees: list[Tree]) -> Tree:
 
 
 def beside(shared: Tree, tree: Tree) -> Tree:
-    """What a tree has beside what it shares."""
+    """Return the part of a tree that is not in the shared part."""
     out = {}
     for key, value in tree.items():
         if key not in shared:
@@ -155,7 +155,7 @@ def beside(shared: Tree, tree: Tree) -> Tree:
 
 
 def joined(shared: Tree, own: Tree) -> Tree:
-    """The tree of which these are the shared part and the rest."""
+    """Merge a shared part and the rest back into one tree."""
     out = dict(shared)
     for key, value in own.items():
         nested = isinstance(value, dict) and isinstance(out.get(key), dict)

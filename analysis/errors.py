@@ -1,9 +1,9 @@
-"""What analysis raises when a person has to do something."""
+"""Errors of analysis."""
 
 
 class ResultsError(ValueError):
-    """One readable message that says what is wrong with a results folder and what to do."""
+    """Raised for a results folder that cannot be used; the message says what is wrong and what to do."""
 
 
 class NoData(Exception):
-    """A figure has nothing to show; the message says why and stands in the figure's place."""
+    """Raised where results lack what a figure draws; the message gives the reason and replaces the figure."""

@@ -11,7 +11,7 @@ SECTIONS = ("Quality", "Cost", "Attention", "Residual streams", "Routing", "Recu
 
 @dataclass(frozen=True)
 class Entry:
-    """A figure of the report, listed in ``FIGURES`` of the module that draws it.
+    """Registration of one figure of the report, listed in ``FIGURES`` of the module that draws it.
 
     needs: what must be there, or the figure's place says what is not: "runs.COLUMN" and "metrics.COLUMN" (not empty in
     at least one run), "measures.NAME" (a measure of the probes), "table.NAME" (a table of the probes), "bench.FILE" (a
@@ -31,12 +31,12 @@ class Entry:
 
     @property
     def probed(self) -> bool:
-        """Whether the figure shows tables of the probes, and so weights of some training step."""
+        """Return whether the figure draws tables of probes, and so the weights of some training step."""
         return any(need.partition(".")[0] in ("measures", "table") for need in self.needs)
 
 
 def report_order(entries: list[Entry]) -> list[Entry]:
-    """The entries by section, and inside one by place and name."""
+    """Sort entries by section, and inside a section by place and name."""
     known = dict.fromkeys((*SECTIONS, *(entry.section for entry in entries if entry.section)))
     order = {section: number for number, section in enumerate(known)}
     return sorted(entries, key=lambda entry: (order.get(entry.section, len(order)), entry.place, entry.name))

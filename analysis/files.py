@@ -1,4 +1,4 @@
-"""Files that exist whole or not at all."""
+"""Atomic writing of files: a file is complete or not there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PARTIAL = ".partial"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
-    """Call ``write(temporary path)`` beside ``path``, then rename over it; a failure leaves ``path`` alone.
+    """Call ``write(temporary path)`` beside ``path``, then rename over ``path``; a failure leaves ``path`` alone.
 
     The temporary name keeps the suffix, because pandas and matplotlib choose a format by it. It is locked as long as
     its writer lives, so that `remove_partials` knows whose writer was killed.
@@ -41,7 +41,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def remove_partials(folder: Path) -> None:
-    """Remove what killed processes left of `write_atomically` in a folder; what is being written stays."""
+    """Remove temporary files that killed processes left in a folder; files being written stay."""
     for path in folder.glob(f".*{_PARTIAL}*"):
         with contextlib.suppress(OSError):
             if path.is_symlink() or (path.is_file() and not _held(path)):
@@ -61,7 +61,7 @@ def _held(path: Path) -> bool:
 
 
 def refuse_link(folder: Path) -> None:
-    """Raise ResultsError where a folder to write into is a link, which may lead anywhere."""
+    """Raise ResultsError if the folder to write into is a symbolic link, which may lead anywhere."""
     if folder.is_symlink():
         raise ResultsError(
             f"{folder} is a link to {os.path.realpath(folder)}, and nothing is written through links; remove it"

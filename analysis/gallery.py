@@ -1,4 +1,4 @@
-"""The figures of a report: those that analysis/figures registers, drawn where the results support them."""
+"""Drawing the figures that analysis/figures registers, where the results support them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from analysis.loading.probe_tables import TABLES, advice
 from analysis.loading.probed_steps import probed_steps, steps_text
 from analysis.loading.results import Results
 from analysis.matching import with_marks
-from analysis.plotting.style import head, save
+from analysis.plotting.style import figure_note, save
 
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Exhibit:
+class ReportFigure:
     """A figure of these results, or the reason why there is none.
 
     source: the SVG, or the PNG where that is HEAVY, as a data URL; runs: those drawn, empty where it is all of them.
@@ -57,7 +57,7 @@ class Exhibit:
 
 
 def listed() -> list[Entry]:
-    """Every figure that a module in analysis/figures registers, in the order of a report."""
+    """Return every figure that a module in analysis/figures registers, in the order of a report."""
     modules = (
         import_module(f"{figures.__name__}.{found.name}") for found in pkgutil.iter_modules(figures.__path__)
     )
@@ -70,8 +70,8 @@ def listed() -> list[Entry]:
     )
 
 
-def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
-    """Draw every figure that the results support into ``folder``, as NAME.svg, .png and .csv (what it draws).
+def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[ReportFigure]:
+    """Draw every figure that the results support into ``folder`` as NAME.svg, .png and .csv (its table).
 
     workers: processes that draw. Above 1 they are spawned, so the program that asks for them must keep its own work
     under ``if __name__ == "__main__"``.
@@ -79,7 +79,7 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
     entries = listed()
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
-        return list(bar(exhibit(entry, results, folder) for entry in entries))
+        return list(bar(draw_figure(entry, results, folder) for entry in entries))
     for kind, _, name in sorted({need.partition(".") for entry in entries for need in entry.needs}):
         if kind == "table":
             results.table(name)  # read here: what cannot be read belongs into this process's list of problems
@@ -90,7 +90,7 @@ def exhibits(results: Results, folder: Path, workers: int = 1) -> list[Exhibit]:
     with ProcessPoolExecutor(workers, **options) as pool:
         try:
             with _uninterrupted():
-                drawn = pool.map(_exhibit_inherited, entries, repeat(folder))
+                drawn = pool.map(_draw_inherited, entries, repeat(folder))
             return list(bar(drawn))
         except BrokenProcessPool as error:
             raise ResultsError(
@@ -120,12 +120,12 @@ def _inherit(results: Results) -> None:
     _inherited = results
 
 
-def _exhibit_inherited(entry: Entry, folder: Path) -> Exhibit:
-    return exhibit(entry, _inherited, folder)
+def _draw_inherited(entry: Entry, folder: Path) -> ReportFigure:
+    return draw_figure(entry, _inherited, folder)
 
 
-def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
-    """One figure, or why it is missing.
+def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
+    """Draw one figure into ``folder``, or return the reason why it is missing.
 
     A figure that fails on odd data must not take the others with it: its place names the error, and the traceback
     is logged. Raises OSError where files cannot be written: no other figure could be.
@@ -141,20 +141,20 @@ def exhibit(entry: Entry, results: Results, folder: Path) -> Exhibit:
         missing = f"drawing it failed ({type(error).__name__}: {error})"
     for suffix in (".svg", ".png", ".csv"):  # of an earlier report
         (folder / f"{entry.name}{suffix}").unlink(missing_ok=True)
-    return Exhibit(entry.name, entry.title, missing=missing, section=entry.section)
+    return ReportFigure(entry.name, entry.title, missing=missing, section=entry.section)
 
 
-def _drawn(entry: Entry, results: Results, folder: Path) -> Exhibit:
+def _drawn(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     figure, caption, table = draw(entry, results)
     svg, png = save(figure, folder / entry.name)
     write_atomically(folder / f"{entry.name}.csv", partial(table.to_csv, index=False))
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
     source = _data_url(svg if svg.stat().st_size <= HEAVY else png)
-    return Exhibit(entry.name, entry.title, caption, source, runs=runs, section=entry.section)
+    return ReportFigure(entry.name, entry.title, caption, source, runs=runs, section=entry.section)
 
 
 def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
-    """A listed figure, its caption and the table it draws. Raises NoData where the results do not support it."""
+    """Return a registered figure, its caption and its table. Raises NoData where the results do not support it."""
     if isinstance(entry, str):
         entry = {one.name: one for one in listed()}[entry]
     module = import_module(f"analysis.figures.{entry.family}")
@@ -169,7 +169,7 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
     figure = module.draw(shown, **entry.options)
     if entry.probed:
         steps = steps_text(probed_steps(results, runs))
-        head(figure, steps)
+        figure_note(figure, steps)
         notes.append(f"{steps[:1].upper()}{steps[1:]}." if steps else "")
     return figure, " ".join(filter(None, [module.caption(shown, **entry.options), *notes])), table
 
@@ -179,7 +179,7 @@ def _data_url(path: Path) -> str:
 
 
 def require(need: str, results: Results) -> None:
-    """Raise NoData with what to do if the results lack what a figure needs."""
+    """Raise NoData, with a command that helps, if the results lack what a figure needs."""
     kind, _, name = need.partition(".")
     _CHECKS[kind](name, results)
 

@@ -1,4 +1,4 @@
-"""The same runs on two machines: identical ids, numbers that rounding has moved apart.
+"""Comparison of the same runs on two machines, whose numbers differ by rounding.
 
 A run's id says nothing of the machine it trained on. Another processor, or other instructions of the same one, sums in
 another order; training multiplies the difference.
@@ -17,13 +17,13 @@ from analysis.units import listing, number, whole
 
 
 def place(runs: pd.DataFrame) -> pd.Series:
-    """What makes a run's numbers those of one machine: processor or GPU, its instructions, threads."""
+    """Return the machine of each run as text: processor or GPU, its instructions, threads."""
     instructions = runs["capability"].map(lambda known: "" if pd.isna(known) else f", {known}")
     return runs["gpu"].fillna(runs["cpu"]) + instructions + ", " + runs["threads"].map(whole) + " thread(s)"
 
 
 def across_machines(a: Results | PathLike, b: Results | PathLike) -> pd.DataFrame:
-    """One row a run that both results hold: run, label, seed, loss_a, loss_b, difference (b − a), rank_a, rank_b.
+    """Return a row a run that both results hold: run, label, seed, loss_a, loss_b, difference (b − a), rank_a, rank_b.
 
     The loss is what orders the models of a (nats/token, or bits per byte); attrs["metric"] names it. A rank is the
     model's, from 1, by its mean over the runs that both hold. Columns machine_a and machine_b say where each ran.
@@ -63,7 +63,7 @@ def across_machines(a: Results | PathLike, b: Results | PathLike) -> pd.DataFram
 
 
 def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
-    """`across_machines` by model: means over seeds, their difference, the largest of a run, and how far seeds differ.
+    """Return `across_machines` by model: means over seeds, their difference, the largest of a run, spread of seeds.
 
     seeds_a, seeds_b: the highest seed's loss minus the lowest's on each machine; n_seeds: how many both have.
     """
@@ -88,7 +88,7 @@ def _spread(values: pd.Series) -> float:
 
 
 def caveats(runs: pd.DataFrame) -> list[str]:
-    """That all numbers are of one machine; or of several, and what they say of the same runs."""
+    """Caveats about the number of machines, and the differences between them on the same runs."""
     places = place(runs)
     if places.nunique() <= 1:
         return [

@@ -1,4 +1,4 @@
-"""Which models are not the same size: by parameters beside the embedding, FLOPs a token and decode state.
+"""Size differences between models: parameters beside the embedding, FLOPs a token and decode state.
 
 Models are drawn together and compared within an experiment, at one depth. There each stands against the plain
 transformer (attention, plain residual, SwiGLU in every layer), or where there is none against the model whose
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from analysis.loading.labels import short_names
 from analysis.units import deviation, listing
 
 MATCHED = 0.01
@@ -25,7 +26,7 @@ _PLAIN = {"residual": "add", "channel": "swiglu"}
 
 
 def deviations(runs: pd.DataFrame) -> pd.DataFrame:
-    """By label (the index): matched_with, the label it stands against, the shares MARKS by which it is more or less
+    """Return by label matched_with, the label it is compared with, the shares MARKS by which it is more or less
     (the farthest of the three states; empty where unknown), and marks, those of the shares above MATCHED.
 
     Nothing is set where a model has no other beside it.
@@ -70,17 +71,17 @@ def _reference(group: pd.DataFrame) -> str:
 
 
 def marked(label: str, marks: str) -> str:
-    """The label as a table or a legend shows it: "hc †‡"."""
+    """Append the marks of a label, as tables and legends show it: "hc †‡"."""
     return f"{label} {marks}" if marks else label
 
 
 def bare(label: str) -> str:
-    """The label without its marks."""
+    """Remove the marks from a label."""
     return label.rstrip("".join(MARKS.values())).rstrip()
 
 
 def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """What the marks of these models (rows of `deviations`) mean, and by how much the farthest are off; "" without any.
+    """Explain the marks of models (rows of `deviations`), with the largest deviations; "" without any.
 
     Models that differ in their depth only are told together. runs: Results.runs.
     """
@@ -89,7 +90,7 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
         return ""
     models = runs.drop_duplicates("label").set_index("label")
     several = models["depth"].nunique() > 1
-    names = models["name"].where(
+    names = short_names(models["name"]).where(
         ~models.duplicated(["experiment", "name", "depth"], keep=False), models.index
     )
     told = []
@@ -111,7 +112,7 @@ def _range(low: float, high: float) -> str:
 
 
 def with_marks(table: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """A figure's table with marks behind what its legend shows (label, series, model), and what they mean.
+    """Return a figure's table with marks appended to label, series and model, and their explanation.
 
     Of a series of several models (one scheme at all depths) all marks count. runs: Results.runs.
     """
@@ -131,11 +132,11 @@ def with_marks(table: pd.DataFrame, runs: pd.DataFrame) -> tuple[pd.DataFrame, s
 
 
 def order(marks: str) -> str:
-    """Each mark once, in the order of MARKS."""
+    """Return each mark once, in the order of MARKS."""
     return "".join(mark for mark in MARKS.values() if mark in marks)
 
 
 def caveats(runs: pd.DataFrame) -> list[str]:
-    """Which models are not matched, and by what."""
+    """Caveats about models that are not matched in size."""
     text = explanation(deviations(runs), runs)
     return [f"{text[0].lower()}{text[1:]}"] if text else []

@@ -1,4 +1,4 @@
-"""Where a study's numbers come from: its question, its commands, its code, its text, and how its runs were probed.
+"""Provenance of a study: its question, commands, code, texts and probe passes.
 
 provenance.json in a published folder holds what neither runs.parquet nor configs.yaml say; README.md tells all of it.
 """
@@ -47,7 +47,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Provenance:
-    """question: what the study asks; command, commit, dirty: of its publication; source: where texts can be had that
+    """Facts about a published study that stand in no table.
+
+    question: what the study asks; command, commit, dirty: of its publication; source: where texts can be had that
     have no public name; probing: the passes that made the tables; notes: what else a reader has to know; files: names
     of the files that this publication wrote."""
 
@@ -62,7 +64,7 @@ class Provenance:
 
 
 def without_paths(text: str) -> str:
-    """The text with the last part of every absolute path in place of it."""
+    """Replace every absolute path in a text by its last part."""
     return ABSOLUTE.sub(r"\1", text)
 
 
@@ -73,7 +75,7 @@ def write(folder: Path, provenance: Provenance) -> Path:
 
 
 def read(folder: Path) -> Provenance | None:
-    """What a published folder says, None if it says nothing. Raises ResultsError for what is no provenance."""
+    """Read provenance.json of a published folder, None without one. Raises ResultsError if it is damaged."""
     try:
         values = json.loads(read_text(folder, FILE))
         passes = [Pass(**one) for one in values.pop("probing", [])]
@@ -99,7 +101,7 @@ def read(folder: Path) -> Provenance | None:
 
 
 def probing(results: Results, earlier: list[Provenance]) -> list[Pass]:
-    """How the runs were probed, by their own records or by what was published of them.
+    """Return the probe passes of the runs, from their records or from a published folder.
 
     Raises ResultsError for tables of an interrupted pass.
     """
@@ -138,12 +140,12 @@ def _pass(run: str, record: dict[str, Any]) -> Pass:
 
 
 def has_tables(results: Results) -> bool:
-    """Whether job=probe wrote something of these runs (training curves of probes are a run's own)."""
+    """Return whether these runs have tables of job=probe (training curves of probes do not count)."""
     return any(not results.table(name).empty for name in TABLES if name != "training")
 
 
 def origins(results: Results, source: str) -> list[str]:
-    """Where each text can be had, one sentence each. Raises ResultsError where nobody says so."""
+    """Return the origin of each text, one sentence each. Raises ResultsError where it is not known."""
     texts = results.runs[["data", "training_set"]].drop_duplicates().itertuples(index=False)
     found, unknown = [], []
     for name, training in texts:

@@ -1,4 +1,4 @@
-"""A study's results as small files that can be committed: tables of all its runs and the figures that matter."""
+"""Publishing a study as small files that can be committed: tables of all its runs and chosen figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRAWN = (".png", ".svg", ".txt")
 
 @dataclass(frozen=True)
 class Publication:
-    """What a person says about a study.
+    """Options of a publication that a person chooses: question, figures, notes.
 
     question: what it asks; figures: names of figures; source: where its text can be had, if it has no public name;
     leave_out: tables of probes to leave out, for their size; command, commit, dirty: of this publication.
@@ -85,7 +85,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
 
 
 def lacking(folder: PathLike) -> list[str]:
-    """What a published folder of a study lacks to be traced to its commands, code, configurations and text."""
+    """List what a published folder lacks to be traced to its commands, code, configurations and text."""
     from analysis.loading.results import load_results
 
     folder = Path(folder)
@@ -109,7 +109,7 @@ def lacking(folder: PathLike) -> list[str]:
 
 
 def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
-    """The same results without this machine's paths; of the probes' tables, those named."""
+    """Return the results without paths of this machine, and with the named probe tables only."""
     runs = results.runs.assign(
         folder=results.runs["experiment"] + "/" + results.runs["run"],
         command=results.runs["command"].map(without_paths, na_action="ignore"),

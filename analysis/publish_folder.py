@@ -1,4 +1,4 @@
-"""Where a study is published: below the folder of published studies, and nowhere else."""
+"""Choice of the folder of a published study, which lies below the folder of all published studies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_NAME = 100
 
 
 def target(results: Results, published: Path) -> Path:
-    """The folder ``published``/EXPERIMENT of runs that are all of one experiment; makes nothing.
+    """Return the folder ``published``/EXPERIMENT of runs of one experiment; creates nothing.
 
     The name comes from the runs' files, which a stranger may have written. Raises ResultsError for runs of several
     experiments, for a name that is not one plain folder name, and where the place is a link or a file.

@@ -1,4 +1,4 @@
-"""What counts as one model in a figure: a sweep of learning rates is one model, shown at its best rate."""
+"""Sweeps of learning rates: a sweep counts as one model, at its best rate."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import pandas as pd
 
 from analysis.comparison import unique_seeds
 from analysis.loading.columns import RATES
-from analysis.loading.results import Results, labels
+from analysis.loading.labels import labels
+from analysis.loading.results import Results
 
 
 def swept(runs: pd.DataFrame) -> pd.DataFrame:
-    """Each (setting, seed) once, with ``model``, the label without learning rates, and ``rates``, settings tried."""
+    """Drop repeated (setting, seed) pairs and add ``model`` (label without rates) and ``rates`` (number tried)."""
     tried = runs.groupby("sweep")["setting"].transform("nunique")
     return unique_seeds(runs.assign(model=labels(runs, "sweep", RATES), rates=tried))
 
 
 def best_rates(results: Results) -> pd.DataFrame:
-    """``swept`` runs, of every model only those with its best learning rate.
+    """Select the runs of every model at its best learning rate, with the columns of `swept`.
 
     The best has the lowest mean over seeds of a run's lowest validation loss (the test loss chooses nothing).
     A model without validation rows keeps all its rates.

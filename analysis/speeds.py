@@ -1,4 +1,4 @@
-"""Speeds: what ran beside the runs that were timed, and which shares of a peak cannot be."""
+"""Caveats of training speeds: load of the machine while timing, and impossible MFU values."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ PEAKS_APART = 0.1
 MACHINE = ("cpu", "gpu", "cores", "threads", "capability")
 
 
-def believable(mfu: pd.Series) -> pd.Series:
-    """The shares that can be: above 1 the peak was wrong, and so nothing is known."""
+def plausible_mfu(mfu: pd.Series) -> pd.Series:
+    """Replace MFU above 1 by a missing value: the peak was wrong, so the share is not known."""
     return mfu.where(~(mfu > 1))
 
 
 def above_peak(runs: pd.DataFrame) -> pd.Series:
-    """Which runs did more FLOP/s than the peak that their MFU would be a share of: bool by row."""
+    """Return whether each run did more FLOP/s than its assumed peak: bool by row."""
     rate = runs["tokens_per_second"] * runs["flops_training"]
     return (rate > runs["mfu_peak_flops"]).fillna(False).astype("bool")
 
 
 def conditions(runs: pd.DataFrame) -> str:
-    """ "2 cells at a time on 2 cores", or what is known of it."""
+    """Return the load while each run trained, such as "2 cells at a time on 2 cores"."""
     known = runs.dropna(subset=["workers"])
     told = [_beside(*each) for each in known[["workers", "cores"]].drop_duplicates().itertuples(index=False)]
     if len(known) < len(runs):
@@ -38,7 +38,7 @@ def _beside(workers: int, cores: int) -> str:
 
 
 def caveats(runs: pd.DataFrame) -> list[str]:
-    """What a reader has to know before comparing speeds, one sentence each."""
+    """Caveats of comparing speeds, one sentence each."""
     return [*_peaks(runs), *_company(runs)]
 
 

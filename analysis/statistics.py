@@ -20,7 +20,7 @@ class Estimate(NamedTuple):
 
 
 def central_probability(t: float, degrees: int) -> float:
-    """P(|T| < t) of Student's t with a whole number of degrees of freedom.
+    """Return P(|T| < t) of Student's t with a whole number of degrees of freedom.
 
     With θ = atan(t/√n): odd n: 2/π·(θ + sin θ·(cos θ + 2/3·cos³θ + …)); even n: sin θ·(1 + 1/2·cos²θ + …);
     both sums end at cos^(n-2) θ (Abramowitz and Stegun 26.7.3 and 26.7.4).
@@ -38,7 +38,7 @@ def central_probability(t: float, degrees: int) -> float:
 
 @lru_cache
 def student_t(degrees: int, confidence: float = 0.95) -> float:
-    """The t with P(|T| < t) = confidence; 12.706 for one degree of freedom at 95 %."""
+    """Return the t with P(|T| < t) = confidence; 12.706 for one degree of freedom at 95 %."""
     low, high = 0.0, 1.0
     while central_probability(high, degrees) < confidence:
         low, high = high, 2 * high
@@ -52,7 +52,7 @@ def student_t(degrees: int, confidence: float = 0.95) -> float:
 
 
 def estimate(values: Iterable[float], confidence: float = 0.95) -> Estimate:
-    """Mean and half width of the two-sided Student-t interval, t·s/√n with s the sample deviation (n-1).
+    """Return mean and half width of the two-sided Student-t interval, t·s/√n, s the sample deviation (n-1).
 
     Missing values (None, NaN) are left out; no value at all gives a NaN mean and n = 0.
     """
@@ -68,7 +68,7 @@ def estimate(values: Iterable[float], confidence: float = 0.95) -> Estimate:
 
 
 def pareto_front(costs: object) -> np.ndarray:
-    """Which rows of ``costs`` [points, costs] (lower is better) no other row beats: bool [points].
+    """Return bool [points]: the rows of ``costs`` [points, costs] (lower is better) that no other row beats.
 
     A row beats another if it is nowhere higher and somewhere lower; equal rows stay together.
     """
@@ -78,12 +78,30 @@ def pareto_front(costs: object) -> np.ndarray:
 
 
 def over_seeds(rows: pd.DataFrame, by: str) -> pd.DataFrame:
-    """mean, min and max over runs of a run's mean value, by `by` (the index), where every run has one."""
+    """Return mean, min and max over runs of each run's mean value, by `by` (the index), where every run has one."""
     runs = rows.groupby([by, "run"])["value"].mean().reset_index(by)
     grouped = runs.groupby(by)["value"].agg(["mean", "min", "max", "count"])
     return grouped[grouped["count"] == rows["run"].nunique()].drop(columns="count")
 
 
+def curves_over_seeds(rows: pd.DataFrame, by: str, value: str) -> pd.DataFrame:
+    """Return mean, min and max of ``value`` over seeds by ``by`` (the index), in the range that every seed covers.
+
+    Seeds are interpolated linearly at each other's points, so that curves against time can be averaged; where all
+    seeds have the same points nothing is.
+    """
+    curves = [seed.groupby(by)[value].mean() for _, seed in rows.groupby("seed", dropna=False)]
+    if not curves:
+        return pd.DataFrame(columns=["mean", "min", "max"], dtype="float64")
+    low, high = max(curve.index.min() for curve in curves), min(curve.index.max() for curve in curves)
+    points = np.unique(np.concatenate([curve.index for curve in curves]).astype("float64"))
+    points = points[(points >= low) & (points <= high)]
+    values = np.stack([np.interp(points, curve.index.astype("float64"), curve) for curve in curves])
+    return pd.DataFrame(
+        {"mean": values.mean(axis=0), "min": values.min(axis=0), "max": values.max(axis=0)}, index=points
+    )
+
+
 def single_heads(rows: pd.DataFrame) -> pd.DataFrame:
-    """run, layer, head, value: heads of one number in two runs have nothing in common, so each run has its own."""
+    """Return mean value by run, layer and head; heads of one number in two runs are not the same head."""
     return rows.groupby(["run", "layer", "head"], dropna=False)["value"].mean().reset_index()

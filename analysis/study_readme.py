@@ -1,4 +1,4 @@
-"""README.md of a published study: what was asked, how every number came to be, and how to make it again."""
+"""README.md of a published study: its question, the origin of its numbers, and commands to repeat it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = {
 
 
 def readme(results: Results, provenance: Provenance, figures: Iterable[str], warnings: Iterable[str]) -> str:
-    """The whole page as Markdown; warnings: what a reader has to know, beside the provenance's own notes."""
+    """Return the page as Markdown; warnings: caveats beside the provenance's own notes."""
     runs = results.runs
     parts = [
         f"# {_text(runs['experiment'].iloc[0])}",

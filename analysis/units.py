@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them. A missing value is always "–"."""
+"""Formatting of numbers and texts; a missing value is always "–"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MISSING = "–"
 
 
 def number(value: Any) -> str:
-    """A quality number: four decimals below 10, fewer above."""
+    """Format a loss or similar with four decimals below 10, fewer above."""
     if pd.isna(value):
         return MISSING
     value = float(value)
@@ -25,12 +25,12 @@ def number(value: Any) -> str:
 
 
 def whole(value: Any) -> str:
-    """A count with thousands separators."""
+    """Format a count with thousands separators."""
     return MISSING if pd.isna(value) else f"{round(float(value)):,}"
 
 
 def engineering(value: Any) -> str:
-    """Three significant digits with k, M, G, T."""
+    """Format a number with three significant digits and k, M, G or T."""
     if pd.isna(value):
         return MISSING
     value = float(value)
@@ -45,7 +45,7 @@ def _three_digits(value: float) -> str:
 
 
 def memory(value: Any) -> str:
-    """Bytes in MiB or GiB."""
+    """Format bytes in MiB or GiB."""
     if pd.isna(value):
         return MISSING
     mebibytes = float(value) / 2**20
@@ -53,12 +53,12 @@ def memory(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
-    """A share between 0 and 1."""
+    """Format a share between 0 and 1 as per cent."""
     return MISSING if pd.isna(value) else f"{100 * float(value):.1f} %"
 
 
 def deviation(value: float) -> str:
-    """By which share of a reference something is off, with its sign; -100% only where nothing is left."""
+    """Format a relative difference as signed per cent; -100% only where nothing is left."""
     decimals = 1
     while value > -1 and float(f"{100 * value:.{decimals}f}") <= -100:
         decimals += 1
@@ -66,7 +66,7 @@ def deviation(value: float) -> str:
 
 
 def duration(seconds: Any) -> str:
-    """Seconds as "12.3 s", "4 min 05 s" or "3 h 07 min"."""
+    """Format seconds as "12.3 s", "4 min 05 s" or "3 h 07 min"."""
     if pd.isna(seconds):
         return MISSING
     seconds = float(seconds)
@@ -77,7 +77,7 @@ def duration(seconds: Any) -> str:
 
 
 def listing(items: Any, limit: int = 8) -> str:
-    """ "a, b and c"; past the limit the number of those left out."""
+    """Join items as "a, b and c"; past the limit the number of those left out."""
     items = [str(item) for item in items]
     if len(items) > limit:
         items = [*items[:limit], f"{len(items) - limit} more"]
@@ -89,6 +89,6 @@ INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn")
 
 
 def visible(text: object) -> str:
-    """The text on one line without what cannot be seen: control characters and characters of no width."""
+    """Return the text on one line without control characters and characters of no width."""
     shown = (c for c in str(text) if c.isspace() or unicodedata.category(c) not in INVISIBLE)
     return " ".join("".join(shown).split())

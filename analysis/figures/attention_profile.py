@@ -1,4 +1,4 @@
-"""How attention spreads: entropy by position, mass of the largest weights, share by distance."""
+"""Spread of attention: entropy by position, mass of the largest weights, share by distance."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
 from analysis.statistics import over_seeds
@@ -27,28 +27,26 @@ FIGURES = (
     ),
 )
 
-MEASURES = ("attention_entropy", "top_mass", "distance_mass")
 AXES = {"attention_entropy": "position", "top_mass": "rank", "distance_mass": "distance"}
 COLUMNS = ("run", "label", "color", "seed", "training_set", "measure", "start", "end", "value")
 RANKS = (1, 8)
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, measure and bucket, the mean over layers and heads."""
-    rows = probe_measures(results, MEASURES)
-    rows = rows[rows["measure"].isna() | (rows["axis"] == rows["measure"].map(AXES))]
+    """Make the table: a row per run, measure and bucket, the mean over layers and heads."""
+    rows = select_axis(probe_measures(results, tuple(AXES)), AXES)
     by = [column for column in COLUMNS if column != "value"]
     return rows.groupby(by, sort=False, dropna=False)["value"].mean().reset_index()
 
 
 def uniform_entropy(start: int, end: int) -> float:
-    """Mean over positions start <= t < end of log(t + 1): the entropy of uniform attention, in nats."""
+    """Return the entropy of uniform attention in nats: the mean of log(t + 1) over positions start <= t < end."""
     return float(np.log(np.arange(start, end) + 1).mean())
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Three panels; the first names the models, with their colours, markers and lines. table: COLUMNS."""
+    """Draw mass on the largest weights, entropy by position and mass by distance, a panel each. table: COLUMNS."""
     labels, styles = labels_with_data(table), table_styles(table)
     rows = 0.7 + 0.29 * len(labels)
     figure, (top, entropy, distance) = new_figure(5.4 + rows, rows=3, height_ratios=(rows, 2.7, 2.7))
@@ -80,7 +78,7 @@ def _draw_entropy(axes: Axes, table: pd.DataFrame, labels: list[str], styles: di
         linewidth=1,
         label="_uniform",
     )
-    doubling_axis(axes, (buckets["start"].iloc[0] + buckets["end"].iloc[0]) / 2, buckets["end"].max())
+    length_axis(axes, span=((buckets["start"].iloc[0] + buckets["end"].iloc[0]) / 2, buckets["end"].max()))
     axes.set(xlabel="position of the query (tokens)", ylabel="entropy (nats)", ylim=(0, None))
     axes.set_title("entropy; dashed: uniform, log(t + 1)")
 
@@ -129,7 +127,7 @@ def _draw_top(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[s
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is averaged over what, and who is missing."""
+    """Describe the averages, and name the models without attention."""
     return (
         f"Means over layers and heads, then over tokens ({band_text(table)}). A model that may read only part of "
         "the past has less than uniform entropy for that reason alone. Early queries see few keys, which raises "

@@ -31,7 +31,7 @@ AXIS = {"test_loss": "test loss (nats/token)", "test_bits_per_byte": "test bits 
 
 
 def table(results: Results) -> pd.DataFrame:
-    """One row per run: the value of the metric that ranks these runs; best model first."""
+    """Make the table: one row per run with the metric that ranks these runs; best model first."""
     runs, metric = unique_seeds(results.runs), ranking_metric(results.runs)
     runs = runs[runs[metric].notna()]
     if runs.empty:
@@ -43,7 +43,7 @@ def table(results: Results) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A dot per model with its 95 % interval over seeds, a tick for each seed; best at the top.
+    """Draw a dot per model with its 95 % interval over seeds and a tick for each seed; best at the top.
 
     table: COLUMNS, one row per run, in the order of drawing. The axis does not start at zero, hence dots
     rather than bars.
@@ -69,7 +69,7 @@ def _perplexity_axis(axes: Axes) -> None:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What the dots and intervals are, over which seeds, on what text."""
+    """Describe the dots and intervals, and name the seeds and the text."""
     counts = table.groupby("label")["seed"].nunique()
     if (counts == 1).all():
         what = "Dots: the run's value (one seed: no interval)"

@@ -1,4 +1,4 @@
-"""What the residual streams' mixing amounts to over depth: gains of the product of all H_res so far."""
+"""Composite gain of residual mixing over depth: gains of the product of all H_res up to a sub-block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import band_text, provenance_text
@@ -49,8 +49,8 @@ PLAIN, PLAIN_COLOR = "plain residual", "#4D4D4D"
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, sub-block and gain; models with a plain residual are one series if there are several."""
-    rows = probe_measures(results, tuple(PANELS)).dropna(subset=["run"])
+    """Make the table: a row per run, sub-block and gain; several models with a plain residual form one series."""
+    rows = select_axis(probe_measures(results, tuple(PANELS)), SUMMARY).dropna(subset=["run"])
     rows = with_series(rows[rows["part"].isin(("mixer", "channel"))])
     plain = rows["residual"] == "add"
     if rows.loc[plain, "series"].nunique() > 1:
@@ -61,7 +61,7 @@ def table(results: Results) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A row a gain, a column a depth, a line a series; log scale. Where a gain leaves fp64 its line ends.
+    """Draw gain against sub-block: a row a gain, a column a depth, a line a series; log scale.
 
     table: COLUMNS. Bands go from the lowest to the highest seed.
     """
@@ -83,7 +83,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def final_gains(table: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds of each gain after the last sub-block: a row a (series, depth), a column a measure."""
+    """Average each gain after the last sub-block over seeds: a row a (series, depth), a column a measure."""
     last = table["sub_block"] == table.groupby("run")["sub_block"].transform("max")
     return table[last].pivot_table(
         index=["series", "depth"], columns="measure", values="value", aggfunc="mean"
@@ -91,7 +91,7 @@ def final_gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What the gains are, and where they end."""
+    """Define the gains, and give their values after the last sub-block."""
     told = []
     for series, by_depth in final_gains(table).groupby("series"):
         numbers = [

@@ -1,4 +1,4 @@
-"""From which length on the sparse model is faster than the dense one."""
+"""Latency against length, and the length from which on a sparse model is faster than the dense one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.plotting.axes import length_axis
+from analysis.plotting.axes import length_axis, plain_log_ticks
 from analysis.plotting.legends import legend_below
 from analysis.plotting.style import INK, SeriesStyle, new_figure, series_styles, styled
 
@@ -47,7 +47,7 @@ DENSE = ("transformer", "dense", "baseline", "F", "attention")
 
 
 def table(results: Results) -> pd.DataFrame:
-    """The latency table beside the results, its models in the colours that they have there."""
+    """Read the latency table beside the results and add the colours of its models."""
     path = results.bench(FILE)
     if path is None:
         raise NoData(f"unmeasured: no {FILE} beside these runs")
@@ -90,24 +90,24 @@ def _comparable(group: pd.DataFrame) -> bool:
 
 
 def dense_model(models: list[str]) -> str:
-    """The model the others are compared with: called one of DENSE, else the first."""
+    """Return the model that the others are compared with: one named in DENSE, else the first."""
     return next((model for name in DENSE for model in models if name in str(model).split()), models[0])
 
 
 def is_dense(model: str) -> bool:
-    """Whether a model is called one of DENSE."""
+    """Return whether a model's name is one of DENSE."""
     return not set(str(model).split()).isdisjoint(DENSE)
 
 
 def speedups(table: pd.DataFrame) -> pd.DataFrame:
-    """Dense latency over each other model's by tokens (the index), each at its fastest backend."""
+    """Return dense latency over each other model's by tokens (the index), each at its fastest backend."""
     fastest = table.groupby(["tokens", "model"])["milliseconds_median"].min().unstack()
     dense = dense_model(list(fastest.columns))
     return fastest.drop(columns=dense).rdiv(fastest[dense], axis=0)
 
 
 def crossover_tokens(speedup: pd.Series) -> float | None:
-    """The length from which on the speed-up stays at or above 1, interpolated in log-log; None without one.
+    """Return the length from which on the speed-up stays >= 1, interpolated in log-log; None if there is none.
 
     A model that is never slower crosses at the shortest length measured.
     """
@@ -124,7 +124,7 @@ def crossover_tokens(speedup: pd.Series) -> float | None:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Latency against T (log-log) above, speed-up over the dense model below, the crossover marked in both.
+    """Draw latency against T (log-log) above and speed-up over the dense model below; crossovers are marked.
 
     table: COLUMNS and, optionally, OPTIONAL; a row per model, backend and length of one suite, device and
     batch size.
@@ -143,6 +143,7 @@ def draw(table: pd.DataFrame) -> Figure:
             _mark(latency, ratio, crossover_tokens(ratios[model]), series_style)
     ratio.axhline(1, color=INK, linewidth=1)
     latency.set(yscale="log", ylabel="latency (ms)")
+    plain_log_ticks(latency.yaxis)
     ratio.set_yscale("log", base=2)
     ratio.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ratio.yaxis.set_minor_locator(NullLocator())
@@ -196,7 +197,7 @@ def _mark(latency: Axes, ratio: Axes, tokens: float | None, series_style: Series
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Device, batch, suite and where the crossover lies for each model."""
+    """Name device, batch and suite, and give the crossover of each model."""
     first, ratios = table.iloc[0], speedups(table)
     found = []
     for model in ratios:

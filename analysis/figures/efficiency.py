@@ -1,4 +1,4 @@
-"""What quality costs: test loss against FLOPs and parameters, with the models that no other one beats in both."""
+"""Test loss against FLOPs and parameters, with the Pareto fronts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ COSTS = {"flops_training": "training FLOPs per token", "parameters": "parameters
 
 
 def table(results: Results) -> pd.DataFrame:
-    """One row per run with a test loss, both costs known."""
+    """Make the table: one row per run with a test loss and both costs."""
     runs, metric = best_rates(results), ranking_metric(results.runs)
     runs = runs.dropna(subset=[metric, *COSTS])
     if runs["label"].nunique() < 2:
@@ -58,7 +58,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def means(table: pd.DataFrame) -> pd.DataFrame:
-    """By label (the index), best first: both costs, and the ``loss`` (mean), ``low`` and ``high`` over seeds."""
+    """Return both costs and the ``loss`` (mean), ``low`` and ``high`` over seeds by label (the index), best first."""
     grouped = table.groupby("label")
     losses = grouped["value"].agg(loss="mean", low="min", high="max")
     return grouped[list(COSTS)].mean().join(losses).sort_values("loss")
@@ -66,7 +66,7 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Loss against FLOPs above, against parameters below; the fronts dashed, a line from lowest to highest seed."""
+    """Draw loss against FLOPs above and parameters below; dashed: Pareto fronts; bars: lowest to highest seed."""
     found = means(table)
     styles = table_styles(table)
     figure, panels = new_figure(5.2 + 0.21 * ((len(styles) + 2) // 2), rows=2)
@@ -107,7 +107,7 @@ def _draw_front(axes: Axes, found: pd.DataFrame, cost: str) -> None:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """The models on each front, by name."""
+    """Name the models on each Pareto front."""
     found = means(table)
     fronts = {
         name: found.loc[pareto_front(found[[cost, "loss"]])].sort_values(cost) for cost, name in COSTS.items()

@@ -11,10 +11,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, new_figure, styled, table_styles
@@ -38,16 +38,16 @@ STRAIGHT = 0.1
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run and bucket of positions: mean loss in nats/token; seq_len: the trained length."""
-    rows = probe_measures(results, ("loss",))
-    rows = rows[rows["run"].isna() | (rows["layer"].isna() & (rows["axis"] == "position"))]
+    """Make the table: mean loss (nats/token) per run and bucket of positions; seq_len: the trained length."""
+    rows = select_axis(probe_measures(results, ("loss",)), "position")
+    rows = rows[rows["layer"].isna()]
     if rows["run"].isna().all():
         raise NoData(f"no run has its loss by position; {advice(results)}")
     return rows[list(COLUMNS)].reset_index(drop=True)
 
 
 def above_trained(table: pd.DataFrame) -> pd.DataFrame:
-    """The buckets from the last one within the trained length on, value: loss minus the loss there, run by run."""
+    """Return loss minus the loss at the trained length, run by run, for the buckets from there on."""
     found = []
     for _, rows in table.dropna(subset=["run"]).groupby("run", sort=False):
         within = rows[rows["end"] <= rows["seq_len"]]
@@ -60,12 +60,12 @@ def above_trained(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def middle(rows: pd.DataFrame) -> pd.Series:
-    """Where a bucket is drawn: the geometric mean of its first and last position, counted from 1."""
+    """Return the x of each bucket: the geometric mean of its first and last position, counted from 1."""
     return ((rows["start"] + 1) * rows["end"]) ** 0.5
 
 
 def final_gaps(table: pd.DataFrame) -> pd.Series:
-    """Per label, lowest first: loss in the last bucket minus loss at the trained length; mean over seeds."""
+    """Return by label, lowest first, loss in the last bucket minus loss at the trained length; mean over seeds."""
     above = above_trained(table)
     last = above.loc[above.groupby("run")["end"].idxmax()]
     return last.groupby("label")["value"].mean().sort_values()
@@ -73,7 +73,7 @@ def final_gaps(table: pd.DataFrame) -> pd.Series:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Loss by position; below, from the trained length (vertical line) on, how much it is above the loss there."""
+    """Draw loss by position; below, its excess over the loss at the trained length (vertical line)."""
     styles, gaps = table_styles(table), final_gaps(table)
     labels = [
         *gaps.index,
@@ -87,7 +87,7 @@ def draw(table: pd.DataFrame) -> Figure:
         for length in sorted(set(rows["seq_len"].dropna().astype(int))):
             axes.axvline(length, color=INK, linewidth=1, label="_trained")
         if len(rows):
-            doubling_axis(axes, placed["middle"].min(), rows["end"].max())
+            length_axis(axes, span=(placed["middle"].min(), rows["end"].max()))
         axes.set_xlabel("position in the sequence (tokens)")
     loss.set_ylabel("loss (nats/token)")
     loss.set_title("loss; vertical line: the trained length")
@@ -116,7 +116,7 @@ def _difference_axis(axes: Axes) -> None:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """By how much each model's loss far out differs from that at the trained length."""
+    """Give the excess of each model's loss in the last bucket over that at the trained length."""
     shown = table.dropna(subset=["run"])
     gaps, known = final_gaps(table), shown["seq_len"].dropna()
     lengths = listing(f"{length:,}" for length in sorted(set(known.astype(int))))

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line
@@ -35,18 +35,18 @@ COLUMNS = ("run", "label", "color", "seed", "training_set", "layer", "head", "ga
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer, head, gate and part: its mean, and the share of its values below 0.1 (low)."""
+    """Make the table: a row per run, layer, head, gate and part (mean; low: the share of values below 0.1)."""
     names = {f"{gate}_gate_{part}": (gate, part) for gate in GATES for part in PARTS}
     if not results.table("measures")["measure"].isin(names).any():
         raise NoData(f"no model of these runs has gates, or none was probed; {advice(results)}")
-    rows = probe_measures(results, tuple(names))
+    rows = select_axis(probe_measures(results, tuple(names)), SUMMARY)
     split = rows["measure"].map(lambda name: names.get(name, (None, None)))
     return rows.assign(gate=split.str[0], part=split.str[1])[list(COLUMNS)]
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A row a gate; left the mean, right the share that is closed; lines: mean over heads, dots: heads."""
+    """Draw a row a gate: left its mean, right the share that is closed; lines: mean over heads, dots: heads."""
     shown = [gate for gate in GATES if (table["gate"] == gate).any()]
     labels, styles = labels_with_data(table), table_styles(table)
     figure, grid = panels(len(shown), len(PARTS), 1.75, sharex=True, sharey=True)
@@ -84,7 +84,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, label: str)
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Whose gates, and how open and closed each is on average."""
+    """Give the mean of each gate and the share of it that is closed."""
     means = table.dropna(subset=["gate"]).groupby(["label", "gate", "part"])["value"].mean()
     parts = means.unstack().reindex(columns=PARTS)
     told = [

@@ -1,4 +1,4 @@
-"""How strongly the loss pulls at each layer: gradients with respect to the streams and to the parameters."""
+"""Gradient norms by depth, with respect to the residual streams and to the parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import band_text, provenance_text
@@ -39,8 +39,8 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, measure and place (layer, + ½ for its channel mixer; of: streams, or whose parameters)."""
-    rows = with_series(probe_measures(results, MEASURES).dropna(subset=["run"]))
+    """Make the table: a row per run, measure and place (layer, + ½ for its channel mixer)."""
+    rows = with_series(select_axis(probe_measures(results, MEASURES), SUMMARY).dropna(subset=["run"]))
     streams = rows["measure"] == "stream_gradient"
     half = 0.5 * (rows["part"] == "channel")
     rows = rows.assign(place=rows["layer"] + half.where(streams, 0), of=rows["part"].mask(streams, "streams"))
@@ -49,7 +49,7 @@ def table(results: Results) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A row a gradient, a column a depth, a line a series; log scale. table: COLUMNS."""
+    """Draw gradient norms: a row a gradient, a column a depth, a line a series; log scale. table: COLUMNS."""
     styles = table_styles(table, "series")
     shown = [key for key in PANELS if ((table["measure"] == key[0]) & (table["of"] == key[1])).any()]
     figure, grid = depth_panels(table, len(shown), 1.9)
@@ -68,14 +68,14 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def first_to_last(table: pd.DataFrame) -> pd.Series:
-    """By (series, depth): the stream gradient before the first sub-block over that after the last, mean over seeds."""
+    """Return by (series, depth) the stream gradient before the first sub-block over that after the last."""
     streams = table[table["of"] == "streams"].sort_values("place")
     ends = streams.groupby(["series", "depth", "run"])["value"].agg(["first", "last"])
     return (ends["first"] / ends["last"]).groupby(["series", "depth"]).mean()
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is differentiated, and how much gradients grow from the last layer to the first."""
+    """Define the gradients, and give their growth from the last layer to the first."""
     told = []
     for series, ratios in first_to_last(table).groupby("series"):
         told.append(

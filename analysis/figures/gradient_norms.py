@@ -6,15 +6,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
+from analysis.plotting.axes import plain_log_ticks
 from analysis.plotting.captions import provenance_text, rates_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import INK, new_figure, styled, table_styles
 from analysis.rate_sweeps import best_rates
+from analysis.statistics import over_seeds
 
 FIGURES = (
     Entry(
@@ -33,7 +34,7 @@ PARTS = 20
 
 
 def table(results: Results) -> pd.DataFrame:
-    """One row per training row of every run that has a positive gradient norm."""
+    """Make the table: one row per training row with a positive gradient norm."""
     runs = best_rates(results)[["experiment", "run", "color", "rates", "training_set", "clip"]]
     joined = results.metrics.merge(runs, on=["experiment", "run"])
     joined = joined[(joined["split"] == "train") & (joined["grad_norm"] > 0)].dropna(subset=["step"])
@@ -42,30 +43,29 @@ def table(results: Results) -> pd.DataFrame:
     return joined[list(COLUMNS)].astype({"step": "float64"}).reset_index(drop=True)
 
 
-def over_seeds(norms: pd.DataFrame) -> pd.Series:
-    """The geometric mean over seeds by step (the index), at the steps that every seed has."""
-    grouped = np.log(norms["grad_norm"]).groupby(norms["step"]).agg(["mean", "count"])
-    complete = grouped["count"] == norms["seed"].nunique(dropna=False)
-    return np.exp(grouped.loc[complete, "mean"])
+def geometric_mean(norms: pd.DataFrame) -> pd.Series:
+    """Return the geometric mean over seeds by step (the index), at the steps that every seed has."""
+    logs = norms.assign(value=np.log(norms["grad_norm"]))
+    return np.exp(over_seeds(logs, "step")["mean"])
 
 
 def smooth(norms: pd.Series) -> pd.Series:
-    """Running geometric mean over ``window`` points, centred; fewer at the ends."""
+    """Return the running geometric mean over ``window`` points, centred; fewer at the ends."""
     return np.exp(np.log(norms).rolling(window(len(norms)), center=True, min_periods=1).mean())
 
 
 def window(count: int) -> int:
-    """An odd number of points, about a twentieth of ``count``."""
+    """Return the width of the running mean: an odd number of points, about a twentieth of ``count``."""
     return count // PARTS // 2 * 2 + 1
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Every model's norm before clipping: as recorded (faint) and smoothed (strong), on a logarithmic axis."""
+    """Draw every model's norm before clipping, recorded (faint) and smoothed (strong); log scale."""
     styles = table_styles(table)
     figure, (axes,) = new_figure(3.9 + 0.21 * ((len(styles) + 2) // 2))
     for label, series_style in styles.items():
-        norms = over_seeds(table[table["label"] == label])
+        norms = geometric_mean(table[table["label"] == label])
         axes.plot(
             norms.index,
             norms,
@@ -88,8 +88,7 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.axhline(clip, color=INK, linestyle=":", linewidth=1.2)
     axes.set(yscale="log", xlabel="optimiser step", ylabel="gradient norm before clipping")
     axes.grid(axis="y", which="both", linewidth=0.5)
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter(FuncFormatter(_short))
+    plain_log_ticks(axes.yaxis)
     limit = (
         [Line2D([], [], color=INK, linestyle=":", linewidth=1.2, label="clipped above")] if len(clips) else []
     )
@@ -103,14 +102,8 @@ def draw(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _short(value: float, _: object) -> str:
-    """Ticks at 1, 2 and 5 times a power of ten."""
-    first = f"{value:e}"[0] if value > 0 else ""
-    return f"{value:g}" if first in ("1", "2", "5") else ""
-
-
 def caption(table: pd.DataFrame) -> str:
-    """What is smoothed how, over which seeds."""
+    """Describe the smoothing, and name the seeds."""
     counts = table.groupby("label")["step"].nunique()
     points = window(int(counts.max()))
     strong = f"strong lines: running mean of {points} points" if points > 1 else "few points: not smoothed"

@@ -1,4 +1,4 @@
-"""Which order of layers is best: layouts of the same mixers, ranked, each drawn as a strip of letters."""
+"""Layouts of the same mixers ranked by loss, each drawn as a strip of letters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LETTERED = 28
 
 
 def table(results: Results) -> pd.DataFrame:
-    """One row per run of a group of layouts, best layout first.
+    """Make the table: one row per run of a group of layouts, best layout first.
 
     A group is the runs of one preset in two patterns or more, equal in all else, with the runs of other presets that
     use only letters of these patterns: the dense baseline of a sparse model. letters: colour by letter, JSON.
@@ -103,7 +103,7 @@ def _rows(group: pd.DataFrame, name: str) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """For each group its layouts from the best on: strip and name at the left, loss with its interval at the right."""
+    """Draw each group's layouts from the best on: strip and name left, loss with its interval right."""
     groups = list(dict(tuple(table.groupby("group", sort=False))).values())
     counts = [group["label"].nunique() for group in groups]
     figure, axes = panels(
@@ -173,7 +173,7 @@ def _legend(table: pd.DataFrame) -> list[Line2D]:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """The ranking in words, over which seeds, on what text."""
+    """Give the ranking in words, and name the seeds and the text."""
     told = []
     for name, group in table.groupby("group", sort=False):
         means = group.groupby("label", sort=False)["value"].mean()

@@ -1,4 +1,4 @@
-"""How much the choice of the learning rate matters: final quality against it."""
+"""Final quality against the learning rate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLUMNS = ("run", "model", "color", "seed", "setting", "lr", "metric", "value", 
 
 
 def table(results: Results) -> pd.DataFrame:
-    """One row per run of a model that was trained with two learning rates or more."""
+    """Make the table: one row per run of each model that was trained with two learning rates or more."""
     runs, metric = swept(results.runs), ranking_metric(results.runs)
     runs = runs[runs[metric].notna() & (runs["lr"] > 0)]
     runs = runs[runs.groupby("model")["lr"].transform("nunique") > 1]
@@ -44,7 +44,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def points(table: pd.DataFrame) -> pd.DataFrame:
-    """A row per setting: model, lr, mean, half_width (of the 95 % interval), low, high over seeds, seeds; by lr."""
+    """Return a row per setting: model, lr, mean, half_width (of the 95 % interval), low, high, seeds; by lr."""
     found = []
     for (model, lr, _), group in table.groupby(["model", "lr", "setting"], sort=False):
         mean, half_width, n = estimate(group["value"])
@@ -55,7 +55,7 @@ def points(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def best(found: pd.DataFrame) -> pd.DataFrame:
-    """Of ``points`` the row with the lowest mean of each model, best model first; ``edge``: where the sweep ends.
+    """Return each model's row of ``points`` with the lowest mean, best model first; ``edge``: at an end of the sweep.
 
     edge is "lowest" or "highest" if no rate beyond the best was tried on that side, else empty.
     """
@@ -68,7 +68,7 @@ def best(found: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A line a model through the means over seeds, the range of its seeds as a band, its best rate in a ring."""
+    """Draw mean quality against rate, a line a model, a band over its seeds, a ring at its best rate."""
     found = points(table)
     winners = best(found)
     styles = table_styles(table, "model")
@@ -100,7 +100,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """The best rate of every model, and which lie at the end of the sweep, where a better one may be missing."""
+    """Name the best rate of every model, and those at an end of the sweep, where a better one may lie beyond."""
     winners = best(points(table))
     told = [
         f"{row.model} {row.lr:g} ({interval_text(row.mean, row.half_width)})" for row in winners.itertuples()

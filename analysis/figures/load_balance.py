@@ -1,4 +1,4 @@
-"""How evenly routers use what they route to."""
+"""Load balance of routers: imbalance by layer, and the loads from the largest to the smallest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import Entry
 from analysis.loading.blocks import plural
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.loading.routing import with_routers
 from analysis.plotting.axes import draw_line
@@ -28,6 +28,7 @@ FIGURES = (
     ),
 )
 
+AXES = {"load": "expert", "imbalance": SUMMARY}
 COLUMNS = (
     *("run", "label", "series", "color", "seed", "training_set", "block", "noun", "layer", "head"),
     *("measure", "place", "value"),
@@ -35,11 +36,12 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer, head and measure: imbalance, and load by place (1: the most loaded of that head).
+    """Make the table: a row per run, layer, head and measure (imbalance; load by place, 1: the most loaded).
 
     A load is relative: share of assignments × number of experts, 1 if balanced.
     """
-    rows = with_routers(probe_measures(results, ("load", "imbalance")).dropna(subset=["run"]), results.runs)
+    rows = select_axis(probe_measures(results, tuple(AXES)), AXES).dropna(subset=["run"])
+    rows = with_routers(rows, results.runs)
     head = ["run", "series", "layer", "part", "head", "measure"]
     by_head = rows.groupby(head, dropna=False)["value"]
     loads = rows["measure"] == "load"
@@ -52,7 +54,7 @@ def table(results: Results) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Imbalance by layer (dots: heads) above, loads from the most to the least loaded below. table: COLUMNS."""
+    """Draw imbalance by layer (dots: heads) above, loads from the largest to the smallest below. table: COLUMNS."""
     styles = table_styles(table, "series")
     figure, (imbalance, load) = new_figure(5.0, rows=2)
     for series, series_style in styles.items():
@@ -83,7 +85,7 @@ def _draw_load(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, series
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is routed, and how unevenly."""
+    """Give the number of choices and the imbalance of each router."""
     told = []
     for (series, word), rows in table.groupby(["series", "noun"], sort=False):
         imbalance = rows.loc[rows["measure"] == "imbalance", "value"]

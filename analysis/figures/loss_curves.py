@@ -17,6 +17,7 @@ from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
 from analysis.rate_sweeps import best_rates
 from analysis.speeds import conditions
+from analysis.statistics import curves_over_seeds
 from analysis.units import listing
 
 FIGURES = (
@@ -69,7 +70,7 @@ ZOOM_FROM = 2 / 3
 
 
 def table(results: Results, against: str = "tokens") -> pd.DataFrame:
-    """Every loss of every run, once a seed: flops = tokens · FLOPs a token, seconds as `_times` says."""
+    """Make the table: one row per recorded loss; flops = tokens · FLOPs a token, seconds as in `_times`."""
     runs = best_rates(results).rename(columns={"steps": "last_step", "seconds": "last_second"})
     runs["machine"] = runs["gpu"].fillna(runs["cpu"]) + ", " + runs["threads"].astype("string") + " thread(s)"
     runs["company"] = conditions(runs)
@@ -98,26 +99,9 @@ def _times(rows: pd.DataFrame) -> pd.Series:
     return rows["seconds"].fillna(pd.Series(found, index=rows.index))
 
 
-def over_seeds(losses: pd.DataFrame, against: str = "tokens") -> pd.DataFrame:
-    """mean, min and max of the loss over seeds by ``against`` (the index), where every seed has been.
-
-    Seeds are interpolated linearly at each other's points; of the same points nothing needs to be.
-    """
-    curves = [rows.groupby(against)["loss"].mean() for _, rows in losses.groupby("seed", dropna=False)]
-    if not curves:
-        return pd.DataFrame(columns=["mean", "min", "max"], dtype="float64")
-    low, high = max(curve.index.min() for curve in curves), min(curve.index.max() for curve in curves)
-    points = np.unique(np.concatenate([curve.index for curve in curves]).astype("float64"))
-    points = points[(points >= low) & (points <= high)]
-    values = np.stack([np.interp(points, curve.index.astype("float64"), curve) for curve in curves])
-    return pd.DataFrame(
-        {"mean": values.mean(axis=0), "min": values.min(axis=0), "max": values.max(axis=0)}, index=points
-    )
-
-
 @styled
 def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
-    """Validation loss (strong) and training loss (faint); below, the validation loss of late training.
+    """Draw validation loss (strong) and training loss (faint); below, the validation loss of late training.
 
     table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed. Late is
     from two thirds of the shortest model's training on.
@@ -128,9 +112,9 @@ def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
     validation = {}
     for label in order:
         rows = table[table["label"] == label]
-        training = over_seeds(rows[rows["split"] == "train"], against)
+        training = curves_over_seeds(rows[rows["split"] == "train"], against, "loss")
         _draw_training(whole, training, styles[label], label)
-        validation[label] = over_seeds(rows[rows["split"] == "validation"], against)
+        validation[label] = curves_over_seeds(rows[rows["split"] == "validation"], against, "loss")
         for axes in (whole, zoom):
             _draw_validation(axes, validation[label], styles[label], label)
     whole.set_title("whole training")
@@ -184,7 +168,7 @@ def _zoom(axes: Axes, curves: list[pd.DataFrame]) -> None:
 
 
 def caption(table: pd.DataFrame, against: str = "tokens") -> str:
-    """What is drawn, over which seeds, trained on what; of times also on which machine."""
+    """Describe lines and bands, and name seeds and text; for times also the machine."""
     several = table.groupby("label")["seed"].nunique().max() > 1
     lines = (
         "Strong lines: mean validation loss, as far as all seeds go; bands: lowest to highest seed"

@@ -1,4 +1,4 @@
-"""How much a router's choice says about the token: mutual information, against chance and against frequency."""
+"""Mutual information of a router's choice and the token, beside chance and token frequency."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHUFFLES = 4
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer, head and measure: `information` of that head's assignments, and their entropy."""
+    """Make the table: a row per run, layer, head and measure of `information`."""
     rows = routing_rows(results, "assignments")
     place = ["run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"]
     found = [
@@ -50,7 +50,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def information(choices: pd.Series, tokens: pd.Series, counts: pd.Series) -> dict[str, float]:
-    """Of n_ct times that token t got choice c, N in all, in nats.
+    """Return four information measures (nats) of counts n_ct of token t with choice c, N in all.
 
         token      I(C; T) = Σ_ct n_ct/N · ln(n_ct·N / (n_c·n_t))
         frequency  the same with floor(log2 n_t) in place of t: what a token's frequency alone tells of its choice;
@@ -78,7 +78,7 @@ def information(choices: pd.Series, tokens: pd.Series, counts: pd.Series) -> dic
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel a router: by layer, the mean over heads of token (dots: heads), frequency and shuffled.
+    """Draw a panel a router: by layer, the mean over heads of token (dots: heads), frequency and shuffled.
 
     table: COLUMNS.
     """
@@ -112,7 +112,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle) -> None:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is compared with what, and the means."""
+    """Define the three lines, and give their means."""
     told = []
     for series, rows in table.groupby("series", sort=False):
         mean = rows.groupby("measure")["value"].mean()

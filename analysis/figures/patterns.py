@@ -1,4 +1,4 @@
-"""What may attend to what: a schematic pattern and the module's path for every mixer of these results."""
+"""Schematic attention pattern and module diagram of every mixer of these results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SIDE_BY_SIDE = 2
 
 
 def table(results: Results) -> pd.DataFrame:
-    """For every mixer used, a row per query and key up to it: may it be read, how strongly, as part of what.
+    """Make the table: a row per mixer, query and key that the query may read: strength and group.
 
     seeds, training_set: of the runs that the mixers are taken from.
     """
@@ -74,7 +74,7 @@ def _sketch(block: dict) -> str:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """For each mixer its module at the left and its pattern at the right, in the mixer's colour."""
+    """Draw each mixer's module at the left and its pattern at the right, in the mixer's colour."""
     mixers = [mixer for _, mixer in table.groupby("letter", sort=False)]
     count = -(-len(mixers) // SIDE_BY_SIDE)
     figure, grid = panels(count, 2 * SIDE_BY_SIDE, 1.75, width_ratios=(1.25, 1) * SIDE_BY_SIDE)
@@ -120,7 +120,7 @@ def _shade(color: str, strength: float) -> np.ndarray:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """How to read the drawing, and that it is one: nothing in it was measured."""
+    """Explain the drawing, and say that it is schematic: nothing in it was measured."""
     masks = set(table["mask"])
     told = [text for mask, text in _READ.items() if mask in masks]
     seeds = [int(seed) for seed in table["seeds"].iloc[0].split()]

@@ -1,4 +1,4 @@
-"""What a recurrent state holds: its norm and rank while it reads, and how long it remembers."""
+"""Norm and effective rank of recurrent states by tokens seen, and half-lives of their decays."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line, plain_log_ticks
+from analysis.plotting.axes import draw_line, length_axis, plain_log_ticks
 from analysis.plotting.captions import band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
@@ -27,7 +27,8 @@ FIGURES = (
     ),
 )
 
-MEASURES = ("state_norm", "state_rank", "decay_half_life")
+AXES = {"state_norm": "position", "state_rank": "position", "decay_half_life": "quantile"}
+MEASURES = tuple(AXES)
 UNITS = {"state_norm": "norm of the state", "state_rank": "effective rank"}
 LOW, MEDIAN, HIGH = 0.1, 0.5, 0.9
 COLUMNS = (
@@ -37,19 +38,18 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer, head and end: tokens seen, or the quantile of a half-life (in tokens)."""
-    rows = probe_measures(results, MEASURES)
-    return rows[rows["run"].isna() | rows["axis"].isin(("position", "quantile"))][list(COLUMNS)]
+    """Make the table: a row per run, layer, head and end (tokens seen, or the quantile of a half-life)."""
+    return select_axis(probe_measures(results, MEASURES), AXES)[list(COLUMNS)]
 
 
 def half_lives(rows: pd.DataFrame) -> pd.DataFrame:
-    """Median over heads and seeds of each quantile: layer by quantile; what never decays is infinite."""
+    """Return the median over heads and seeds of each quantile, layer by quantile; infinite without decay."""
     return rows.pivot_table(index="layer", columns="end", values="value", aggfunc="median").round(12)
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Norm and rank against tokens seen, half-life by layer. table: COLUMNS."""
+    """Draw norm and rank against tokens seen, and half-life by layer. table: COLUMNS."""
     labels, styles = labels_with_data(table), table_styles(table)
     shown = [name for name in MEASURES if (table["measure"] == name).any()]
     figure, grid = new_figure(2.1 * len(shown) + 0.4, rows=len(shown))
@@ -67,7 +67,7 @@ def draw(table: pd.DataFrame) -> Figure:
             axes.set_title("half-life: median, 10 % to 90 % quantiles")
         else:
             seen = table.loc[table["measure"] == measure, "end"]
-            doubling_axis(axes, seen.min(), seen.max())
+            length_axis(axes, span=(seen.min(), seen.max()))
             axes.set(xlabel="tokens seen", ylabel=UNITS[measure])
             axes.set_ylim(bottom=0)
     legend_below(figure, legend_entries(styles, labels))
@@ -85,7 +85,7 @@ def _draw_half_lives(axes: Axes, quantiles: pd.DataFrame, series_style: SeriesSt
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What norm, rank and half-life are, and their values at the end."""
+    """Define norm, rank and half-life, and give their values at the end."""
     told = []
     for label in labels_with_data(table):
         rows = table[table["label"] == label]

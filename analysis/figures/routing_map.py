@@ -1,4 +1,4 @@
-"""Where every head sends each token of a sentence."""
+"""Choices of every routing head for each token of a sentence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """First choices of one model's heads for the sentence's first LONGEST tokens, in at most LAYERS layers.
+    """Make the table: first choices of one model's heads for the first LONGEST tokens, in at most LAYERS layers.
 
     routed_layers: all layers that have this router; routers: those of all models, both as text.
     """
@@ -65,7 +65,7 @@ def _layers(layers: pd.Series) -> list[int]:
 
 
 def picture(rows: pd.DataFrame, colors: dict[int, str]) -> np.ndarray:
-    """Colours [heads, positions, 4] of one layer: the choice's, as opaque as its probability; nothing: clear."""
+    """Return colours [heads, positions, 4] of one layer: the choice's colour, its probability as opacity."""
     image = np.zeros((int(rows["head"].max()) + 1, int(rows["position"].max()) + 1, 4))
     for row in rows.itertuples(index=False):
         image[row.head, row.position] = (*to_rgb(colors[row.choice]), row.probability)
@@ -74,7 +74,7 @@ def picture(rows: pd.DataFrame, colors: dict[int, str]) -> np.ndarray:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel a layer, heads down, tokens across; colour: the choice, the paler the less sure. table: COLUMNS."""
+    """Draw a panel a layer, heads down, tokens across; colour: the choice, paler if less probable. table: COLUMNS."""
     colors, layers = choice_colors(table["choice"]), list(table["layer"].unique())
     heads, what = int(table["head"].max()) + 1, table["noun"].iloc[0]
     figure, grid = new_figure(1.3 + len(layers) * (0.3 + 0.17 * heads), rows=len(layers), sharex=True)
@@ -106,7 +106,7 @@ def _legend(colors: dict[int, str], what: str) -> list[Patch]:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Whose heads, on which sentence, how sure."""
+    """Name the model and the layers, and explain the colours."""
     what = table["noun"].iloc[0]
     heads = table.groupby(["layer", "head"])["choice"]
     commonest = heads.agg(lambda choices: (choices == choices.mode()[0]).mean())

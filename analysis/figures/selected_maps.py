@@ -1,4 +1,4 @@
-"""Which keys sparse attention lets a query read, on one sentence."""
+"""Keys that sparse attention selects for each query of one sentence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIGURES = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """The share of heads (weight) that may read a key, in three layers a model."""
+    """Make the table: the share of heads (weight) that select a key, in three layers a model."""
     maps = sentence_maps(results, "selection")
     count = maps.groupby(["label", "layer"])["head"].transform("nunique")
     shares = maps.assign(weight=maps["weight"] / count, heads=_heads(count))
@@ -38,12 +38,12 @@ def _heads(count: pd.Series) -> pd.Series:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A row a model, a column a layer."""
+    """Draw selection maps: a row a model, a column a layer."""
     return draw_maps(table, Normalize(0.0, 1.0), "share of heads that may read the key")
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What the colours are, and how many keys a query has."""
+    """Explain the colours, and give the number of keys a query."""
     pairs = table.groupby(["label", "layer"])["weight"].sum() / (table["query"].max() + 1)
     keys = "; ".join(f"{label} {mean:.1f}" for label, mean in pairs.groupby("label").mean().items())
     return (

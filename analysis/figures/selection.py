@@ -1,4 +1,4 @@
-"""Learned sparsity: how many keys a query may read, and how much of dense attention they hold."""
+"""Learned sparsity: the number of selected keys, and the share of dense attention on them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import doubling_axis, draw_line
+from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import absent_text, band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
@@ -46,7 +46,7 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer, measure and bucket of positions (axis "position") or over all (axis ""); heads averaged."""
+    """Make the table: a row per run, layer, measure and bucket of positions, and one over all; heads averaged."""
     rows = probe_measures(results, MEASURES)
     by = [column for column in COLUMNS if column != "value"]
     return rows.groupby(by, sort=False, dropna=False)["value"].mean().reset_index()
@@ -54,7 +54,7 @@ def table(results: Results) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Keys by position; and, where dense attention was shown, its mass on them by position and by layer."""
+    """Draw keys by position and, where dense attention was recorded, its mass on them by position and layer."""
     labels, styles = labels_with_data(table), table_styles(table)
     dense = (table["measure"] == "selected_mass").any()
     figure, axes = new_figure((6.9 if dense else 2.6) + 0.21 * len(labels), rows=3 if dense else 1)
@@ -62,10 +62,10 @@ def draw(table: pd.DataFrame) -> Figure:
     if dense:
         positions = _middle(table)
         _draw_mass(axes[1], positions, "middle", styles)
-        doubling_axis(axes[1], positions["middle"].min(), positions["end"].max())
+        length_axis(axes[1], span=(positions["middle"].min(), positions["end"].max()))
         axes[1].set_xlabel("position of the query (tokens)")
         axes[1].set_title("what they hold of dense attention, by position")
-        _draw_mass(axes[2], table[table["axis"].fillna("") == ""], "layer", styles)
+        _draw_mass(axes[2], select_axis(table, SUMMARY), "layer", styles)
         axes[2].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
         axes[2].set_xlabel("layer (from 0)")
         axes[2].set_title("by layer, queries of the second half")
@@ -84,7 +84,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def _middle(table: pd.DataFrame) -> pd.DataFrame:
     """The rows by position, with the middle of their bucket."""
-    rows = table[table["axis"] == "position"]
+    rows = select_axis(table, "position")
     return rows.assign(middle=(rows["start"] + rows["end"]) / 2)
 
 
@@ -95,7 +95,7 @@ def _draw_keys(axes: Axes, table: pd.DataFrame, labels: list[str], styles: dict[
     low, high = rows["middle"].min(), rows["end"].max()
     positions = np.geomspace(low, high, 50)
     axes.plot(positions, positions + 1, color=INK, linestyle="--", linewidth=1, label="_visible")
-    doubling_axis(axes, low, high)
+    length_axis(axes, span=(low, high))
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -113,8 +113,8 @@ def _draw_mass(axes: Axes, rows: pd.DataFrame, by: str, styles: dict[str, Series
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Keys, distance, and the share of dense attention found beside chance, of each model."""
-    whole = table[table["axis"].fillna("") == ""]
+    """Give each model's keys, their distance, and their share of dense attention beside that of random keys."""
+    whole = select_axis(table, SUMMARY)
     means = whole.groupby(["label", "measure"])["value"].mean().unstack()
     told = "; ".join(_told(label, row) for label, row in means.iterrows())
     return (

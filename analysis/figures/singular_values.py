@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.depth_panels import ROUNDING, deepest, log_gains, sub_block, with_series
@@ -35,9 +35,9 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, sub-block and rank (from 0); of each series its deepest model with several streams."""
-    rows = probe_measures(results, tuple(PANELS)).dropna(subset=["run"])
-    rows = rows[(rows["axis"] == "rank") & rows["part"].isin(("mixer", "channel"))]
+    """Make the table: a row per run, sub-block and rank (from 0) of each series' deepest model with several streams."""
+    rows = select_axis(probe_measures(results, tuple(PANELS)), "rank").dropna(subset=["run"])
+    rows = rows[rows["part"].isin(("mixer", "channel"))]
     rows = rows[rows.groupby("run")["start"].transform("max") > 0]
     if rows.empty:
         raise NoData("every probed model has one residual stream: its mixing is the number 1")
@@ -47,14 +47,14 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def spectrum(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean over seeds of each singular value, sub-block by rank; what is beyond fp64 is NaN."""
+    """Return the mean over seeds of each singular value, sub-block by rank; NaN below the precision of fp64."""
     finite = rows[np.isfinite(rows["value"])]
     return finite.pivot_table(index="sub_block", columns="rank", values="value", aggfunc="mean")
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A row a model: left H_res, right the product; a line a singular value, a band from the smallest to the largest.
+    """Draw a row a model: left H_res, right the product; a line a singular value, a band between the extremes.
 
     table: COLUMNS. A column has one log scale for all models.
     """
@@ -89,7 +89,7 @@ def _draw(axes: Axes, values: pd.DataFrame, color: str) -> None:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is drawn, and the range of both spectra."""
+    """Define the spectra, and give their ranges."""
     told = []
     for (series, depth), rows in table.groupby(["series", "depth"]):
         each, product = (spectrum(rows[rows["measure"] == name]) for name in PANELS)

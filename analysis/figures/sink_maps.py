@@ -37,7 +37,7 @@ HEADS = ("sink", "mean")
 
 
 def table(results: Results, heads: str = "sink") -> pd.DataFrame:
-    """Attention of three layers a model. heads: "sink", the head that gives the first token the most; "mean"."""
+    """Make the table: attention maps of three layers a model (heads: "sink", most mass on token 0; or "mean")."""
     if heads not in HEADS:
         raise ValueError(f"heads is {' or '.join(HEADS)}, not {heads!r}")
     maps = sentence_maps(results, "attention")
@@ -64,12 +64,12 @@ def _mean(maps: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame, heads: str = "sink") -> Figure:
-    """A row a model, a column a layer, on a logarithmic scale on which faint mass is seen."""
+    """Draw attention maps on a logarithmic colour scale: a row a model, a column a layer."""
     return draw_maps(table, LogNorm(FAINTEST, 1.0), "weight: share of the query's attention (log scale)")
 
 
 def caption(table: pd.DataFrame, heads: str = "sink") -> str:
-    """Which heads of which runs, and what the colours leave out."""
+    """Name the heads and runs, and explain the colours."""
     which = "the head with the most mass on the first token" if heads == "sink" else "the mean over heads"
     length = table["query"].max() + 1
     return (

@@ -1,4 +1,4 @@
-"""Attention sinks: how much attention goes to the first token, by layer."""
+"""Attention sinks: mass of attention on the first token, by layer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, plain_log_ticks
 from analysis.plotting.captions import absent_text, band_text, dots_text, labels_with_data, provenance_text
 from analysis.plotting.style import INK, WIDTH, SeriesStyle, styled, table_styles
 from analysis.statistics import over_seeds, single_heads
@@ -40,9 +40,8 @@ ACROSS = 3
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer and head: the mass (value), what uniform attention would give, the model's gates."""
-    rows = probe_measures(results, ("first_token_mass", "first_token_uniform"))
-    rows = rows[rows["axis"].fillna("") == ""]
+    """Make the table: a row per run, layer and head: mass (value), that of uniform attention, the model's gates."""
+    rows = select_axis(probe_measures(results, ("first_token_mass", "first_token_uniform")), SUMMARY)
     place = ["run", "layer"]
     uniform = rows[rows["measure"] == "first_token_uniform"].groupby(place)["value"].mean().rename("uniform")
     masses = rows[rows["measure"].isna() | (rows["measure"] == "first_token_mass")]
@@ -64,7 +63,7 @@ def _gates(results: Results) -> dict[str, str]:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Above, the mean over heads of all models; below, model by model, also the single heads of each run as dots."""
+    """Draw the mean over heads of all models above; below, model by model, also single heads as dots."""
     labels, styles = labels_with_data(table), table_styles(table)
     rows = -(-len(labels) // ACROSS)
     figure = Figure(figsize=(WIDTH, 2.7 + 1.35 * rows), layout="constrained")
@@ -120,14 +119,12 @@ def _draw_uniform(axes: Axes, rows: pd.DataFrame) -> None:
 
 def _scale(axes: Axes) -> None:
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    plain_log_ticks(axes.yaxis)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
 
 
 def strongest(table: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Of each label the place (`by`) of one run whose mass is the most times the uniform one.
+    """Return each label's place (`by`) of one run with the largest ratio of its mass to the uniform one.
 
     Columns: the place, seed, value, times; runs: how many were probed, sinks: how many reach SINK somewhere. Runs
     are never averaged: a head's number means nothing beyond its run.
@@ -167,7 +164,7 @@ def _of_seeds(row: pd.Series) -> str:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What is drawn; who has a sink, by how much; whose attention is gated."""
+    """Describe lines and dots, and name the models with a sink and those with gated attention."""
     uniform = sorted(set(table["uniform"].dropna().round(4)))
     gated = table.dropna(subset=["gates", "run"])["label"].unique()
     return (

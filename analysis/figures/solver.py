@@ -1,4 +1,4 @@
-"""How exactly conjugate gradients solve for what a memory answers, step by step."""
+"""Relative residual of the conjugate-gradient solver by step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
+from analysis.plotting.axes import plain_log_ticks
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.style import panels, styled
 
@@ -31,19 +32,19 @@ NAMED = 8
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, layer, head and number of steps done: the relative residual, mean over tokens."""
-    rows = probe_measures(results, ("cg_residual",)).dropna(subset=["run"])
+    """Make the table: the relative residual (mean over tokens) per run, layer, head and number of steps."""
+    rows = select_axis(probe_measures(results, ("cg_residual",)), "step").dropna(subset=["run"])
     return rows.assign(solver_step=rows["start"].astype("int64"))[list(COLUMNS)]
 
 
 def residuals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mean over heads and seeds: steps by layer."""
+    """Return the mean residual over heads and seeds, steps by layer."""
     return rows.pivot_table(index="solver_step", columns="layer", values="value", aggfunc="mean")
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel a model, a line a layer, light (first) to dark (last); log scale. table: COLUMNS."""
+    """Draw a panel a model, a line a layer, light (first) to dark (last); log scale. table: COLUMNS."""
     labels = list(table["label"].unique())
     figure, grid = panels(len(labels), 1, 2.6, sharex=True, sharey=True)
     layers = sorted(int(layer) for layer in table["layer"].unique())
@@ -58,14 +59,15 @@ def draw(table: pd.DataFrame) -> Figure:
         axes.set(yscale="log", ylabel="relative residual")
         axes.set_title(label)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        plain_log_ticks(axes.yaxis)
     grid[-1][0].set_xlabel("steps of conjugate gradients")
     lines = grid[0][0].get_lines()
-    figure.legend(handles=lines[:: -(-len(lines) // NAMED)], loc="outside right upper", handlelength=1.4)
+    figure.legend(handles=lines[:: -(-len(lines) // NAMED)], loc="outside right center", handlelength=1.4)
     return figure
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What the residual is, and how small it gets."""
+    """Define the residual, and give its largest value after the last step."""
     told = []
     for label, rows in table.groupby("label", sort=False):
         found = residuals(rows)

@@ -1,4 +1,4 @@
-"""What a model must remember of the text while it writes, and how much memory it was trained in."""
+"""Decode state against text length, and peak memory of training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEBIBYTE = 2**20
 
 
 def table(results: Results) -> pd.DataFrame:
-    """One row per run whose decode state is known at all three lengths."""
+    """Make the table: one row per run whose decode state is known at all three lengths."""
     runs = swept(results.runs).dropna(subset=list(STATES))
     if runs.empty:
         raise NoData("no run recorded its decode state at 1,024, 8,192 and 131,072 tokens")
@@ -45,13 +45,13 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def states(table: pd.DataFrame) -> pd.DataFrame:
-    """Bytes by model (the index, the smallest at the longest text first) and length (the columns)."""
+    """Return bytes by model (the index, the smallest at the longest text first) and length (the columns)."""
     found = table.groupby("model")[list(STATES)].mean().sort_values([*STATES[::-1]])
     return found.set_axis(LENGTHS, axis=1)
 
 
 def crossing(state: pd.Series, dense: pd.Series) -> float | None:
-    """The first length from which on ``state`` stays below ``dense``, linear in T between lengths; None if never.
+    """Return the first length from which on ``state`` stays below ``dense``, linear in T between lengths, or None.
 
     A state that is smaller at every length crosses at the shortest.
     """
@@ -68,7 +68,7 @@ def crossing(state: pd.Series, dense: pd.Series) -> float | None:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Decode state of one sequence against T (log-log) above, peak memory of training below."""
+    """Draw decode state of one sequence against T (log-log) above, peak memory of training below."""
     found = states(table)
     styles = table_styles(table, "model")
     measured = [
@@ -123,7 +123,7 @@ def _draw_memory(axes: Axes, table: pd.DataFrame, models: list[str], styles: dic
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Where the states cross the dense model's, and what the memory is."""
+    """Give the lengths where states fall below the dense model's, and explain the memory."""
     found = states(table)
     dense = next((model for model in found.index if is_dense(model)), None)
     told = f"{_crossings(found, dense)} " if dense else ""

@@ -1,4 +1,4 @@
-"""How many of the n dimensions the residual streams use: energy and error of r principal directions."""
+"""Principal components of the n residual streams: energy and error of the first r directions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.loading.probe_measures import probe_measures
+from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, plain_log_ticks
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.depth_panels import deepest, with_series
 from analysis.plotting.legends import legend_below, legend_entries
@@ -37,8 +37,8 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per run, place and rank r; of each series its deepest model with several streams."""
-    rows = probe_measures(results, tuple(PANELS)).dropna(subset=["run"])
+    """Make the table: a row per run, place and rank r of each series' deepest model with several streams."""
+    rows = select_axis(probe_measures(results, tuple(PANELS)), "rank").dropna(subset=["run"])
     rows = rows[rows["part"].isin(("mixer", "head")) & (rows.groupby("run")["end"].transform("max") > 1)]
     if rows.empty:
         raise NoData("every probed model has one residual stream: it has one direction")
@@ -56,7 +56,7 @@ def _layers(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Above energy, below error (log scale; 0 with all directions), against r; a column a place. table: COLUMNS."""
+    """Draw energy above and error below (log scale) against r; a column a place. table: COLUMNS."""
     styles = table_styles(table, "series")
     figure, grid = panels(len(PANELS), len(PLACES), 1.95, sharex=True, sharey="row")
     for (measure, unit), line in zip(PANELS.items(), grid, strict=True):
@@ -71,6 +71,7 @@ def draw(table: pd.DataFrame) -> Figure:
     for place, axes in zip(PLACES, grid[0], strict=True):
         axes.set_title(place)
     grid[1][0].set_yscale("log")
+    plain_log_ticks(grid[1][0].yaxis)
     for axes in grid[-1]:
         axes.set_xlabel("directions r")
     legend_below(figure, legend_entries(styles))
@@ -78,7 +79,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """What the directions are, and how much the first one holds at the end."""
+    """Define the directions, and give the energy of the first one before the head."""
     last = table[
         (table["place"] == PLACES[-1]) & (table["rank"] == 1) & (table["measure"] == "stream_energy")
     ]

@@ -1,4 +1,4 @@
-"""Which tokens are typical of each timeline (memory, expert) of the head that tells them apart best."""
+"""Typical tokens of each timeline (memory, expert) of the head with the most mutual information."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """A row per choice and typical token of the head with the most mutual information, the best first.
+    """Make the table: a row per choice and typical token of the head with the most mutual information.
 
     lift: how much likelier the token is in this choice than anywhere, (n_ct/n_c) / (n_t/N); count: n_ct, at least
     LEAST; total: n_t; share: n_c/N; information: the head's, in nats. The most loaded MOST_CHOICES are kept.
@@ -61,7 +61,7 @@ def _information(rows: pd.DataFrame) -> float:
 
 
 def with_lift(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds total, share and lift to one head's counts."""
+    """Add total, share and lift to one head's counts."""
     total = rows.groupby("token")["count"].transform("sum")
     share = rows.groupby("choice")["count"].transform("sum") / rows["count"].sum()
     return rows.assign(total=total, share=share, lift=rows["count"] / total / share)
@@ -73,7 +73,7 @@ def _most_loaded(rows: pd.DataFrame) -> pd.Index:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """A panel a choice: bars as long as the lift, tokens at their left, counts at their right. table: COLUMNS."""
+    """Draw a panel a choice: a bar of lift per token, counts at its right. table: COLUMNS."""
     colors, what = choice_colors(table["choice"]), table["noun"].iloc[0]
     choices = list(table["choice"].unique())
     columns = min(2, len(choices))
@@ -105,7 +105,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, color: str) -> None:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Which head, and what the numbers are."""
+    """Name the head, and define lift and counts."""
     first, what = table.iloc[0], table["noun"].iloc[0]
     return (
         f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: of all heads the one "

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 
 class Column(NamedTuple):
-    """``source`` "" means that the loader derives the value. ``optional``: may be empty without a complaint.
+    """Name, type, unit and meaning of one column, and where the loader finds its value.
+
+    ``source``: a path in summary.json; "": the loader derives the value. ``optional``: may be empty.
 
     ``setting``: runs that differ here are different models or recipes, not different seeds of one.
     """
@@ -48,7 +50,13 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("run", "str", "run", "", "content hash of the run, 12 hex digits"),
     Column("folder", "str", "", "", "where the run was read from"),
     Column("name", "str", "name", "", "what a legend shows: preset and layout"),
-    Column("label", "str", "", "", "name, plus what differs where one name has several settings"),
+    Column(
+        "label",
+        "str",
+        "",
+        "",
+        "name less the words that all names share, plus what differs where one name has several settings",
+    ),
     Column("setting", "str", "", "", "hash of everything but the seed: equal for the seeds of one setting"),
     Column("sweep", "str", "", "", "hash of everything but seed, lr and lr_min: equal for a sweep of rates"),
     Column("seed", "Int64", "seed", "", "seed of the run"),
@@ -202,7 +210,7 @@ RATES = ("lr", "lr_min")
 
 
 def markdown(columns: tuple[Column, ...]) -> str:
-    """The columns as a Markdown table."""
+    """Format columns as a Markdown table."""
     head = "| column | type | unit | meaning |\n|---|---|---|---|\n"
     rows = (f"| `{c.name}` | {c.dtype} | {c.unit or '–'} | {c.meaning} |\n" for c in columns)
     return head + "".join(rows)

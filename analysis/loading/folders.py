@@ -27,7 +27,7 @@ WHOLE = range(-(2**63), 2**63)  # what a column of whole numbers holds
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A folder that gives no row of runs. status: failed, incomplete, broken or foreign."""
+    """A folder without a complete run; status: failed, incomplete, broken or foreign."""
 
     folder: Path
     status: str
@@ -39,22 +39,22 @@ class Unfinished:
 
 
 def run_title(folder: Path) -> str:
-    """experiment/run, also for a folder given as "."; of a link its own name."""
+    """Return "experiment/run" of a run folder, also of one given as "."; of a link its own name."""
     place = folder.parent.resolve() / folder.name if folder.is_symlink() else folder.resolve()
     return readable("/".join(place.parts[-2:]))
 
 
 def readable(text: str) -> str:
-    r"""The text with what no file can hold (a name that is not UTF-8, half a character in JSON) as \udc.. instead."""
+    r"""Escape characters that no UTF-8 file can hold (lone surrogates) as \udc..."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Broken(Exception):
-    """A file of a run folder cannot be read as what it should be."""
+    """Raised for a file of a run folder that cannot be read as its format says."""
 
 
 def find_folders(path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield (folder, what it is) below a run, an experiment or the whole results folder.
+    """Yield (folder, kind) of every run or export in a run, an experiment or the whole results folder.
 
     What it is: a run; an export, the folder of a runs.parquet; foreign, with no file of a run anywhere; closed,
     which may not be looked into; or a link out of ``path``: these so that they can be named. Beside exported tables
@@ -102,7 +102,7 @@ def _ignored(path: Path) -> bool:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[str]] | Unfinished:
-    """Read summary.json into one flat row and the problems met, or say why there is no row."""
+    """Read summary.json into one flat row and the problems met; an `Unfinished` where there is no row."""
     if not (folder / "summary.json").exists():
         return _unfinished(folder)
     try:

@@ -12,13 +12,13 @@ import pandas as pd
 
 from analysis.loading.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS
 from analysis.loading.sources import EXPORTED_METRICS, Key, Source, gather, keyed, sources
-from analysis.speeds import believable
+from analysis.speeds import plausible_mfu
 
 _RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KEYS]
 
 
 def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.DataFrame, list[str]]:
-    """The frame, and a sentence for everything that is missing or had to be dropped."""
+    """Return the metrics of all runs, and a sentence for everything that is missing or was dropped."""
     lacking: list[str] = []
 
     def read(source: Source) -> pd.DataFrame:
@@ -104,4 +104,4 @@ def _typed(frame: pd.DataFrame) -> pd.DataFrame:
     types = {column.name: column.dtype for column in METRIC_COLUMNS}
     types |= {name: "float64" for name in frame.columns if name.startswith(AUX_PREFIX)}
     typed = frame.astype(types)
-    return typed.assign(mfu=believable(typed["mfu"]))
+    return typed.assign(mfu=plausible_mfu(typed["mfu"]))

@@ -1,17 +1,21 @@
-"""Measures of the probes beside what figures need to know of their runs."""
+"""Rows of the probes' table `measures`, joined with the columns of their runs that figures need."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import pandas as pd
 
 from analysis.comparison import unique_seeds
 from analysis.errors import NoData
+from analysis.loading.labels import short_names
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 
-OF_RUN = ("experiment", "run", "color", "residual", "depth", "training_set", "seq_len")
+SUMMARY = ""
+"""`axis` of a row with one number over everything; rows of buckets say there what start and end count."""
+
+JOINED_COLUMNS = ("experiment", "run", "color", "residual", "depth", "training_set", "seq_len")
 COLUMNS = (
     *("run", "name", "label", "color", "residual", "depth", "seed", "training_set", "seq_len"),
     *("layer", "part", "head", "block", "axis", "start", "end", "measure", "value"),
@@ -19,7 +23,7 @@ COLUMNS = (
 
 
 def probe_measures(results: Results, names: Collection[str]) -> pd.DataFrame:
-    """The rows of these measures, COLUMNS: of each setting and seed one run, of each run the last step.
+    """Return the rows of these measures (COLUMNS): one run a setting and seed, of each run the last step.
 
     Models without any of them have one row with nothing but label and color, so that all figures of these results
     give a model the same look, and captions can say who is missing. Raises NoData if there is no row at all.
@@ -31,7 +35,20 @@ def probe_measures(results: Results, names: Collection[str]) -> pd.DataFrame:
     last = rows.groupby(["experiment", "run"])["step"].transform("max")
     rows = rows[(rows["step"] == last).fillna(True)]
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
-    found = rows.merge(runs[list(OF_RUN)], on=["experiment", "run"])[list(COLUMNS)]
+    found = rows.merge(runs[list(JOINED_COLUMNS)], on=["experiment", "run"])[list(COLUMNS)]
+    short = short_names(results.runs["name"]).groupby(results.runs["run"]).first()
+    found = found.assign(name=found["run"].map(short))
     absent = results.runs[~results.runs["label"].isin(found["label"])].drop_duplicates("label")
     joined = pd.concat([found, absent[["label", "color"]].reindex(columns=COLUMNS).astype(found.dtypes)])
     return joined.reset_index(drop=True)
+
+
+def select_axis(rows: pd.DataFrame, axis: str | Mapping[str, str]) -> pd.DataFrame:
+    """Select summary rows (axis SUMMARY) or the rows of one kind of bucket ("position", "rank", ...).
+
+    A measure such as first_token_mass is in the table both ways: once a head over all positions, and once a bucket;
+    a mean over both counts everything twice. axis: one for all rows, or by measure. Rows of models without data
+    (`probe_measures`) stay.
+    """
+    wanted = axis if isinstance(axis, str) else rows["measure"].map(axis)
+    return rows[rows["run"].isna() | (rows["axis"].fillna(SUMMARY) == wanted)]

@@ -1,12 +1,14 @@
-"""What probes wrote: the tables in a run's folder probes/, as frames.
+"""Tables that probes wrote into a run's folder probes/, as frames.
 
 `results.table("measures")` gives one frame over all runs, each row with the run it is of.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,12 +99,11 @@ TABLES["training"] = TABLES["measures"]
 def read_table(
     runs: pd.DataFrame, name: str, exported: dict[Key, Path] | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """A table of all runs that have it, and a sentence for every file that cannot be read.
+    """Read a table of all runs that have it; returns it and a sentence for every file that cannot be read.
 
     runs, exported: as in `Results`. Columns: those of TABLES[name] after experiment, run, name, label, seed.
     """
-    file = f"{name}.parquet"
-    found = (s for s in sources(runs, exported or {}, f"{FOLDER}/{file}", file) if _is_there(s.path))
+    found = _existing(runs, name, exported)
     frame, owners, problems = gather(runs, found, lambda source: _read(source, TABLES[name]))
     columns = (*_KEYS, *TABLES[name])
     whole = keyed(runs, owners, frame.reindex(columns=[c.name for c in TABLES[name]]))
@@ -110,7 +111,7 @@ def read_table(
 
 
 def columns_of(path: Path, name: str) -> tuple[Column, ...]:
-    """The columns of a probe table with the units and meanings that its file carries; older files: those of TABLES."""
+    """Return the columns of a probe table with the units and meanings in its file; older files: those of TABLES."""
     metadata = {field.name: field.metadata or {} for field in pq.read_schema(path)}
     return tuple(
         column._replace(
@@ -121,13 +122,28 @@ def columns_of(path: Path, name: str) -> tuple[Column, ...]:
     )
 
 
+def table_columns(
+    runs: pd.DataFrame, name: str, exported: dict[Key, Path] | None = None
+) -> tuple[Column, ...]:
+    """Return the columns of `read_table`: `columns_of` the first file that can be read, else TABLES[name]."""
+    for source in _existing(runs, name, exported):
+        with contextlib.suppress(OSError, ValueError):
+            return (*_KEYS, *columns_of(source.own(), name))
+    return (*_KEYS, *TABLES[name])
+
+
+def _existing(runs: pd.DataFrame, name: str, exported: dict[Key, Path] | None) -> Iterator[Source]:
+    file = f"{name}.parquet"
+    return (s for s in sources(runs, exported or {}, f"{FOLDER}/{file}", file) if _is_there(s.path))
+
+
 def records(results: Results) -> list[str | None]:
-    """The text of every run's record, None where there is none to be read."""
+    """Return the text of every run's probes.json, None where it cannot be read."""
     return results.texts(f"{FOLDER}/{RECORD}")
 
 
 def interrupted(results: Results) -> list[str]:
-    """experiment/run of those with tables of a pass that did not come to its end, and so perhaps of two."""
+    """Return experiment/run of runs whose last probe pass did not finish: their tables may mix two passes."""
     found = zip(results.homes(), records(results), results.runs.itertuples(), strict=True)
     return [
         f"{run.experiment}/{run.run}"
@@ -142,7 +158,7 @@ def _tables(home: Path) -> bool:
 
 
 def advice(results: Results) -> str:
-    """What to run for tables that are not there."""
+    """Return the job=probe command that makes missing tables, as part of a sentence."""
     homes = [shlex.quote(f"runs={home}") for home in _homes(results)]
     others = f" (and {units.listing(homes[1:], limit=3)})" if homes[1:] else ""
     return f"python run.py job=probe {homes[0]}{others} makes it where the blocks have it"

@@ -1,4 +1,4 @@
-"""Of which training step the weights were that probes looked at."""
+"""Training steps of the weights that were probed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from analysis.units import listing, whole
 
 
 def probed_steps(results: Results, runs: Collection[str] = ()) -> pd.Series:
-    """The step by run (the index: experiment, run), of these runs or of all that were probed."""
+    """Return the probed step by run (the index: experiment, run), of these runs or of all."""
     rows = results.table("measures")
     steps = rows.dropna(subset=["step"]).groupby(["experiment", "run"])["step"].max()
     return steps[steps.index.isin(list(runs), level="run")] if len(runs) else steps
 
 
 def steps_text(steps: pd.Series) -> str:
-    """ "weights of step 1,000", or that there are several, and how many runs each has; "" if none is known."""
+    """Format probed steps as "weights of step 1,000", several with their numbers of runs; "" if none is known."""
     counts = steps.value_counts().sort_index()
     if counts.empty:
         return ""
@@ -29,7 +29,7 @@ def steps_text(steps: pd.Series) -> str:
 
 
 def caveats(results: Results) -> list[str]:
-    """Mixed steps: what a figure of the probes shows may then be training, not the model."""
+    """Caveats about runs probed at different steps, which then differ by training and not by model alone."""
     steps = probed_steps(results)
     if steps.nunique() < 2:
         return []

@@ -1,4 +1,4 @@
-"""Loading what runs wrote into pandas frames."""
+"""Loading the results of runs into pandas frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.loading.columns import RUN_COLUMNS, SETTING_COLUMNS
+from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
 from analysis.loading.folders import (
     EXPORT,
     EXPORTED_RUNS,
@@ -21,11 +21,12 @@ from analysis.loading.folders import (
     readable,
     run_title,
 )
+from analysis.loading.labels import labels
 from analysis.loading.metrics import read_metrics
-from analysis.loading.probe_tables import TABLES, read_table
+from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
 from analysis.loading.sources import EXPORTED_METRICS, Key, read_folder
-from analysis.speeds import believable
+from analysis.speeds import plausible_mfu
 
 PathLike = str | os.PathLike
 LONGEST = 2**20
@@ -34,7 +35,7 @@ LONGEST = 2**20
 
 @dataclass(frozen=True)
 class Results:
-    """Any number of runs as frames.
+    """Results of any number of runs as pandas frames.
 
     runs: one row per complete run. metrics: every row of their metrics.csv. The columns of both are
     documented in ``analysis.loading.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
@@ -53,23 +54,23 @@ class Results:
     exported: dict[Key, Path] = field(default_factory=dict, repr=False)
 
     def bench(self, name: str) -> Path | None:
-        """A table of job=bench: in one of the loaded folders, or in published/ there or up to two folders above."""
+        """Find a table of job=bench in the loaded folders, or in published/ there or up to two folders above."""
         for place in (path.resolve() for path in self.places):
             around = (folder / "published" for folder in (place, *place.parents[:2]))
             for folder in (place, *around):
                 if os.path.isfile(folder / name):
                     if not leads_out(folder / name, folder):
                         return folder / name
-                    self._complain(f"{folder / name}: it is a link out of its folder and was not read")
+                    self._add_problem(f"{folder / name}: it is a link out of its folder and was not read")
         return None
 
     def homes(self) -> list[Path | None]:
-        """The folder of every run; None for one of an export, whose ``folder`` says what its writer pleased."""
+        """Return the folder of every run; None for exported runs, whose ``folder`` is only what the file claims."""
         found = self.runs[["experiment", "run", "folder"]].itertuples(index=False)
         return [None if (one.experiment, one.run) in self.exported else Path(one.folder) for one in found]
 
     def texts(self, file: str) -> list[str | None]:
-        """The text of a file in every run's folder; None where there is none, or none that may be read.
+        """Read the text of a file in every run's folder; None where there is none, or it may not be read.
 
         Those that are there and cannot be read are named in `problems` from then on.
         """
@@ -81,16 +82,16 @@ class Results:
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError as error:
-                self._complain(f"{run.experiment}/{run.run}: {file} cannot be read ({error})")
+                self._add_problem(f"{run.experiment}/{run.run}: {file} cannot be read ({error})")
             found.append(text)
         return found
 
-    def _complain(self, problem: str) -> None:
+    def _add_problem(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
-        """A table of probes over all runs that have it, one of `probe_tables.TABLES`; read at the first call.
+        """Return a table of `probe_tables.TABLES` over all runs that have it; it is read at the first call.
 
         Files that cannot be read are named in `problems` from then on.
         """
@@ -98,6 +99,16 @@ class Results:
             self.tables[name], unread = read_table(self.runs, name, self.exported)
             self.problems.extend(unread)
         return self.tables[name]
+
+    def columns(self, name: str) -> pd.DataFrame:
+        """Return type, unit and meaning by column (the index) of "runs", "metrics" or a table of probes.
+
+        Those of a table of probes are the ones in its file.
+        """
+        known = {"runs": RUN_COLUMNS, "metrics": METRIC_COLUMNS}
+        columns = known[name] if name in known else table_columns(self.runs, name, self.exported)
+        shown = ["name", "dtype", "unit", "meaning"]
+        return pd.DataFrame(columns, columns=list(Column._fields))[shown].set_index("name")
 
     def to_parquet(self, folder: PathLike) -> list[Path]:
         """Write runs.parquet, metrics.parquet and the tables of probes that there are, each atomically.
@@ -178,39 +189,9 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     names = [column.name for column in RUN_COLUMNS if column.name != "label"]
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
-    frame["mfu"] = believable(frame["mfu"])
+    frame["mfu"] = plausible_mfu(frame["mfu"])
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
-
-
-def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
-    """A text for each value of ``key``, a column of hashes: the name; where it has several, also what differs.
-
-    leave_out: columns that ``key`` does not cover. What no column tells apart shows part of its hash.
-    """
-    labels = runs["name"].astype("str")
-    columns = [column for column in SETTING_COLUMNS if column not in leave_out]
-    for name, group in runs.groupby("name"):
-        if group[key].nunique() == 1:
-            continue
-        differing = [column for column in columns if group[column].nunique(dropna=False) > 1]
-        shown = group[differing].drop(columns=["data_fingerprint", *_told_by_depth(group)], errors="ignore")
-        described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
-        ambiguous = group[key].groupby(described).transform("nunique") > 1
-        suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
-        labels[group.index] = name + " (" + suffix + ")"
-    return labels
-
-
-def _told_by_depth(group: pd.DataFrame) -> list[str]:
-    """The pattern, where it is the same but for the number of layers: thirty-two letters say no more than a depth."""
-    return ["pattern"] if group.groupby("depth")["pattern"].nunique().le(1).all() else []
-
-
-def _describe(values: pd.Series) -> str:
-    return ", ".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
 
 
 def _unfinished_frame(unfinished: list[Unfinished]) -> pd.DataFrame:

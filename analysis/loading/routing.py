@@ -1,4 +1,4 @@
-"""Routes and assignments of routers beside what figures need to know of their runs."""
+"""Routes and assignments of routers, joined with the columns of their runs that figures need."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pandas as pd
 from analysis.comparison import unique_seeds
 from analysis.errors import NoData
 from analysis.loading.blocks import DEFAULT_NOUN, nouns
-from analysis.loading.probe_measures import OF_RUN
+from analysis.loading.probe_measures import JOINED_COLUMNS
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 
 
 def routing_rows(results: Results, name: str) -> pd.DataFrame:
-    """Rows of "routes" or "assignments" with OF_RUN, `series` and `noun` (`with_routers`); a run a setting and seed.
+    """Return rows of "routes" or "assignments" with JOINED_COLUMNS, `series` and `noun`; a run a setting and seed.
 
     Raises NoData if no run has such rows.
     """
@@ -22,18 +22,18 @@ def routing_rows(results: Results, name: str) -> pd.DataFrame:
     if rows.empty:
         raise NoData(f"no run has probes/{name}.parquet; {advice(results)}")
     runs = unique_seeds(results.runs.merge(rows[["experiment", "run"]].drop_duplicates()))
-    return with_routers(rows.merge(runs[list(OF_RUN)], on=["experiment", "run"]), results.runs)
+    return with_routers(rows.merge(runs[list(JOINED_COLUMNS)], on=["experiment", "run"]), results.runs)
 
 
 def with_routers(rows: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Adds `series`, the label (and the block where a model has several that route), and `noun`, what is chosen."""
+    """Add `series`, the label (and the block where a model has several routers), and `noun`, the kind of choice."""
     several = rows.groupby("label")["block"].transform("nunique") > 1
     series = rows["label"].where(~several, rows["label"] + ", " + rows["block"])
     return rows.assign(series=series, noun=rows["block"].map(nouns(runs)).fillna(DEFAULT_NOUN))
 
 
 def one_model(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one router of one run: mixers before channel mixers, by block and label, and the lowest seed."""
+    """Select the rows of one router of one run: mixers before channel mixers, by block, label and seed."""
     order = rows.assign(other=rows["part"] != "mixer").sort_values(
         ["other", "block", "label", "seed"], kind="stable"
     )
@@ -42,7 +42,7 @@ def one_model(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def mutual_information(choices: np.ndarray, kinds: np.ndarray, counts: np.ndarray | None = None) -> float:
-    """I(C; K) = Σ_ck n_ck/N · ln(n_ck·N / (n_c·n_k)) in nats, of the counted pairs themselves (plug-in).
+    """Return the plug-in estimate of mutual information, I(C; K) = Σ_ck n_ck/N · ln(n_ck·N / (n_c·n_k)), in nats.
 
     choices, kinds: [P] integers ≥ 0; counts: [P] how often the pair occurs (None: once), repeated pairs add up.
     The plug-in estimate is never below 0, and above the truth by about (|C| − 1)(|K| − 1)/2N.

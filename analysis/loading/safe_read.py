@@ -1,4 +1,4 @@
-"""Reading what lies in the folder that a person named, and nothing that a link in it leads to.
+"""Reading files inside a folder without following symbolic links out of it.
 
 Results may come from strangers, and a report carries texts and tables of every run's folder with it. The folder that
 was asked for is trusted, also where it is itself a link; what lies below it is read only where it really lies there.
@@ -15,12 +15,12 @@ LARGEST = 2**28
 
 
 def leads_out(path: Path, root: Path) -> bool:
-    """Whether a path below a folder ends, by links, outside of it."""
+    """Return whether a path below a folder leads, through symbolic links, out of it."""
     return not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def own_file(folder: Path, name: str, largest: int = LARGEST) -> Path:
-    """The path of a regular file that lies in a folder or below it.
+    """Return the path of a regular file inside a folder.
 
     Raises OSError where it is not there, is no regular file (a pipe would never end), has more than ``largest``
     bytes, or lies elsewhere and is only linked to.
@@ -37,5 +37,5 @@ def own_file(folder: Path, name: str, largest: int = LARGEST) -> Path:
 
 
 def read_text(folder: Path, name: str, largest: int = LARGEST, errors: str = "strict") -> str:
-    """The text of such a file. Raises OSError as `own_file` does, and UnicodeDecodeError."""
+    """Read the text of a file inside a folder. Raises OSError as `own_file` does, and UnicodeDecodeError."""
     return own_file(folder, name, largest).read_text(encoding="utf-8", errors=errors)

@@ -1,4 +1,4 @@
-"""Where the rows of runs come from: a file in every run's own folder, or the files of an exported folder.
+"""Sources of the rows of runs: a file in every run's own folder, or the files of an exported folder.
 
 `Results.to_parquet` exports: runs.parquet, metrics.parquet and the tables of probes, over all runs, in one folder.
 """
@@ -36,7 +36,7 @@ Key = tuple[str, str]  # experiment, run
 
 @dataclass(frozen=True)
 class Source:
-    """A file in a folder, the rows of `Results.runs` it is about, by experiment and run, and its name in messages."""
+    """A file in a folder with the rows of `Results.runs` it covers, by experiment and run, and its name in messages."""
 
     folder: Path
     file: str
@@ -46,14 +46,15 @@ class Source:
 
     @property
     def path(self) -> Path:
+        """The path of the file, not yet checked for links (`own`)."""
         return self.folder / self.file
 
     def own(self) -> Path:
-        """The path, once it is certain that the file is the folder's own. Raises OSError."""
+        """Return the path of the file; raises OSError if it is missing or not inside its folder."""
         return own_file(self.folder, self.file)
 
     def share(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
-        """The rows of this source's runs, and for each the row of `Results.runs`. Raises KeyError."""
+        """Return the rows of this source's runs, and for each its row of `Results.runs`. Raises KeyError."""
         if not self.shared:
             (row,) = self.rows.values()
             return frame, np.full(len(frame), row)
@@ -63,7 +64,7 @@ class Source:
 
 
 def sources(runs: pd.DataFrame, exported: dict[Key, Path], own: str, shared: str) -> Iterator[Source]:
-    """The files to read: ``own`` in the folders of runs, ``shared`` in the folders that runs were exported to."""
+    """Yield the files to read: ``own`` in the folders of runs, ``shared`` in the folders of exports."""
     exports: dict[Path, dict[Key, int]] = {}
     for row, run in enumerate(runs.itertuples(index=False)):
         key = (run.experiment, run.run)
@@ -78,7 +79,7 @@ def sources(runs: pd.DataFrame, exported: dict[Key, Path], own: str, shared: str
 def gather(
     runs: pd.DataFrame, found: Iterator[Source], read: Callable[[Source], pd.DataFrame]
 ) -> tuple[pd.DataFrame, np.ndarray, list[str]]:
-    """All rows that can be read, in the order of the runs; the row of ``runs`` each is of; and what cannot be read."""
+    """Read all rows, in the order of the runs; returns them, the row of ``runs`` of each, and the problems met."""
     frames, rows, problems = [], [], []
     for source in found:
         try:
@@ -97,13 +98,13 @@ def gather(
 
 
 def keyed(runs: pd.DataFrame, owners: np.ndarray, frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with the columns that say which run a row is of before it."""
+    """Prepend the columns that identify the run of each row."""
     keys = runs[list(METRIC_KEYS)].iloc[owners].reset_index(drop=True)
     return pd.concat([keys, frame.drop(columns=METRIC_KEYS, errors="ignore")], axis=1)
 
 
 def read_folder(folder: Path, kind: str) -> tuple[list[dict[str, Any]], list[str]] | Unfinished:
-    """The runs in a folder that `find_folders` found, as rows, and the problems met; or why there are none."""
+    """Read the runs in a folder as rows, and the problems met; an `Unfinished` if there are none."""
     if kind == FOREIGN:
         return Unfinished(folder, "foreign", "holds no file of a run")
     if kind == CLOSED:

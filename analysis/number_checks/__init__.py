@@ -1,4 +1,4 @@
-"""Numbers in a text beside the tables they come from: marks that no reader sees, and a check of every one.
+"""Check the numbers of a text against the tables that hidden comments in it name.
 
     python -m analysis.number_checks LOG.md README.md          # or: make check-log
 

@@ -10,7 +10,7 @@ from analysis.number_checks.tables import Tables
 
 
 def main(names: list[str], root: Path) -> int:
-    """Print one line a problem and one a file; returns the exit status."""
+    """Check the files, print a line per problem and per file, and return the exit status."""
     tables, wrong = Tables(root), False
     for name in names:
         outcome = check(Path(name), tables)

@@ -1,4 +1,4 @@
-"""Marks in a text, and the numbers they speak of."""
+"""Parser of the marks in a text and of the numbers that they annotate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = "rows "
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a mark: the piece of text (empty: of the table before it) and the words of what it should be."""
+    """One line of a mark: the text it quotes (empty: the table before it) and the words of its expression."""
 
     number: int
     quote: str
@@ -27,7 +27,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """number: its line in the text; rows: the column of a Markdown table's first cells, empty without one."""
+    """A mark with its lines. number: its line in the text; rows: the column of a table's first cells, or empty."""
 
     number: int
     source: str
@@ -40,7 +40,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Written:
-    """A number in the text: as written, the line it stands in, whether it is followed by a per cent sign."""
+    """A number in the text: as written, its line, and whether a per cent sign follows."""
 
     text: str
     number: int
@@ -48,17 +48,18 @@ class Written:
 
     @property
     def value(self) -> float:
+        """The number without thousands separators; a true minus sign counts as a hyphen."""
         return float(self.text.replace(",", "").replace("−", "-"))
 
     @property
     def half(self) -> float:
-        """Half a unit of its last digit."""
+        """Return half a unit of the last written digit."""
         mantissa, _, exponent = self.text.replace("−", "-").partition("e")
         return 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
 
 
 def marks(text: str) -> list[Mark]:
-    """All marks of a text, in its order. Raises ResultsError, with the line, for one that cannot be read."""
+    """Parse all marks of a text, in order. Raises ResultsError, with the line, for one that cannot be parsed."""
     found, plain = [], _without_comments(text)
     for comment in COMMENT.finditer(text):
         inside = comment[0][len("<!--") : -len("-->")].strip()
@@ -68,7 +69,7 @@ def marks(text: str) -> list[Mark]:
 
 
 def prose(text: str, mark: Mark) -> tuple[str, int]:
-    """What a mark speaks of, from the last heading up to it, other marks blank; and where that begins."""
+    """Return the text from the last heading up to a mark, other marks blank, and its start."""
     return _without_comments(text)[mark.start : mark.end], mark.start
 
 
@@ -78,7 +79,7 @@ def _without_comments(text: str) -> str:
 
 
 def quoted(text: str, mark: Mark, line: Line) -> list[Written]:
-    """The numbers that stand at the quote's `#`. Raises ResultsError unless the quote is there exactly once."""
+    """Return the numbers at the quote's `#`. Raises ResultsError unless the quote occurs exactly once."""
     before, start = prose(text, mark)
     pieces = [r"\s+".join(map(re.escape, piece.split(" "))) for piece in line.quote.split("#")]
     found = list(re.finditer(rf"{START}({NUMBER})".join(pieces), before))
@@ -92,7 +93,7 @@ def quoted(text: str, mark: Mark, line: Line) -> list[Written]:
 
 
 def table_rows(text: str, mark: Mark) -> list[tuple[str, list[Written]]]:
-    """First cell and numbers of each row of the last Markdown table before a mark."""
+    """Yield first cell and numbers of each row of the last Markdown table before a mark."""
     before, start = prose(text, mark)
     lines = [(m.start(), m[0]) for m in re.finditer(r"^.*$", before.rstrip(), re.MULTILINE)]
     table: list[tuple[int, str]] = []

@@ -26,7 +26,7 @@ ELSEWHERE = "_"
 
 @dataclass
 class Outcome:
-    """numbers, statements: how many were compared; problems: a line each; unseen: what this copy cannot check."""
+    """Outcome of a check: counts of numbers and statements compared, problems (a line each), and unchecked marks."""
 
     numbers: int = 0
     statements: int = 0
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def check(path: Path, tables: Tables) -> Outcome:
-    """Compare all that is marked in a file with its tables."""
+    """Compare every marked number and statement of a file with its tables."""
     outcome = Outcome()
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a mark asks of a table: an expression in, one number out. Nothing in it is ever run as code.
+"""Expressions of marks, evaluated on a table to one number; never run as code.
 
 expression   term, or term / term, - and * too, from left to right
 term         AGGREGATE COLUMN CONDITION ...             mean value measure=load layer=0
@@ -29,7 +29,7 @@ OPERATORS = {
 
 
 def evaluate(words: Sequence[str], table: pd.DataFrame, shared: Sequence[str] = ()) -> float:
-    """The number of an expression, split into words; shared: conditions that every term has as well.
+    """Evaluate an expression, split into words; shared: conditions that every term has as well.
 
     Raises ResultsError for what is not an expression, an unknown column, and rows or a number that are not there.
     """
@@ -51,7 +51,7 @@ def evaluate(words: Sequence[str], table: pd.DataFrame, shared: Sequence[str] = 
 
 
 def selected(table: pd.DataFrame, conditions: Sequence[str]) -> pd.Series:
-    """For each row whether all conditions hold. Raises ResultsError for an unknown column, and where none is left."""
+    """Return for each row whether all conditions hold; ResultsError for an unknown column, and if no row is left."""
     kept = pd.Series(True, index=table.index)
     for condition in conditions:
         kept &= _holds(table, condition)

@@ -1,4 +1,4 @@
-"""The tables that a mark can name, below results/published.
+"""Tables below results/published that a mark can name.
 
 sinks/measures              results/published/sinks/measures.parquet, each row beside its run's columns of
                             runs.parquet; with another ending: cpu.csv
@@ -30,19 +30,19 @@ PUBLISHED = Path("results/published")
 
 
 class Unavailable(Exception):
-    """A table of an earlier commit that this copy of the repository does not hold."""
+    """Raised for a table of an earlier commit that this copy of the repository does not hold."""
 
 
 @dataclass
 class Tables:
-    """Tables by the name that a mark gives them, each read once. root: the repository."""
+    """Cache of tables by the name that marks give them, each read once. root: the repository."""
 
     root: Path
     _known: dict[str, pd.DataFrame] = field(default_factory=dict)
     _earlier: dict[str, TemporaryDirectory] = field(default_factory=dict)
 
     def get(self, source: str) -> pd.DataFrame:
-        """Raises ResultsError for a name or a table that does not exist, Unavailable for history that is not here."""
+        """Return a table by name; ResultsError if it does not exist, Unavailable for history that is not here."""
         if source not in self._known:
             self._known[source] = self._read(source)
         return self._known[source]

@@ -1,4 +1,4 @@
-"""Parts that figures share.
+"""Plotting helpers that figures share.
 
 style.py          fonts, colours, line styles and markers of series; saving
 axes.py           axes of lengths, bytes and rows; lines with bands, means with intervals

@@ -1,4 +1,4 @@
-"""Axes of lengths, bytes and rows, and what is drawn into them: lines with bands, means with intervals."""
+"""Axes of lengths, bytes and rows; lines with bands and means with intervals."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullForma
 from analysis.plotting.style import SeriesStyle
 from analysis.statistics import estimate
 
+TICKS = 8
+WIDE = 1000.0
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def draw_interval(
     axes: Axes, height: float, values: Iterable[float], series_style: SeriesStyle, label: str
 ) -> None:
-    """Mean of ``values`` over seeds as a dot in a row, its 95 % interval as a line, a tick for each seed."""
+    """Draw the mean of ``values`` over seeds as a dot, its 95 % interval as a line, a tick for each seed."""
     values = list(values)
     mean, half_width, n = estimate(values)
     if n > 1:
@@ -31,7 +33,7 @@ def draw_interval(
 
 
 def row_axis(axes: Axes, count: int, labels: list[str] | None = None) -> None:
-    """``count`` rows from the top, the first at height 0."""
+    """Set up a y axis of ``count`` labelled rows from the top, the first at height 0."""
     axes.set_yticks(range(count), labels or [""] * count)
     axes.set_ylim(count - 0.5, -0.5)
     axes.grid(axis="y", linestyle=":")
@@ -39,28 +41,42 @@ def row_axis(axes: Axes, count: int, labels: list[str] | None = None) -> None:
     axes.margins(x=0.08)
 
 
-def length_axis(axes: Axes, lengths: list[float]) -> None:
-    """Sequence lengths to the base of two, at most eight of them named."""
+def length_axis(axes: Axes, lengths: Iterable[float] = (), span: tuple[float, float] | None = None) -> None:
+    """Set an x axis of sequence lengths to the base of two, at most TICKS of them written: 512, 4K.
+
+    lengths: those to write. span: the lowest and highest length drawn; the axis ends there, and where no lengths are
+    given the powers of two between are written.
+    """
     axes.set_xscale("log", base=2)
-    step = -(-len(lengths) // 8)
+    if span:
+        low, high = span
+        axes.set_xlim(0.9 * low, 1.05 * high)
+        lengths = lengths or [2**power for power in range(31) if low <= 2**power <= high] or [high]
+    lengths = sorted(lengths)
+    step = -(-len(lengths) // TICKS)
     axes.xaxis.set_major_locator(FixedLocator(lengths[::-step][::-1]))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(
-            lambda value, _: f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
-        )
-    )
+    axes.xaxis.set_major_formatter(FuncFormatter(_length))
 
 
-def plain_log_ticks(axis: Axis) -> None:
-    """Ticks of a logarithmic axis at 1, 2 and 5 times powers of ten, written as plain numbers: 20, not 2 × 10¹."""
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+def _length(value: float, _: object) -> str:
+    return f"{value / 1024:g}K" if value >= 1024 and value % 1024 == 0 else f"{value:g}"
+
+
+def plain_log_ticks(axis: Axis, multiples: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
+    """Tick a logarithmic axis with numbers that do not crowd: 20, not 2 × 10¹. Call it after drawing.
+
+    Over less than a factor of WIDE they stand at these multiples of powers of ten, else at powers of ten alone.
+    """
+    low, high = axis.get_view_interval()
+    if high < WIDE * low:
+        axis.set_major_locator(LogLocator(subs=multiples))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
 
 def byte_axis(axis: Axis) -> None:
-    """At most eight ticks, at powers of two, written with their unit."""
+    """Tick an axis of bytes at powers of two with their unit, at most eight ticks."""
     low, high = axis.get_view_interval()
     step = max(1, math.ceil(math.log2(high / low) / 7))
     axis.set_major_locator(FixedLocator([2**power for power in range(0, 60, step)]))
@@ -70,13 +86,13 @@ def byte_axis(axis: Axis) -> None:
 
 
 def bytes_text(value: float) -> str:
-    """ "512 KiB": in the largest unit that leaves at least 1."""
+    """Format bytes as "512 KiB", in the largest unit that leaves at least 1."""
     power = next((power for power in reversed(range(len(UNITS))) if value >= 1024**power), 0)
     return f"{value / 1024**power:.4g} {UNITS[power]}"
 
 
 def draw_line(axes: Axes, spread: pd.DataFrame, series_style: SeriesStyle, label: str, **options) -> None:
-    """The mean of `over_seeds` against its index, with its band."""
+    """Draw the mean of `over_seeds` against its index, with a band from min to max."""
     x = spread.index.to_numpy("float64")
     low, high = spread["min"].to_numpy("float64"), spread["max"].to_numpy("float64")
     axes.fill_between(x, low, high, color=series_style.color, alpha=0.15, linewidth=0)
@@ -89,13 +105,3 @@ def draw_line(axes: Axes, spread: pd.DataFrame, series_style: SeriesStyle, label
     axes.plot(
         x, spread["mean"].to_numpy("float64"), color=series_style.color, label=label, **{**style, **options}
     )
-
-
-def doubling_axis(axes: Axes, low: float, high: float) -> None:
-    """Powers of two along x from low to high, at most ten of them named, as they are read: 64, 512, 4K."""
-    powers = [2**power for power in range(31) if low <= 2**power <= high]
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(0.9 * low, 1.05 * high)
-    axes.xaxis.set_major_locator(FixedLocator(powers[:: -(-len(powers) // 10)] or [high]))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}K" if x >= 1024 else f"{x:g}"))

@@ -1,4 +1,4 @@
-"""Figures of the tables of job=bench that have many cases: time against sequence length, a panel a case."""
+"""Figures of job=bench tables with many cases: time against sequence length, a panel a case."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plotting.axes import length_axis
+from analysis.plotting.axes import length_axis, plain_log_ticks
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import INK, SeriesStyle, panels, save, series_styles, styled
 
@@ -19,7 +19,7 @@ HEIGHT = 1.75
 
 
 def draw_table(path: Path) -> list[Path]:
-    """Draw a suite's CSV file beside it as SUITE_WHICH.svg and .png; nothing where the suite has no figure or no times.
+    """Draw a suite's CSV file as SUITE_WHICH.svg and .png beside it; nothing for suites without figure or times.
 
     Rows without a time (what was refused, or ran out of memory) leave gaps.
     """
@@ -37,7 +37,7 @@ def draw_table(path: Path) -> list[Path]:
 
 @styled
 def draw(rows: pd.DataFrame, panel: str, line: str) -> Figure:
-    """Milliseconds against tokens, both logarithmic, with the lowest and highest repetition as a band."""
+    """Draw milliseconds against tokens (log-log), with the lowest and highest repetition as a band."""
     names = list(dict.fromkeys(rows[panel]))
     styles = series_styles((str(name), None) for name in rows[line].unique())
     figure, grid = panels(-(-len(names) // COLUMNS), min(COLUMNS, len(names)), HEIGHT)
@@ -67,5 +67,6 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, line: str, styles: dict[str, Ser
         }
         axes.plot(part["tokens"], part["milliseconds_median"], markersize=3, linewidth=1.3, **style)
     axes.set_yscale("log")
+    plain_log_ticks(axes.yaxis)
     axes.tick_params(labelsize=7)
     length_axis(axes, sorted(rows["tokens"].unique()))

@@ -8,7 +8,7 @@ from analysis.plotting.style import PALETTE
 
 
 def choice_colors(choices: pd.Series) -> dict[int, str]:
-    """A colour a choice; of more than there are colours, the commonest have their own and the rest the last one."""
+    """Return a colour for each choice; beyond the palette, rare choices share the last colour."""
     found = sorted(int(choice) for choice in choices.unique())
     if len(found) > len(PALETTE):
         common = [int(choice) for choice in choices.value_counts().index]

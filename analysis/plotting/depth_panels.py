@@ -1,12 +1,13 @@
-"""Models of several depths in one figure: a column a depth, and models that differ in nothing else under one name."""
+"""Panels by depth: a column a depth, and one series for models that differ in depth alone."""
 
 from __future__ import annotations
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
+from analysis.plotting.axes import plain_log_ticks
 from analysis.plotting.style import panels
 
 MOST = 3
@@ -17,7 +18,7 @@ ROUNDING = 1e-16
 
 
 def with_series(rows: pd.DataFrame) -> pd.DataFrame:
-    """Adds `series`: the run's name where that and the depth say which setting it is, else its label.
+    """Add `series`: the run's name where name and depth identify the setting, else its label.
 
     rows: with name, depth and label (`analysis.loading.probe_measures`).
     """
@@ -26,23 +27,23 @@ def with_series(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def sub_block(rows: pd.DataFrame) -> pd.Series:
-    """2·layer, + 1 for the channel mixer: how many sub-blocks come before."""
+    """Return the index of each row's sub-block: 2·layer, + 1 for the channel mixer."""
     return (2 * rows["layer"] + (rows["part"] == "channel")).astype("int64")
 
 
 def deepest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each series the rows of its deepest model."""
+    """Select the rows of the deepest model of each series."""
     return rows[rows["depth"] == rows.groupby("series")["depth"].transform("max")]
 
 
 def drawn_depths(table: pd.DataFrame) -> list[int]:
-    """All depths of the table, ascending; of more than MOST the shallowest, the middle and the deepest."""
+    """Return the depths to draw, ascending: all, or the first, middle and last of more than MOST."""
     depths = sorted(int(depth) for depth in table["depth"].unique())
     return depths if len(depths) <= MOST else [depths[0], depths[len(depths) // 2], depths[-1]]
 
 
 def depth_panels(table: pd.DataFrame, rows: int, height: float) -> tuple[Figure, list[list[Axes]]]:
-    """rows × depths_shown axes, each row of one scale, each column headed by its depth."""
+    """Return a figure with rows × depths axes; a row shares its y scale, a column is titled with its depth."""
     depths = drawn_depths(table)
     figure, grid = panels(rows, len(depths), height, sharex="col", sharey="row")
     for axes, depth in zip(grid[0], depths, strict=True):
@@ -53,24 +54,19 @@ def depth_panels(table: pd.DataFrame, rows: int, height: float) -> tuple[Figure,
 
 
 def left_out_text(table: pd.DataFrame) -> str:
-    """ "Not drawn: 8 layers. ", or nothing."""
+    """Return "Not drawn: 8 layers. ", or "" if all depths are drawn."""
     shown = drawn_depths(table)
     hidden = [str(int(depth)) for depth in sorted(table["depth"].unique()) if int(depth) not in shown]
     return f"Not drawn: {', '.join(hidden)} layers. " if hidden else ""
 
 
 def log_gains(axes: Axes) -> None:
-    """A logarithmic axis from no lower than ROUNDING, over a factor of four at least (a last digit is no change)."""
+    """Set a logarithmic y axis from ROUNDING up, spanning a factor of four at least."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     if low < ROUNDING < high:
         low = axes.set_ylim(bottom=ROUNDING)[0]
     if high < 4 * low:
         middle = (low * high) ** 0.5
-        low, high = axes.set_ylim(middle / 2, middle * 2)
-    if (
-        high < 100 * low
-    ):  # where matplotlib would label every 2, 4, 6 of a decade, in a small panel on top of each other
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(middle / 2, middle * 2)
+    plain_log_ticks(axes.yaxis, (1.0, 3.0))

@@ -14,13 +14,13 @@ LEGEND = 50
 
 
 def legend_entry(label: str, series_style: SeriesStyle, **options) -> Line2D:
-    """A legend's entry for a series."""
+    """Return the legend entry of a series."""
     style = {"linestyle": series_style.linestyle, "markersize": 5, **options}
     return Line2D([], [], color=series_style.color, marker=series_style.marker, label=label, **style)
 
 
 def legend_entries(styles: dict[str, SeriesStyle], labels: Iterable[str] | None = None) -> list[Line2D]:
-    """Legend entries with small markers, in the order of ``styles``; of some labels only where they are given."""
+    """Return legend entries with small markers in the order of ``styles``, of all or the given labels."""
     wanted = set(styles if labels is None else labels)
     return [
         legend_entry(label, series_style, markersize=4)
@@ -30,7 +30,7 @@ def legend_entries(styles: dict[str, SeriesStyle], labels: Iterable[str] | None 
 
 
 def legend_below(figure: Figure, handles: list, columns: int = 2) -> None:
-    """A legend under the axes, where it hides no data; its text is smaller where labels would be cut off."""
+    """Add a legend under the axes, where it hides no data; its text shrinks where labels would be cut off."""
     columns = min(columns, max(1, len(handles)))
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     size = STYLE["legend.fontsize"] * min(1, LEGEND / max(1, columns * longest))

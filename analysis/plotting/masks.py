@@ -1,4 +1,4 @@
-"""Which tokens may attend to which, as a drawing of sixteen tokens: schematic patterns of every kind of mixer.
+"""Schematic attention masks of sixteen tokens, one for every kind of mixer.
 
 A pattern gives, for query t and key s ≤ t, a strength in [0, 1] (0: out of reach) and the group that the cell belongs
 to (a timeline, a memory, a branch; 0 where there is one only).
@@ -19,39 +19,39 @@ RECENT, CHOSEN, SUMMARY = range(3)
 
 
 def causal(t: int, s: int) -> Cell:
-    """Every token up to the query."""
+    """Return a full causal mask: every token up to the query."""
     return 1.0, 0
 
 
 def fading(t: int, s: int) -> Cell:
-    """Every token up to the query, the less the older it is: a state that forgets, or attention that does."""
+    """Return a causal mask whose strength decays with distance, as in recurrent states."""
     return DECAY ** (t - s), 0
 
 
 def window(t: int, s: int) -> Cell:
-    """The last WINDOW tokens, the query's own included."""
+    """Return a sliding-window mask: the last WINDOW tokens, the query's own included."""
     return float(t - s < WINDOW), 0
 
 
 def convolution(t: int, s: int) -> Cell:
-    """The last KERNEL tokens, the query's own included."""
+    """Return the mask of a causal convolution: the last KERNEL tokens, the query's own included."""
     return float(t - s < KERNEL), 0
 
 
 def timeline(t: int, s: int) -> Cell:
-    """Tokens of the query's timeline; the group is the timeline."""
+    """Return the mask of routed timelines: tokens of the query's timeline; the group is the timeline."""
     return float(TIMELINES[s] == TIMELINES[t]), TIMELINES[t]
 
 
 def memories(t: int, s: int) -> Cell:
-    """Fading, among the tokens that wrote into the memory that the query reads; the group is the memory."""
+    """Return a decaying mask over the tokens in the query's memory; the group is the memory."""
     reach, memory = timeline(t, s)
     steps = sum(TIMELINES[token] == memory for token in range(s + 1, t + 1))
     return reach * DECAY**steps, memory
 
 
 def topk(t: int, s: int) -> Cell:
-    """The KEYS tokens with the highest score, scattered; the score stands for the indexer's."""
+    """Return a top-k mask: the KEYS tokens with the highest (made-up) score."""
     chosen = sorted(range(t + 1), key=lambda key: _score(t, key), reverse=True)[:KEYS]
     return float(s in chosen), 0
 
@@ -61,7 +61,7 @@ def _score(t: int, s: int) -> float:
 
 
 def blocks(t: int, s: int) -> Cell:
-    """Summaries of all earlier blocks; whole blocks, the first, the own and one more; the last WINDOW tokens."""
+    """Return a block-sparse mask: summaries of earlier blocks, three whole blocks, the last WINDOW tokens."""
     block, own = s // BLOCK, t // BLOCK
     if t - s < WINDOW:
         return 1.0, RECENT
@@ -70,7 +70,7 @@ def blocks(t: int, s: int) -> Cell:
 
 
 def nothing(t: int, s: int) -> Cell:
-    """The query's own token alone."""
+    """Return a mask of the query's own token alone."""
     return float(s == t), 0
 
 
@@ -90,6 +90,6 @@ PATTERNS: dict[str, Callable[[int, int], Cell]] = {
 
 
 def cells(mask: str) -> list[tuple[int, int, float, int]]:
-    """(query, key, strength, group) for every key s ≤ t; an unknown mask draws as "none" does."""
+    """Return (query, key, strength, group) for every key s ≤ t of a mask; an unknown mask is "none"."""
     pattern = PATTERNS.get(mask, nothing)
     return [(t, s, *pattern(t, s)) for t in range(TOKENS) for s in range(t + 1)]

@@ -1,4 +1,4 @@
-"""Maps of one sentence, queries down and keys across: a row a model, a column a layer."""
+"""Attention maps of one sentence, queries down and keys across: a row a model, a column a layer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from analysis.errors import NoData
-from analysis.loading.probe_measures import OF_RUN
+from analysis.loading.probe_measures import JOINED_COLUMNS
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
-from analysis.plotting.style import heat, panels
+from analysis.plotting.style import heat_map, panels
 from analysis.plotting.token_labels import token_label
 
 LONGEST = 64
@@ -42,7 +42,7 @@ PLACES = ("first", "middle", "last")
 
 
 def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
-    """Maps of this kind of the first, middle and last layer that has one, of each model's run with the lowest seed.
+    """Return maps of a kind for the first, middle and last layer that has one, of each model's lowest seed.
 
     COLUMNS without `heads`, and `head`; text: the query's token. Raises NoData if no run has such maps.
     """
@@ -51,7 +51,7 @@ def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
     if maps.empty:
         raise NoData(f"no run has {kind} maps in probes/maps.parquet; {advice(results)}")
     shown = results.runs.merge(maps[["experiment", "run"]].drop_duplicates())
-    shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")[list(OF_RUN)]
+    shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")[list(JOINED_COLUMNS)]
     maps = maps.merge(shown, on=["experiment", "run"])
     maps = pd.concat([_layers(rows) for _, rows in maps.groupby("label")], ignore_index=True)
     texts = results.table("sentence")[["experiment", "run", "position", "text"]]
@@ -69,7 +69,7 @@ def _layers(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def matrix(rows: pd.DataFrame, length: int, floor: float) -> np.ndarray:
-    """[length, length], query by key: weights of one map, at least floor; the future is NaN."""
+    """Return one map as [length, length] weights, query by key, at least floor; future keys are NaN."""
     values = np.full((length, length), floor)
     values[rows["query"].to_numpy(int), rows["key"].to_numpy(int)] = np.maximum(rows["weight"], floor)
     values[np.triu_indices(length, 1)] = np.nan
@@ -77,7 +77,7 @@ def matrix(rows: pd.DataFrame, length: int, floor: float) -> np.ndarray:
 
 
 def draw_maps(table: pd.DataFrame, norm: Normalize, unit: str) -> Figure:
-    """All maps of the table on one colour scale; tokens are named where there is room.
+    """Draw all maps of the table on one colour scale; tokens label the axes where there is room.
 
     table: COLUMNS. norm: a LogNorm shows what is below its vmin, or absent, as vmin.
     """
@@ -93,7 +93,7 @@ def draw_maps(table: pd.DataFrame, norm: Normalize, unit: str) -> Figure:
             if rows.empty:
                 axes.set_axis_off()
                 continue
-            image = heat(axes, matrix(rows, length, floor))
+            image = heat_map(axes, matrix(rows, length, floor))
             image.set_norm(norm)
             axes.set_title(f"layer {rows['layer'].iloc[0]}, {rows['heads'].iloc[0]}", fontsize=8)
         line[0].set_yticks(*_ticks(mine, length), fontsize=5.5)

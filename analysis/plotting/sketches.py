@@ -1,4 +1,4 @@
-"""The path of a token through every kind of mixer, drawn as boxes from the input down to the output.
+"""Diagrams of mixers as rows of boxes from the input down to the output.
 
 ↻ marks what carries over from token to token.
 """
@@ -18,7 +18,7 @@ Place = tuple[float, float]
 
 
 class Box(NamedTuple):
-    """``group``: drawn in the colour of that group of cells (`analysis.plotting.masks`), else in the mixer's."""
+    """One box of a diagram. ``group``: coloured as that group of `analysis.plotting.masks`, else as the mixer."""
 
     text: str
     group: int | None = None
@@ -81,7 +81,7 @@ ARROW = {
 
 
 def path(mask: str, own: object = None) -> tuple[tuple[Box, ...], ...]:
-    """Rows of boxes from a block's own sketch, else from its mask.
+    """Return the rows of boxes of a block: from its own sketch, else from its mask.
 
     own: JSON or what it stands for, [["x"], ["q", "k", "v"], [["line 1", 0], ["line 2", 1]], ["y"]]: rows of texts or
     of [text, group], the group None for the mixer's own colour; anything else counts as none.
@@ -106,7 +106,7 @@ def _box(box: object) -> Box:
 
 
 def sketch(axes: Axes, rows: tuple[tuple[Box, ...], ...], color: str, groups: list[str]) -> None:
-    """Fill ``axes`` (0 to 1 both ways) with the `path` ``rows``; ``groups``: colour by group."""
+    """Draw ``rows`` of boxes into ``axes`` (0 to 1 both ways); ``groups``: colour by group."""
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.axis("off")
     above: list[Place] = []

@@ -85,12 +85,12 @@ class SeriesStyle(NamedTuple):
     marker: str
 
     def line(self) -> dict:
-        """Colour, line style and marker as keywords of `Axes.plot` and `Line2D`."""
+        """Return colour, line style and marker as keywords of `Axes.plot` and `Line2D`."""
         return self._asdict()
 
 
 def series_styles(series: Iterable[tuple[str, str | None]]) -> dict[str, SeriesStyle]:
-    """A SeriesStyle for each (label, colour).
+    """Return a SeriesStyle for each (label, colour).
 
     The colour belongs to the architecture, and line style and marker to the colour. Several series of one colour
     keep its hue and get different shades, line styles and markers. So all can be told apart also in print and
@@ -113,7 +113,7 @@ def series_styles(series: Iterable[tuple[str, str | None]]) -> dict[str, SeriesS
 
 
 def table_styles(table: pd.DataFrame, column: str = "label") -> dict[str, SeriesStyle]:
-    """The style of each value of ``column`` of a figure's table, by the table's column ``color``."""
+    """Return the style of each value of ``column`` of a figure's table, by the table's column ``color``."""
     return series_styles(table[[column, "color"]].drop_duplicates().itertuples(index=False, name=None))
 
 
@@ -142,21 +142,21 @@ def _luminance(color: str) -> float:
 
 
 def new_figure(height: float, rows: int = 1, **options) -> tuple[Figure, list]:
-    """A figure of the common width with ``rows`` axes below each other."""
+    """Return a figure of the common width with ``rows`` axes below each other."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, 1, squeeze=False, **options)[:, 0])
 
 
 def panels(rows: int, columns: int, height: float, **options) -> tuple[Figure, list[list]]:
-    """A figure of the common width with rows × columns axes of equal size; ``height``: inches a row."""
+    """Return a figure of the common width with rows × columns axes of equal size; ``height``: inches a row."""
     figure = Figure(figsize=(WIDTH, rows * height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, figure.subplots(rows, columns, squeeze=False, **options).tolist()
 
 
-def heat(axes: Axes, values: object, *, low: float = 0.0, high: float | None = None) -> AxesImage:
-    """A heat map without grid, first row on top; white to black, so that what is nothing looks like nothing."""
+def heat_map(axes: Axes, values: object, *, low: float = 0.0, high: float | None = None) -> AxesImage:
+    """Draw a heat map, white (low) to black (high), first row on top, without grid."""
     axes.grid(False)
     return axes.imshow(values, cmap="bone_r", vmin=low, vmax=high, aspect="auto", interpolation="nearest")
 
@@ -176,7 +176,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     ]
 
 
-def head(figure: Figure, text: str) -> None:
-    """A small line over the whole figure, at the right; nothing for an empty text."""
+def figure_note(figure: Figure, text: str) -> None:
+    """Write a small note over the figure, at the right; nothing for an empty text."""
     if text:
         figure.suptitle(text, x=0.995, ha="right", fontsize=8, color="#5a5f69")

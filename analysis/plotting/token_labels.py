@@ -17,7 +17,7 @@ def _known() -> frozenset[int]:
 
 
 def token_label(text: str, longest: int = LONGEST) -> str:
-    """A token for a tick: spaces at its ends and line ends as signs, no mathematics, not too long.
+    """Format a token as a tick label: outer spaces and line ends as signs, "$" escaped, cut to ``longest``.
 
     " a" and "a" are different tokens, hence the signs. Characters that the figures' font lacks become □.
     """

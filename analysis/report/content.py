@@ -1,4 +1,4 @@
-"""What a report holds, whatever its format: gathered once from the results."""
+"""Content of a report in any format, gathered once from the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 from analysis import speeds
 from analysis.caveats import caveats
 from analysis.comparison import NAMES, compare, order_metric, with_final_validation
-from analysis.gallery import Exhibit, exhibits
+from analysis.gallery import ReportFigure, draw_figures
 from analysis.loading.probe_tables import records
 from analysis.loading.results import Results
 from analysis.plotting.style import series_styles
@@ -22,16 +22,16 @@ from analysis.report.tables import Field, comparison
 
 
 class Section(NamedTuple):
-    """The figures of one kind: those drawn, and those that these results do not support."""
+    """A section of figures: those drawn, and those that these results do not support."""
 
     title: str
     slug: str
-    drawn: list[Exhibit]
-    absent: list[Exhibit]
+    drawn: list[ReportFigure]
+    absent: list[ReportFigure]
 
 
 class DrawnRun(NamedTuple):
-    """A run that a figure was drawn from, and where on the page its config is."""
+    """A run that a figure was drawn from, with the place of its config on the page."""
 
     label: str
     seed: Any
@@ -41,11 +41,11 @@ class DrawnRun(NamedTuple):
 
 @dataclass(frozen=True)
 class Content:
-    """Everything a report says.
+    """Content of a report.
 
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
     place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
-    blocks). exhibits: all
+    blocks). figures: all
     figures; sections: the same by kind. metric: what ranks the models; fields: the columns that show the comparison;
     speeds: how many runs trained at a time.
     """
@@ -56,7 +56,7 @@ class Content:
     metric: str
     fields: tuple[Field, ...]
     comparison: pd.DataFrame
-    exhibits: list[Exhibit]
+    figures: list[ReportFigure]
     samples: Samples
     runs: pd.DataFrame
     speeds: str
@@ -66,10 +66,10 @@ class Content:
 
     @property
     def sections(self) -> list[Section]:
-        """The figures by section, in the order of the list."""
-        found: dict[str, list[Exhibit]] = {}
-        for exhibit in self.exhibits:
-            found.setdefault(exhibit.section or "More", []).append(exhibit)
+        """Return the figures by section, in the order of the list."""
+        found: dict[str, list[ReportFigure]] = {}
+        for figure in self.figures:
+            found.setdefault(figure.section or "More", []).append(figure)
         return [
             Section(
                 title,
@@ -85,21 +85,21 @@ class Content:
         columns = (self.runs[name] for name in DrawnRun._fields)
         return [DrawnRun(*values) for values in zip(*columns, strict=True)]
 
-    def drawn_runs(self, exhibit: Exhibit) -> dict[str, list[DrawnRun]]:
-        """The runs that a figure was drawn from, by label."""
+    def drawn_runs(self, figure: ReportFigure) -> dict[str, list[DrawnRun]]:
+        """Return the runs that a figure was drawn from, by label."""
         found: dict[str, list[DrawnRun]] = {}
         for one in self._all_drawn_runs:
-            if not exhibit.runs or one.run in exhibit.runs:
+            if not figure.runs or one.run in figure.runs:
                 found.setdefault(one.label, []).append(one)
         return found
 
 
 def gather(results: Results, figures: Path, workers: int = 1) -> Content:
-    """Draw the figures into a folder, in so many processes, and collect all the rest."""
+    """Draw the figures into a folder with ``workers`` processes and gather all other content."""
     runs = with_final_validation(results)
     table, metric = compare(runs), order_metric(runs)
     styles = series_styles(zip(table["label"], table["color"], strict=True))
-    shown = exhibits(results, figures, workers)
+    shown = draw_figures(results, figures, workers)
     written = samples(results, list(table["label"]))
     detailed = _detailed(results)
     return Content(
@@ -109,7 +109,7 @@ def gather(results: Results, figures: Path, workers: int = 1) -> Content:
         metric=NAMES[metric],
         fields=comparison(metric),
         comparison=table.assign(dot=[styles[label].color for label in table["label"]]),
-        exhibits=shown,
+        figures=shown,
         samples=written,
         runs=detailed,
         speeds=speeds.conditions(results.runs),

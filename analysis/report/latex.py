@@ -1,4 +1,4 @@
-"""A table in LaTeX, in the style of the package booktabs."""
+"""LaTeX tables in the style of the package booktabs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ MATHS = {
 
 
 def escape(text: str) -> str:
-    """The text as pdflatex sets it, on one line; a sign that it has no glyph for is written without its accent or ?."""
+    """Escape text for pdflatex, on one line; signs without a glyph lose their accent or become "?"."""
     return "".join(map(_sign, units.visible(text)))
 
 
@@ -112,7 +112,7 @@ def _sign(character: str) -> str:
 
 
 def table(fields: Sequence[Field], rows: Sequence[Any], caption: str) -> str:
-    r"""A tabular to \input into a table environment; columns without any value are left out.
+    r"""Format rows as a tabular to \input into a table environment; empty columns are left out.
 
     Numbers are at the right. caption: goes into a comment.
     """

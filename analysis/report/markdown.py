@@ -14,12 +14,12 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$&!])")
 
 
 def escape(text: object) -> str:
-    """Text that stays text, on one line, in a paragraph, a heading or a cell of a table."""
+    """Escape text for Markdown, on one line, for paragraphs, headings and cells."""
     return _SPECIAL.sub(r"\\\1", " ".join(str(text).split()))
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Text as it is, between fences longer than any it holds."""
+    """Wrap text in a code block whose fences are longer than any in it."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     end = "" if text.endswith("\n") else "\n"
@@ -27,7 +27,7 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def table(fields: Sequence[Field], rows: Sequence[Any]) -> str:
-    """A table with numbers at the right."""
+    """Format rows as a Markdown table, numbers aligned right."""
     heads = [escape(f"{field.heading} ({field.unit})" if field.unit else field.heading) for field in fields]
     marks = ["---:" if field.kind == "number" else "---" for field in fields]
     cells = [[escape(field.show(row)) for field in fields] for row in rows]
@@ -35,7 +35,7 @@ def table(fields: Sequence[Field], rows: Sequence[Any]) -> str:
 
 
 def render(content: Content) -> str:
-    """The whole report."""
+    """Render the whole report as Markdown."""
     jinja = environment(autoescape=False)
     jinja.filters |= {"md": escape, "fenced": fenced}
     return jinja.get_template("report.md.j2").render(content=content, table=table)

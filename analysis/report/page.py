@@ -10,7 +10,7 @@ from analysis.report.tables import sort_key
 
 
 def render(content: Content) -> str:
-    """The page's HTML; every text from a result file is escaped by the templates."""
+    """Render the report as HTML; templates escape every text from a result file."""
     jinja = environment(autoescape=True)
     jinja.globals["sort_key"] = sort_key
     csv = content.comparison.drop(columns="dot").to_csv(index=False)

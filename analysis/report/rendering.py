@@ -1,4 +1,4 @@
-"""What the templates of all formats know."""
+"""The Jinja environment that the templates of all formats share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 def environment(*, autoescape: bool) -> Environment:
-    """Jinja over analysis/templates; a name that is missing there is an error."""
+    """Return the Jinja environment of analysis/templates; undefined names are errors."""
     jinja = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=autoescape,

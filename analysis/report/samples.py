@@ -1,4 +1,4 @@
-"""What the compared models wrote after the same prompts, side by side."""
+"""Samples of the compared models after the same prompts, side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEYS = ["prompt", "temperature", "sample_seed"]
 
 
 class Continuation(NamedTuple):
-    """What one run wrote: the model's label, the run's seed, the text, and the decoding speed."""
+    """The sample of one run: the model's label, the run's seed, the text, and the decoding speed."""
 
     label: str
     seed: str
@@ -25,7 +25,7 @@ class Continuation(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """One prompt, how it was sampled, and a continuation a run."""
+    """A prompt with its sampling settings and the continuation of each run."""
 
     prompt: str
     sampling: str
@@ -33,7 +33,7 @@ class Prompt(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Every prompt in the order it was asked; missing: why there is none; without: labels that have no sample."""
+    """All prompts in the order asked; missing: the reason if there are none; without: labels without a sample."""
 
     prompts: list[Prompt]
     missing: str = ""
@@ -41,7 +41,7 @@ class Samples(NamedTuple):
 
 
 def samples(results: Results, order: Sequence[str]) -> Samples:
-    """The table `samples` of the probes, by prompt. order: labels as the comparison has them, best first."""
+    """Group the probe table `samples` by prompt. order: labels as the comparison has them, best first."""
     try:
         require("table.samples", results)
     except NoData as reason:

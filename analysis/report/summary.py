@@ -1,4 +1,4 @@
-"""What a report says in words about its runs: title, paragraph, machines, versions, what is missing."""
+"""Text of a report about its runs: title, paragraph, machines, versions, missing parts."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from collections.abc import Callable
 import pandas as pd
 
 from analysis import units
-from analysis.gallery import Exhibit
+from analysis.gallery import ReportFigure
 from analysis.plotting.captions import seeds_text
 
 
 def title(runs: pd.DataFrame) -> str:
-    """The experiments' names."""
+    """Return the title of a report: the names of its experiments."""
     return units.listing(runs["experiment"].unique(), limit=4)
 
 
 def count(n: int, what: str) -> str:
-    """ "1 run", "2 runs"."""
+    """Format a count as "1 run" or "2 runs"."""
     return f"{n} {what}{'s' * (n != 1)}"
 
 
 def paragraph(runs: pd.DataFrame, labels: pd.Series) -> str:
-    """One paragraph: what was compared on what text, trained how, tested how."""
+    """Summarise models, text, training and testing in one paragraph."""
 
     def values(column: str, show: Callable = str) -> str:
         return units.listing(show(value) for value in runs[column].dropna().unique())
@@ -72,7 +72,7 @@ def _yardsticks(runs: pd.DataFrame) -> str:
 
 
 def blocks(described: object) -> str:
-    """The blocks of a run as "F attention, S timelines"; described: the column `blocks` of runs."""
+    """Format the blocks of a run as "F attention, S timelines"; described: the column `blocks` of runs."""
     try:
         found = json.loads(described)
         return ", ".join(f"{block['letter']} {block['title']}" for block in found)
@@ -81,14 +81,14 @@ def blocks(described: object) -> str:
 
 
 def machines(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a machine, with n_runs, the busiest first."""
+    """Return one row a machine with n_runs, the busiest first."""
     return _counted(
         runs, ["gpu", "cpu", "cores", "threads", "capability", "workers", "memory_bytes", "platform"]
     )
 
 
 def versions(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a state of the code: commit, tree, versions, n_runs, the busiest first."""
+    """Return one row a state of the code: commit, tree, versions, n_runs, the busiest first."""
     trees = {"True": "uncommitted changes", "False": "clean"}
     tree = runs["dirty"].astype("str").map(lambda dirty: trees.get(dirty, "not recorded"))
     described = runs.assign(tree=tree, versions=runs["versions"].map(_versions))
@@ -107,13 +107,13 @@ def _versions(described: object) -> str:
         return units.MISSING
 
 
-def missing(runs: pd.DataFrame, exhibits: list[Exhibit]) -> list[str]:
-    """A sentence for everything that a report could show and these runs do not have."""
-    absent = [exhibit.title for exhibit in exhibits if exhibit.missing]
+def missing(runs: pd.DataFrame, figures: list[ReportFigure]) -> list[str]:
+    """List, one sentence each, the parts of a report that these runs do not support."""
+    absent = [figure.title for figure in figures if figure.missing]
     found = []
     if absent:
         found.append(
-            f"{len(absent)} of {count(len(exhibits), 'figure')}, each with its reason at the end of its section: "
+            f"{len(absent)} of {count(len(figures), 'figure')}, each with its reason at the end of its section: "
             f"{units.listing(absent, limit=60)}."
         )
     for column, what, why in (

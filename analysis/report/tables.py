@@ -1,4 +1,4 @@
-"""The columns of a report's two tables, said once for the page, the Markdown and the LaTeX."""
+"""Columns of a report's two tables, shared by the HTML, Markdown and LaTeX formats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from analysis.matching import MARKS, MATCHED, marked
 
 @dataclass(frozen=True)
 class Field:
-    """One column of a table.
+    """A column of a report table.
 
     show(row): the cell's text; row: a named tuple of the table. sort: the frame's column that the page sorts by;
     empty: by the text. kind: "name" (a row's heading), "number" (to the right), "code", "run" (links to the run's
@@ -32,7 +32,7 @@ class Field:
 
 
 def text(value: Any, missing: str = units.MISSING) -> str:
-    """A value as it is, or the sign of a missing one."""
+    """Format a value as it is, a missing one as "–"."""
     return missing if pd.isna(value) else str(value)
 
 
@@ -102,7 +102,7 @@ FINAL_VALIDATION = _interval("final validation loss", FINAL, "nats/token")
 
 
 def comparison(metric: str) -> tuple[Field, ...]:
-    """COMPARISON; of models that no test split was scored of, their final validation loss in place of test results."""
+    """Return the comparison's columns: COMPARISON, or final validation loss where no test split was scored."""
     if metric != FINAL:
         return COMPARISON
     first = next(place for place, field in enumerate(COMPARISON) if field.sort.startswith("test_"))
@@ -152,11 +152,11 @@ VERSIONS = (
 
 
 def rows(frame: pd.DataFrame) -> list:
-    """The rows of a table as named tuples, for Field.show."""
+    """Return the rows of a table as named tuples, for Field.show."""
     return list(frame.itertuples(index=False))
 
 
 def sort_key(field: Field, row: Any) -> str:
-    """What the page sorts a cell by: the number at full precision, empty where it is missing."""
+    """Return the sort key of a cell: the number at full precision, "" where it is missing."""
     value = getattr(row, field.sort)
     return "" if pd.isna(value) else repr(float(value))

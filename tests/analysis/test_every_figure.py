@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis import load_results
-from analysis.gallery import exhibits, listed
+from analysis.gallery import draw_figures, listed
 from experiments.presets import compared
 
 NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover"}
@@ -16,7 +16,7 @@ NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover"}
 
 def drawn(results, folder: Path) -> set[str]:
     """The names of the figures drawn; a figure that failed, rather than lacking data, is told apart."""
-    shown = exhibits(results, folder)
+    shown = draw_figures(results, folder)
     assert [one.missing for one in shown if "failed" in one.missing] == []
     return {one.name for one in shown if not one.missing}
 

@@ -12,6 +12,7 @@ from analysis import load_results
 from analysis.errors import NoData
 from analysis.figures import comparison, crossover, loss_curves
 from analysis.plotting.style import PALETTE, save, series_styles
+from analysis.statistics import curves_over_seeds
 
 
 def line(axes, label):
@@ -42,7 +43,7 @@ def test_the_band_spans_the_seeds_and_stops_where_one_seed_stops(tmp_path, write
     text = (early / "metrics.csv").read_text().splitlines(keepends=True)
     (early / "metrics.csv").write_text("".join(text[:13]))
     table = loss_curves.table(load_results(tmp_path / "exp"))
-    band = loss_curves.over_seeds(table[table["split"] == "validation"])
+    band = curves_over_seeds(table[table["split"] == "validation"], "tokens", "loss")
     assert band.index.max() == 200 * 1024
     first = table[(table["split"] == "validation") & (table["tokens"] == 200 * 1024)]["loss"]
     assert (band["min"].iloc[-1], band["max"].iloc[-1]) == (first.min(), first.max())

@@ -20,7 +20,7 @@ from analysis.figures import (
     sink_maps,
     sinks,
 )
-from analysis.gallery import exhibit, listed
+from analysis.gallery import draw_figure, listed
 from analysis.loading.probe_measures import probe_measures
 from analysis.plotting.style import series_styles
 from zoo.registry import blocks
@@ -178,7 +178,7 @@ def test_without_probes_every_figure_names_the_job_that_makes_them(quickstart, t
     entries = [entry for entry in listed() if entry.family in FAMILIES]
     assert {entry.family for entry in entries} == FAMILIES
     for entry in entries:
-        shown = exhibit(entry, results, tmp_path / "figures")
+        shown = draw_figure(entry, results, tmp_path / "figures")
         assert f"python run.py job=probe runs={quickstart} " in shown.missing, entry.name
     for module in (sinks, sink_maps, attention_profile, gates, selection, selected_maps, extrapolation):
         with pytest.raises(NoData, match="job=probe"):
@@ -208,7 +208,7 @@ def test_all_eleven_are_drawn_with_captions(tmp_path, write_run):
     }
     for entry in listed():
         if entry.family in FAMILIES:
-            shown = exhibit(entry, results, tmp_path / "figures")
+            shown = draw_figure(entry, results, tmp_path / "figures")
             assert not shown.missing
             assert "Trained on pydocs." in shown.caption
             assert len(shown.runs) == runs[entry.name]

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import gallery, load_results
 from analysis.figure_entry import SECTIONS, Entry, report_order
-from analysis.gallery import Exhibit, exhibit, listed
+from analysis.gallery import ReportFigure, draw_figure, listed
 from analysis.plotting.style import new_figure
 from analysis.report import content as contents
 from analysis.report import latex, markdown, page
@@ -33,16 +33,16 @@ MEANT = {
 }
 
 FIGURES = [
-    Exhibit("losses", "Losses", "What is <drawn>.", "data:image/png;base64,AA==", section="Quality"),
-    Exhibit("sinks", "Sinks", missing="no run has sinks", section="Attention"),
-    Exhibit("gates", "Gates", "Two runs.", "data:image/png;base64,AA==", section="Attention"),
-    Exhibit("odd", "Odd", "No section.", "data:image/png;base64,AA=="),
+    ReportFigure("losses", "Losses", "What is <drawn>.", "data:image/png;base64,AA==", section="Quality"),
+    ReportFigure("sinks", "Sinks", missing="no run has sinks", section="Attention"),
+    ReportFigure("gates", "Gates", "Two runs.", "data:image/png;base64,AA==", section="Attention"),
+    ReportFigure("odd", "Odd", "No section.", "data:image/png;base64,AA=="),
 ]
 
 
 def gathered(folder: Path, monkeypatch, figures=()) -> contents.Content:
     """What a report of a folder holds, without drawing: the figures are given."""
-    monkeypatch.setattr(contents, "exhibits", lambda results, place, workers: list(figures))
+    monkeypatch.setattr(contents, "draw_figures", lambda results, place, workers: list(figures))
     return contents.gather(load_results(folder), folder / "figures")
 
 
@@ -135,7 +135,7 @@ def test_markdown_tables_are_whole_and_hostile_text_stays_text(tmp_path, write_r
 def test_figures_stand_by_section_and_name_their_runs(quickstart, monkeypatch):
     results = load_results(quickstart)
     two = tuple(results.runs["run"].iloc[[0, 5]])
-    figures = [one if one.name != "gates" else Exhibit(**{**vars(one), "runs": two}) for one in FIGURES]
+    figures = [one if one.name != "gates" else ReportFigure(**{**vars(one), "runs": two}) for one in FIGURES]
     source = page.render(gathered(quickstart, monkeypatch, figures))
     body = source.split('<section id="figures">')[1].split("</section>")[0]
     assert re.findall(r'id="((?:section|figure)-\w+)"', body) == [
@@ -178,16 +178,16 @@ def _family(monkeypatch, draw) -> Entry:
 
 def test_a_heavy_svg_gives_way_to_its_png(tmp_path, monkeypatch):
     entry = _family(monkeypatch, lambda table: new_figure(1.0)[0])
-    light = exhibit(entry, None, tmp_path)
+    light = draw_figure(entry, None, tmp_path)
     assert light.source.startswith("data:image/svg+xml;base64,")
     assert (light.runs, light.section) == (("a", "b"), "Cost")
     monkeypatch.setattr(gallery, "HEAVY", (tmp_path / "stub.svg").stat().st_size - 1)
-    assert exhibit(entry, None, tmp_path).source.startswith("data:image/png;base64,iVBOR")
+    assert draw_figure(entry, None, tmp_path).source.startswith("data:image/png;base64,iVBOR")
 
 
 def test_a_figure_that_fails_says_so_and_leaves_no_old_file(tmp_path, monkeypatch):
     (tmp_path / "stub.png").write_bytes(b"old")
-    failed = exhibit(_family(monkeypatch, lambda table: table["nothing"]), None, tmp_path)
+    failed = draw_figure(_family(monkeypatch, lambda table: table["nothing"]), None, tmp_path)
     assert failed.missing == "drawing it failed (KeyError: 'nothing')"
     assert failed.source == ""
     assert list(tmp_path.iterdir()) == []
@@ -249,7 +249,7 @@ def test_a_hundred_runs_stay_a_page_one_can_open(tmp_path, write_run, monkeypatc
         [one.runs.assign(run=f"{i:012x}", seed=i % 3, label=f"model {i // 3}") for i in range(100)],
         ignore_index=True,
     )
-    monkeypatch.setattr(contents, "exhibits", lambda results, place, workers: FIGURES * 10)
+    monkeypatch.setattr(contents, "draw_figures", lambda results, place, workers: FIGURES * 10)
     content = contents.gather(type(one)(runs, one.metrics, [], one.unfinished), tmp_path)
     source = page.render(content)
     assert len(set(re.findall(r'<details id="(run-\d+)"', source))) == 100

@@ -1,0 +1,54 @@
+"""Labels of models: their names, shortened, with the settings that tell models of one name apart."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.loading.columns import SETTING_COLUMNS
+
+
+def short_names(names: pd.Series) -> pd.Series:
+    """Return the names without words that all share: "kda" for "kda relu2" if every model has relu2.
+
+    The first word, the preset, stays, and so does a name that no other stands beside.
+    """
+    names = names.astype("str")
+    words = {name: name.split() for name in names.unique()}
+    shared = set.intersection(*(set(after) for _, *after in words.values())) if all(words.values()) else set()
+    if len(words) < 2 or not shared:
+        return names
+    short = {
+        name: " ".join([first, *(w for w in after if w not in shared)])
+        for name, (first, *after) in words.items()
+    }
+    return names.map(short) if len(set(short.values())) == len(short) else names
+
+
+def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
+    """Return a label for each row: its name and, where a name has several values of ``key``, what differs.
+
+    leave_out: columns that ``key`` does not cover. What no column tells apart shows part of its hash.
+    """
+    labels = short_names(runs["name"])
+    columns = [column for column in SETTING_COLUMNS if column not in leave_out]
+    for _, group in runs.groupby("name"):
+        if group[key].nunique() == 1:
+            continue
+        differing = [column for column in columns if group[column].nunique(dropna=False) > 1]
+        shown = group[differing].drop(columns=["data_fingerprint", *_told_by_depth(group)], errors="ignore")
+        described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
+        ambiguous = group[key].groupby(described).transform("nunique") > 1
+        suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
+        labels[group.index] = labels[group.index] + " (" + suffix + ")"
+    return labels
+
+
+def _told_by_depth(group: pd.DataFrame) -> list[str]:
+    """The pattern, where it is the same but for the number of layers: thirty-two letters say no more than a depth."""
+    return ["pattern"] if group.groupby("depth")["pattern"].nunique().le(1).all() else []
+
+
+def _describe(values: pd.Series) -> str:
+    return ", ".join(
+        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
+    )
