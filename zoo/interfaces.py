@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,9 @@ class Mixer(nn.Module, ABC):
     caches (zoo.modules.caches); `step` repeated must equal `forward` in evaluation mode.
     """
 
+    gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of parameters that may have no gradient at the start, by design."""
+
     def __init__(self) -> None:
         super().__init__()
         self.aux_weights: dict[str, float] = {}
@@ -87,6 +90,9 @@ class Channel(nn.Module, ABC):
     each computed per sequence and then averaged; `aux_weights` gives each name's weight in the training
     loss. While decoding there is no context and there are no losses.
     """
+
+    gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of parameters that may have no gradient at the start, by design."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,6 +135,9 @@ class Residual(nn.Module, ABC):
     One instance wraps one sub-block. For a one-stream scheme x is [B, T, D]; for n streams it is
     [B, T, n, D], and `streams` names the class that carries them through the model.
     """
+
+    gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of parameters that may have no gradient at the start, by design."""
 
     streams: type[Streams] = Streams
 

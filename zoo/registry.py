@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-import string
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -109,8 +108,7 @@ def _refuse_clash(block: Block) -> None:
         if (other.name == block.name or same_letter) and not same_source:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
             newer, older = sorted((block.cls, other.cls), key=_written, reverse=True)
-            free = sorted(set(string.ascii_uppercase) - {b.letter for b in _BLOCKS["mixer"].values()})
-            advice = f"; free letters: {' '.join(free)}" if same_letter else ""
+            advice = "; the letters in use are in `python run.py job=list`" if same_letter else ""
             raise ValueError(
                 f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}"
             )

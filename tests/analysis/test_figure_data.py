@@ -76,6 +76,14 @@ def test_comparison_draws_means_intervals_and_perplexity(quickstart):
     assert axes.get_xlim()[0] > 2.5
 
 
+def test_a_run_found_in_two_experiments_is_one_dot_of_the_comparison(tmp_path, write_run):
+    for experiment, seed, loss in (("a", 0, 3.0), ("b", 0, 3.0), ("b", 1, 3.2)):
+        write_run(tmp_path / experiment, seed=seed, loss=loss)
+    table = comparison.table(load_results(tmp_path))
+    assert list(zip(table["seed"], table["value"], strict=True)) == [(0, 3.0), (1, 3.2)]
+    assert line(comparison.draw(table).axes[0], "transformer").get_xdata()[0] == pytest.approx(3.1)
+
+
 def test_one_seed_gives_a_dot_without_an_interval(tmp_path, write_run):
     table = comparison.table(load_results(write_run(tmp_path / "exp")))
     axes = comparison.draw(table).axes[0]
@@ -107,6 +115,31 @@ def test_crossover_is_where_the_two_costs_are_equal(latency_csv):
     assert any(f"{found:,.0f}" in text.get_text() for text in latency.texts)
     assert "NVIDIA H200" in crossover.caption(table)
     assert f"{found:,.0f} tokens" in crossover.caption(table)
+
+
+def test_the_speed_up_takes_each_models_fastest_backend_at_each_length(tmp_path):
+    times = {
+        ("transformer", "torch"): (10.0, 40.0),
+        ("transformer", "triton"): (8.0, 60.0),
+        ("sparse", "torch"): (5.0, 50.0),
+        ("sparse", "triton"): (16.0, 4.0),
+    }
+    rows = [
+        {"model": model, "backend": backend, "tokens": tokens, "milliseconds_median": one}
+        for (model, backend), both in times.items()
+        for tokens, one in zip((512, 1024), both, strict=True)
+    ]
+    frame = pd.DataFrame(rows).assign(
+        suite="latency", device="GPU", batch=1, milliseconds_low=1.0, milliseconds_high=99.0
+    )
+    frame.assign(peak_memory_bytes=1).to_csv(tmp_path / "latency.csv", index=False)
+    table = crossover.read(tmp_path / "latency.csv")
+    assert crossover.speedups(table).to_dict() == {"sparse": {512: 8.0 / 5.0, 1024: 40.0 / 4.0}}
+    latency, ratio = crossover.draw(table).axes
+    for (model, backend), both in times.items():
+        assert list(line(latency, f"{model}, {backend}").get_ydata()) == list(both)
+    assert list(line(ratio, "sparse").get_ydata()) == [1.6, 10.0]
+    assert "10.00× as fast at 1,024" in crossover.caption(table)
 
 
 def test_many_crossovers_are_told_by_the_caption_alone(latency_csv):

@@ -220,6 +220,23 @@ def test_advice_names_the_folders_that_hold_the_runs(tmp_path, write_run):
     assert "job=probe runs=results/a makes" in advice(load_results(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("up", [0, 1, 2], ids=["run", "experiment", "results"])
+def test_a_bench_lies_in_the_loaded_folder_or_published_there_or_up_to_two_folders_above(
+    tmp_path, write_run, up
+):
+    run = write_run(tmp_path.resolve() / "mine" / "all" / "results" / "exp")
+    place = (run, *run.parents)[up]
+    results = load_results(place)
+    *near, too_far = (place, *place.parents[:3])
+    for folder, found in [(too_far, False), *((folder, True) for folder in reversed(near))]:
+        assert results.bench("latency.csv") != folder / "published" / "latency.csv"
+        (folder / "published").mkdir()
+        (folder / "published" / "latency.csv").write_text("suite\n")
+        assert (results.bench("latency.csv") == folder / "published" / "latency.csv") == found
+    (place / "latency.csv").write_text("suite\n")
+    assert results.bench("latency.csv") == place / "latency.csv"
+
+
 def test_a_hundred_runs_load_in_under_two_seconds(tmp_path, write_run):
     for seed in range(100):
         write_run(tmp_path / "many", seed=seed, loss=3 + seed / 1000)
@@ -249,6 +266,11 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
         write_atomically(path, fail)
     assert [item.name for item in tmp_path.iterdir()] == ["page.html"]
     assert path.read_text() == "old"
+
+
+def test_written_files_can_be_read_by_everybody_and_changed_by_their_owner_alone(tmp_path):
+    path = write_text(tmp_path / "page.html", "shared")
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.slow

@@ -95,6 +95,18 @@ def test_without_the_plain_transformer_the_size_that_most_share_is_the_reference
     assert found["marks"].to_dict() == {"small": "†", "one": "", "two": "", "big": "†"}
 
 
+@pytest.mark.parametrize(
+    "other", [{"pattern": "FFFS"}, {"pattern": "SFFF"}, {"residual": "hc"}, {"channel": "moe"}], ids=str
+)
+def test_only_full_attention_plain_residuals_and_swiglu_in_every_layer_are_plain(tmp_path, write_run, other):
+    """Though the other model is smaller, and the transformer has another name."""
+    sized(write_run, tmp_path / "exp", "dense")
+    sized(write_run, tmp_path / "exp", "other", 0.9, **other)
+    found = deviations(of(tmp_path / "exp"))
+    assert found["matched_with"].to_dict() == {"dense": "dense", "other": "dense"}
+    assert found["marks"].to_dict() == {"dense": "", "other": "†"}
+
+
 def test_unknown_sizes_are_not_marked(tmp_path, write_run):
     sized(write_run, tmp_path / "exp", "transformer")
     write_run(tmp_path / "exp", "old", model={"residual": "hc"}, parameters_non_embedding=None, state_bytes={},

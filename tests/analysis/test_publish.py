@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from analysis import ResultsError, configurations, load_results
+from analysis.provenance import without_paths
 from analysis.publish import Publication, lacking, publish
 
 ASKED = Publication("Does it work?", command="python run.py job=publish runs=/home/me/results/exp")
@@ -97,6 +98,30 @@ def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
     line = (folder / "identities.json").read_text().splitlines()[1]
     run, text = line.rstrip(",").split(": ", 1)
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == hash_of(identities[json.loads(run)])
+
+
+def test_the_readme_names_runs_whose_command_nobody_recorded(tmp_path, write_run):
+    for seed, command in enumerate(("python run.py a=1", None, "python run.py a=1")):
+        write_run(tmp_path / "exp", seed=seed, command=command)
+    folder = publish(load_results(tmp_path / "exp"), tmp_path / "published", ASKED)
+    page = (folder / "README.md").read_text()
+    assert "Training (2 runs):\n\n    python run.py a=1\n" in page
+    assert "Training (1 run):\n\nNot recorded.\n" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("runs=/home/me/results/exp lr=1e-3", "runs=exp lr=1e-3"),
+        ("runs=/home/me/results/exp/ lr=1e-3", "runs=exp lr=1e-3"),
+        ("'runs=/a/b.c' \"/d-e/f.txt\"", "'runs=b.c' \"f.txt\""),
+        ("runs=[/home/me/one,two]", "runs=[one,two]"),
+        ("(/home/me//one)", "(one)"),
+        *((text, text) for text in ("results/exp/run", "./results/exp", "../text/a.txt", "1 / 2 /", "a/b")),
+    ],
+)
+def test_of_absolute_paths_the_last_part_is_left_and_relative_ones_stay(text, left):
+    assert without_paths(text) == left
 
 
 def hash_of(identity):

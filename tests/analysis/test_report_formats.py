@@ -16,7 +16,7 @@ from analysis.gallery import ReportFigure, draw_figure, listed
 from analysis.plotting.style import new_figure
 from analysis.report import content as contents
 from analysis.report import latex, markdown, page
-from analysis.report.tables import COMPARISON, RUNS, rows
+from analysis.report.tables import COMPARISON, RUNS, Field, rows
 
 HOSTILE = r"a_b & 50% $x$ #1 {y} ~^ \cmd [opt] <b>|*"
 MEANT = {
@@ -99,6 +99,28 @@ def test_latex_rows_have_a_cell_a_column_and_escaped_text_reads_back(tmp_path, w
         assert meant.sub(lambda found: MEANT[found[0]], body[-1]).startswith(HOSTILE + " & ")
         assert not re.search(r"(?<!\\)[%$#_]", name)
     assert r"3.05 \ensuremath{\pm} 0.64" in latex.table(COMPARISON, rows(content.comparison), "")
+
+
+def test_latex_leaves_out_the_columns_that_no_row_has():
+    cells = [("a", "1", "2", "–"), ("b", "3", "–", "–")]
+    fields = [
+        Field(heading, lambda row, place=place: row[place], unit, kind=kind)
+        for place, (heading, unit, kind) in enumerate(
+            [("name", "", "name"), ("all", "s", "number"), ("some", "", "number"), ("none", "m", "text")]
+        )
+    ]
+    lines = latex.table(fields, cells, "").splitlines()
+    assert lines[2:] == [
+        r"\begin{tabular}{lrr}",
+        r"\toprule",
+        r"name & all & some \\",
+        r" & (s) &  \\",
+        r"\midrule",
+        r"a & 1 & 2 \\",
+        r"b & 3 & -- \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
 
 
 def test_latex_holds_only_what_pdflatex_knows():
@@ -186,7 +208,8 @@ def test_a_heavy_svg_gives_way_to_its_png(tmp_path, monkeypatch):
 
 
 def test_a_figure_that_fails_says_so_and_leaves_no_old_file(tmp_path, monkeypatch):
-    (tmp_path / "stub.png").write_bytes(b"old")
+    for kind in ("svg", "png", "csv"):
+        (tmp_path / f"stub.{kind}").write_bytes(b"old")
     failed = draw_figure(_family(monkeypatch, lambda table: table["nothing"]), None, tmp_path)
     assert failed.missing == "drawing it failed (KeyError: 'nothing')"
     assert failed.source == ""
@@ -211,6 +234,18 @@ def test_samples_stand_side_by_side_as_they_were_written(tmp_path, write_run, mo
     assert "i" not in read.tags
     assert re.search(r"\.written \{ white-space: pre-wrap", html)
     assert "No sample: silent." in html
+
+
+def test_prompts_stand_in_the_order_of_the_tables_whichever_model_is_best(tmp_path, write_run, monkeypatch):
+    experiment = tmp_path / "exp"
+    write_samples(write_run(experiment, name="a", loss=3.2), ("One", "a1"), ("Two", "a2"), ("Three", "a3"))
+    write_samples(write_run(experiment, name="b", loss=3.0, option=1), ("Two", "b2"), ("Three", "b3"))
+    content = gathered(experiment, monkeypatch)
+    assert [(one.prompt, [c.text for c in one.continuations]) for one in content.samples.prompts] == [
+        ("One", ["a1"]),
+        ("Two", ["b2", "a2"]),
+        ("Three", ["b3", "a3"]),
+    ]
 
 
 def test_every_seed_of_a_model_has_its_samples(tmp_path, write_run, monkeypatch):

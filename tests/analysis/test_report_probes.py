@@ -7,7 +7,8 @@ from support.probe_tables import measure, write_table
 
 from analysis import load_results, write_report
 from analysis.caveats import caveats
-from analysis.loading.probe_tables import RECORD
+from analysis.loading.probe_tables import RECORD, TABLES, interrupted
+from analysis.publish import Publication, publish
 
 
 @pytest.fixture
@@ -39,6 +40,21 @@ def test_a_pass_without_its_record_was_interrupted(probed):
     assert records[1].parent.parent.name in said
     assert "interrupted" in said
     assert "job=probe" in said
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_a_pass_without_a_record_are_of_an_interrupted_one_but_for_those_of_training(
+    tmp_path, write_run, name
+):
+    """A run that looks at itself while it trains (trainer.probe_every) writes a table and no record."""
+    run = write_run(tmp_path / "exp")
+    write_table(run, name, [{}])
+    (run / "probes" / RECORD).unlink()
+    results = load_results(tmp_path / "exp")
+    assert interrupted(results) == ([] if name == "training" else [f"exp/{run.name}"])
+    assert len([text for text in caveats(results) if "interrupted" in text]) == (name != "training")
+    if name == "training":
+        assert publish(results, tmp_path / "published", Publication("Does it work?")).is_dir()
 
 
 def test_different_settings_are_told(probed):

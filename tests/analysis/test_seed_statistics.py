@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from analysis import comparison_text, load_results
@@ -11,7 +12,7 @@ from analysis.caveats import caveats
 from analysis.comparison import compare, interval_text, ranking_metric, with_final_validation
 from analysis.report import summary
 from analysis.report.tables import comparison
-from analysis.statistics import central_probability, estimate, student_t
+from analysis.statistics import central_probability, estimate, over_seeds, student_t
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,18 @@ def test_a_run_found_in_two_experiments_is_one_sample(tmp_path, write_run):
     write_run(tmp_path / "b", seed=1, loss=3.2)
     table = compare(load_results(tmp_path).runs)
     assert (table["n_seeds"].iloc[0], table["test_loss"].iloc[0]) == (2, pytest.approx(3.1))
+
+
+def test_measures_are_averaged_within_a_run_and_then_over_runs_where_all_have_one():
+    values = [("x", 0, 1.0), ("x", 0, 3.0), ("x", 1, 5.0), ("x", 2, 9.0), ("y", 0, 4.0), ("y", 2, 7.0)]
+    rows = pd.DataFrame(values, columns=["run", "layer", "value"])
+    spread = over_seeds(rows, "layer")
+    assert spread.to_dict("index") == {
+        0: {"mean": 3.0, "min": 2.0, "max": 4.0},
+        2: {"mean": 8.0, "min": 7.0, "max": 9.0},
+    }
+    alone = over_seeds(rows[rows["run"] == "x"], "layer")
+    assert alone["mean"].to_dict() == {0: 2.0, 1: 5.0, 2: 9.0}
 
 
 def test_models_with_different_tokenizers_are_ranked_by_bits_per_byte(tmp_path, write_run):

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from analysis import units
+from analysis.plotting.axes import bytes_text
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,24 @@ def test_numbers_of_quality(value, said):
 )
 def test_durations(seconds, said):
     assert units.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (512, "512 bytes"),
+        (1023, "1023 bytes"),
+        (2**10, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (1023 * 2**10, "1023 KiB"),
+        (2**20, "1 MiB"),
+        (2**30, "1 GiB"),
+        (2**40, "1 TiB"),
+        (2**50, "1024 TiB"),
+    ],
+)
+def test_ticks_of_bytes_are_in_the_largest_unit_that_leaves_one(size, said):
+    assert bytes_text(size) == said
 
 
 def test_shares_counts_and_lists():

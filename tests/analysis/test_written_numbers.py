@@ -21,6 +21,7 @@ ROWS = pd.DataFrame(
         "loss": [5.1234, 5.2, 4.75, 6.0],
         "share": [0.0365, 0.025, 0.012, 0.4],
         "steps": [1000, 16640, 250, 1],
+        "part": ["mixer", "", None, ""],  # empty either way: of no part
     }
 )
 
@@ -100,6 +101,9 @@ def test_edited_numbers_of_the_log_are_caught_each_in_its_line(tables, tmp_path)
         ("4", "count loss"),
         ("3", "nunique label"),
         ("6.0", "only loss layer="),
+        ("3", "count loss part="),
+        ("1", "count loss part!="),
+        ("3", "count loss layer!="),
         ("6.00", 'only loss "label=b c"'),
         ("5.20", "max loss label=a|b"),
         ("1.01", "only loss label=a layer=1 / only loss label=a layer=0"),
@@ -273,3 +277,12 @@ def test_the_program_ends_with_1_where_a_number_is_off(judge, tmp_path, capsys):
     judge("It is 4.76.", "It is #. | min loss")
     assert main([str(tmp_path / "LOG.md")], tmp_path) == 1
     assert "LOG.md:3: written 4.76, which should be = 4.75" in capsys.readouterr().err
+
+
+def test_the_program_ends_with_1_whichever_of_its_files_is_off(judge, tmp_path):
+    names = {}
+    for written in ("4.75", "4.76"):
+        judge(f"It is {written}.", "It is #. | min loss")
+        names[written] = str((tmp_path / "LOG.md").rename(tmp_path / f"{written}.md"))
+    right, wrong = names["4.75"], names["4.76"]
+    assert [main(files, tmp_path) for files in ([right, right], [right, wrong], [wrong, right])] == [0, 1, 1]
