@@ -204,6 +204,26 @@ def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
     assert callback.rows == probe_tables.read(tmp_path, probe_tables.TRAINING) == rows[:2]
 
 
+def test_probed_are_the_steps_asked_for_the_last_one_and_the_one_that_training_stops_at(
+    tmp_path: Path, monkeypatch
+):
+    """The state that a run ended in belongs to its curve, whether its steps were done or its patience."""
+    row = (0, "mixer", "attention", None, "", None, None, "size", 1.0, 2)
+    monkeypatch.setattr(probe_training, "probe_windows", lambda *_: [row])
+    config, task = Config(), SimpleNamespace(model=None)
+    config.trainer.probe_every = 20
+
+    def probed(*steps: int, stop: int | None = None) -> list[int]:
+        split = Split(np.arange(400, dtype=np.uint16), 1, 1, 1)
+        callback = probe_training.ProbeTraining(config, split, SimpleNamespace(paused=0.0), tmp_path)
+        for step in steps:
+            callback.after_step(trainer(step, 50, should_stop=step == stop), task)
+        return [found[0] for found in probe_tables.read(tmp_path, probe_tables.TRAINING)]
+
+    assert probed(*range(1, 51)) == [20, 40, 50]
+    assert probed(*range(1, 31), stop=30) == [20, 30]
+
+
 def test_bf16_training_is_validated_in_bf16(validated, monkeypatch):
     callback, task, _, windows = validated(monkeypatch, [1.0])
     callback.after_step(trainer(1, precision="bf16-mixed"), task)
