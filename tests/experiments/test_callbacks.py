@@ -99,6 +99,20 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     assert float(row["tokens_per_second"]) == 2 * 100 / 4  # of the steps of this attempt
 
 
+def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
+    """Wherever a kill or a full disk cut it: of a cut number the rest would pass for the number."""
+    log = MetricLog(tmp_path / "metrics.csv", ["aux:x"])
+    log.cut(0)
+    for step in (1, 2):
+        log.append(dict.fromkeys(log.columns, "12345") | {"step": step, "split": "train"})
+    text = log.path.read_text()
+    assert [row["step"] for row in read(log.path)] == ["1", "2"]
+    assert set(read(log.path)[1].values()) == {"2", "train", "12345"}
+    for length in range(len(text)):
+        log.path.write_text(text[:length])
+        assert len(read(log.path)) == max(0, text[:length].count("\n") - 1), text[:length]
+
+
 @pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
 def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
     saved = []
