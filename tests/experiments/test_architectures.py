@@ -12,8 +12,9 @@ from support.program import Lab
 from experiments.data.corpus import unigram_entropy
 from experiments.paths import CONF
 from experiments.plan import plan
-from experiments.presets import architectures, compared
+from experiments.presets import architectures, compared, differences_from_preset
 from zoo import ModelConfig
+from zoo.model import letters_of
 
 ELEVEN = compared()
 
@@ -53,6 +54,13 @@ def test_matching_is_part_of_what_a_run_is(lab: Lab):
 def test_a_label_says_what_departs_from_the_preset(lab: Lab, words: list[str], label: str):
     (config,) = lab.compose(*words, "model.depth=4")
     assert plan(config).title == f"{label} seed 0"
+
+
+@pytest.mark.parametrize("preset", architectures(ModelConfig()))
+def test_a_preset_as_it_is_departs_in_nothing(preset: str):
+    """Whatever its own file sets is no departure, or it stood in the name of each of its runs."""
+    config = architectures(ModelConfig())[preset]
+    assert differences_from_preset(config, letters_of(config)) == []
 
 
 def test_costs_of_a_sweep_are_one_table(lab: Lab):

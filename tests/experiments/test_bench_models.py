@@ -72,12 +72,40 @@ def test_out_of_memory_is_a_row_and_longer_ones_are_not_tried(tmp_path):
     assert tried.call_count == len(suite.MODES)
 
 
+def left_out(folder: Path, lengths: list[int], *milliseconds: float) -> dict[tuple[str, str], str]:
+    """The notes of the transformer's rows by mode and tokens, where the rows take so long, one after the other."""
+    times = [{"transformer": [time]} for time in milliseconds]
+    with (
+        mock.patch.object(suite.timing, "interleaved", side_effect=times) as timed,
+        mock.patch.dict(suite._CALLS, dict.fromkeys(suite.MODES, lambda cell: lambda: None)),
+    ):
+        suite.run(config(folder, "transformer", lengths=lengths))
+    assert timed.call_count == len(times)
+    return {(row["mode"], row["tokens"]): row["note"] for row in rows_in(folder)}
+
+
 def test_what_would_take_minutes_is_left_out(tmp_path):
-    with mock.patch.object(suite.timing, "interleaved", return_value={"transformer": [40e3]}):
-        suite.run(config(tmp_path, "transformer"))
-    notes = {(row["tokens"], row["mode"]): row["note"] for row in rows_in(tmp_path)}
-    assert notes["8", "prefill"] == ""
-    assert notes["16", "prefill"].startswith("left out: it would take about 160 s")
+    """Twice the length: twice the tokens of one sequence, each meeting twice as many; of a step (here always of 16
+    tokens) as many tokens in half as many sequences.
+    """
+    assert left_out(tmp_path, [8, 16], 40e3, 40e3, 40e3) == {
+        ("training step", "8"): "",
+        ("prefill", "8"): "",
+        ("decode", "8"): "",
+        ("training step", "16"): "left out: it would take about 80 s",
+        ("prefill", "16"): "left out: it would take about 160 s",
+        ("decode", "16"): "left out: it would take about 160 s",
+    }
+
+
+def test_what_would_take_minutes_is_told_from_the_longest_length_so_far(tmp_path):
+    """From 16 tokens on 64 take 16 times as long; a step of 64 tokens is four of one of 16, each four times as long."""
+    short, longer = [14e3, 14e3, 3e3], [25e3, 15e3, 3.5e3]
+    notes = left_out(tmp_path, [8, 16, 64], *short, *longer, 4e3)
+    assert {key: note for key, note in notes.items() if note} == {
+        ("training step", "64"): "left out: it would take about 400 s",
+        ("prefill", "64"): "left out: it would take about 240 s",
+    }
 
 
 def test_recomputing_is_part_of_a_row(tmp_path):

@@ -10,8 +10,11 @@ import torch
 
 from experiments.bench import result_table, timing
 from experiments.bench.suites import harness
-from experiments.bench.suites.cpu import lengths
-from zoo import registry
+from experiments.bench.suites.cpu import lengths, steps
+from experiments.presets import architectures
+from experiments.schema import Config
+from zoo import ModelConfig, registry
+from zoo.cost import parameters_non_embedding
 
 CPU = torch.device("cpu")
 
@@ -48,6 +51,43 @@ def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
     assert len(rows) == 3 * len(registry.blocks("mixer"))
     for row in rows:
         assert row["ratio"] == pytest.approx({16: 1.0, 32: 0.5, 64: 1.0}[row["tokens"]])
+
+
+def test_presets_are_compared_at_equally_many_parameters(monkeypatch):
+    """Of one width, the largest has a quarter more of them than the transformer."""
+    timed: dict = {}
+
+    def interleaved(works, repeats, device):
+        timed.update(works)
+        return {name: [4.0 if name == "transformer" else 5.0] for name in works}
+
+    monkeypatch.setattr(steps.timing, "interleaved", interleaved)
+    config = Config(device="cpu", model=ModelConfig(d_model=64, n_heads=4, depth=2))
+    config.data.seq_len, config.data.batch_size, config.data.tokenizer = 16, 2, "bytes"
+    rows = steps.run(config)
+    assert {row["model"]: row["ratio"] for row in rows} == {
+        name: pytest.approx(1.0 if name == "transformer" else 0.8) for name in architectures(config.model)
+    }
+    sizes = {name: parameters_non_embedding(step.model) for name, step in timed.items()}
+    for name, size in sizes.items():
+        assert size == pytest.approx(sizes["transformer"], rel=0.01), name
+
+
+def test_the_harness_is_compared_pair_by_pair_with_the_bare_loop(monkeypatch, capsys):
+    """A quarter slower in the median pair: 1.25 times the time, or a ratio of 0.8, where above 1 is faster."""
+    bare, lightning = iter([0.2, 0.4, 0.8]), iter([0.25, 0.8, 0.8])
+    monkeypatch.setattr(harness.data, "prepare", lambda config: None)
+    monkeypatch.setattr(harness, "_long_steps", lambda config, corpus, device: config)
+    monkeypatch.setattr(harness, "_bare", lambda *_: next(bare))
+    monkeypatch.setattr(harness, "_harness", lambda *_: next(lightning))
+    config = Config(device="cpu")
+    config.bench.steps, config.bench.pairs = 4, 3
+    found = {row["model"]: row for row in harness.run(config)}
+    assert {name: row["ratio"] for name, row in found.items()} == {"bare loop": 1.0, "lightning": 0.8}
+    columns = ("milliseconds_low", "milliseconds_median", "milliseconds_high")
+    assert [found["bare loop"][key] for key in columns] == [50.0, 100.0, 200.0]
+    assert [found["lightning"][key] for key in columns] == [62.5, 200.0, 200.0]
+    assert "median 1.2500x, 95 % interval 1.0000 to 2.0000 (3 pairs of 4 steps" in capsys.readouterr().out
 
 
 def test_an_interval_holds_19_of_20_medians_drawn_anew():

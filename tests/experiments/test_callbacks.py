@@ -99,6 +99,20 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     assert float(row["tokens_per_second"]) == 2 * 100 / 4  # of the steps of this attempt
 
 
+def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
+    """Wherever a kill or a full disk cut it: of a cut number the rest would pass for the number."""
+    log = MetricLog(tmp_path / "metrics.csv", ["aux:x"])
+    log.cut(0)
+    for step in (1, 2):
+        log.append(dict.fromkeys(log.columns, "12345") | {"step": step, "split": "train"})
+    text = log.path.read_text()
+    assert [row["step"] for row in read(log.path)] == ["1", "2"]
+    assert set(read(log.path)[1].values()) == {"2", "train", "12345"}
+    for length in range(len(text)):
+        log.path.write_text(text[:length])
+        assert len(read(log.path)) == max(0, text[:length].count("\n") - 1), text[:length]
+
+
 @pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
 def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
     saved = []
@@ -202,6 +216,26 @@ def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
     )
     callback.on_train_start(trainer(6), None)
     assert callback.rows == probe_tables.read(tmp_path, probe_tables.TRAINING) == rows[:2]
+
+
+def test_probed_are_the_steps_asked_for_the_last_one_and_the_one_that_training_stops_at(
+    tmp_path: Path, monkeypatch
+):
+    """The state that a run ended in belongs to its curve, whether its steps were done or its patience."""
+    row = (0, "mixer", "attention", None, "", None, None, "size", 1.0, 2)
+    monkeypatch.setattr(probe_training, "probe_windows", lambda *_: [row])
+    config, task = Config(), SimpleNamespace(model=None)
+    config.trainer.probe_every = 20
+
+    def probed(*steps: int, stop: int | None = None) -> list[int]:
+        split = Split(np.arange(400, dtype=np.uint16), 1, 1, 1)
+        callback = probe_training.ProbeTraining(config, split, SimpleNamespace(paused=0.0), tmp_path)
+        for step in steps:
+            callback.after_step(trainer(step, 50, should_stop=step == stop), task)
+        return [found[0] for found in probe_tables.read(tmp_path, probe_tables.TRAINING)]
+
+    assert probed(*range(1, 51)) == [20, 40, 50]
+    assert probed(*range(1, 31), stop=30) == [20, 30]
 
 
 def test_bf16_training_is_validated_in_bf16(validated, monkeypatch):

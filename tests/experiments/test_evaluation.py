@@ -13,10 +13,12 @@ from support.program import Lab, write_text
 
 from experiments import data
 from experiments.data import DataConfig, Split
+from experiments.load_run import LoadedRun, load_corpus
 from experiments.runs import RunFolder
 from experiments.scoring import score_split
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict
+from zoo.errors import UserError
 
 T = 12
 
@@ -162,6 +164,30 @@ def test_job_evaluate_of_a_checkpoint_and_of_a_split_by_name(finished: Lab):
     outcome = finished.here("job=evaluate", f"run={checkpoint}", "evaluate.splits=[validation,test]")
     assert outcome.status == 0, outcome.err
     assert [line.partition(":")[0] for line in outcome.out.splitlines()] == ["validation", "test"]
+
+
+def test_text_that_gives_another_tokenizer_of_as_many_entries_is_refused(tmp_path: Path):
+    """Its tokens mean something else to the model, and its score would be of noise."""
+    texts = []
+    for name, letters in (("own", "abcde"), ("other", "vwxyz")):
+        (tmp_path / name).write_text(
+            "".join(f"{a}{b}{c} " for a in letters for b in letters for c in letters) * 5
+        )
+        texts.append(str(tmp_path / name))
+    options = {
+        "name": "text",
+        "tokenizer": "bpe",
+        "vocab_size": 262,
+        "seq_len": T,
+        "cache_dir": str(tmp_path / "cache"),
+    }
+    own, other = (DataConfig(path=path, **options) for path in texts)
+    trained, strange = (data.prepare(cfg, progress=False).tokenizer for cfg in (own, other))
+    assert trained.vocab_size == strange.vocab_size == 262
+    run = LoadedRun(None, trained, tmp_path / "run", own)
+    assert load_corpus(run, DataConfig(path=None), progress=False).fingerprint == data.fingerprint(own)
+    with pytest.raises(UserError, match=r"another tokenizer than .*/run was trained with; restore its text"):
+        load_corpus(run, other, progress=False)
 
 
 @pytest.mark.slow

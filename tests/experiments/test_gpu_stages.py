@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,19 @@ def test_without_a_gpu_it_says_that_everything_stays_unmeasured(lab: Lab):
 
 def settings_in(folder: Path, **gpu) -> Settings:
     return Settings.of(Config(device="cpu", results=str(folder), gpu=GpuConfig(rehearse=True, **gpu)))
+
+
+def test_a_rehearsal_writes_beside_what_is_measured_and_committed(tmp_path):
+    """Its numbers are of tiny models on any machine: they neither overwrite tables nor count as finished stages."""
+    rehearsal, real = (dataclasses.replace(settings_in(tmp_path), rehearse=x) for x in (True, False))
+    suites = ("attention", "kernels", "latency", "models")
+
+    def places(settings: Settings) -> list[str]:
+        tables = [settings.published, *(settings.bench(suite).bench.out for suite in suites)]
+        return [str(Path(x).relative_to(tmp_path)) for x in [*tables, settings.training("sf", 60.0).results]]
+
+    assert places(rehearsal) == ["gpu-rehearsal/published"] * 5 + ["gpu-rehearsal"]
+    assert places(real) == ["published"] * 5 + ["gpu"]
 
 
 def test_kernel_tests_go_on_where_time_ended_them(tmp_path, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from support.program import Lab
@@ -11,7 +13,7 @@ from experiments.flop_count import count_flops
 from experiments.jobs import all_jobs, cost
 from experiments.meta_model import meta_model
 from experiments.schema import Config
-from zoo.cost import flops_per_token
+from zoo.cost import flops_per_token, parameters, parameters_non_embedding, state_bytes
 
 
 def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
@@ -100,3 +102,28 @@ def test_models_of_a_table_are_told_apart(lab: Lab):
     assert "| `transformer` |" in outcome.out
     assert "| `transformer mhc` |" in outcome.out
     assert "moe" not in outcome.out
+
+
+@pytest.mark.parametrize(("tokenizer", "entries"), [("bytes", 256 + 1), ("gpt2", 50_257), ("bpe", 4096)])
+def test_costs_are_of_the_vocabulary_that_a_run_has(tokenizer: str, entries: int):
+    """256 bytes and a separator; GPT-2's table; as many entries as are asked for."""
+    config = Config()
+    config.data.tokenizer, config.data.vocab_size = tokenizer, 4096
+    assert meta_model(config).vocab_size == entries
+
+
+def test_a_summary_says_the_costs_of_the_model_that_was_trained(lab: Lab):
+    """Of one whose backward pass is not twice its forward pass: the solver of the second is not run again."""
+    assert lab.here("model=mesanet", "trainer.max_steps=1").status == 0
+    summary = json.loads((lab.run_folder() / "summary.json").read_text())
+    (config,) = lab.compose("model=mesanet")
+    model, length = meta_model(config), config.data.seq_len
+    assert summary["parameters"] == parameters(model)
+    assert summary["parameters_non_embedding"] == parameters_non_embedding(model)
+    flops = {
+        "forward": flops_per_token(model, length),
+        "training": flops_per_token(model, length, backward=True),
+    }
+    assert flops["training"] != 3 * flops["forward"]
+    assert summary["flops_per_token"] == flops
+    assert summary["state_bytes"] == {str(n): state_bytes(model, n) for n in (1024, 8192, 131_072)}

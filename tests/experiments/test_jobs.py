@@ -12,9 +12,12 @@ import pytest
 from support.program import Lab
 
 import analysis
-from experiments.jobs import all_jobs, cost
+from experiments import jobs
+from experiments.cli import perform
+from experiments.jobs import Job, all_jobs, cost
 from experiments.metric_log import COLUMNS, read
 from experiments.paths import CONF
+from experiments.schema import Config
 from zoo import registry
 from zoo.pattern import LAYOUTS
 
@@ -126,6 +129,33 @@ def test_cost_prints_the_parameters_of_the_reference_models(lab: Lab, model: str
     lengths = [int(line.split()[0]) for line in outcome.out.splitlines() if re.match(r" +\d+ ", line)]
     assert lengths == [1024, 8192, 131072]
     assert lab.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "calls"),
+    [
+        (["table"], ["table 0"]),
+        (["table", "table"], ["table 0 and 1 together"]),
+        (["plain", "plain"], ["plain 0", "plain 1"]),
+        (["table", "plain"], ["table 0", "plain 1"]),
+        (["plain", "table", "table"], ["plain 0", "table 1", "table 2"]),
+    ],
+)
+def test_configurations_go_together_to_a_job_that_takes_many_and_others_each_to_its_own(
+    monkeypatch, given: list[str], calls: list[str]
+):
+    made: list[str] = []
+
+    def job(name: str, **more) -> Job:
+        return Job(name, "", lambda config: made.append(f"{name} {config.seed}"), **more)
+
+    def together(configs: list[Config]) -> None:
+        made.append(f"table {' and '.join(str(config.seed) for config in configs)} together")
+
+    for found in (job("table", run_sweep=together), job("plain")):
+        monkeypatch.setitem(jobs._handed_over, found.name, found)
+    perform([Config(job=name, seed=seed) for seed, name in enumerate(given)], {})
+    assert made == calls
 
 
 def test_generate_is_a_function_of_the_seed(finished: Lab):

@@ -115,6 +115,20 @@ def test_a_peak_that_a_busy_machine_made_too_low_is_told_and_shown_nowhere(lab: 
     assert "hypergraph" in told
 
 
+def test_a_peak_that_turned_out_too_low_is_not_the_one_that_the_summary_divides_by(
+    lab: Lab, tmp_path, monkeypatch
+):
+    """As the run begins every product seems to take an hour; measured again after it, a millisecond."""
+    products = len(peak_flops.SIZES) * peak_flops.ROUNDS
+    a_clock(monkeypatch, *[3600.0] * products, *[1e-3] * products)
+    lab.cache = tmp_path / "cache"
+    assert lab.here("trainer.max_steps=2", "trainer.log_every=1").status == 0
+    summary = json.loads((lab.run_folder() / "summary.json").read_text())
+    assert summary["mfu_peak_flops"] == pytest.approx(2 * peak_flops.SIZES[-1] ** 3 / 1e-3, rel=1e-3)
+    done = summary["tokens_per_second"] * summary["flops_per_token"]["training"]
+    assert summary["mfu"] == pytest.approx(done / summary["mfu_peak_flops"])
+
+
 def test_a_summary_says_what_ran_beside_it(finished: Lab):
     summary = json.loads((finished.run_folder() / "summary.json").read_text())
     assert summary["workers"] == 1

@@ -14,11 +14,15 @@ from torch import nn
 
 import zoo
 from analysis.loading.probe_tables import TABLES, columns_of
-from experiments.data import Split
+from experiments.data import DataConfig, Split
+from experiments.data.tokenization import TOKENIZERS
+from experiments.load_run import LoadedRun
 from experiments.probing import per_token, probe_tables
 from experiments.probing.held_out import document_start, spread_windows
 from experiments.probing.loss_by_position import loss_by_position, position_buckets
+from experiments.probing.probe_run import _make_tables
 from experiments.probing.window_rows import average_rows
+from experiments.schema import ProbeConfig
 from zoo.probes import Row
 
 VOCAB, EXPERTS = 11, 3
@@ -112,6 +116,28 @@ def test_assignments_count_first_choices_over_all_batches():
         (2, "channel", "two", head, choice, token, f"t{token}", count)
         for (head, choice, token), count in sorted(counted.items())
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "read"), [(1, 16), (16, 16), (17, 32), (31, 32), (32, 32), (33, 48), (10_000, 96)]
+)
+def test_assignments_are_of_as_many_tokens_as_were_asked_for_or_all_in_whole_windows(
+    monkeypatch, tmp_path, asked: int, read: int
+):
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {})
+    config = zoo.ModelConfig(pattern="S", depth=1, d_model=8, n_heads=2)
+    tokenizer = TOKENIZERS["bytes"].make(None, None, "", None)
+    model = zoo.LanguageModel(config, vocab_size=tokenizer.vocab_size, seq_len=16)
+    probe = ProbeConfig(
+        routing_tokens=asked, prompts=[], windows=1, long_windows=1, extrapolate=1, map_tokens=4, batch_size=2
+    )
+    tokens = np.random.default_rng(0).integers(0, 256, 100).astype(np.uint16)
+    run = LoadedRun(model, tokenizer, tmp_path, DataConfig())
+    rows = _make_tables(run, Split(tokens, 0, 0, 0), probe, "fp32")["assignments"]
+    counted: Counter = Counter()
+    for *place, _choice, _token, _text, count in rows:
+        counted[tuple(place)] += count
+    assert counted == {(0, "mixer", "hypergraph", head): read for head in (0, 1)}
 
 
 def test_rows_of_batches_are_averaged_by_count():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from support.program import Lab
@@ -81,6 +83,25 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
     sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
+
+
+def test_a_worker_tells_its_run_how_many_train_at_once(planned: Plan, monkeypatch):
+    """It stands in the summary, where reports see that a speed was not of a machine alone."""
+    told = []
+    monkeypatch.setattr(sweep, "signal", mock.Mock())
+    monkeypatch.setattr(sweep.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(sweep, "execute", lambda planned, sink, workers=1: told.append(workers))
+    pool = WorkerPool([planned], 3)
+    pool.context = mock.Mock(Pipe=lambda: (mock.Mock(), mock.Mock()), Process=StartedHere)
+    pool._start(planned)
+    assert told == [3]
+
+
+class StartedHere:
+    """A process that does its work in this one as soon as it is started."""
+
+    def __init__(self, target, args: tuple, daemon: bool) -> None:
+        self.start = functools.partial(target, *args)
 
 
 def test_names_of_cells_leave_out_what_all_share(lab: Lab):

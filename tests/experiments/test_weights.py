@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shutil
@@ -16,6 +17,9 @@ import zoo
 from analysis import load_results
 from experiments import saved_weights
 from experiments.callbacks import Validation
+from experiments.hashing import content_hash
+from experiments.probing import probe_run
+from experiments.schema import ProbeConfig
 from zoo.errors import UserError
 from zoo.probes import Measure
 from zoo.probes.rows import row
@@ -106,6 +110,18 @@ def test_a_run_says_itself_at_which_step_it_wants_to_be_looked_at(early: Lab, ru
     assert probed_step(run) == 20
     assert probe(early, run, "probe.at=best").status == 0
     assert probed_step(run) == 10
+
+
+def test_tables_of_the_best_weights_do_not_depend_on_whether_they_were_asked_for_by_name(run: Path):
+    """Nor on whether that could be asked: tables of before are not made again."""
+    plain = {"format": probe_run._FORMAT, "measures": ["stream_size"], **dataclasses.asdict(ProbeConfig())}
+    del plain["at"]
+    record = {"digest": content_hash(plain, 12), "step": 10, "tables": []}
+    (run / "probes").mkdir(exist_ok=True)
+    (run / "probes" / "probes.json").write_text(json.dumps(record))
+    found = {at: probe_run.is_probed(run, ProbeConfig(at=at)) for at in (None, "best", "last", "7")}
+    assert found == {None: True, "best": True, "last": False, "7": False}
+    assert not probe_run.is_probed(run, ProbeConfig(windows=ProbeConfig().windows + 1))
 
 
 def test_an_absent_step_says_which_there_are(early: Lab, run: Path):

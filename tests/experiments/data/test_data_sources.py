@@ -1,7 +1,9 @@
 """Sources: own text, WikiText's layout, the prose of the standard library."""
 
+import sys
 from collections import Counter
 from itertools import chain
+from types import SimpleNamespace
 
 import pytest
 from support.sample_text import prose
@@ -80,6 +82,22 @@ def test_few_files_are_each_cut(config, tmp_path):
         assert "".join(found[split][i] for split in SPLITS) == prose(40, i)
 
 
+def test_two_stars_match_files_in_any_depth(config, tmp_path):
+    places = [".", "one", "one/two", "one/two/three"]
+    for place in places:
+        (tmp_path / "notes" / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "notes" / place / "a.txt").write_text(f"in {place}\n" * 100)
+        (tmp_path / "notes" / place / "a.log").write_text("of another kind")
+
+    def read(pattern: str) -> set[str]:
+        documents = texts(config(path=str(tmp_path / pattern)), "train", tmp_path)
+        return {text.splitlines()[0].removeprefix("in ") for text in documents}
+
+    assert read("notes/**/*.txt") == set(places)
+    assert read("notes/one/**/*.txt") == set(places[1:])
+    assert read("notes/*/*.txt") == {"one"}
+
+
 def test_words_are_counted_with_one_a_line_end(config, tmp_path):
     file = tmp_path / "lines.txt"
     file.write_text("one two\n\nthree\n" * 400)
@@ -143,6 +161,44 @@ def test_training_split_replaced(wikitext_folder, cache, tmp_path, article_rows)
     assert len(list((cache / "corpora").iterdir())) == 1
 
 
+def test_a_blank_row_more_is_another_corpus(cache, tmp_path, article_rows):
+    """The text is the same, but a row end is a word, which word perplexity is an average over."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    found = []
+    for blanks in (0, 1, 0):
+        for split in SPLITS:
+            rows = article_rows(3) + [""] * blanks * (split == "test")
+            pq.write_table(pa.table({"text": rows}), tmp_path / f"{split}-00000-of-00001.parquet")
+        cfg = DataConfig(
+            name="wikitext2", path=str(tmp_path), tokenizer="bytes", seq_len=32, cache_dir=str(cache)
+        )
+        corpus = prepare(cfg, progress=False)
+        found.append((corpus.fingerprint, corpus.splits["test"].n_words))
+    plain, more, again = found
+    assert again == plain
+    assert more[0] != plain[0]
+    assert more[1] == plain[1] + 1
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "wikitext2"])
+def test_the_hub_is_asked_for_the_commit_that_was_given(monkeypatch, tmp_path, article_rows, name):
+    asked = []
+
+    def load_dataset(repository, folder, revision, split):
+        asked.append((repository, folder, revision, split))
+        return SimpleNamespace(iter=lambda batch_size: iter([{"text": article_rows(2)}]))
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    source, given, plain = SOURCES[name], DataConfig(name=name, revision="c0ffee"), DataConfig(name=name)
+    for cfg in (given, plain):
+        assert texts(cfg, "test", tmp_path) == [
+            document.text for document in wikitext.articles([article_rows(2)])
+        ]
+    place = "Salesforce/wikitext", source.folder
+    assert asked == [(*place, "c0ffee", "test"), (*place, wikitext.REVISION, "test")]
+    assert source.stamp(given) != source.stamp(plain), "nor is what was read of another commit taken for it"
+
+
 # the standard library
 
 
@@ -183,6 +239,15 @@ class A:
         "------------\nx = 1\nExplains the line that follows below.",
         "A.method.inner()\n\n    Inner functions count as well.",
     ]
+
+
+@pytest.mark.parametrize("quotes", ['"""', "'''", 'f"""', 'r"""', 'b"""'])
+def test_no_line_of_a_string_is_taken_for_a_comment(quotes):
+    """Neither the first nor the last, which goes on in code; what stands below is a comment again."""
+    end = quotes[-3:]
+    hidden = "# one two three four five"
+    source = f"x = ({quotes}{hidden}\n{hidden}\n{hidden}\n{hidden}{end}, 1)\n# Six words of a true comment.\n"
+    assert module_blocks(source) == ["Six words of a true comment."]
 
 
 @pytest.mark.slow

@@ -135,6 +135,17 @@ def test_gpt2_merges_are_applied(config, tmp_path):
     assert corpus.describe()["vocab_size"] == 259
 
 
+def test_gpt2_merges_of_number_signs_are_no_comments(tmp_path):
+    """GPT-2 has tokens ##, #### and longer; without their merges a heading would be other tokens than GPT-2's."""
+    tokens = [*sorted(ByteLevel.alphabet()), "##", "####", SEPARATOR]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n# #\n## ##\n")
+    cfg = DataConfig(tokenizer="gpt2", gpt2_path=str(tmp_path))
+    tokenizer = TOKENIZERS["gpt2"].make(cfg, None, "", None)
+    found = [[tokens[i] for i in tokenizer.encode("#" * n)] for n in (1, 2, 3, 4)]
+    assert found == [["#"], ["##"], ["##", "#"], ["####"]]
+
+
 @pytest.mark.parametrize(
     ("vocabulary", "merges", "message"),
     [
