@@ -68,7 +68,6 @@ def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
         "model.n_heads": 2,
         "data": "text",
         "data.path": text,
-        "data.cache_dir": tmp_path / "cache",
         "data.tokenizer": "bytes",
         "data.seq_len": 32,
         "data.batch_size": 2,

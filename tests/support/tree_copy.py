@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, str]:
 def python(folder: Path, *arguments: str) -> str:
     """Run Python in the copy; its output, with the test failed if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "ARCHZOO_CACHE": f"{folder}-cache"}
     command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
