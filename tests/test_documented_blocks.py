@@ -41,7 +41,7 @@ def test_the_pages_show_a_file_of_every_other_kind():
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_examples_pass_the_contract_tests(tree):
     before = contents(tree)
     # The README's own command, for all three; "not gpu" spares a machine without one the skips that it would name.
@@ -54,7 +54,7 @@ def test_the_examples_pass_the_contract_tests(tree):
     assert contents(tree) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"Line {i}: the quick brown fox jumps over {i * i} dogs." for i in range(800)))
