@@ -93,3 +93,9 @@ def test_limits_fail_with_the_numbers(monkeypatch):
     for value in (1.0, 0.5, math.nan):
         with pytest.raises(AssertionError, match=r"g: .*, not above 1"):
             above(value, 1.0, "g")
+
+
+def test_a_path_of_tests_is_not_taken_for_the_table(tmp_path):
+    with pytest.raises(AssertionError, match=r"--margins=test_suite.py: the table goes into a \*\.csv"):
+        run(tmp_path, "--margins", "test_suite.py")
+    assert (tmp_path / "test_suite.py").read_text() == SUITE

@@ -22,6 +22,11 @@ from typing import Any
 from zoo.errors import unknown
 
 KINDS = ("mixer", "residual", "channel")
+MASKS = (
+    *("causal", "fading", "window", "timeline", "topk", "blocks"),
+    *("recurrent", "memories", "convolution", "none"),
+)
+"""What a token may attend to, by the names that figures know (Block.mask)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +35,7 @@ class Block:
 
     name: used in configs; letter: used in patterns (mixers only); cls: the module; config: its dataclass of options;
     title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: what a token may
-    attend to, one of "causal", "fading", "window", "timeline", "topk", "blocks", "recurrent", "memories",
-    "convolution", "none");
+    attend to, one of MASKS);
     source: the paper; choice: a noun for what its router chooses ("timeline"), if it has one;
     sketch: a token's way through the block for figures, a line of text a row, boxes parted by "|", "↻" for what is
     carried from token to token; "#0", "#1", "#2" behind a box draw it in the colour of that group of the mask:
@@ -90,6 +94,10 @@ _BLOCKS: dict[str, dict[str, Block]] = {kind: {} for kind in KINDS}
 def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Callable[[type], type]:
     def add(cls: type) -> type:
         block = Block(kind=kind, name=name, cls=cls, config=config or NoOptions, **metadata)
+        if block.mask not in MASKS:
+            raise ValueError(
+                f"{cls.__module__}: figures draw the masks {', '.join(MASKS)}, not '{block.mask}' of {kind} '{name}'"
+            )
         _refuse_clash(block)
         _BLOCKS[kind][name] = block
         return cls

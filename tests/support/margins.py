@@ -201,7 +201,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("margins") is not None:
+    file = config.getoption("margins")
+    if file is not None:
+        # A path of tests that follows --margins would be taken for the file, and overwritten.
+        if file and Path(file.partition("::")[0]).suffix != ".csv":
+            raise pytest.UsageError(
+                f"--margins={file}: the table goes into a *.csv; tests come before --margins"
+            )
         _watch()
 
 

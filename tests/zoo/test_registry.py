@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 import zoo.config
+from analysis.plotting.masks import PATTERNS
 from zoo import ModelConfig, UserError, register_channel, register_mixer, register_residual, registry
 from zoo.interfaces import Mixer
 from zoo.model import letters_of
@@ -163,3 +164,9 @@ def test_identity_is_what_is_built():
     before = identity(config)
     config.channel.swiglu.hidden = 24
     assert identity(config) != before
+
+
+def test_a_mask_that_figures_do_not_know_is_refused_and_they_know_all_others(register):
+    with pytest.raises(ValueError, match=r"^elsewhere: figures draw .*, not 'fadin' of mixer 'blurred'$"):
+        register_mixer("blurred", letter="Z", mask="fadin")(type("Blurred", (), {"__module__": "elsewhere"}))
+    assert set(registry.MASKS) == set(PATTERNS)
