@@ -1,16 +1,16 @@
-"""FLOPs a token at long lengths in bounded time.
+"""FLOPs a token at long lengths with bounded work.
 
 A model on the meta device is counted operator by operator, so that a mixer with a Python loop over tokens or chunks
-takes as many steps as the loop has. Where counting at a length takes too long, shorter ones are counted, doubling,
-as far as the time goes and until the total FLOPs of the last four lie on one polynomial of degree two in the length,
-which is followed to the length that was asked for. Work a token that is constant or grows with the context is such a
+takes as many steps as the loop has. Where a length takes too many operators, shorter ones are counted, doubling,
+as far as that budget goes and until the total FLOPs of the last four lie on one polynomial of degree two in the
+length, which is followed to the length that was asked for. The budget is in operators, not seconds: a busy machine
+prints the same table as a quiet one. Work a token that is constant or grows with the context is such a
 polynomial; a block whose work bends between the lengths that were counted and that one is not seen, so that figures
 made in this way are marked.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import cost
 from zoo.model import LanguageModel
 
-LIMIT_S = 5.0
-"""Seconds that one direct count may take."""
+OPERATORS = 50_000
+"""Operators that one direct count may take: some seconds, and four times what a preset of reference size needs."""
 SHORTEST = 32
 TOLERANCE = 1e-9
 """Relative error of a prediction that counts as exact: totals are integers up to 2^53 in floating point."""
@@ -35,9 +35,9 @@ class FlopCount:
 
 
 def count_flops(
-    model: LanguageModel, length: int, *, backward: bool = False, limit_s: float = LIMIT_S
+    model: LanguageModel, length: int, *, backward: bool = False, budget: int = OPERATORS
 ) -> FlopCount:
-    """FLOPs a token at `length`, forward, or forward and backward; counted, or extrapolated where that takes too long.
+    """FLOPs a token at `length`, forward, or forward and backward; extrapolated where it takes over `budget` operators.
 
     Raises ValueError where a kernel refuses the call.
     """
@@ -46,20 +46,24 @@ def count_flops(
         return tokens * cost.flops_per_token(model, tokens, backward=backward)
 
     try:
-        with _TimeLimit(limit_s):
+        with _Operators(budget):
             return FlopCount(total(length) / length, length)
-    except _TooSlow:
-        return _extrapolate(total, length, limit_s)
+    except _TooMany:
+        with _Operators() as operators:
+            return _extrapolate(total, length, lambda: operators.count > budget / 2)
 
 
-def _extrapolate(total: Callable[[int], float], length: int, limit_s: float) -> FlopCount:
-    """From doubling lengths, once half the time is used and they agree; where none do, the direct count after all."""
+def _extrapolate(total: Callable[[int], float], length: int, enough: Callable[[], bool]) -> FlopCount:
+    """From doubling lengths, once `enough` work is done and they agree; where none do, the direct count after all."""
     lengths, totals = [], []
-    tokens, began = SHORTEST, time.monotonic()
+    tokens = SHORTEST
     while tokens < length:
         lengths, totals = [*lengths[-3:], tokens], [*totals[-3:], total(tokens)]
-        enough = len(lengths) == 4 and time.monotonic() - began > limit_s / 2
-        if enough and _is_exact(_quadratic(lengths[:3], totals[:3], tokens), totals[3]):
+        if (
+            len(lengths) == 4
+            and enough()
+            and _is_exact(_quadratic(lengths[:3], totals[:3], tokens), totals[3])
+        ):
             return FlopCount(_quadratic(lengths[1:], totals[1:], length) / length, tokens)
         tokens *= 2
     return FlopCount(total(length) / length, length)
@@ -78,18 +82,19 @@ def _is_exact(predicted: float, counted: float) -> bool:
     return abs(predicted - counted) <= TOLERANCE * counted
 
 
-class _TooSlow(Exception):
-    """The time limit of a count is over."""
+class _TooMany(Exception):
+    """The budget of a count is used up."""
 
 
-class _TimeLimit(TorchDispatchMode):
-    """Raises _TooSlow at the first operator after so many seconds."""
+class _Operators(TorchDispatchMode):
+    """Counts the operators that run inside it. Raises _TooMany at the first one over the budget, if there is one."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, budget: int | None = None) -> None:
         super().__init__()
-        self.deadline = time.monotonic() + seconds
+        self.budget, self.count = budget, 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if time.monotonic() > self.deadline:
-            raise _TooSlow
+        self.count += 1
+        if self.budget is not None and self.count > self.budget:
+            raise _TooMany
         return function(*args, **(kwargs or {}))

@@ -1,8 +1,9 @@
-"""What --help says, and what job=cost prints: units, what is counted, and bounded time."""
+"""What --help says, and what job=cost prints: units, what is counted, and bounded work."""
 
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import torch
@@ -51,10 +52,23 @@ def test_extrapolated_flops_are_the_counted_ones(backward: bool):
     config.model.depth, config.model.d_model, config.model.n_heads = 1, 16, 2
     config.data.seq_len = 8192
     model = meta_model(config)
-    found = count_flops(model, 8192, backward=backward, limit_s=-1.0)
+    found = count_flops(model, 8192, backward=backward, budget=0)
     assert found.counted_to == 256
     assert found.per_token == pytest.approx(flops_per_token(model, 8192, backward=backward), rel=1e-9)
     assert count_flops(model, 512).counted_to == 512
+
+
+def test_a_count_within_the_budget_is_direct_however_long_it_takes(monkeypatch):
+    """The budget is in operators: a machine so busy that a count takes minutes extrapolates nothing."""
+    config = Config()
+    config.model.depth, config.model.d_model, config.model.n_heads = 1, 16, 2
+    model = meta_model(config)
+    with flop_count._Operators() as operators:
+        expected = flops_per_token(model, 8192)
+    clock = iter(range(0, 10**9, 3600))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    assert count_flops(model, 8192, budget=operators.count) == flop_count.FlopCount(expected, 8192)
+    assert count_flops(model, 8192, budget=operators.count - 1).counted_to < 8192
 
 
 def test_what_is_no_polynomial_is_counted_after_all():
@@ -64,7 +78,7 @@ def test_what_is_no_polynomial_is_counted_after_all():
         calls.append(tokens)
         return float(tokens**3)
 
-    assert flop_count._extrapolate(total, 8192, -1.0) == flop_count.FlopCount(8192.0**2, 8192)
+    assert flop_count._extrapolate(total, 8192, lambda: True) == flop_count.FlopCount(8192.0**2, 8192)
     assert calls[-1] == 8192
 
 
@@ -75,19 +89,19 @@ def test_a_bend_among_the_counted_lengths_is_waited_out(monkeypatch):
     def total(tokens: int) -> float:
         return float(sum(min(t, 1024) for t in (torch.arange(tokens) + 1).tolist()))
 
-    found = flop_count._extrapolate(total, 65_536, -1.0)
+    found = flop_count._extrapolate(total, 65_536, lambda: True)
     assert found.counted_to == 8192
     assert found.per_token == pytest.approx(total(65_536) / 65_536, rel=1e-12)
 
 
-def test_lengths_are_counted_as_far_as_the_time_goes():
-    found = flop_count._extrapolate(lambda tokens: float(min(tokens, 1024)), 65_536, 60.0)
+def test_lengths_are_counted_as_far_as_the_budget_goes():
+    found = flop_count._extrapolate(lambda tokens: float(min(tokens, 1024)), 65_536, lambda: False)
     assert found == flop_count.FlopCount(1024 / 65_536, 65_536)
 
 
 def test_an_extrapolated_row_is_marked_and_explained(lab: Lab, monkeypatch):
     monkeypatch.setattr(flop_count, "SHORTEST", 8)
-    monkeypatch.setattr(count_flops, "__kwdefaults__", {"backward": False, "limit_s": -1.0})
+    monkeypatch.setattr(count_flops, "__kwdefaults__", {"backward": False, "budget": 0})
     for words in (["job=cost"], ["--multirun", "job=cost", "model=transformer,lfm2"]):
         outcome = lab.here(*words, "model.mixers.attention.window=null", "cost.lengths=[1024]")
         assert outcome.status == 0, outcome.err
