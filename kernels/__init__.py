@@ -14,6 +14,7 @@ from kernels.ops.memory_mixture import memory_mixture
 from kernels.ops.mesa import mesa, mesa_residuals
 from kernels.ops.nsa_attention import nsa_attention, nsa_blocks
 from kernels.ops.path_attention import path_attention
+from kernels.ops.path_extend import path_extend
 from kernels.ops.path_step import path_step
 from kernels.ops.short_conv import short_conv
 from kernels.ops.sinkhorn import sinkhorn
@@ -39,6 +40,7 @@ __all__ = [
     "nsa_attention",
     "nsa_blocks",
     "path_attention",
+    "path_extend",
     "path_step",
     "rope",
     "short_conv",

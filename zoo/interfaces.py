@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from zoo.context import Context
-from zoo.modules.caches import state_bytes
+from zoo.modules.states import state_bytes
 
 Aux = dict[str, Tensor]
 """Auxiliary losses by name, scalars."""
@@ -53,8 +53,9 @@ class Mixer(nn.Module, ABC):
     """Mixes information over time: x [B, T, D] -> y [B, T, D], causally.
 
     x arrives normalised (the norm belongs to the layer). Auxiliary losses are returned as scalars by name, never kept
-    in attributes; `aux_weights` gives each name's weight in the training loss. A decode state is made of tensors and
-    caches (zoo.modules.caches); `step` repeated must equal `forward` in evaluation mode.
+    in attributes; `aux_weights` gives each name's weight in the training loss. A decode state is made of tensors
+    [B, ...] and caches (zoo.modules.states); `extend`, over a sequence cut in any way, must equal `forward` in
+    evaluation mode.
     """
 
     gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
@@ -75,8 +76,12 @@ class Mixer(nn.Module, ABC):
         """The decode state before the first token; capacity: how many tokens to make room for at once."""
 
     @abstractmethod
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One token: x [B, D] -> (y [B, D], the state after it)."""
+    def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The next T ≥ 1 tokens of every sequence: x [B, T, D] -> (y [B, T, D], the state after them).
+
+        A prompt is read by one call, or by one for each chunk; decoding is T = 1. The state given may be changed, and
+        is not to be used again.
+        """
 
     def state_bytes(self, state: Any) -> int:
         """Bytes that a decode state holds. Raises TypeError for a kind of state that cannot be counted."""

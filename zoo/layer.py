@@ -43,11 +43,11 @@ class Layer(nn.Module):
         x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}
 
-    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One token: streams [B, 1, ...] in and out, with the mixer's state."""
+    def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The next tokens: streams [B, T, ...] in and out, with the mixer's state."""
         y, c = self.mixer_residual.pre(x)
-        z, state = self.mixer.step(self.mixer_norm(y)[:, 0], state)
-        x = self.mixer_residual.post(x, z[:, None], c)
+        z, state = self.mixer.extend(self.mixer_norm(y), state)
+        x = self.mixer_residual.post(x, z, c)
         return self._feed(x, None)[0], state
 
     def _feed(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:

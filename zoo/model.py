@@ -93,14 +93,24 @@ class LanguageModel(nn.Module):
         return DecodeState([layer.mixer.init_state(batch_size, **options) for layer in self.layers])
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
-        """One token a sequence: tokens int64 [B] -> (logits [B, V], the state after it)."""
-        x = self.streams.expand(self.embedding(tokens)[:, None])
+    def extend(
+        self, tokens: Tensor, state: DecodeState, *, every: bool = False
+    ) -> tuple[Tensor, DecodeState]:
+        """The next T ≥ 1 tokens of every sequence: int64 [B, T] -> (logits after the last, [B, V], the state then).
+
+        every: the logits after each of them, [B, T, V]. The state given is used up.
+        """
+        x = self.streams.expand(self.embedding(tokens))
         states = []
         for i, (layer, before) in enumerate(zip(self.layers, state.layers, strict=True)):
-            x, after = layer.step(self.streams.between(x) if i else x, before)
+            x, after = layer.extend(self.streams.between(x) if i else x, before)
             states.append(after)
-        return self._logits(x)[:, 0], DecodeState(states)
+        logits = self._logits(x if every else x[:, -1:])
+        return logits if every else logits[:, 0], DecodeState(states)
+
+    def step(self, tokens: Tensor, state: DecodeState) -> tuple[Tensor, DecodeState]:
+        """One token a sequence: tokens int64 [B] -> (logits [B, V], the state after it)."""
+        return self.extend(tokens[:, None], state)
 
     def aux_loss(self, aux: Aux) -> Tensor | float:
         """Σ weight · auxiliary loss: what training adds to the cross-entropy."""

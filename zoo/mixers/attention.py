@@ -9,7 +9,7 @@ import kernels
 from zoo.context import Context
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
-from zoo.modules import KVCache
+from zoo.modules import KVCache, by_sequence, positions
 from zoo.option_checks import at_least, one_of, positive
 from zoo.probes.attention_events import record_attention, record_gates
 from zoo.registry import register_mixer
@@ -92,12 +92,15 @@ class Attention(GroupedQueryMixer):
         options = {"capacity": capacity, "window": self.window, "device": device, "dtype": dtype}
         return KVCache(batch_size, self.kv_heads, self.width, **options)
 
-    def step(self, x: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
-        """One token: x [B, D] -> (y [B, D], the cache with its key and value)."""
-        x = x[:, None]
-        position = torch.full(x.shape[:2], state.appended, device=x.device)
-        q, k, v = self._qkv(x, position)
-        state.append(k[:, 0], v[:, 0])
-        keys, values = (y.transpose(1, 2).to(q.dtype) for y in state.read())
-        o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
-        return self._out(o, x)[:, 0], state
+    def extend(self, x: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the cache with their keys and values)."""
+        q, k, v = self._qkv(x, positions(state, x.shape[1], x.device))
+        return self._out(by_sequence(self._attend, state, q, k, v), x), state
+
+    def _attend(self, cache: KVCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """o [B, T, H, K] of the next tokens, whose keys and values join the cache."""
+        seen = cache.append(k.transpose(1, 2), v.transpose(1, 2))
+        keys, values = (y.transpose(1, 2).to(q.dtype) for y in seen)
+        if q.shape[1] == 1:
+            return kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
+        return kernels.attention(q, keys, values, window=self.window, backend=self.step_backend)

@@ -63,8 +63,8 @@ class GatedConv(Mixer):
         """The values of B ⊙ h before the first token: zeros [B, D, k−1]."""
         return self.conv.init_state(batch_size, device=device, dtype=dtype)
 
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token: x [B, D] -> (y [B, D], the last k−1 values of B ⊙ h)."""
+    def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the last k−1 values of B ⊙ h)."""
         gate_in, gate_out, h = self.in_proj(x).chunk(3, dim=-1)
-        z, state = self.conv.step(gate_in * h, state)
+        z, state = self.conv.extend(gate_in * h, state)
         return self.out_proj(gate_out * z), state

@@ -1,5 +1,6 @@
 """`G`: gated sparse attention, where a light indexer picks the few tokens that a query attends to."""
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
-from zoo.modules import RowCache
+from zoo.modules import RowCache, by_sequence, positions
 from zoo.modules.indexer import Indexer, Warmup
 from zoo.option_checks import at_least, default_kv_heads, even_width, one_of, positive
 from zoo.options import added
@@ -137,26 +138,38 @@ class GSA(GroupedQueryMixer):
         index = torch.zeros(batch_size, capacity, self.indexer.width, device=device, dtype=wide)
         return RowCache(keys, values, index)
 
-    def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
-        """One token: x [B, D] -> (y [B, D], the cache with its rows); all rows are read in the warm-up only."""
-        x = x[:, None]
-        positions = torch.full(x.shape[:2], state.appended, device=x.device)
-        q, k, v = self._qkv(x, positions)
-        q_idx, k_idx, w_idx, bias = self.indexer(x, positions)
-        state.append(k[:, 0], v[:, 0], k_idx[:, 0])
-        keys, values, index = state.read()
+    def extend(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the cache with their rows)."""
+        at = positions(state, x.shape[1], x.device)
+        q_idx, k_idx, w_idx, bias = self.indexer(x, at)
+        attend = functools.partial(self._attend, bias)
+        return self._out(by_sequence(attend, state, *self._qkv(x, at), q_idx, k_idx, w_idx), x), state
+
+    def _attend(
+        self,
+        bias: Tensor,
+        cache: RowCache,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        q_idx: Tensor,
+        k_idx: Tensor,
+        w_idx: Tensor,
+    ) -> Tensor:
+        """o [B, T, H, K] of the next tokens, whose rows join the cache; in the warm-up they read all rows."""
+        keys, values, index = cache.append(k.transpose(1, 2), v.transpose(1, 2), k_idx)
         if self.warmup.dense:
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-            o = kernels.attention(q, keys, values, causal=False, backend=self.step_backend)
-        else:
-            options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
-            indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
-            # Only the selected rows are read: the cache is large, and attention's part of it is not.
+            return kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
+        options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
+        indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
+        if q.shape[1] > 1:
+            keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
+        else:  # Only the selected rows are read: the cache is large, and attention's part of it is not.
             keys, values = (_rows(y, indices[:, 0]).to(q.dtype) for y in (keys, values))
-            place = torch.arange(indices.shape[-1], device=x.device)
+            place = torch.arange(indices.shape[-1], device=q.device)
             indices = torch.where(indices < 0, -1, place)
-            o = kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
-        return self._out(o, x)[:, 0], state
+        return kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
 
 
 def check(config: GSAConfig) -> None:

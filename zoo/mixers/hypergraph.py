@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import GroupedKVCache, OutputProjection, fp32_linear
+from zoo.modules import GroupedKVCache, OutputProjection, by_sequence, fp32_linear, positions
 from zoo.option_checks import at_least, even_width, head_width, one_of, positive
 from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
@@ -127,18 +127,30 @@ class HyperGraph(Mixer):
         shape = (batch_size, self.heads, self.timelines, self.width)
         return GroupedKVCache(*shape, rows=rows, device=device, dtype=dtype)
 
-    def step(self, x: Tensor, state: GroupedKVCache) -> tuple[Tensor, GroupedKVCache]:
-        """One token: x [B, D] -> (y [B, D], the lists, one of each head with the token's key and value)."""
+    def extend(self, x: Tensor, state: GroupedKVCache) -> tuple[Tensor, GroupedKVCache]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the lists, some of them with the tokens' keys and values)."""
         _, timeline, weight = self._routes(self._logits(x))
-        position = state.length(timeline) if self.local else torch.full_like(timeline, state.appended)
-        q, k, v = self._qkv(x[:, None])
-        q, k = (kernels.rope(y, position[:, None], self.rope_base) for y in (q, k))
-        state.append(timeline, k[:, 0], v[:, 0])
-        keys, values, filled = state.read(timeline)
-        o = F.scaled_dot_product_attention(
-            q.transpose(1, 2), keys.to(q.dtype), values.to(q.dtype), attn_mask=filled[:, :, None]
-        )
-        return self.o_proj((o[:, :, 0] * weight[..., None].to(o.dtype)).flatten(1)), state
+        at = positions(state, x.shape[1], x.device).expand(x.shape[:2])
+        o = by_sequence(self._attend, state, *self._qkv(x), timeline, at)
+        return self.o_proj((o * weight[..., None].to(o.dtype)).flatten(-2)), state
+
+    def _attend(
+        self, cache: GroupedKVCache, q: Tensor, k: Tensor, v: Tensor, timeline: Tensor, at: Tensor
+    ) -> Tensor:
+        """o [B, T, H, K] of the next tokens at positions `at` [B, T], whose keys and values join their timelines."""
+        row = cache.places(timeline)
+        q, k = (kernels.rope(y, row if self.local else at, self.rope_base) for y in (q, k))
+        empty = cache.appended == 0
+        cache.append(timeline, k, v)
+        if q.shape[1] == 1:
+            keys, values, filled = cache.read(timeline[:, 0])
+            keys, values = keys.to(q.dtype), values.to(q.dtype)
+            o = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, attn_mask=filled[:, :, None])
+            return o.transpose(1, 2)
+        if empty:  # rotated already
+            options = {"n_timelines": self.timelines, "backend": self.backend}
+            return kernels.timeline_attention(q, k, v, timeline, **options)
+        return attend_to_lists(q, timeline, row, cache.keys, cache.values)
 
     def _logits(self, x: Tensor) -> Tensor:
         """Router logits [..., H, G] in at least fp32: near-ties decide timelines."""
@@ -162,3 +174,29 @@ class HyperGraph(Mixer):
         z = logits.logsumexp(-1).square()
         per_token = ctx.sequence_mean(Z_WEIGHT * z - ENTROPY_WEIGHT * entropy)
         return (self.timelines * (share * mean).sum(-1) + per_token).mean()
+
+
+def attend_to_lists(q: Tensor, timeline: Tensor, row: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention [B, T, H, K] of queries over rows 0 … row of their own timeline's list, T·n/G scores if balanced.
+
+    q [B, T, H, K]; timeline, row int64 [B, T, H]: list of a query, and its own place there; keys, values
+    [B, H, G, n, K]. Queries are sorted into lists as well, which are filled up to the longest.
+    """
+    batch, _, heads, width = q.shape
+    sent = F.one_hot(timeline, keys.shape[2])
+    slot = (sent.cumsum(1) - 1).gather(3, timeline[..., None])[..., 0]
+    most, longest = int(slot.max()) + 1, int(row.max()) + 1
+    at = (
+        torch.arange(batch, device=q.device)[:, None, None],
+        torch.arange(heads, device=q.device),
+        timeline,
+        slot,
+    )
+    queries = q.new_zeros(batch, heads, keys.shape[2], most, width)
+    queries[at] = q
+    last = row.new_zeros(queries.shape[:-1])  # what fills a list up reads the first row, and is not read itself
+    last[at] = row
+    visible = torch.arange(longest, device=q.device) <= last[..., None]
+    keys, values = (x[:, :, :, :longest].to(q.dtype).flatten(1, 2) for x in (keys, values))
+    o = F.scaled_dot_product_attention(queries.flatten(1, 2), keys, values, attn_mask=visible.flatten(1, 2))
+    return o.unflatten(1, (heads, -1))[at]

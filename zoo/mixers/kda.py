@@ -100,15 +100,14 @@ class KDA(Mixer):
         before = self.convolution.init_state(batch_size, device=device, dtype=dtype)
         return KDAState(torch.zeros(shape, device=device, dtype=wide), before)
 
-    def step(self, x: Tensor, state: KDAState) -> tuple[Tensor, KDAState]:
-        """One token: x [B, D] -> (y [B, D], a new state)."""
-        qkv, convolution = self.convolution.step(self.qkv_proj(x), state.convolution)
-        x = x[:, None]
-        inputs = self._inputs(x, qkv[:, None])
+    def extend(self, x: Tensor, state: KDAState) -> tuple[Tensor, KDAState]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], a new state)."""
+        qkv, convolution = self.convolution.extend(self.qkv_proj(x), state.convolution)
+        inputs = self._inputs(x, qkv)
         o, memory = kernels.delta_rule(
             *inputs, initial_state=state.memory, output_final_state=True, backend=self.backend
         )
-        return self._out(o, x)[:, 0], KDAState(memory, convolution)
+        return self._out(o, x), KDAState(memory, convolution)
 
     def _inputs(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, ...]:
         """x [B, T, D] and the convolved q, k, v [B, T, 3D] -> q, k, v, g, β of the delta rule."""

@@ -121,16 +121,15 @@ class MesaNet(Mixer):
         }
         return MesaState(h_kk, torch.zeros_like(h_kk), before)
 
-    def step(self, x: Tensor, state: MesaState) -> tuple[Tensor, MesaState]:
-        """One token: x [B, D] -> (y [B, D], a new state)."""
+    def extend(self, x: Tensor, state: MesaState) -> tuple[Tensor, MesaState]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], a new state)."""
         qkv, after = self._projections(x), {}
         for name, convolution in self.convolutions.items():
-            qkv[name], after[name] = convolution.step(qkv[name], state.convolutions[name])
-        qkv = {name: part[:, None] for name, part in qkv.items()}
+            qkv[name], after[name] = convolution.extend(qkv[name], state.convolutions[name])
         o, memories = self._mesa(
-            self._inputs(x[:, None], qkv), initial_state=(state.h_kk, state.h_kv), output_final_state=True
+            self._inputs(x, qkv), initial_state=(state.h_kk, state.h_kv), output_final_state=True
         )
-        return self._out(o)[:, 0], MesaState(*memories, after)
+        return self._out(o), MesaState(*memories, after)
 
     def _projections(self, x: Tensor) -> dict[str, Tensor]:
         return {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}

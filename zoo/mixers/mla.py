@@ -9,7 +9,7 @@ import kernels
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import OutputProjection, RMSNorm, RowCache
+from zoo.modules import OutputProjection, RMSNorm, RowCache, by_sequence, positions
 from zoo.option_checks import at_least, head_width, positive
 from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
@@ -94,12 +94,7 @@ class MLA(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses), with keys and values of all heads expanded."""
-        content, rotated = self._queries(x, ctx.positions)
-        latent, key = self._latents(x, ctx.positions)
-        q = torch.cat([content, rotated], dim=-1)
-        shared = key.unsqueeze(2).expand(-1, -1, self.heads, -1)
-        k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
-        v = self._by_head(self.v_up(latent))
+        q, k, v = self._qkv(*self._queries(x, ctx.positions), *self._latents(x, ctx.positions))
         o = kernels.attention(q, k, v, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
         record_attention(ctx, kernels.attention, q, k, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
@@ -109,22 +104,53 @@ class MLA(Mixer):
         shape = (batch_size, capacity, self.kv_rank + self.rope_dim)
         return RowCache(torch.zeros(shape, device=device, dtype=dtype))
 
-    def step(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
-        """One token: x [B, D] -> (y [B, D], the cache with its row), with W_UK and W_UV absorbed into q and o."""
-        x = x[:, None]
-        position = torch.full(x.shape[:2], state.appended, device=x.device)
-        content, rotated = self._queries(x, position)
-        state.append(torch.cat(self._latents(x, position), dim=-1)[:, 0])
-        (rows,) = state.read()
-        rows = rows.to(content.dtype)[:, :, None]
-        absorbed = torch.einsum("bhk,hkc->bhc", content[:, 0], self._up_by_head(self.k_up))
-        q = torch.cat([absorbed, rotated[:, 0]], dim=-1)
-        # All heads share one key a token: as H queries of one head, nothing has to be repeated. Values are
-        # the whole rows, of which the latent part is kept; cutting it out before would copy the cache.
+    def extend(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the cache with their rows)."""
+        at = positions(state, x.shape[1], x.device)
+        o = by_sequence(self._attend, state, *self._queries(x, at), torch.cat(self._latents(x, at), dim=-1))
+        return self.o_proj(o.flatten(-2)), state
+
+    def _attend(self, cache: RowCache, content: Tensor, rotated: Tensor, row: Tensor) -> Tensor:
+        """o [B, T, H, K] of the next tokens, whose rows [B, T, d_c + d_R] join the cache."""
+        (rows,) = cache.append(row)
+        rows, tokens = rows.to(content.dtype), row.shape[1]
+        return (self._absorbed if self._absorbs(tokens, rows.shape[1]) else self._expanded)(
+            content, rotated, rows
+        )
+
+    def _absorbs(self, tokens: int, rows: int) -> bool:
+        """Whether scores against the rows take fewer multiplications than making keys and values of them."""
+        inner, up = self.heads * self.width, self.kv_rank * self.heads * self.width
+        scores = tokens * rows * self.heads
+        absorbed = 2 * tokens * up + scores * (2 * self.kv_rank + self.rope_dim)
+        return absorbed < 2 * rows * up + tokens * rows * (2 * inner + self.heads * self.rope_dim)
+
+    def _expanded(self, content: Tensor, rotated: Tensor, rows: Tensor) -> Tensor:
+        """Attention with the keys and values of all rows, made of them."""
+        latent, key = rows.split([self.kv_rank, self.rope_dim], -1)
+        return kernels.attention(*self._qkv(content, rotated, latent, key), backend=self.step_backend)
+
+    def _absorbed(self, content: Tensor, rotated: Tensor, rows: Tensor) -> Tensor:
+        """Attention over the rows as they are, with W_UK and W_UV absorbed into q and o."""
+        absorbed = torch.einsum("bthk,hkc->bthc", content, self._up_by_head(self.k_up))
+        q = torch.cat([absorbed, rotated], dim=-1)
         options = {"scale": (self.width + self.rope_dim) ** -0.5, "backend": self.step_backend}
-        mixed = kernels.attention(q[:, :, None], rows, rows, causal=False, **options)
-        o = torch.einsum("bhc,hvc->bhv", mixed[:, :, 0, : self.kv_rank], self._up_by_head(self.v_up))
-        return self.o_proj(o.flatten(1)), state
+        # All heads share one key a token: H queries of one head. Values are the whole rows, of which the latent part
+        # is kept; cutting it out before would copy the cache.
+        if q.shape[1] == 1:
+            keys = rows[:, :, None]
+            mixed = kernels.attention(q.transpose(1, 2), keys, keys, causal=False, **options).transpose(1, 2)
+        else:
+            mixed = kernels.attention(q, rows[:, :, None], rows[:, :, None], **options)
+        return torch.einsum("bthc,hvc->bthv", mixed[..., : self.kv_rank], self._up_by_head(self.v_up))
+
+    def _qkv(
+        self, content: Tensor, rotated: Tensor, latent: Tensor, key: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q [B, T, H, K + d_R], and k likewise and v [B, S, H, K] of latents [B, S, d_c] and rotated keys [B, S, d_R]."""
+        shared = key.unsqueeze(2).expand(-1, -1, self.heads, -1)
+        k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
+        return torch.cat([content, rotated], dim=-1), k, self._by_head(self.v_up(latent))
 
     def _queries(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The heads' content part [B, T, H, K] and their rotated part [B, T, H, d_R]."""

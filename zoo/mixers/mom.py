@@ -109,9 +109,8 @@ class MoM(Mixer):
         shape = (batch_size, self.memories + self.shared, self.heads, self.width, self.width)
         return torch.zeros(shape, device=device, dtype=torch.promote_types(dtype, torch.float32))
 
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token: x [B, D] -> (y [B, D], the memories after it)."""
-        x = x[:, None]
+    def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the memories after them)."""
         _, routes, weights = self._routes(x)
         o, state = kernels.memory_mixture(
             *self._inputs(x),
@@ -121,7 +120,7 @@ class MoM(Mixer):
             output_final_state=True,
             backend=self.backend,
         )
-        return self._out(o)[:, 0], state
+        return self._out(o), state
 
     def _routes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities [B, T, M]; the memories a token uses, the shared one last, and their weights [B, T, k (+1)]."""

@@ -1,6 +1,9 @@
 """`N`: native sparse attention, which reads summaries of all blocks, a few blocks in full, and the last tokens."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +14,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.mixers.nsa_compression import Compress
-from zoo.modules import KVCache, OutputProjection, fp32_linear
+from zoo.modules import KVCache, OutputProjection, by_sequence, fp32_linear, positions
 from zoo.option_checks import at_least, default_kv_heads, even_width, head_width, kv_heads, positive
 from zoo.probes.attention_events import record_branch_attention
 from zoo.registry import register_mixer
@@ -51,15 +54,39 @@ class NSAState:
     block_size: int
     stride: int
 
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.selected.batch
+
+    @property
+    def appended(self) -> int:
+        """Tokens so far."""
+        return self.selected.appended
+
     def nbytes(self) -> int:
         """Bytes in storage."""
-        return sum(cache.nbytes() for cache in (self.compressed, self.recent, self.selected, self.sliding))
+        return sum(cache.nbytes() for cache in self._caches)
 
     def fill(self, tokens: int) -> None:
         """Fill the empty state as `tokens` tokens would, with rows of zeros."""
         self.compressed.fill(summaries(tokens, self.block_size, self.stride))
-        for cache in (self.recent, self.selected, self.sliding):
+        for cache in self._caches[1:]:
             cache.fill(tokens)
+
+    def select(self, index: Tensor) -> NSAState:
+        """The state of the sequences index [n] alone."""
+        return NSAState(*(cache.select(index) for cache in self._caches), self.block_size, self.stride)
+
+    def join(self, states: Sequence[NSAState]) -> NSAState:
+        """The state of the sequences of several states, this one among them, all of as many tokens."""
+        caches = zip(*(state._caches for state in states), strict=True)
+        joined = (own.join(others) for own, others in zip(self._caches, caches, strict=True))
+        return NSAState(*joined, self.block_size, self.stride)
+
+    @property
+    def _caches(self) -> tuple[KVCache, ...]:
+        return self.compressed, self.recent, self.selected, self.sliding
 
 
 @register_mixer(
@@ -119,9 +146,9 @@ class NSA(Mixer):
             phi(self._blocks(y, ctx.cu_seqlens)) for phi, y in zip(self._compress, raw, strict=True)
         )
         gates = self._gates(x)
-        y = self._attend(gates, q, compressed, selected, sliding, ctx.cu_seqlens)
+        o = self._attend(gates, q, compressed, selected, sliding, ctx.cu_seqlens)
         record_branch_attention(ctx, *q, (compressed[0], selected[0], sliding[0]), gates, self.sizes)
-        return y, {}
+        return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         """Four empty caches, with room for `capacity` tokens, those of a window for the window's."""
@@ -132,21 +159,28 @@ class NSA(Mixer):
         caches = (KVCache(*shape, capacity=capacity, window=rows, **options) for rows in windows)
         return NSAState(compressed, *caches, length, stride)
 
-    def step(self, x: Tensor, state: NSAState) -> tuple[Tensor, NSAState]:
-        """One token: x [B, D] -> (y [B, D], the caches after it, with a summary where a block is complete)."""
-        x = x[:, None]
-        position = torch.full(x.shape[:2], state.selected.appended, device=x.device)
-        q, *new = self._qkv(x, position)
-        length, stride = self.sizes["block_size"], self.sizes["stride"]
-        for cache, (k, v) in zip((state.recent, state.selected, state.sliding), new, strict=True):
-            cache.append(k[:, 0], v[:, 0])
-        after = state.selected.appended - length
-        if after >= 0 and after % stride == 0:
-            recent = (y.to(q[0].dtype) for y in state.recent.read())
-            state.compressed.append(*(phi(y) for phi, y in zip(self._compress, recent, strict=True)))
-        read = (state.compressed, state.selected, state.sliding)
-        branches = (tuple(y.transpose(1, 2).to(q[0].dtype) for y in cache.read()) for cache in read)
-        return self._attend(self._gates(x), q, *branches)[:, 0], state
+    def extend(self, x: Tensor, state: NSAState) -> tuple[Tensor, NSAState]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the caches after them, with a summary of each whole block)."""
+        q, *kv = self._qkv(x, positions(state, x.shape[1], x.device))
+        pairs = (y.transpose(1, 2) for pair in kv for y in pair)
+        return self.o_proj(by_sequence(self._read, state, self._gates(x), *q, *pairs).flatten(-2)), state
+
+    def _read(self, state: NSAState, gates: Tensor, q: Tensor, turned: Tensor, *kv: Tensor) -> Tensor:
+        """o [B, T, H, K] of the next tokens; kv: k, v [B, Hkv, T, K] of the three branches, which join the caches."""
+        before = state.compressed.appended
+        recent = state.recent.append(*kv[:2])
+        seen = state.selected.append(*kv[2:4]), state.sliding.append(*kv[4:])
+        begin = before * self.sizes["stride"] - (state.appended - recent[0].shape[2])
+        if self._summaries(state.appended) > before:
+            rows = (y[:, :, begin:].transpose(1, 2).to(q.dtype) for y in recent)
+            new = (phi(self._blocks(y, None)) for phi, y in zip(self._compress, rows, strict=True))
+            state.compressed.append(*(y.transpose(1, 2) for y in new))
+        read = (state.compressed.read(), *seen)
+        branches = (tuple(y.transpose(1, 2).to(q.dtype) for y in pair) for pair in read)
+        return self._attend(gates, (q, turned), *branches)
+
+    def _summaries(self, tokens: int) -> int:
+        return summaries(tokens, self.sizes["block_size"], self.sizes["stride"])
 
     @property
     def _compress(self) -> tuple[Compress, Compress]:
@@ -172,7 +206,7 @@ class NSA(Mixer):
         return torch.sigmoid(gates).unflatten(-1, (self.heads, 3))
 
     def _attend(self, gates: Tensor, q, compressed, selected, sliding, cu_seqlens=None) -> Tensor:
-        o = kernels.nsa_attention(
+        return kernels.nsa_attention(
             q[0],
             compressed,
             selected,
@@ -183,7 +217,6 @@ class NSA(Mixer):
             backend=self.backend,
             **self.sizes,
         )
-        return self.o_proj(o.flatten(-2))
 
 
 def summaries(tokens: int, block_size: int, stride: int) -> int:

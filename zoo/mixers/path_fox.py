@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import OutputProjection, RowCache, ShortConvolution, fp32_linear, l2norm
+from zoo.modules import OutputProjection, RowCache, ShortConvolution, by_sequence, fp32_linear, l2norm
 from zoo.option_checks import at_least, head_width, kv_heads
 from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
@@ -116,18 +116,24 @@ class PathFox(Mixer):
         taps = self.turn.conv.init_state(batch_size, device, dtype) if self.turn else None
         return PathState(RowCache(*rows), taps)
 
-    def step(self, x: Tensor, state: PathState) -> tuple[Tensor, PathState]:
-        """One token: x [B, D] -> (y [B, D], the state with all older keys turned and the token's appended)."""
-        q, k, v = self._qkv(x)
+    def extend(self, x: Tensor, state: PathState) -> tuple[Tensor, PathState]:
+        """The next tokens: x [B, T, D] -> (y [B, T, D], the state with older keys turned and the tokens' appended)."""
         w = beta = None
         if self.turn is not None:
-            w, beta, state.taps = self.turn.step(x, state.taps)
-        g = self._log_gate(x)
-        state.cache.append(k, v, *([] if g is None else [torch.zeros_like(g).unsqueeze(-1)]))
-        keys, values, *forgotten = state.cache.read()
-        path = w, beta, g, forgotten[0].squeeze(-1) if forgotten else None
-        o = kernels.path_step(q, keys, values, *path, backend=self.step_backend)
-        return self.o_proj(o.flatten(1)), state
+            w, beta, state.taps = self.turn.extend(x, state.taps)
+        o = by_sequence(self._attend, state.cache, *self._qkv(x), w, beta, self._log_gate(x))
+        return self.o_proj(o.flatten(-2)), state
+
+    def _attend(self, cache: RowCache, q: Tensor, k: Tensor, v: Tensor, *path: Tensor | None) -> Tensor:
+        """o [B, T, H, K] of the next tokens, whose keys and values join the cache; path: w, β and g."""
+        log_gate = path[-1]
+        new = [] if log_gate is None else [torch.zeros_like(log_gate.transpose(1, 2)).unsqueeze(-1)]
+        keys, values, *forgotten = cache.append(k.transpose(1, 2), v.transpose(1, 2), *new)
+        sums = forgotten[0].squeeze(-1) if forgotten else None
+        if q.shape[1] > 1:
+            return kernels.path_extend(q, keys, values, *path, sums)
+        token = (None if x is None else x[:, 0] for x in path)
+        return kernels.path_step(q[:, 0], keys, values, *token, sums, backend=self.step_backend)[:, None]
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         return tuple(p(x).unflatten(-1, (-1, self.width)) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -152,9 +158,9 @@ class HouseholderFactors(nn.Module):
         """Whole sequences: x [B, T, D] -> (w [B, T, Hkv, K], β [B, T, Hkv])."""
         return self._w(self.conv(self.w_up(self.w_low(x)), ctx)), self._beta(x)
 
-    def step(self, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One token: x [B, D] -> (w [B, Hkv, K], β [B, Hkv], the convolution's inputs after it)."""
-        y, taps = self.conv.step(self.w_up(self.w_low(x)), taps)
+    def extend(self, x: Tensor, taps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The next tokens: x [B, T, D] -> (w [B, T, Hkv, K], β [B, T, Hkv], the convolution's inputs after them)."""
+        y, taps = self.conv.extend(self.w_up(self.w_low(x)), taps)
         return self._w(y), self._beta(x), taps
 
     def _w(self, y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from zoo.modules.gate import Gate
 from zoo.modules.linear import INIT_STD, OutputProjection, fp32_linear, output_std
 from zoo.modules.norm import NORM_EPS, RMSNorm, l2norm
 from zoo.modules.parameter_groups import ParameterGroup
+from zoo.modules.states import by_sequence, positions
 from zoo.modules.step_buffer import StepBuffer
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "RowCache",
     "ShortConvolution",
     "StepBuffer",
+    "by_sequence",
     "fp32_linear",
     "l2norm",
     "output_std",
+    "positions",
 ]

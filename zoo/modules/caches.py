@@ -1,23 +1,19 @@
-"""Memory for decoding: rows that grow with the tokens, and what any decode state takes and can be filled to.
-
-A decode state is a tensor (of constant size), a cache of this file, anything else with `nbytes()` and `fill(tokens)`,
-or a dict, list, tuple or dataclass of such.
-"""
+"""Memory for decoding: caches whose rows grow with the tokens."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 class RowCache:
-    """A row a token of one tensor or several [..., T, width], all of one length, in storage that doubles when full.
+    """A row a token of one tensor or several [B, ..., T, width], all of one length, in storage that doubles when full.
 
-    storage: zeros [..., capacity, width], one tensor for each kind of row (keys and values, latents, an indexer's
+    storage: zeros [B, ..., capacity, width], one tensor for each kind of row (keys and values, latents, an indexer's
     keys); window: only so many rows are kept, the last ones (None: all). Appending costs O(1) amortised; reading is
     a view.
     """
@@ -28,15 +24,40 @@ class RowCache:
         self.start = self.stop = 0  # rows in use
         self.appended = 0  # tokens so far, those that left the window included
 
-    def append(self, *rows: Tensor) -> None:
-        """Append a token's rows, [..., width] each, in the order of the storage."""
-        self._advance(1)
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.storage[0].shape[0]
+
+    def append(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Append T tokens' rows, [B, ..., T, width] each, in the order of the storage.
+
+        Returns the rows that these tokens may read, up to their own: with a window the last window − 1 + T, else all.
+        """
+        tokens = rows[0].shape[-2]
+        if self.window is not None and tokens > 1:
+            return self._append_past_window(tokens, rows)
+        self._advance(tokens)
         for storage, row in zip(self.storage, rows, strict=True):
-            storage[..., self.stop - 1, :] = row.to(storage.dtype)
+            storage[..., self.stop - tokens : self.stop, :] = row
+        return self.read()
 
     def read(self) -> tuple[Tensor, ...]:
-        """The rows kept, [..., n, width] for each tensor in storage, in order of time, as views."""
+        """The rows kept, [B, ..., n, width] for each tensor in storage, in order of time, as views."""
         return tuple(storage[..., self.start : self.stop, :] for storage in self.storage)
+
+    def select(self, index: Tensor) -> RowCache:
+        """A cache of the sequences index [n] alone, with copies of their rows."""
+        index = index.to(self.storage[0].device)
+        return self._with(tuple(storage[index] for storage in self.storage))
+
+    def join(self, caches: Sequence[RowCache]) -> RowCache:
+        """A cache of the sequences of several caches, this one among them, all of as many tokens."""
+        rows = max(cache._capacity for cache in caches)
+        parts = ([_grown(x, rows - (cache.stop - cache.start)) for x in cache.read()] for cache in caches)
+        joined = self._with(tuple(torch.cat(part) for part in zip(*parts, strict=True)))
+        joined.start, joined.stop = 0, self.stop - self.start
+        return joined
 
     def nbytes(self) -> int:
         """Bytes in storage."""
@@ -51,16 +72,37 @@ class RowCache:
     def _capacity(self) -> int:
         return self.storage[0].shape[-2]
 
+    def _with(self, storage: tuple[Tensor, ...]) -> RowCache:
+        out = RowCache(*storage, window=self.window)
+        out.start, out.stop, out.appended = self.start, self.stop, self.appended
+        return out
+
     def _advance(self, rows: int) -> None:
-        """Take so many more rows of the storage into use; more than one only where there is room for all."""
-        if self.stop == self._capacity:
+        """Take so many more rows of the storage into use; more than one only without a window."""
+        if self.stop + rows > self._capacity:
             kept = self.stop - self.start
-            self.storage = tuple(_grown(rows_in_use, 2 * kept + 16) for rows_in_use in self.read())
+            self.storage = tuple(_grown(x, kept + max(rows, 16)) for x in self.read())
             self.start, self.stop = 0, kept
         self.stop += rows
         self.appended += rows
         if self.window is not None:
             self.start = max(self.start, self.stop - self.window)
+
+    def _append_past_window(self, tokens: int, rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """`append` of several tokens to a window: the storage keeps the last rows of those that they read."""
+        old = min(self.stop - self.start, self.window - 1)
+        seen = tuple(
+            torch.cat([x[..., x.shape[-2] - old :, :], row.to(x.dtype)], -2)
+            for x, row in zip(self.read(), rows, strict=True)
+        )
+        kept = min(self.window, old + tokens)
+        if kept > self._capacity:
+            self.storage = tuple(_grown(x[..., :0, :], kept) for x in self.storage)
+        for storage, x in zip(self.storage, seen, strict=True):
+            storage[..., :kept, :] = x[..., x.shape[-2] - kept :, :]
+        self.start, self.stop = 0, kept
+        self.appended += tokens
+        return seen
 
 
 class KVCache(RowCache):
@@ -78,8 +120,7 @@ class KVCache(RowCache):
 class GroupedKVCache:
     """Keys and values of several lists a head, [B, H, G, rows, width], whose lengths may differ.
 
-    One list per (head, timeline): a step appends to one list of each head and reads only that one. `lengths` is
-    int64 [B, H, G].
+    One list per (head, timeline): a token is appended to one list of each head. `lengths` is int64 [B, H, G].
     """
 
     def __init__(self, batch, heads, groups, width, *, rows=0, device=None, dtype=torch.float32) -> None:
@@ -88,27 +129,50 @@ class GroupedKVCache:
         self.lengths = torch.zeros(batch, heads, groups, device=device, dtype=torch.int64)
         self.appended = 0
 
-    def append(self, group: Tensor, key: Tensor, value: Tensor) -> None:
-        """Append key and value [B, H, width] to the lists group [B, H]."""
-        at = (*self._index(group), group)
-        slot = self.lengths[at]
-        self._make_room(int(slot.max()) + 1)
-        self.keys[(*at, slot)] = key.to(self.keys.dtype)
-        self.values[(*at, slot)] = value.to(self.values.dtype)
-        self.lengths[at] += 1
-        self.appended += 1
+    @property
+    def batch(self) -> int:
+        """The number of sequences."""
+        return self.keys.shape[0]
+
+    def places(self, group: Tensor) -> Tensor:
+        """The rows that the next T tokens get in their lists group [B, T, H], int64 [B, T, H]."""
+        if group.shape[1] == 1:
+            return self.lengths.gather(2, group.transpose(1, 2)).transpose(1, 2)
+        chosen = F.one_hot(group, self.lengths.shape[-1])
+        rows = self.lengths[:, None] + chosen.cumsum(1) - 1
+        return rows.gather(3, group[..., None])[..., 0]
+
+    def append(self, group: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Append T tokens' keys and values [B, T, H, width] to their lists group [B, T, H]."""
+        row = self.places(group)
+        self._make_room(int(row.max()) + 1)
+        at = (*self._index(group), group, row)
+        self.keys[at] = keys.to(self.keys.dtype)
+        self.values[at] = values.to(self.values.dtype)
+        self.lengths.scatter_add_(2, group.transpose(1, 2), torch.ones_like(group).transpose(1, 2))
+        self.appended += group.shape[1]
 
     def read(self, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values [B, H, n, width] of the lists group [B, H], and which of the n rows are filled [B, H, n]."""
-        at = (*self._index(group), group)
+        at = tuple(axis[:, 0] for axis in self._index(group[:, None])) + (group,)
         lengths = self.lengths[at]
         rows = int(lengths.max())
         filled = torch.arange(rows, device=group.device) < lengths[..., None]
         return self.keys[:, :, :, :rows][at], self.values[:, :, :, :rows][at], filled
 
-    def length(self, group: Tensor) -> Tensor:
-        """The number of rows in the lists group [B, H], int64 [B, H]."""
-        return self.lengths[(*self._index(group), group)]
+    def select(self, index: Tensor) -> GroupedKVCache:
+        """A cache of the sequences index [n] alone, with copies of their rows."""
+        index = index.to(self.keys.device)
+        return self._with(self.keys[index], self.values[index], self.lengths[index])
+
+    def join(self, caches: Sequence[GroupedKVCache]) -> GroupedKVCache:
+        """A cache of the sequences of several caches, this one among them, all of as many tokens."""
+        rows = max(cache.keys.shape[3] for cache in caches)
+        keys, values = (
+            torch.cat([F.pad(x, (0, 0, 0, rows - x.shape[3])) for x in part])
+            for part in ([c.keys for c in caches], [c.values for c in caches])
+        )
+        return self._with(keys, values, torch.cat([cache.lengths for cache in caches]))
 
     def nbytes(self) -> int:
         """Bytes of keys, values and lengths in storage."""
@@ -121,52 +185,23 @@ class GroupedKVCache:
         self.lengths.fill_(rows)
         self.appended = tokens
 
+    def _with(self, keys: Tensor, values: Tensor, lengths: Tensor) -> GroupedKVCache:
+        out = GroupedKVCache.__new__(GroupedKVCache)
+        out.keys, out.values, out.lengths, out.appended = keys, values, lengths, self.appended
+        return out
+
     def _make_room(self, rows: int) -> None:
-        while rows > self.keys.shape[3]:
-            self.keys, self.values = (_grown(x, 2 * x.shape[3] + 16) for x in (self.keys, self.values))
+        if rows > self.keys.shape[3]:
+            more = max(rows, 2 * self.keys.shape[3] + 16)
+            self.keys, self.values = (F.pad(x, (0, 0, 0, more - x.shape[3])) for x in (self.keys, self.values))
 
     @staticmethod
     def _index(group: Tensor) -> tuple[Tensor, Tensor]:
-        batch, heads = (torch.arange(n, device=group.device) for n in group.shape)
-        return batch[:, None], heads[None]
+        """Sequence and head of group [B, T, H], to index with."""
+        batch, _, heads = (torch.arange(n, device=group.device) for n in group.shape)
+        return batch[:, None, None], heads[None, None]
 
 
-def state_bytes(state: Any) -> int:
-    """Bytes that a decode state holds. Raises TypeError for a part that is neither tensor nor cache."""
-    return sum(part.nbytes if isinstance(part, Tensor) else part.nbytes() for part in _parts(state))
-
-
-def fill_state(state: Any, tokens: int) -> None:
-    """Fill the caches of an empty decode state as if `tokens` tokens had been decoded; what they hold is zeros.
-
-    Tensors know no length and stay as they are. For timing a step far into a text without decoding the text.
-    Raises TypeError for a part that is neither tensor nor cache.
-    """
-    for part in _parts(state):
-        if not isinstance(part, Tensor):
-            part.fill(tokens)
-
-
-def _parts(state: Any) -> Iterator[Any]:
-    """The tensors and caches of a state."""
-    if isinstance(state, Tensor) or (hasattr(state, "nbytes") and hasattr(state, "fill")):
-        yield state
-    elif isinstance(state, dict | list | tuple):
-        for part in state.values() if isinstance(state, dict) else state:
-            yield from _parts(part)
-    elif dataclasses.is_dataclass(state):
-        for field in dataclasses.fields(state):
-            yield from _parts(getattr(state, field.name))
-    elif not (state is None or isinstance(state, int | float)):
-        # Passed over, an unknown state would make a mixer look free, and decoding with it faster than it is.
-        raise TypeError(
-            f"a decode state holds {type(state).__name__}, whose bytes nobody can count; "
-            "give it nbytes() and fill(tokens)"
-        )
-
-
-def _grown(x: Tensor, rows: int) -> Tensor:
-    """A copy of x [..., n, width] with `rows` rows, zeros behind the n."""
-    out = x.new_zeros(*x.shape[:-2], rows, x.shape[-1])
-    out[..., : x.shape[-2], :] = x
-    return out
+def _grown(x: Tensor, more: int) -> Tensor:
+    """A copy of x [..., n, width] with `more` rows of zeros behind."""
+    return F.pad(x, (0, 0, 0, more))

@@ -47,9 +47,8 @@ class ShortConvolution(nn.Module):
         width, kernel_size = self.weight.shape
         return torch.zeros(batch_size, width, kernel_size - 1, device=device, dtype=dtype)
 
-    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token: x [B, width] -> (y [B, width], the state after it)."""
-        y, after = kernels.short_conv(
-            x[:, None], self.weight, activation=self.activation, state=state, backend=self.backend
+    def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The next tokens: x [B, T, width] -> (y [B, T, width], the state after them)."""
+        return kernels.short_conv(
+            x, self.weight, activation=self.activation, state=state, backend=self.backend
         )
-        return y[:, 0], after

@@ -34,6 +34,8 @@ def _refuses(
     sizes: Sizes,
     **_options,
 ) -> str | None:
+    if sliding[0].shape[1] != selected[0].shape[1]:
+        return "needs as many keys under the window as to select from"
     if sizes.n_select > MOST_SELECTED:
         return f"chooses at most {MOST_SELECTED} blocks, got n_select={sizes.n_select}"
     widths = (q.shape[3], selected[1].shape[3])
@@ -96,7 +98,7 @@ def nsa_attention(
     q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
     compressed  k [B, M, Hkv, K], v [B, M, Hkv, V]: one row a block, in the order of `nsa_blocks`; M ≥ ⌊(Tk − l)/d⌋ + 1
     selected    k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]
-    sliding     likewise; [B, ≥ min(w, Tk), …] will do where Tq = 1. Query i stands at position i + Tk − Tq: a
+    sliding     likewise; the last w − 1 + Tq tokens of the Tk will do. Query i stands at position i + Tk − Tq: a
                 shorter q aligns with the end of k
     gates       [B, Tq, H, 3], after the sigmoid: compression, selection, window
     block_size, stride, select_size, n_select, window   stride divides both sizes, n_select ≥ 3, window ≥ 1
@@ -150,8 +152,9 @@ def _check(
     if not compressed[1].shape[2:] == selected[1].shape[2:] == sliding[1].shape[2:]:
         given = ", ".join(str(tuple(v.shape)) for _, v in (compressed, selected, sliding))
         raise ValueError(f"{name} needs values of one [Hkv, V] in all branches, got {given}")
-    if near != time and (q.shape[1] > 1 or near < min(sizes.window, time)):
-        raise ValueError(f"{name} needs as many keys under the window as to select from, {time}, got {near}")
+    seen = min(sizes.window - 1 + q.shape[1], time)
+    if near > time or near < seen:
+        raise ValueError(f"{name} needs the {seen} to {time} last keys under the window, got {near}")
     needed = sizes.compressed(time) if cu_seqlens is None else time // sizes.stride
     if compressed[0].shape[1] < needed:
         given = compressed[0].shape[1]

@@ -26,23 +26,54 @@ class Carried(NamedTuple):
     sums: Tensor | None
 
 
+class Past(NamedTuple):
+    """What a cache holds: keys [G, n, K] as its last token left them, values [G, n, V], gate sums since [G, Q, n]."""
+
+    keys: Tensor
+    values: Tensor
+    sums: Tensor | None
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, w: Tensor | None, beta: Tensor | None, g: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Outputs [G, M, R, V] and log-sum-exps [G, M, R] of `prepare`'s arguments and v [G, M, C, V]."""
     blocks, _ = prepare(q, k, w, beta, g)
-    carried = none_carried(blocks)
-    out, lse = v.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
-    for m in range(q.shape[1]):
+    return _attend(blocks, v.flatten(1, 2), none_carried(blocks))[:2]
+
+
+def extend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor | None,
+    beta: Tensor | None,
+    g: Tensor | None,
+    past: Past,
+) -> tuple[Tensor, Tensor, Carried]:
+    """`forward` after the tokens of a cache, and all keys and gate sums as they stand after the last block."""
+    blocks, _ = prepare(q, k, w, beta, g)
+    values = torch.cat([past.values, v.flatten(1, 2)], 1)
+    out, lse, carried = _attend(blocks, values, Carried(past.keys, past.sums))
+    return out, lse, carry(blocks, q.shape[1] - 1, carried)
+
+
+def _attend(blocks: Blocks, values: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Carried]:
+    """Outputs, log-sum-exps and what has been carried to the last block; values [G, n + M·C, V] of all tokens."""
+    count, tokens = blocks.logits.shape[1], blocks.k.shape[2]
+    past = carried.keys.shape[1]
+    out = values.new_empty(*blocks.q.shape[:3], values.shape[-1])
+    lse = blocks.q.new_empty(blocks.q.shape[:3])
+    for m in range(count):
         if m:
             carried = carry(blocks, m - 1, carried)
         logits = torch.cat([far_logits(blocks, m, carried), blocks.logits[:, m]], -1)
         top = logits.amax(-1, keepdim=True)
         weights = exp_(logits.sub_(top))
         total = weights.sum(-1, keepdim=True)
-        out[:, m] = weights @ v[:, : m + 1].flatten(1, 2) / total
+        out[:, m] = weights @ values[:, : past + (m + 1) * tokens] / total
         lse[:, m] = (top + total.log())[..., 0]
-    return out, lse
+    return out, lse, carried
 
 
 def exp_(x: Tensor) -> Tensor:

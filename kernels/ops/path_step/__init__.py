@@ -88,35 +88,40 @@ def check_path_step(
     beta: Tensor | None,
     g: Tensor | None,
     forgotten: Tensor | None,
+    *,
+    name: str = "path_step",
 ) -> None:
-    """Raise ValueError if the arguments of `path_step` do not fit each other, or want a gradient."""
+    """Raise ValueError if the arguments of `path_step` do not fit each other, or want a gradient.
+
+    name: the operation that the message is of.
+    """
     shapes = f"q {tuple(q.shape)}, keys {tuple(keys.shape)}, values {tuple(values.shape)}"
     if q.dim() != 3 or not keys.dim() == values.dim() == 4:
         raise ValueError(
-            f"path_step needs q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], got {shapes}"
+            f"{name} needs q [B, H, K], keys [B, Hkv, n, K], values [B, Hkv, n, V], got {shapes}"
         )
     if keys.shape[:3] != values.shape[:3] or (q.shape[0], q.shape[2]) != (keys.shape[0], keys.shape[3]):
-        raise ValueError(f"path_step: batch, KV heads, tokens or key width differ: {shapes}")
+        raise ValueError(f"{name}: batch, KV heads, tokens or key width differ: {shapes}")
     if keys.shape[1] == 0 or q.shape[1] % keys.shape[1] or keys.shape[2] == 0:
         raise ValueError(
-            "path_step needs a token in the cache and a number of query heads divisible by the KV heads, "
+            f"{name} needs a token in the cache and a number of query heads divisible by the KV heads, "
             f"got {shapes}"
         )
     if (w is None) != (beta is None) or (g is None) != (forgotten is None):
-        raise ValueError("path_step needs both w and beta, both g and forgotten, or None for both")
-    for name, x, meaning, wanted in (
+        raise ValueError(f"{name} needs both w and beta, both g and forgotten, or None for both")
+    for argument, x, meaning, wanted in (
         ("w", w, "[B, Hkv, K]", (*keys.shape[:2], keys.shape[3])),
         ("beta", beta, "[B, Hkv]", tuple(keys.shape[:2])),
         ("g", g, "[B, H]", tuple(q.shape[:2])),
         ("forgotten", forgotten, "[B, H, n]", (*q.shape[:2], keys.shape[2])),
     ):
         if x is not None and x.shape != wanted:
-            raise ValueError(f"path_step needs {name} {meaning} = {wanted}, got {tuple(x.shape)}")
-    for name, x in (("keys", None if w is None else keys), ("forgotten", forgotten)):
+            raise ValueError(f"{name} needs {argument} {meaning} = {wanted}, got {tuple(x.shape)}")
+    for argument, x in (("keys", None if w is None else keys), ("forgotten", forgotten)):
         if x is not None and torch.promote_types(x.dtype, torch.float32) != x.dtype:
-            raise ValueError(f"path_step changes {name} at every token: at least float32, not {x.dtype}")
+            raise ValueError(f"{name} changes {argument} at every token: at least float32, not {x.dtype}")
     inputs = (q, keys, values, w, beta, g, forgotten)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         raise ValueError(
-            "path_step changes its cache in place and has no gradient: call it under torch.no_grad()"
+            f"{name} changes its cache in place and has no gradient: call it under torch.no_grad()"
         )
