@@ -1,105 +1,132 @@
-"""Sampling text from a model, one token at a time through its decode state."""
+"""Sampling text from a model: prompts are read in chunks, then tokens come one at a time through the decode state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from zoo.errors import UserError
-from zoo.model import LanguageModel
+from zoo.model import DecodeState, LanguageModel
+from zoo.modules.states import join_states, select_sequences
+from zoo.sampling import Sampling
+
+CHUNK = 2048
+"""Tokens of a prompt that are read at once: memory beside the state is that of so many tokens."""
+
+ENDED = -1
+"""In the place of a token: the sequence has met a stop token before."""
+
+Prompts = Tensor | Sequence[Tensor]
 
 
 def generate(
     model: LanguageModel,
-    prompt: Tensor,
+    prompt: Prompts,
     n_tokens: int,
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
+    stop: Collection[int] = (),
+    chunk: int = CHUNK,
 ) -> Iterator[Tensor]:
-    """An iterator over n_tokens sampled tokens, int64 [B] each, after a prompt int64 [B, T] with T ≥ 1.
+    """An iterator over at most n_tokens sampled tokens of every prompt, int64 [B] each.
 
-    temperature: 0 takes the most likely token; top_k: sample among the k most likely; top_p: among the fewest
-    tokens whose probabilities add up to at least p. Draws depend on `seed` alone, not on torch's global
-    generator. Raises UserError for values out of range, at the call and not at the first token, and at a token for
-    which the model has no numbers.
+    prompt: int64 [B, T], or B tensors [T_b] of any lengths of at least 1; temperature: 0 takes the most likely token;
+    top_k: sample among the k most likely; top_p: among the fewest tokens whose probabilities add up to at least p;
+    stop: tokens that end a sequence, of which they are the last: it is computed no further, its later tokens are −1
+    (ENDED), and where all sequences have ended so does the iterator; chunk: tokens of a prompt that are read at once.
+
+    Sequence b draws from a generator of its own, seeded seed + b: its tokens depend on no other prompt and not on
+    torch's global generator. Raises UserError for values out of range, at the call and not at the first token, and at
+    a token for which the model has no numbers.
     """
-    _check_prompt(model, prompt, n_tokens)
-    _check_sampling(temperature, top_k, top_p)
-    options = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    return _generate(model, prompt, n_tokens, options, torch.Generator().manual_seed(seed))
+    prompts = list(prompt)
+    _check_prompts(model, prompt, prompts, n_tokens, chunk)
+    sampling = Sampling(temperature, top_k, top_p)
+    generators = [torch.Generator().manual_seed(seed + b) for b in range(len(prompts))]
+    return _generate(model, prompts, n_tokens, sampling, generators, frozenset(stop), chunk)
+
+
+@torch.no_grad()
+def prefill(
+    model: LanguageModel, prompts: Sequence[Tensor], *, room: int = 0, chunk: int = CHUNK
+) -> tuple[Tensor, DecodeState]:
+    """Read prompts int64 [T_b] into a new decode state: (logits after the last token of each [B, V], the state).
+
+    room: tokens to make room for beside the prompt's own. Prompts of one length are read side by side.
+    """
+    groups: dict[int, list[int]] = {}
+    for b, prompt in enumerate(prompts):
+        groups.setdefault(len(prompt), []).append(b)
+    logits, states = [], []
+    for length, members in groups.items():
+        state = model.init_state(len(members), capacity=length + room)
+        for part in torch.stack([prompts[b] for b in members]).split(chunk, 1):
+            last, state = model.extend(part, state)
+        logits.append(last)
+        states.append(state)
+    order = torch.tensor([b for members in groups.values() for b in members]).argsort()
+    if len(states) == 1:
+        return logits[0], states[0]
+    return torch.cat(logits)[order.to(logits[0].device)], select_sequences(join_states(states), order)
 
 
 def _generate(
-    model: LanguageModel, prompt: Tensor, n_tokens: int, options: dict[str, Any], generator: torch.Generator
+    model: LanguageModel,
+    prompts: list[Tensor],
+    n_tokens: int,
+    sampling: Sampling,
+    generators: list[torch.Generator],
+    stop: frozenset[int],
+    chunk: int,
 ) -> Iterator[Tensor]:
     training = model.training
     model.eval()
     try:
-        state = model.init_state(prompt.shape[0], capacity=prompt.shape[1] + n_tokens)
-        for token in prompt.unbind(1):
-            logits, state = model.step(token, state)
+        if n_tokens:
+            logits, state = prefill(model, prompts, room=n_tokens, chunk=chunk)
+        going = list(range(len(prompts)))
         for i in range(n_tokens):
-            token = sample(logits, generator=generator, **options)
-            yield token
-            if i + 1 < n_tokens:
-                logits, state = model.step(token, state)
+            drawn = sampling.draw(logits, [generators[b] for b in going])
+            yield _spread(drawn, going, len(prompts))
+            stays = [n for n, token in enumerate(drawn.tolist()) if token not in stop] if stop else going
+            if i + 1 == n_tokens or not stays:
+                return
+            if len(stays) < len(going):
+                going = [going[n] for n in stays]
+                index = torch.tensor(stays, device=drawn.device)
+                drawn, state = drawn[index], select_sequences(state, index)
+            logits, state = model.step(drawn, state)
     finally:
         model.train(training)
 
 
-def sample(
-    logits: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
-) -> Tensor:
-    """Draw one token a row from logits [B, V]: int64 [B] on the device of the logits.
-
-    The draw itself happens on the CPU, the same for every device.
-    """
-    if logits.isnan().any():
-        raise UserError("the model's scores of the next token are not numbers (NaN): its weights are damaged")
-    if temperature == 0:
-        return logits.argmax(-1)
-    device, logits = logits.device, logits.double().cpu()
-    # Largest first: a temperature near 0 would otherwise divide to infinity.
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
-    if top_k is not None and top_k < logits.shape[-1]:
-        logits = logits.masked_fill(logits < logits.topk(top_k, -1).values[:, -1:], -torch.inf)
-    if top_p is not None:
-        logits = _nucleus(logits, top_p)
-    return torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)[:, 0].to(device)
+def _spread(drawn: Tensor, going: list[int], batch: int) -> Tensor:
+    """The tokens of all sequences [batch], those of the sequences that have ended −1."""
+    if len(going) == batch:
+        return drawn
+    return drawn.new_full((batch,), ENDED).index_copy_(0, torch.tensor(going, device=drawn.device), drawn)
 
 
-def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """Keep the fewest most likely tokens whose probabilities add up to top_p."""
-    ordered, index = logits.sort(-1, descending=True)
-    before = torch.softmax(ordered, -1).cumsum(-1) - torch.softmax(ordered, -1)
-    kept = ordered.masked_fill(before >= top_p, -torch.inf)
-    return torch.full_like(logits, -torch.inf).scatter(-1, index, kept)
-
-
-def _check_prompt(model: LanguageModel, prompt: Tensor, n_tokens: int) -> None:
-    if prompt.dim() != 2 or prompt.numel() == 0 or prompt.is_floating_point():
-        raise UserError(
-            f"a prompt is int64 [batch, tokens] with at least one token, not {prompt.dtype} {tuple(prompt.shape)}"
-        )
-    low, high = int(prompt.min()), int(prompt.max())
-    if low < 0 or high >= model.vocab_size:
-        raise UserError(
-            f"prompt tokens {low} ... {high} are outside the model's vocabulary of {model.vocab_size}"
-        )
+def _check_prompts(
+    model: LanguageModel, given: Prompts, prompts: list[Tensor], n_tokens: int, chunk: int
+) -> None:
+    shape = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else f"{len(prompts)} prompts"
+    if (isinstance(given, Tensor) and given.dim() != 2) or not prompts:
+        raise UserError(f"a prompt is int64 [batch, tokens], or a list of [tokens], not {shape}")
+    for prompt in prompts:
+        if prompt.dim() != 1 or prompt.numel() == 0 or prompt.is_floating_point():
+            raise UserError(f"a prompt is int64 [tokens] with at least one token, not {shape}")
+        low, high = int(prompt.min()), int(prompt.max())
+        if low < 0 or high >= model.vocab_size:
+            raise UserError(
+                f"prompt tokens {low} ... {high} are outside the model's vocabulary of {model.vocab_size}"
+            )
     if n_tokens < 0:
         raise UserError(f"n_tokens={n_tokens} must be 0 or above")
-
-
-def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
-    if not 0 <= temperature < float("inf"):
-        raise UserError(f"temperature={temperature} must be 0 (most likely token) or a number above")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k={top_k} must be at least 1")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UserError(f"top_p={top_p} must be above 0 and at most 1")
+    if chunk < 1:
+        raise UserError(f"chunk={chunk} must be at least 1 token")

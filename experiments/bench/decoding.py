@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from zoo.model import DecodeState, LanguageModel
-from zoo.modules.caches import fill_state
+from zoo.modules.states import fill_state
 
 
 def state_after(model: LanguageModel, tokens: int, dtype: torch.dtype) -> DecodeState:

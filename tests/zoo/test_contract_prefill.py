@@ -2,7 +2,6 @@
 
 import itertools
 
-import pytest
 import torch
 from support.contract_cases import LONG, build, every_case, tokens
 from support.margins import below
@@ -69,7 +68,10 @@ def test_sequences_of_different_lengths_go_on_together_as_if_alone(case):
 def test_sequences_of_one_length_are_joined_into_one_state(case):
     model, batch = build(case.config()).eval(), tokens(3, 40)
     _, wanted = read(model, batch, (0, 35))
-    parts = [read(model, batch[rows], (0, 35), capacity)[1] for rows, capacity in ((slice(1), 50), (slice(1, 3), 0))]
+    parts = [
+        read(model, batch[rows], (0, 35), capacity)[1]
+        for rows, capacity in ((slice(1), 50), (slice(1, 3), 0))
+    ]
     state = join_states(parts)
     same_state(state, wanted)
     same_state(select_sequences(state, torch.tensor([2, 0])), select_sequences(wanted, torch.tensor([2, 0])))

@@ -37,8 +37,8 @@ def test_step_repeated_is_forward(activation):
     state = conv.init_state(2, dtype=torch.float64)
     assert state.shape == (2, WIDTH, 3)
     for t in range(TIME):
-        out, state = conv.step(x[:, t], state)
-        torch.testing.assert_close(out, y[:, t], rtol=0, atol=1e-14)
+        out, state = conv.extend(x[:, t : t + 1], state)
+        torch.testing.assert_close(out[:, 0], y[:, t], rtol=0, atol=1e-14)
 
 
 @torch.no_grad()

@@ -53,9 +53,9 @@ def test_forward_is_the_definition(kernel_size):
 def test_the_decode_state_is_two_inputs_whatever_the_length(dtype):
     m = mixer().to(dtype)
     state = m.init_state(1, capacity=1000, dtype=dtype)
-    for token in inputs().to(dtype)[:1].unbind(1):
+    for token in inputs().to(dtype)[:1].split(1, 1):
         assert m.state_bytes(state) == D * 2 * dtype.itemsize
-        _, state = m.step(token, state)
+        _, state = m.extend(token, state)
 
 
 def test_an_impossible_kernel_size_is_refused():

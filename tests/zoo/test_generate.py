@@ -6,7 +6,7 @@ from support.contract_cases import VOCAB, build, tokens
 
 import zoo
 from zoo import ModelConfig, UserError
-from zoo.generate import sample
+from zoo.sampling import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,7 @@ def test_a_seed_decides_the_draws(model):
 def draws(logits, **options) -> torch.Tensor:
     """How often each token is drawn in 4,000 draws."""
     rows = torch.tensor([logits]).expand(4000, -1)
-    settings = {"temperature": 1.0, "top_k": None, "top_p": None, **options}
-    picked = sample(rows, generator=torch.Generator().manual_seed(0), **settings)
+    picked = Sampling(**options).draw(rows, 4000 * [torch.Generator().manual_seed(0)])
     return torch.bincount(picked, minlength=len(logits)) / 4000
 
 
@@ -106,6 +105,10 @@ def test_no_tokens_is_no_work(model):
         ({"prompt": torch.zeros(1, 0, dtype=torch.int64)}, "(1, 0)"),
         ({"prompt": torch.zeros(0, 4, dtype=torch.int64)}, "(0, 4)"),
         ({"prompt": torch.zeros(4, dtype=torch.int64)}, "(4,)"),
+        ({"prompt": []}, "0 prompts"),
+        ({"prompt": [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]}, "2 prompts"),
+        ({"prompt": [torch.tensor([1]), torch.tensor([VOCAB])]}, f"vocabulary of {VOCAB}"),
+        ({"chunk": 0}, "chunk=0"),
         ({"prompt": torch.zeros(1, 4)}, "float32"),
         ({"prompt": torch.tensor([[1, VOCAB]])}, f"vocabulary of {VOCAB}"),
         ({"prompt": torch.tensor([[1, -1]])}, f"vocabulary of {VOCAB}"),
@@ -118,6 +121,56 @@ def test_bad_values_are_refused_at_the_call(model, options, said):
         zoo.generate(model, **options)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 2048])
+def test_prompts_of_different_lengths_are_written_on_as_if_alone(chunk):
+    model = build(ModelConfig(pattern="SFGNP", depth=5, d_model=32), dtype=torch.float64).eval()
+    prompts = [tokens(4, 9)[row, :length] for row, length in enumerate((9, 2, 9, 5))]
+    together = run(model, prompts, seed=3, chunk=chunk)
+    assert together == [run(model, prompt[None], seed=3 + b)[0] for b, prompt in enumerate(prompts)]
+
+
+def test_a_sequence_ends_with_a_stop_token_and_the_others_go_on(model):
+    prompts = [tokens(3, 9)[row, :length] for row, length in enumerate((9, 4, 9))]
+    free = run(model, prompts, n=20, seed=1)
+    stop = {free[1][3], free[2][7]}
+    ends = [next((i for i, t in enumerate(row) if t in stop), 19) for row in free]
+    assert len(set(ends)) > 1
+    got = run(model, prompts, n=20, seed=1, stop=stop)
+    for row, wanted, end in zip(got, free, ends, strict=True):
+        assert row == wanted[: end + 1] + [-1] * (len(row) - end - 1)
+    assert len(got[0]) == max(ends) + 1
+
+
+def test_ended_sequences_are_computed_no_further(model, monkeypatch):
+    prompts, batches = tokens(3, 4), []
+    free = run(model, prompts, n=12, temperature=0)
+    step = type(model).step
+    monkeypatch.setattr(
+        type(model), "step", lambda self, drawn, state: batches.append(len(drawn)) or step(self, drawn, state)
+    )
+    stop = {free[0][2]}
+    got = run(model, prompts, n=12, temperature=0, stop=stop)
+    going = [sum(token != -1 and token not in stop for token in column) for column in zip(*got, strict=True)]
+    assert batches == [n for n in going if n][: len(batches)]
+    assert batches[-1] < 3
+
+
+def test_a_prompt_is_read_in_few_passes_and_only_its_last_logits_are_made(model, monkeypatch):
+    seen, logits = [], []
+    extend, head = type(model).extend, type(model)._logits
+    monkeypatch.setattr(
+        type(model),
+        "extend",
+        lambda self, t, *a, **k: seen.append(tuple(t.shape)) or extend(self, t, *a, **k),
+    )
+    monkeypatch.setattr(
+        type(model), "_logits", lambda self, x: logits.append(tuple(x.shape[:2])) or head(self, x)
+    )
+    run(model, tokens(2, 11), n=3, chunk=5)
+    assert seen == [(2, 5), (2, 5), (2, 1), (2, 1), (2, 1)]
+    assert set(logits) == {(2, 1)}
 
 
 @pytest.mark.gpu

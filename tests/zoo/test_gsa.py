@@ -87,8 +87,8 @@ def test_step_repeated_is_forward_while_keys_are_selected(adaptive, scores, capa
     assert aux == {}
     state = made.init_state(2, capacity=capacity, dtype=torch.float64)
     for t in range(40):
-        step, state = made.step(x[:, t], state)
-        below((step - y[:, t]).abs().max(), 1e-9, f"token {t}")
+        step, state = made.extend(x[:, t : t + 1], state)
+        below((step[:, 0] - y[:, t]).abs().max(), 1e-9, f"token {t}")
 
 
 @torch.no_grad()
@@ -96,15 +96,15 @@ def test_decoding_reads_only_the_selected_rows():
     made, x = mixer(k_base=3, k_max=3, adaptive="none").eval(), inputs(1, 30)
     state = made.init_state(1, dtype=torch.float64)
     for t in range(29):
-        _, state = made.step(x[:, t], state)
+        _, state = made.extend(x[:, t : t + 1], state)
     q, k, w, bias = made.indexer(x, torch.arange(x.shape[1]))
     chosen = kernels.lightning_topk(q, k, w, bias, k=3)[0, -1].long()
     unread = torch.ones(29, dtype=torch.bool)
     unread[chosen[chosen < 29]] = False
     keys, values, _ = state.read()
     keys[:, :, unread], values[:, :, unread] = torch.nan, torch.nan
-    step, _ = made.step(x[:, -1], state)
-    torch.testing.assert_close(step, run(made, x)[0][:, -1])
+    step, _ = made.extend(x[:, -1:], state)
+    torch.testing.assert_close(step[:, 0], run(made, x)[0][:, -1])
 
 
 @torch.no_grad()

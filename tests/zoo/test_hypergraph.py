@@ -178,7 +178,7 @@ def test_decoding_keeps_one_list_a_timeline(capacity):
     counted = torch.zeros(2, H, 6, dtype=torch.int64)
     _, timeline, _ = m._routes(m._logits(x))
     for t in range(T):
-        _, state = m.step(x[:, t], state)
+        _, state = m.extend(x[:, t : t + 1], state)
         counted.scatter_add_(2, timeline[:, t, :, None], torch.ones(2, H, 1, dtype=torch.int64))
         assert torch.equal(state.lengths, counted)
         assert (state.lengths.sum(-1) == t + 1).all()

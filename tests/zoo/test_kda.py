@@ -154,10 +154,10 @@ def test_the_decode_state_is_constant_in_time(dtype):
     m = mixer().to(dtype)
     state = m.init_state(1, capacity=1000, dtype=dtype)
     wide = torch.promote_types(dtype, torch.float32)
-    for token in inputs(1).to(dtype).unbind(1):
+    for token in inputs(1).to(dtype).split(1, 1):
         assert m.state_bytes(state) == 2 * 8 * 8 * wide.itemsize + 3 * 3 * D * dtype.itemsize
         assert state.memory.dtype == wide
-        _, state = m.step(token, state)
+        _, state = m.extend(token, state)
 
 
 def test_cost_of_a_token_does_not_depend_on_the_length():

@@ -72,10 +72,10 @@ def test_decoding_is_forward_at_any_number_of_steps():
     for steps in (2, 30):
         m = mixer(cg_steps=steps, value_conv=True, n_heads=1)
         state, outputs = m.init_state(2, dtype=torch.float64), []
-        for token in x.unbind(1):
-            y, state = m.step(token, state)
+        for token in x.split(1, 1):
+            y, state = m.extend(token, state)
             outputs.append(y)
-        torch.testing.assert_close(torch.stack(outputs, 1), m(x, ctx)[0], rtol=0, atol=1e-10)
+        torch.testing.assert_close(torch.cat(outputs, 1), m(x, ctx)[0], rtol=0, atol=1e-10)
 
 
 def test_it_starts_with_lambda_one_and_gates_at_a_half():
@@ -110,10 +110,10 @@ def test_the_decode_state_is_constant_in_time(dtype):
     state = m.init_state(1, capacity=1000, dtype=dtype)
     wide = torch.promote_types(dtype, torch.float32)
     wanted = 2 * 2 * 8 * 8 * wide.itemsize + 2 * 3 * D * dtype.itemsize
-    for token in inputs(1).to(dtype).unbind(1):
+    for token in inputs(1).to(dtype).split(1, 1):
         assert m.state_bytes(state) == wanted
         assert state.h_kk.dtype == wide
-        _, state = m.step(token, state)
+        _, state = m.extend(token, state)
 
 
 @pytest.mark.parametrize(

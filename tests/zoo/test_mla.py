@@ -44,10 +44,10 @@ def decoded(m: MLA, x: Tensor) -> tuple[Tensor, object]:
     """All tokens one by one: the outputs [B, T, D] and the state after them."""
     state = m.init_state(len(x), dtype=x.dtype)
     outputs = []
-    for token in x.unbind(1):
-        y, state = m.step(token, state)
+    for token in x.split(1, 1):
+        y, state = m.extend(token, state)
         outputs.append(y)
-    return torch.stack(outputs, dim=1), state
+    return torch.cat(outputs, dim=1), state
 
 
 def turned(x: Tensor, position: int, base: float) -> Tensor:
@@ -146,9 +146,9 @@ def test_decoding_never_expands_the_cache():
     state = m.init_state(1, capacity=tokens)
     x = torch.randn(tokens, 1, 64, generator=torch.Generator().manual_seed(0))
     for token in x[:-1]:
-        _, state = m.step(token, state)
+        _, state = m.extend(token[:, None], state)
     with Largest() as largest:
-        m.step(x[-1], state)
+        m.extend(x[-1][:, None], state)
     assert largest.elements <= tokens * (m.kv_rank + m.rope_dim) < tokens * 64
 
 

@@ -89,10 +89,10 @@ def test_forward_is_the_definition(options):
 def test_an_unselected_memory_is_bit_identical_after_the_step():
     m = mixer()
     state = torch.randn(1, 5, 2, 4, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    for token in inputs(1).unbind(1):
+    for token in inputs(1).split(1, 1):
         before = state.clone()
-        _, state = m.step(token, state)
-        used = set(torch.topk(token[0] @ m.router.weight.T, 2).indices.tolist()) | {4}
+        _, state = m.extend(token, state)
+        used = set(torch.topk(token[0, 0] @ m.router.weight.T, 2).indices.tolist()) | {4}
         assert {i for i in range(5) if not torch.equal(state[0, i], before[0, i])} == used
 
 
@@ -188,9 +188,9 @@ def test_the_decode_state_is_constant_in_time(dtype):
     m = mixer().to(dtype)
     state = m.init_state(1, capacity=1000, dtype=dtype)
     wide = torch.promote_types(dtype, torch.float32)
-    for token in inputs(1).to(dtype).unbind(1):
+    for token in inputs(1).to(dtype).split(1, 1):
         assert m.state_bytes(state) == 5 * 2 * 4 * 4 * wide.itemsize
-        _, state = m.step(token, state)
+        _, state = m.extend(token, state)
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,8 @@ def test_step_repeated_is_forward_while_blocks_are_selected(capacity):
     made, x = mixer(), inputs(2, 50)
     y, state = run(made, x), made.init_state(2, capacity=capacity, dtype=torch.float64)
     for t in range(50):
-        step, state = made.step(x[:, t], state)
-        below((step - y[:, t]).abs().max(), 1e-9, f"token {t}")
+        step, state = made.extend(x[:, t : t + 1], state)
+        below((step[:, 0] - y[:, t]).abs().max(), 1e-9, f"token {t}")
         assert state.compressed.appended == max(0, (t + 1 - 4) // 2 + 1)
 
 
@@ -108,14 +108,14 @@ def test_decoding_reads_only_the_selected_blocks_and_the_window():
     made, x = mixer(n_select=3), inputs(1, 40)
     state = made.init_state(1, dtype=torch.float64)
     for t in range(39):
-        _, state = made.step(x[:, t], state)
+        _, state = made.extend(x[:, t : t + 1], state)
     assert state.sliding.read()[0].shape[2] == 5
     assert state.recent.read()[0].shape[2] == 4
     keys, values = state.selected.read()
     # n = 3 leaves the forced blocks alone: 0, 8 and 9.
     keys[:, :, 4:32], values[:, :, 4:32] = torch.nan, torch.nan
-    step, _ = made.step(x[:, -1], state)
-    torch.testing.assert_close(step, run(made, x)[:, -1])
+    step, _ = made.extend(x[:, -1:], state)
+    torch.testing.assert_close(step[:, 0], run(made, x)[:, -1])
 
 
 def test_sizes_follow_the_configured_length():

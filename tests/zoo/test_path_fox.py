@@ -59,8 +59,8 @@ def test_backends_decode_alike(backend):
         one = build(made, dtype=torch.float32).to(device).layers[0].mixer.eval()
         state, ys = one.init_state(2, capacity=2, device=device), []
         for x_t in x:
-            y, state = one.step(x_t, state)
-            ys.append(y)
+            y, state = one.extend(x_t[:, None], state)
+            ys.append(y[:, 0])
         outs.append([torch.stack(ys), *state.cache.read()])
     torch.testing.assert_close(
         *outs, rtol=1e-5, atol=1e-5
@@ -122,7 +122,7 @@ def test_cached_keys_are_turned_before_the_new_one_is_appended():
     x = torch.randn(2, 3, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     state = one.init_state(2, dtype=torch.float64)
     for t in range(3):
-        _, state = one.step(x[:, t], state)
+        _, state = one.extend(x[:, t : t + 1], state)
     k = one.k_proj(x).unflatten(-1, (4, 8))
     w, beta = one.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
     g = one._log_gate(x)

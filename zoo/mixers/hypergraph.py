@@ -194,7 +194,9 @@ def attend_to_lists(q: Tensor, timeline: Tensor, row: Tensor, keys: Tensor, valu
     )
     queries = q.new_zeros(batch, heads, keys.shape[2], most, width)
     queries[at] = q
-    last = row.new_zeros(queries.shape[:-1])  # what fills a list up reads the first row, and is not read itself
+    last = row.new_zeros(
+        queries.shape[:-1]
+    )  # what fills a list up reads the first row, and is not read itself
     last[at] = row
     visible = torch.arange(longest, device=q.device) <= last[..., None]
     keys, values = (x[:, :, :, :longest].to(q.dtype).flatten(1, 2) for x in (keys, values))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -193,7 +192,9 @@ class GroupedKVCache:
     def _make_room(self, rows: int) -> None:
         if rows > self.keys.shape[3]:
             more = max(rows, 2 * self.keys.shape[3] + 16)
-            self.keys, self.values = (F.pad(x, (0, 0, 0, more - x.shape[3])) for x in (self.keys, self.values))
+            self.keys, self.values = (
+                F.pad(x, (0, 0, 0, more - x.shape[3])) for x in (self.keys, self.values)
+            )
 
     @staticmethod
     def _index(group: Tensor) -> tuple[Tensor, Tensor]:

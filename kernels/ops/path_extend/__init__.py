@@ -62,6 +62,8 @@ def _check(q: Tensor, keys: Tensor, values: Tensor, w, beta, g, forgotten) -> No
         )
     for name, x in (("w", w), ("beta", beta), ("g", g)):
         if x is not None and x.shape[:2] != q.shape[:2]:
-            raise ValueError(f"path_extend needs {name} with [B, T] = {tuple(q.shape[:2])}, got {tuple(x.shape)}")
+            raise ValueError(
+                f"path_extend needs {name} with [B, T] = {tuple(q.shape[:2])}, got {tuple(x.shape)}"
+            )
     newest = (None if x is None else x[:, -1] for x in (w, beta, g))
     check_path_step(q[:, -1], keys, values, *newest, forgotten, name="path_extend")
