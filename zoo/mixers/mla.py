@@ -147,7 +147,7 @@ class MLA(Mixer):
     def _qkv(
         self, content: Tensor, rotated: Tensor, latent: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, T, H, K + d_R], and k likewise and v [B, S, H, K] of latents [B, S, d_c] and rotated keys [B, S, d_R]."""
+        """q [B, T, H, K + d_R], k likewise and v [B, S, H, K]; latent [B, S, d_c], key [B, S, d_R], rotated."""
         shared = key.unsqueeze(2).expand(-1, -1, self.heads, -1)
         k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
         return torch.cat([content, rotated], dim=-1), k, self._by_head(self.v_up(latent))

@@ -153,7 +153,7 @@ class GroupedKVCache:
 
     def read(self, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values [B, H, n, width] of the lists group [B, H], and which of the n rows are filled [B, H, n]."""
-        at = tuple(axis[:, 0] for axis in self._index(group[:, None])) + (group,)
+        at = (*(axis[:, 0] for axis in self._index(group[:, None])), group)
         lengths = self.lengths[at]
         rows = int(lengths.max())
         filled = torch.arange(rows, device=group.device) < lengths[..., None]
