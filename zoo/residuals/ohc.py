@@ -7,6 +7,7 @@ from torch import Tensor
 import kernels
 from zoo.registry import register_residual
 from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
+from zoo.residuals.hyper_step import step_cayley
 
 
 @register_residual(
@@ -27,3 +28,7 @@ class OHC(MatrixResidual):
     def project(self, raw: Tensor) -> Tensor:
         """Matrices [..., n, n] -> rotations."""
         return kernels.cayley(raw, backend=self.dims.backend)
+
+    def step_mixing(self, raw: Tensor) -> Tensor:
+        """Numbers [..., n²] of one token -> its rotation [..., n, n]."""
+        return step_cayley(raw.unflatten(-1, self.b_res.shape))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.interfaces import Dims
 from zoo.modules import fp32_linear
+from zoo.modules.derived import Derived
 from zoo.option_checks import at_least
 from zoo.registry import register_residual
 from zoo.residuals.factorised_streams import FactorisedStreams
@@ -47,6 +48,7 @@ class SHC(HyperResidual):
         at_least(config.k, 1, "shc.k")
         super().__init__(config, dims, config.k)
         self.turns = nn.Parameter(torch.zeros(config.k, config.n_streams, config.n_streams))
+        self._rotations = Derived()
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Draw the A_i with std 0.01."""
@@ -54,5 +56,15 @@ class SHC(HyperResidual):
 
     def mixing(self, raw: Tensor) -> Tensor:
         """Scores [..., k] -> H_res [..., n, n], the mixture of k rotations."""
-        rotations = kernels.cayley(self.turns, backend=self.dims.backend)
+        return self._mixture(raw, self._rotate())
+
+    def step_mixing(self, raw: Tensor) -> Tensor:
+        """`mixing` with rotations that are computed once for many tokens."""
+        return self._mixture(raw, self._rotations(self._rotate, self.turns))
+
+    def _rotate(self) -> Tensor:
+        """Q_1 … Q_k [k, n, n]."""
+        return kernels.cayley(self.turns, backend=self.dims.backend)
+
+    def _mixture(self, raw: Tensor, rotations: Tensor) -> Tensor:
         return fp32_linear(raw.softmax(-1), rotations.flatten(1).T).unflatten(-1, rotations.shape[1:])
