@@ -25,7 +25,7 @@ from zoo.modules.derived import Derived
 from zoo.modules.parameter_groups import ParameterGroup
 from zoo.modules.step_buffer import StepBuffer
 from zoo.option_checks import at_least, one_of
-from zoo.residuals.hyper_step import StepWeights, step_logits, step_read, step_write, takes_step
+from zoo.residuals import hyper_step
 
 ALPHA = 0.01
 COEFFICIENTS = ParameterGroup("coefficients", lr_scale=10.0)
@@ -109,9 +109,9 @@ class HyperResidual(Residual):
     def mixing(self, raw: Tensor) -> Tensor:
         """H_res [..., n, n] from mα₂·x̂φ_res + b_res [..., n_res]."""
 
-    def step_mixing(self, raw: Tensor) -> Tensor:
-        """`mixing` of one token a sequence, while decoding on a CPU."""
-        return self.mixing(raw)
+    def step_mixing(self, raw: list[float]) -> list[float]:
+        """`mixing` of one token: n_res numbers -> H_res row by row, n² numbers."""
+        return self.mixing(torch.tensor(raw, dtype=torch.float64)).flatten().tolist()
 
     def bias(self) -> Tensor:
         """b_pre, b_post and b_res [2n + n_res]; no b_res here."""
@@ -125,13 +125,16 @@ class HyperResidual(Residual):
         return Coefficients(pre, post, self.mixing(raw))
 
     def step(self, x: Tensor) -> Coefficients:
-        """Streams [B, 1, n, D] of one token -> its coefficients, in few operations."""
-        n = self.config.n_streams
+        """Streams [B, 1, n, D] of one token -> its coefficients, computed as numbers."""
+        n, batch = self.config.n_streams, len(x)
         sources = (*self._parameters.values(), self.clock.step)
-        weights = self._weights(lambda: StepWeights.of(*self._affine(), n), *sources)
-        logits = step_logits(x, weights, NORM_EPS)
-        gates = torch.sigmoid(logits[..., : 2 * n])
-        return Coefficients(gates[..., :n], 2 * gates[..., n:], self.step_mixing(logits[..., 2 * n :]))
+        weights = self._weights(lambda: hyper_step.StepWeights.of(*self._affine(), n), *sources)
+        rows = []
+        for logits in weights.logits(x, NORM_EPS):
+            gates = hyper_step.sigmoids(logits[: 2 * n])
+            rows.append([*gates[:n], *(2 * gate for gate in gates[n:]), *self.step_mixing(logits[2 * n :])])
+        pre, post, res = torch.tensor(rows, dtype=x.dtype).split((n, n, n * n), 1)
+        return Coefficients(pre.unsqueeze(1), post.unsqueeze(1), res.view(batch, 1, n, n))
 
     def _affine(self) -> tuple[Tensor, Tensor, Tensor]:
         """φ [2n + n_res, nD], mα [3] and b [2n + n_res]."""
@@ -140,16 +143,16 @@ class HyperResidual(Residual):
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
-        if takes_step(x, self.dims.backend):
+        if hyper_step.takes_step(x, self.dims.backend):
             coefficients = self.step(x)
-            return step_read(x, coefficients.pre), coefficients
+            return hyper_step.read(x, coefficients.pre), coefficients
         coefficients = self(x)
         return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         """H_res·x + H_postᵀ·z, [B, T, n, D]."""
-        if takes_step(x, self.dims.backend):
-            return step_write(x, z, coefficients.res, coefficients.post)
+        if hyper_step.takes_step(x, self.dims.backend):
+            return hyper_step.write(x, z, coefficients.res, coefficients.post)
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
 
     def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:

@@ -1,12 +1,12 @@
-"""One token of a residual scheme with several streams, on a CPU, in few operations.
+"""One token of a residual scheme with several streams on a CPU: its coefficients as Python's numbers.
 
-Decoding calls a scheme twice a layer for every token. On a CPU the general operations take most of their time to
-start, many times what their arithmetic takes; these forms are the same equations with everything that parameters
-determine computed beforehand.
+Decoding asks a scheme for coefficients twice a layer and token. They are a few dozen numbers, and an operation on a
+tensor takes longer to start than Python takes for all of them; what is as wide as the model stays in tensors.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -15,24 +15,38 @@ from torch import Tensor
 
 from kernels.checks import autocasts
 
+MOST_SEQUENCES = 8
+"""The largest batch whose coefficients are computed one sequence after another."""
+
 
 class StepWeights(NamedTuple):
-    """mα·φ [rows, nD] and b [rows], rows those of H_pre, H_post and H_res."""
+    """mα·φ [rows, nD] and b [rows], the rows those of H_pre, H_post and H_res."""
 
     weight: Tensor
-    bias: Tensor
+    bias: list[float]
 
     @staticmethod
     def of(phi: Tensor, scale: Tensor, bias: Tensor, n: int) -> StepWeights:
         """From φ [2n + m, nD], mα [3] and b [2n + m]."""
         rows = torch.cat([s.expand(k) for s, k in zip(scale, (n, n, len(phi) - 2 * n), strict=True)])
-        return StepWeights(rows[:, None] * phi, bias)
+        return StepWeights(rows[:, None] * phi, bias.tolist())
+
+    def logits(self, x: Tensor, eps: float) -> list[list[float]]:
+        """mα·x̂φ + b of the streams x [B, 1, n, D] of every sequence: B lists of as many numbers as rows."""
+        flat = x.flatten(1)
+        products, norms = F.linear(flat, self.weight), torch.linalg.vector_norm(flat, dim=-1)
+        inverse = [1 / math.sqrt(norm * norm / flat.shape[1] + eps) for norm in norms.tolist()]
+        return [
+            [r * y + b for y, b in zip(row, self.bias, strict=True)]
+            for r, row in zip(inverse, products.tolist(), strict=True)
+        ]
 
 
 def takes_step(x: Tensor, backend: str) -> bool:
-    """Whether streams x [B, T, n, D] are one token that these forms serve."""
+    """Whether the streams x [B, T, n, D] are one token of a few sequences that these forms serve."""
     return (
         x.shape[1] == 1
+        and len(x) <= MOST_SEQUENCES
         and not torch.is_grad_enabled()
         and x.device.type == "cpu"
         and backend in ("auto", "torch")
@@ -41,26 +55,17 @@ def takes_step(x: Tensor, backend: str) -> bool:
     )
 
 
-def step_logits(x: Tensor, weights: StepWeights, eps: float) -> Tensor:
-    """mα·x̂φ + b [B, 1, rows] of streams x [B, 1, n, D]."""
-    flat = x.flatten(-2)
-    norm = torch.linalg.vector_norm(flat, dim=-1, keepdim=True)
-    inverse = torch.rsqrt(norm.square() / flat.shape[-1] + eps)
-    return torch.addcmul(weights.bias, F.linear(flat, weights.weight), inverse)
+def sigmoids(logits: list[float]) -> list[float]:
+    """σ of every number; through tanh, which does not overflow."""
+    return [0.5 + 0.5 * math.tanh(0.5 * y) for y in logits]
 
 
-def step_read(x: Tensor, h_pre: Tensor) -> Tensor:
+def read(x: Tensor, h_pre: Tensor) -> Tensor:
     """y = H_pre·x: streams [B, 1, n, D] and h_pre [B, 1, n] -> [B, 1, D]."""
-    return torch.matmul(h_pre.unsqueeze(-2), x).squeeze(-2)
+    return torch.bmm(h_pre, x[:, 0])
 
 
-def step_write(x: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
+def write(x: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor) -> Tensor:
     """H_res·x + H_postᵀ·z: streams [B, 1, n, D] and z [B, 1, D] -> [B, 1, n, D]."""
-    return torch.addcmul(torch.matmul(h_res, x), h_post.unsqueeze(-1), z.unsqueeze(-2))
-
-
-def step_cayley(raw: Tensor) -> Tensor:
-    """Cayley(raw) = 2·(I + A)⁻¹ − I for A = (raw − rawᵀ)/2, [..., n, n]: three operations for a few matrices."""
-    eye = torch.eye(raw.shape[-1], dtype=raw.dtype)
-    inverse = torch.linalg.inv_ex(torch.add(eye, raw - raw.mT, alpha=0.5)).inverse
-    return torch.sub(2 * inverse, eye)
+    mixed = torch.bmm(h_res[:, 0], x[:, 0])
+    return torch.addcmul(mixed, h_post.mT, z).unsqueeze(1)

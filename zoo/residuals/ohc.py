@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 import kernels
+from kernels.ops.cayley.torch_ops import rotation_4
 from zoo.registry import register_residual
 from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
-from zoo.residuals.hyper_step import step_cayley
 
 
 @register_residual(
@@ -29,6 +29,6 @@ class OHC(MatrixResidual):
         """Matrices [..., n, n] -> rotations."""
         return kernels.cayley(raw, backend=self.dims.backend)
 
-    def step_mixing(self, raw: Tensor) -> Tensor:
-        """Numbers [..., n²] of one token -> its rotation [..., n, n]."""
-        return step_cayley(raw.unflatten(-1, self.b_res.shape))
+    def step_mixing(self, raw: list[float]) -> list[float]:
+        """`mixing` of one token; of four streams by the closed form, on numbers."""
+        return rotation_4(raw) if self.config.n_streams == 4 else super().step_mixing(raw)
