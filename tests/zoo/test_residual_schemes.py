@@ -307,3 +307,35 @@ def test_shc_starts_with_independent_small_turns():
     assert not torch.equal(module.turns[0], module.turns[1])
     assert abs(module.turns.std().item() / 0.01 - 1) < 0.3
     assert not module.phi_res.any()
+
+
+@every_scheme
+@pytest.mark.parametrize("n", [2, 3, 4])
+@torch.no_grad()
+def test_one_token_alone_is_the_token_in_its_sequence(scheme, n):
+    """A few sequences decode by numbers, many by the operations on tensors."""
+    m = random_residual(scheme, n_streams=n)
+    for batch in (1, 3, 9):
+        x, z = streams(batch, n=n), torch.randn(batch, 5, D, dtype=torch.float64)
+        y, coefficients = m.pre(x)
+        out = m.post(x, z, coefficients)
+        for t in range(5):
+            one, alone = m.pre(x[:, t : t + 1])
+            for got, whole in zip(alone, coefficients, strict=True):
+                torch.testing.assert_close(got, whole[:, t : t + 1])
+            torch.testing.assert_close(one, y[:, t : t + 1])
+            torch.testing.assert_close(m.post(x[:, t : t + 1], z[:, t : t + 1], alone), out[:, t : t + 1])
+
+
+@every_scheme
+@torch.no_grad()
+def test_a_token_after_a_change_of_parameters_or_of_the_training_step_uses_the_new_ones(scheme):
+    m, x = random_residual(scheme), streams(time=2)
+    for change in (
+        lambda: None,
+        lambda: m.clock.set(4000, 0),
+        *(lambda p=p: p.mul_(1.5) for p in m.parameters()),
+    ):
+        m.pre(x[:, :1])
+        change()
+        torch.testing.assert_close(m.pre(x[:, :1])[0], m.pre(x)[0][:, :1])

@@ -12,6 +12,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
+from zoo.mixers.gsa_step import StepProjection, takes_step
 from zoo.modules import RowCache, by_sequence, positions
 from zoo.modules.indexer import Indexer, Warmup
 from zoo.option_checks import at_least, default_kv_heads, even_width, one_of, positive
@@ -111,6 +112,7 @@ class GSA(GroupedQueryMixer):
         index_base = config.rope_base if config.index_rope else None
         self.indexer = Indexer(dims.d_model, config.index_heads, index_width, index_base, config.scores)
         self.warmup = Warmup(config.warmup)
+        self._step_inputs = StepProjection(self)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
@@ -141,6 +143,11 @@ class GSA(GroupedQueryMixer):
     def extend(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
         """The next tokens: x [B, T, D] -> (y [B, T, D], the cache with their rows)."""
         at = positions(state, x.shape[1], x.device)
+        if takes_step(x):
+            *token, gate = self._step_inputs(x, at)
+            attend = functools.partial(self._attend, self.indexer.offsets())
+            o = by_sequence(attend, state, *token).flatten(-2)
+            return self.o_proj(o if gate is None else o * gate), state
         q_idx, k_idx, w_idx, bias = self.indexer(x, at)
         attend = functools.partial(self._attend, bias)
         return self._out(by_sequence(attend, state, *self._qkv(x, at), q_idx, k_idx, w_idx), x), state

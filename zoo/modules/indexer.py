@@ -55,9 +55,15 @@ class Indexer(nn.Module):
             k = kernels.rope(k.unsqueeze(-2), positions, self.rope_base).squeeze(-2)
         # What is multiplied T² times is as precise as attention's own queries and keys; sums of products stay fp32.
         q, k = in_autocast_dtype(q, k)
-        if self.bias is None:
-            return q, k, w * self.heads**-0.5, w.new_zeros(self.heads)
-        return q, k, torch.sigmoid(w), self.bias
+        return q, k, self.weights(w), self.offsets()
+
+    def weights(self, w: Tensor) -> Tensor:
+        """The heads' weights [..., H^I] from x·W_Iw."""
+        return w * self.heads**-0.5 if self.bias is None else torch.sigmoid(w)
+
+    def offsets(self) -> Tensor:
+        """b [H^I]; 0 for ReLU scores."""
+        return self.w_proj.weight.new_zeros(self.heads) if self.bias is None else self.bias
 
     def tau(self) -> Tensor:
         """τ [], by which the loss multiplies the scores."""

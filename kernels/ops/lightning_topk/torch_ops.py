@@ -86,16 +86,17 @@ def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
     """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
     own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
     rank = rank.masked_fill_(~block.visible, -1).scatter_(-1, own, FIRST)
-    return _best(rank, torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1)), k_max, block.begin)
+    chosen = _best(rank, torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1)), k_max)
+    return chosen if block.begin == 0 else torch.where(chosen < 0, -1, chosen + block.begin)
 
 
-def _best(rank: Tensor, counts: Tensor, k_max: int, begin: int = 0) -> Tensor:
-    """Positions of the `counts` [B, C] highest ranks [B, C, S], counted from key `begin`, latest first, int32."""
+def _best(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
+    """Places of the `counts` [B, C] highest ranks [B, C, S], latest first, int32 [B, C, k_max], −1 where unused."""
     take = min(k_max, rank.shape[-1])
-    best = rank.topk(take, -1).indices + begin
+    best = rank.topk(take, -1).indices
     used = torch.arange(take, device=rank.device) < counts.unsqueeze(-1)
     chosen = torch.where(used, best, -1).to(torch.int32).sort(-1, descending=True).values
-    return F.pad(chosen, (0, k_max - take), value=-1)
+    return chosen if take == k_max else F.pad(chosen, (0, k_max - take), value=-1)
 
 
 @torch.library.custom_op("archzoo::lightning_topk", mutates_args=())

@@ -74,8 +74,6 @@ def scores(q: Tensor, blocks: Blocks, tiles: Tiles, part: slice, t: Tensor) -> T
 
 def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
     """Attention o [B, Tq, H, V] to the chosen blocks and log-sum-exps [B, Tq, H]."""
-    if q.shape[1] == 1:
-        return selected_step(q, k, v, chosen, sizes)
     kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
     out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
     blocks = Blocks(k, v, sizes, q.dtype)
@@ -97,20 +95,6 @@ def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Siz
         out[here] = by_query(found, q[here].shape, kv_heads)
         lse[here] = by_query((highest + whole.log()).unsqueeze(-1), q[here].shape, kv_heads)[..., 0]
     return out, lse
-
-
-def selected_step(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """`selected_forward` for one query, the last token: reads what it selects and nothing else of k and v."""
-    time, heads = k.shape[1], k.shape[2]
-    begin = chosen[:, 0, :, : sizes.selectable(time)].to(torch.int64) * sizes.select_size
-    token = begin.unsqueeze(-1) + torch.arange(sizes.select_size, device=q.device)
-    hidden = ((token < 0) | (token >= time)).flatten(2).unsqueeze(2)
-    batch = torch.arange(q.shape[0], device=q.device)[:, None, None]
-    at = batch, token.flatten(2).clamp(0, time - 1), torch.arange(heads, device=q.device)[:, None]
-    raw = q[:, 0].unflatten(1, (heads, -1)) @ k[at].to(q.dtype).mT
-    raw.masked_fill_(hidden, -torch.inf)
-    out = raw.softmax(-1) @ v[at].to(q.dtype)
-    return out.flatten(1, 2).unsqueeze(1), raw.logsumexp(-1).flatten(1).unsqueeze(1)
 
 
 def selected_backward(

@@ -1,4 +1,4 @@
-"""Native sparse attention of one query, the last token: nothing that it reads is hidden but the end of its own block."""
+"""Native sparse attention of one query, the last token: only the end of its own block is hidden from it."""
 
 from __future__ import annotations
 
