@@ -58,8 +58,7 @@ def nsa_attention_torch(
 
 def _is_step(q: Tensor, cu_seqlens: Tensor | None) -> bool:
     """Whether a call decodes one token."""
-    decodes = q.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
-    return decodes and not (q.is_meta or torch.compiler.is_compiling())
+    return q.shape[1] == 1 and cu_seqlens is None and not (torch.is_grad_enabled() or q.is_meta)
 
 
 def forward(

@@ -218,6 +218,30 @@ def test_a_state_continues_the_sequence(pieces, backend):
     torch.testing.assert_close(state, final, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("steps", [1, 3, 30])
+@torch.no_grad()
+def test_decoding_takes_the_same_steps_whether_they_converge_or_not(steps):
+    """Keys that resemble each other, of which nothing is forgotten, need more than three steps."""
+    q, k, v, g, beta, lamb, *_ = inputs(2, 40)
+    k, g = F.normalize(k + 3, dim=-1), torch.zeros_like(g)
+    wanted, _ = mesa(q, k, v, g, beta, lamb, cg_steps=steps)
+    state = mesa(*(x[:, :1] for x in (q, k, v, g, beta)), lamb, output_final_state=True)[1]
+    for t in range(1, 40):
+        token = (x[:, t : t + 1] for x in (q, k, v, g, beta))
+        o, state = mesa(*token, lamb, cg_steps=steps, initial_state=state, output_final_state=True)
+        torch.testing.assert_close(o[:, 0], wanted[:, t], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e30])
+@torch.no_grad()
+def test_a_decoded_query_may_have_any_size(size):
+    q, *others = (x.float() for x in inputs(1, 1, sequences=1))
+    *token, lamb, h_kk, h_kv = others
+    o, _ = mesa(size * q, *token, lamb, initial_state=(h_kk, h_kv))
+    unit, _ = mesa(q, *token, lamb, initial_state=(h_kk, h_kv))
+    torch.testing.assert_close(o, size * unit, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_packed_sequences_are_separate_sequences(backend):
     lengths = (40, 1, 2, 33)

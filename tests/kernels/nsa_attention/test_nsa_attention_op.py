@@ -234,12 +234,23 @@ def test_scores_are_those_of_the_three_branches_and_never_many_at_once(time):
     assert watch.largest < time * time
 
 
+@pytest.mark.parametrize("time", [1, 3, 4, 5, 8, 9, 23, 50])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"block_size": 3, "stride": 1, "select_size": 5}], ids=["usual", "stride 1"]
+)
+@torch.no_grad()
+def test_a_decode_step_is_the_definition(time, sizes):
+    """Without a summary yet, with fewer blocks than are chosen, at the first and the last token of a block."""
+    tensors = inputs(2, time, queries=1, blocks=time)
+    below((call(*tensors, **sizes) - call(*tensors, backend="reference", **sizes)).abs().max(), 1e-12)
+
+
 def test_a_decode_step_makes_no_tensor_of_the_cache():
     """8,192 cached keys of width 2: it handles n·l' of them, the summaries and the window."""
-    time, sizes = 8192, Sizes(32, 16, 64, 16, 512)
-    tensors = inputs(1, time, heads=2, kv_heads=1, width=2, value_width=2, queries=1, blocks=511)
+    sizes = {"block_size": 32, "stride": 16, "select_size": 64, "n_select": 16, "window": 512}
+    tensors = inputs(1, 8192, heads=2, kv_heads=1, width=2, value_width=2, queries=1, blocks=511)
     with Watch() as watch, torch.no_grad():
-        forward(*tensors[:2], *(tensors[i : i + 2] for i in (2, 4, 6)), sizes)
+        call(*tensors, **sizes)
     assert watch.largest <= 2 * 16 * 64
 
 
