@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 
 from experiments.data import DataConfig
 from zoo import ModelConfig
+from zoo.generate import CHUNK
 
 
 @dataclass
@@ -85,29 +86,47 @@ class EvaluateConfig:
     stride: tokens by which the evaluation window moves (null: half of data.seq_len).
     splits: which to score, of validation and test.
     batch_size: windows at once.
+    carry: of job=evaluate, score every token with its whole history: no windows, the decode state goes on from chunk to
+        chunk of the trained length (with data.pack=document, of batch_size documents at once).
     """
 
     stride: int | None = None
     splits: list[str] = field(default_factory=lambda: ["validation", "test"])
     batch_size: int = 16
+    carry: bool = False
 
 
 @dataclass
 class GenerateConfig:
-    """How job=generate goes on from a prompt (zoo.generate).
+    """How job=generate goes on from prompts (zoo.generate).
 
     prompt: text to go on from.
-    tokens: how many to write.
+    prompts: several texts to go on from, instead of prompt.
+    file: a file of prompts, instead of prompt: one a line, or where its name ends in .jsonl the "prompt" of the object
+        in every line; "-" reads lines from the standard input.
+    batch_size: prompts at once.
+    tokens: how many to write after each prompt.
     temperature: divides the logits; 0 takes the most likely token.
     top_k: draw among so many most likely tokens (null: all).
     top_p: draw among the most likely tokens that have this probability together (null: all).
+    stop: texts before which a text ends.
+    stop_at_separator: a text ends where the model ends the document, with the tokenizer's separator.
+    chunk: tokens of a prompt that are read at once.
+    out: a file for a JSON object a line: prompt, text, tokens, and whether a stop ended it (null: none).
     """
 
     prompt: str = "The "
+    prompts: list[str] = field(default_factory=list)
+    file: str | None = None
+    batch_size: int = 16
     tokens: int = 100
     temperature: float = 0.8
     top_k: int | None = 50
     top_p: float | None = None
+    stop: list[str] = field(default_factory=list)
+    stop_at_separator: bool = False
+    chunk: int = CHUNK
+    out: str | None = None
 
 
 @dataclass

@@ -1,59 +1,112 @@
-"""job=generate: go on from a prompt, token by token, with tokens a second."""
+"""job=generate: go on from prompts, token by token; how fast prompts are read and tokens are written."""
 
 from __future__ import annotations
 
-import codecs
+import json
 import sys
-import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-import zoo
 from experiments import machine
+from experiments.continuation import Continuation
+from experiments.generation import Speed, go_on
 from experiments.jobs import Job
-from experiments.load_run import load_run
-from experiments.schema import Config
+from experiments.load_run import LoadedRun, load_run
+from experiments.progress import Bar
+from experiments.prompts import read_prompts
+from experiments.schema import Config, GenerateConfig
 from zoo.errors import UserError
+from zoo.files import write_atomic
 
 
 def run(config: Config) -> None:
-    """Print the prompt and what the model writes after it, as it is written."""
+    """Print every prompt with what the model writes after it: of one prompt as it is written, of several by batch."""
     g = config.generate
-    if g.tokens < 1:
-        raise UserError(f"generate.tokens={g.tokens} must be at least 1")
+    _check(g)
+    prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
     loaded = load_run(config.run, machine.pick(config.device))
-    ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode(g.prompt)]
-    prompt = torch.tensor([ids], device=loaded.model.embedding.weight.device)
-    tokens = zoo.generate(
-        loaded.model,
-        prompt,
-        g.tokens,
-        temperature=g.temperature,
-        top_k=g.top_k,
-        top_p=g.top_p,
-        seed=config.seed,
-    )
-    sys.stdout.write(g.prompt)
-    written: list[int] = []
-    shown = 0
-    began = time.perf_counter()
-    for token in tokens:
-        written.append(int(token))
-        text = loaded.tokenizer.decode(written)
-        # A token may end inside a character; the replacement sign at the end waits for the rest of it.
-        whole = text.rstrip(codecs.decode(b"\xff", "utf-8", "replace"))
-        sys.stdout.write(whole[shown:])
+    speed = Speed()
+    if len(prompts) == 1:
+        made = _stream(loaded, prompts[0], config, speed)
+    else:
+        made = _in_batches(loaded, prompts, config, speed)
+    if g.out is not None:
+        write_atomic(_out(g), "".join(map(_line, prompts, made)))
+    print(_summary(made, speed))
+
+
+def _check(g: GenerateConfig) -> None:
+    """Refuse what makes no sense, before a model is loaded. Raises UserError."""
+    for key in ("tokens", "batch_size", "chunk"):
+        if getattr(g, key) < 1:
+            raise UserError(f"generate.{key}={getattr(g, key)} must be at least 1")
+    if "" in g.stop:
+        raise UserError("generate.stop has an empty text, which every text begins with; leave it out")
+    if g.out is not None and (_out(g).is_dir() or not _out(g).parent.is_dir()):
+        raise UserError(f"generate.out={g.out} must be a file in a folder that is there")
+
+
+def _out(g: GenerateConfig) -> Path:
+    return Path(g.out).expanduser()
+
+
+def _stream(loaded: LoadedRun, prompt: str, config: Config, speed: Speed) -> list[Continuation]:
+    """Go on from one prompt and print its text as it is written."""
+    shown: int | None = None
+
+    def show(made: list[Continuation]) -> None:
+        nonlocal shown
+        sys.stdout.write(prompt if shown is None else made[0].safe_text[shown:])
         sys.stdout.flush()
-        shown = max(shown, len(whole))
-    seconds = time.perf_counter() - began
-    steps = len(ids) + len(written) - 1
-    print(f"\n\n{len(written)} tokens after a prompt of {len(ids)}; {steps / seconds:.1f} tokens/s")
+        shown = len(made[0].safe_text)
+
+    made = go_on(loaded, [prompt], config.generate, config.seed, speed, show)
+    print(f"{made[0].text[shown:]}\n")
+    return made
+
+
+def _in_batches(
+    loaded: LoadedRun, prompts: Sequence[str], config: Config, speed: Speed
+) -> list[Continuation]:
+    """Go on from several prompts, generate.batch_size at once, and print the texts of a batch when it is complete."""
+    g, bar = config.generate, Bar("generate", config.trainer.progress)
+    finished: list[Continuation] = []
+    for begin in range(0, len(prompts), g.batch_size):
+        batch = prompts[begin : begin + g.batch_size]
+
+        phase = f"prompts {begin + 1} to {begin + len(batch)}"
+
+        def show(made: list[Continuation], phase: str = phase) -> None:
+            done = sum(g.tokens if one.ended else len(one.tokens) for one in made)
+            bar(phase, done, len(made) * g.tokens)
+
+        made = go_on(loaded, batch, g, config.seed + begin, speed, show)
+        bar.close()
+        for i, (prompt, one) in enumerate(zip(batch, made, strict=True), begin + 1):
+            print(f"── {i} of {len(prompts)} ──\n{prompt}{one.text}\n")
+        finished += made
+    return finished
+
+
+def _line(prompt: str, made: Continuation) -> str:
+    """A prompt and what was written after it, as a line of JSON."""
+    found = {"prompt": prompt, "text": made.text, "tokens": made.tokens, "stopped": made.ended}
+    return json.dumps(found, ensure_ascii=False) + "\n"
+
+
+def _summary(made: list[Continuation], speed: Speed) -> str:
+    """How much was written after how much, and how fast."""
+    tokens = sum(len(one.tokens) for one in made)
+    prompts = "a prompt" if len(made) == 1 else f"{len(made)} prompts"
+    return f"{tokens} tokens after {prompts} of {speed.read}: {speed.describe()}"
 
 
 JOB = Job(
     "generate",
-    "go on from a prompt with a finished run or checkpoint",
+    "go on from prompts with a finished run or checkpoint",
     run,
     needs="run=results/NAME/RUN generate.prompt='...'",
 )
