@@ -26,6 +26,7 @@ def check_config(config: Config) -> None:
     check_numbers(config)
     check_probe(config.probe)
     check_choices(config)
+    _check_scores(config)
     _check_compiled(config)
     _check_place(config)
     _check_model(
@@ -114,6 +115,15 @@ def check_choices(config: Config) -> None:
             raise unknown(key, value, known)
     if not config.name or any(c in config.name for c in "/\\") or config.name.startswith("."):
         raise UserError(f"name={config.name!r} must be one plain folder name, e.g. name=my_experiment")
+
+
+def _check_scores(config: Config) -> None:
+    """The scores that runs record are all of windows, or they could not be compared."""
+    if config.evaluate.carry:
+        raise UserError(
+            "evaluate.carry=true is of job=evaluate; runs record scores of windows: leave it out, and evaluate the "
+            "finished run with it"
+        )
 
 
 def _check_compiled(config: Config) -> None:

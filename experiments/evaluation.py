@@ -10,6 +10,7 @@ import torch
 
 import zoo
 from experiments import machine
+from experiments.carried_scoring import score_carried
 from experiments.data import Corpus
 from experiments.progress import Sink
 from experiments.schema import Config
@@ -31,17 +32,20 @@ def score_best(
 def score_model(
     model: LanguageModel, config: Config, corpus: Corpus, name: str, device: torch.device, sink: Sink
 ) -> Score:
-    """The score of a model on a split, windows moving by evaluate.stride (null: half the model's length)."""
+    """The score of a model on a split, windows moving by evaluate.stride (null: half the model's length).
+
+    With evaluate.carry there are no windows: the decode state is carried through the text.
+    """
     split = corpus.splits[name]
-    return score_split(
-        model,
-        split,
-        stride=config.evaluate.stride or max(1, model.seq_len // 2),
-        batch_size=config.evaluate.batch_size,
-        document_bos=corpus.document_bos,
-        precision=machine.precision(config.trainer.precision, device),
-        progress=_counting(sink, name, len(split.tokens) - 1),
-    )
+    options = {
+        "batch_size": config.evaluate.batch_size,
+        "document_bos": corpus.document_bos,
+        "precision": machine.precision(config.trainer.precision, device),
+        "progress": _counting(sink, name, len(split.tokens) - 1),
+    }
+    if config.evaluate.carry:
+        return score_carried(model, split, **options)
+    return score_split(model, split, stride=config.evaluate.stride or max(1, model.seq_len // 2), **options)
 
 
 def _counting(sink: Sink, phase: str, total: int) -> Callable[[int], None]:

@@ -26,15 +26,18 @@ Window = tuple[Tensor, Tensor, int]
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes."""
+    """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes.
+
+    stride: tokens by which the window moved; None: no window, the decode state was carried through the text.
+    """
 
     nats: float
     tokens: int
     words: int
     bytes: int
-    stride: int
+    stride: int | None
 
-    def metrics(self) -> dict[str, float | int]:
+    def metrics(self) -> dict[str, float | int | None]:
         """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes)."""
         loss = self.nats / self.tokens
         return {
@@ -135,8 +138,9 @@ def _exp(x: float) -> float:
 
 def format_metrics(name: str, m: dict[str, float], text: str) -> str:
     """All four metrics of a split on one line; text: what the split is called."""
+    context = "carried state" if m["stride"] is None else f"stride {m['stride']}"
     return (
         f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
         f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
-        f"({m['tokens']:,} tokens, stride {m['stride']}) {f'· {text}' if text else ''}".rstrip()
+        f"({m['tokens']:,} tokens, {context}) {f'· {text}' if text else ''}".rstrip()
     )

@@ -7,13 +7,17 @@ from experiments.evaluation import score_model
 from experiments.jobs import Job
 from experiments.load_run import load_corpus, load_run
 from experiments.progress import Bar
-from experiments.schema import Config
+from experiments.schema import Config, EvaluateConfig
 from experiments.scoring import format_metrics
 from zoo.errors import UserError
 
 
 def run(config: Config) -> None:
-    """Print all four metrics of every split in evaluate.splits, at evaluate.stride (default: half a window)."""
+    """Print all four metrics of every split in evaluate.splits, at evaluate.stride (default: half a window).
+
+    With evaluate.carry every token has its whole history instead of a window.
+    """
+    _check(config.evaluate)
     device = machine.pick(config.device)
     loaded = load_run(config.run, device)
     corpus = load_corpus(loaded, config.data)
@@ -27,6 +31,17 @@ def run(config: Config) -> None:
         score = score_model(loaded.model, config, corpus, name, device, bar)
         bar.close()
         print(format_metrics(name, score.metrics(), corpus.describe()[name]))
+
+
+def _check(evaluate: EvaluateConfig) -> None:
+    """Refuse what makes no sense, before a model is loaded. Raises UserError."""
+    if evaluate.batch_size < 1:
+        raise UserError(f"evaluate.batch_size={evaluate.batch_size} must be at least 1")
+    if evaluate.carry and evaluate.stride is not None:
+        raise UserError(
+            f"evaluate.stride={evaluate.stride} moves a window, and with evaluate.carry=true there is none; "
+            "leave one of them out"
+        )
 
 
 JOB = Job(

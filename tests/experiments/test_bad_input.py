@@ -96,6 +96,12 @@ def test_named_mistakes_in_a_process_of_their_own(
         (["model.d_model=0"], "model.d_model=0"),
         (["model.mixers.hypergraph.n_timelines=0"], "n_timelines=0"),
         (["evaluate.stride=33"], "evaluate.stride=33 is above data.seq_len=32"),
+        (["evaluate.carry=true"], "evaluate.carry=true is of job=evaluate"),
+        (
+            ["job=evaluate", "evaluate.carry=true", "evaluate.stride=3"],
+            "with evaluate.carry=true there is none",
+        ),
+        (["job=evaluate", "evaluate.batch_size=0"], "evaluate.batch_size=0 must be at least 1"),
         (["name=a/b"], "name='a/b'"),
         (["job=evaluate"], "run=results/NAME/RUN"),
         (["job=evaluate", "run=/nope"], "no model at /nope"),
