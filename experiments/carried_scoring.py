@@ -43,7 +43,7 @@ def score_carried(
     device = model.embedding.weight.device
     tokens = np.asarray(split.tokens)
     sequences = _sequences(tokens, document_bos)
-    check_decode_memory(model, [end - begin for begin, end in sequences[:batch_size]], _REMEDY)
+    check_decode_memory(model, [[end - begin for begin, end in sequences[:batch_size]]], _REMEDY)
     nats, scored = torch.zeros((), dtype=torch.float64, device=device), 0
     with evaluation_mode(model), explaining_memory(_REMEDY):
         for i in range(0, len(sequences), batch_size):

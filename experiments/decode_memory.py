@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 
 import psutil
 import torch
@@ -15,16 +16,21 @@ from zoo.model import LanguageModel
 GIB = 2**30
 
 
-def check_decode_memory(model: LanguageModel, lengths: Sequence[int], remedy: str) -> None:
-    """Raise UserError where the decode states of sequences of these lengths are more than the memory that is free."""
+def check_decode_memory(model: LanguageModel, batches: Iterable[Sequence[int]], remedy: str) -> None:
+    """Raise UserError where the decode states of a batch take more memory than is free.
+
+    batches: the lengths of the sequences of every batch, of which one is decoded after the other.
+    """
     described = cost.on_meta(model.config, vocab_size=model.vocab_size, seq_len=model.seq_len)
-    needed = sum(lengths.count(length) * cost.state_bytes(described, length) for length in set(lengths))
     free = _free_memory(model.embedding.weight.device)
-    if needed > free:
-        raise UserError(
-            f"the decode state of {max(lengths):,} tokens ({len(lengths)} at once) takes {needed / GIB:.1f} GiB, and "
-            f"{free / GIB:.1f} GiB of memory are free; {remedy}"
-        )
+    state_bytes = functools.cache(lambda length: cost.state_bytes(described, length))
+    for lengths in batches:
+        needed = sum(map(state_bytes, lengths))
+        if needed > free:
+            raise UserError(
+                f"the decode state of {max(lengths):,} tokens ({len(lengths)} at once) takes {needed / GIB:.1f} GiB, "
+                f"and {free / GIB:.1f} GiB of memory are free; {remedy}"
+            )
 
 
 @contextlib.contextmanager
@@ -42,7 +48,8 @@ def explaining_memory(remedy: str) -> Iterator[None]:
 
 
 def _free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken."""
+    """Bytes that can still be taken; on a GPU those too that PyTorch keeps for the next tensors."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     return psutil.virtual_memory().available

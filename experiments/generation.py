@@ -66,28 +66,37 @@ class Speed:
         return f"{told}, then {step} ({self.written / self.write_s:,.1f} tokens/s)"
 
 
+def encode_prompts(loaded: LoadedRun, texts: Sequence[str], options: GenerateConfig) -> list[list[Tensor]]:
+    """The prompts in batches of options.batch_size, each [T] at the beginning of a document.
+
+    Raises UserError where the decode states of a batch do not fit into memory.
+    """
+    tokenizer, device = loaded.tokenizer, loaded.model.embedding.weight.device
+    prompts = [torch.tensor([tokenizer.bos_id, *tokenizer.encode(text)], device=device) for text in texts]
+    batches = [
+        prompts[begin : begin + options.batch_size] for begin in range(0, len(prompts), options.batch_size)
+    ]
+    lengths = ([len(prompt) + options.tokens for prompt in batch] for batch in batches)
+    check_decode_memory(loaded.model, lengths, _REMEDY)
+    return batches
+
+
 def go_on(
     loaded: LoadedRun,
-    texts: Sequence[str],
+    prompts: Sequence[Tensor],
     options: GenerateConfig,
     seed: int,
     speed: Speed,
     show: Callable[[list[Continuation]], None],
 ) -> list[Continuation]:
-    """Go on from prompts side by side, each at the beginning of a document.
+    """Go on from prompts [T] side by side; text b draws from seed + b.
 
-    Text b draws from seed + b. show is called before the first token and after every one. Raises UserError for options
-    out of range, and where memory does not suffice.
+    show is called before the first token and after every one. Raises UserError for options out of range, and where
+    memory does not suffice.
     """
-    device = loaded.model.embedding.weight.device
-    prompts = [
-        torch.tensor([loaded.tokenizer.bos_id, *loaded.tokenizer.encode(text)], device=device)
-        for text in texts
-    ]
-    check_decode_memory(loaded.model, [len(prompt) + options.tokens for prompt in prompts], _REMEDY)
     made = [
         Continuation(loaded.tokenizer, options.stop, stop_at_separator=options.stop_at_separator)
-        for _ in texts
+        for _ in prompts
     ]
     drawn = zoo.generate(
         loaded.model,

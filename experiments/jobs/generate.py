@@ -11,7 +11,7 @@ import torch
 
 from experiments import machine
 from experiments.continuation import Continuation
-from experiments.generation import Speed, go_on
+from experiments.generation import Speed, encode_prompts, go_on
 from experiments.jobs import Job
 from experiments.load_run import LoadedRun, load_run
 from experiments.progress import Bar
@@ -53,41 +53,37 @@ def _out(g: GenerateConfig) -> Path:
     return Path(g.out).expanduser()
 
 
-def _stream(loaded: LoadedRun, prompt: str, config: Config, speed: Speed) -> list[Continuation]:
+def _stream(loaded: LoadedRun, text: str, config: Config, speed: Speed) -> list[Continuation]:
     """Go on from one prompt and print its text as it is written."""
     shown: int | None = None
 
     def show(made: list[Continuation]) -> None:
         nonlocal shown
-        sys.stdout.write(prompt if shown is None else made[0].safe_text[shown:])
+        sys.stdout.write(text if shown is None else made[0].safe_text[shown:])
         sys.stdout.flush()
         shown = len(made[0].safe_text)
 
-    made = go_on(loaded, [prompt], config.generate, config.seed, speed, show)
+    (prompts,) = encode_prompts(loaded, [text], config.generate)
+    made = go_on(loaded, prompts, config.generate, config.seed, speed, show)
     print(f"{made[0].text[shown:]}\n")
     return made
 
 
-def _in_batches(
-    loaded: LoadedRun, prompts: Sequence[str], config: Config, speed: Speed
-) -> list[Continuation]:
+def _in_batches(loaded: LoadedRun, texts: Sequence[str], config: Config, speed: Speed) -> list[Continuation]:
     """Go on from several prompts, generate.batch_size at once, and print the texts of a batch when it is complete."""
     g, bar = config.generate, Bar("generate", config.trainer.progress)
     finished: list[Continuation] = []
-    for begin in range(0, len(prompts), g.batch_size):
-        batch = prompts[begin : begin + g.batch_size]
+    for prompts in encode_prompts(loaded, texts, g):
+        first, last = len(finished) + 1, len(finished) + len(prompts)
 
-        phase = f"prompts {begin + 1} to {begin + len(batch)}"
-
-        def show(made: list[Continuation], phase: str = phase) -> None:
+        def show(made: list[Continuation], phase: str = f"prompts {first} to {last}") -> None:
             done = sum(g.tokens if one.ended else len(one.tokens) for one in made)
             bar(phase, done, len(made) * g.tokens)
 
-        made = go_on(loaded, batch, g, config.seed + begin, speed, show)
+        finished += go_on(loaded, prompts, g, config.seed + first - 1, speed, show)
         bar.close()
-        for i, (prompt, one) in enumerate(zip(batch, made, strict=True), begin + 1):
-            print(f"── {i} of {len(prompts)} ──\n{prompt}{one.text}\n")
-        finished += made
+        for i in range(first, last + 1):
+            print(f"── {i} of {len(texts)} ──\n{texts[i - 1]}{finished[i - 1].text}\n", flush=True)
     return finished
 
 

@@ -44,7 +44,7 @@ def texts(go: Go) -> list[str]:
 
 
 def rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.open(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
