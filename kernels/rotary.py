@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,7 +22,13 @@ def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
     Raises ValueError for an odd D or positions that do not fit x.
     Source: Su et al. 2021, RoFormer, equation 34.
     """
-    return rotate(x, *angles(positions_like(x, positions), x.shape[-1], base, angle_dtype(x)))
+    return rope_each((x,), positions, base)[0]
+
+
+def rope_each(xs: Sequence[Tensor], positions: Tensor, base: float) -> tuple[Tensor, ...]:
+    """`rope` of several tensors [B, T, H_i, D] at the same positions, whose angles are computed once."""
+    cos_sin = angles(positions_like(xs[0], positions), xs[0].shape[-1], base, angle_dtype(xs[0]))
+    return tuple(rotate(x, *cos_sin) for x in xs)
 
 
 def positions_like(x: Tensor, positions: Tensor) -> Tensor:
@@ -40,9 +49,18 @@ def positions_like(x: Tensor, positions: Tensor) -> Tensor:
 
 def angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The cosines and sines of p·base^(−2i/width): two tensors [*positions.shape, width/2]."""
-    exponents = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
-    angle = positions.to(dtype).unsqueeze(-1) * base**-exponents
+    # A trace, and what runs without storage, must not meet a tensor of another run.
+    apart = torch.compiler.is_compiling() or positions.is_meta
+    make = _frequencies.__wrapped__ if apart else _frequencies
+    angle = positions.to(dtype).unsqueeze(-1) * make(width, base, positions.device, dtype)
     return angle.cos(), angle.sin()
+
+
+@functools.lru_cache(maxsize=64)
+def _frequencies(width: int, base: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """base^(−2i/width), i = 0 … width/2 − 1: the same for all layers and steps, some operations each time."""
+    with torch.inference_mode(False):
+        return base ** -(torch.arange(0, width, 2, device=device, dtype=dtype) / width)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class GroupedQueryMixer(Mixer):
         q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (self.q_proj(x), self.k_proj(x), v))
         q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_base is not None:
-            q, k = kernels.rope(q, positions, self.rope_base), kernels.rope(k, positions, self.rope_base)
+            q, k = kernels.rope_each((q, k), positions, self.rope_base)
         return q, k, v
 
     def _out(self, o: Tensor, x: Tensor) -> Tensor:
