@@ -10,6 +10,7 @@ import typing
 from typing import Any
 
 from zoo import registry
+from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 from zoo.options import added, before_they_existed, deciding
 
@@ -71,7 +72,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
     recorded: the values were written down with everything that there was then, so that an option which is not among
     them is younger, and stands at what it does as if it were not there (see zoo.options); otherwise at its default.
-    Options of a block that is here no longer are passed over then.
+    While the file of a block cannot be imported (zoo.discovery), nodes of unknown blocks are passed over then.
     Raises UserError for a key that does not exist and for a value of the wrong kind.
     """
     hints = typing.get_type_hints(cls)
@@ -79,7 +80,9 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
     out = before_they_existed(cls) if recorded else {}
     for key, value in values.items():
         if key not in known:
-            if recorded and cls in _CHOICES:  # a block that there was then; who uses it, asks for it by name
+            if (
+                recorded and cls in _CHOICES and left_out()
+            ):  # perhaps its block; a model that uses it says so later
                 continue
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
