@@ -54,5 +54,5 @@ def _block_set_by(key: str) -> tuple[str, str] | None:
 
 def _how_to_use(kind: str, name: str) -> str:
     if kind == "mixer":
-        return f"a model.pattern with {registry.get(kind, name).letter} would"
+        return f"a model with a layer {registry.get(kind, name).letter} would"
     return f"model.{kind}.name={name} would"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 import traceback
 from pathlib import Path
 
@@ -73,7 +74,9 @@ def _describe(error: Exception) -> str:
 
 def _place(error: Exception) -> tuple[str, int | None]:
     """File and line of the mistake: in the file whose import failed, not in what it called."""
-    if isinstance(error, Clash):
+    if (
+        isinstance(error, Clash) and error.newcomer.__module__ in sys.modules
+    ):  # not the file that is being imported
         return inspect.getsourcefile(error.newcomer) or "?", inspect.getsourcelines(error.newcomer)[1]
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
