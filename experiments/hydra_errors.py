@@ -6,14 +6,22 @@ import dataclasses
 import difflib
 import re
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from zoo import registry
 from zoo.errors import unknown
 from zoo.pattern import QUOTING
+
+_TYPES = "bool, int, float, str, a list or dict of them, each perhaps with | None"
 
 
 def explain(error: BaseException) -> str:
     """A configuration error in one line, with a suggestion where a name is close to a known one."""
     text = _flat(str(error))
     cause = _flat(str(error.__cause__)) if error.__cause__ else ""
+    if block := _unusable_options():
+        return block
     for rule in (_unknown_choice, _unknown_key, _bad_value, _no_list, _bad_syntax):
         line = rule(text, cause)
         if line:
@@ -23,6 +31,19 @@ def explain(error: BaseException) -> str:
 
 def _flat(text: str) -> str:
     return re.sub(r"[ \t]+", " ", text).strip()
+
+
+def _unusable_options() -> str | None:
+    """A block whose options have a type that no configuration can hold; nothing at all can be composed with it."""
+    for block in (block for kind in registry.KINDS for block in registry.blocks(kind).values()):
+        try:
+            OmegaConf.structured(block.config)
+        except OmegaConfBaseException as error:
+            file = block.cls.__module__.replace(".", "/") + ".py"
+            return (
+                f"{file}: options of {block.kind} '{block.name}': {str(error).splitlines()[0]}; use {_TYPES}"
+            )
+    return None
 
 
 def _unknown_choice(text: str, cause: str) -> str | None:
