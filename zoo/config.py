@@ -80,9 +80,8 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
     out = before_they_existed(cls) if recorded else {}
     for key, value in values.items():
         if key not in known:
-            if (
-                recorded and cls in _CHOICES and left_out()
-            ):  # perhaps its block; a model that uses it says so later
+            # Perhaps the node of a block that is left out; a model that uses it is refused where it is built.
+            if recorded and cls in _CHOICES and left_out():
                 continue
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):

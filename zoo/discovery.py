@@ -74,9 +74,8 @@ def _describe(error: Exception) -> str:
 
 def _place(error: Exception) -> tuple[str, int | None]:
     """File and line of the mistake: in the file whose import failed, not in what it called."""
-    if (
-        isinstance(error, Clash) and error.newcomer.__module__ in sys.modules
-    ):  # not the file that is being imported
+    # A newcomer that was imported already: the traceback is of the file that it clashed with.
+    if isinstance(error, Clash) and error.newcomer.__module__ in sys.modules:
         return inspect.getsourcefile(error.newcomer) or "?", inspect.getsourcelines(error.newcomer)[1]
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
