@@ -10,6 +10,7 @@ import typing
 from typing import Any
 
 from zoo import registry
+from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 from zoo.options import added, before_they_existed, deciding
 
@@ -24,14 +25,24 @@ def _node(name: str, kind: str, chosen: str | None = None) -> type:
     fields: list[Any] = [] if chosen is None else [("name", str, chosen)]
     for block in registry.blocks(kind).values():
         fields.append((block.name, block.config, dataclasses.field(default_factory=block.config)))
-    made = dataclasses.make_dataclass(name, fields)
-    made.__module__ = __name__  # where pickle finds it
+    made = dataclasses.make_dataclass(name, fields, namespace={"__reduce__": _as_values})
+    made.__module__ = __name__
     return made
+
+
+def _as_values(node: Any) -> tuple[Any, ...]:
+    """Pickled by its values: a worker that starts while somebody writes a block may know one more or one fewer."""
+    return _from_values, (type(node).__name__, dataclasses.asdict(node))
+
+
+def _from_values(name: str, values: dict[str, Any]) -> Any:
+    return from_dict(globals()[name], values, recorded=True)
 
 
 Mixers = _node("Mixers", "mixer")
 ResidualChoice = _node("ResidualChoice", "residual", "add")
 ChannelChoice = _node("ChannelChoice", "channel", "swiglu")
+_CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 
 
 @dataclasses.dataclass
@@ -61,6 +72,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
     recorded: the values were written down with everything that there was then, so that an option which is not among
     them is younger, and stands at what it does as if it were not there (see zoo.options); otherwise at its default.
+    While the file of a block cannot be imported (zoo.discovery), nodes of unknown blocks are passed over then.
     Raises UserError for a key that does not exist and for a value of the wrong kind.
     """
     hints = typing.get_type_hints(cls)
@@ -68,6 +80,9 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
     out = before_they_existed(cls) if recorded else {}
     for key, value in values.items():
         if key not in known:
+            # Perhaps the node of a block that is left out; a model that uses it is refused where it is built.
+            if recorded and cls in _CHOICES and left_out():
+                continue
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
             value = from_dict(hints[key], value, f"{where}.{key}", recorded)

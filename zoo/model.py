@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from zoo import pattern, registry
 from zoo.config import ModelConfig, check_positive
 from zoo.context import Context
+from zoo.discovery import left_out
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.layer import Layer
@@ -29,8 +30,11 @@ class DecodeState:
 
 
 def letters_of(config: ModelConfig) -> str:
-    """The mixer letter of every layer."""
-    return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+    """The mixer letter of every layer. Raises UserError for a pattern that cannot be read (zoo.pattern)."""
+    try:
+        return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+    except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
+        raise UserError("; ".join([str(error), *left_out()])) from None
 
 
 class LanguageModel(nn.Module):

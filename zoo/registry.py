@@ -12,14 +12,14 @@ new file in `zoo/mixers/`, `zoo/residuals/` or `zoo/channels/` is all a new bloc
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zoo.errors import unknown
+from zoo import discovery
+from zoo.discovery import Clash
+from zoo.errors import UserError, unknown
 
 KINDS = ("mixer", "residual", "channel")
 MASKS = (
@@ -98,11 +98,23 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
             raise ValueError(
                 f"{cls.__module__}: figures draw the masks {', '.join(MASKS)}, not '{block.mask}' of {kind} '{name}'"
             )
+        if not _has_defaults(block.config):
+            raise ValueError(
+                f"{cls.__module__}: the options of {kind} '{name}' are a dataclass whose every field has a default"
+            )
         _refuse_clash(block)
         _BLOCKS[kind][name] = block
         return cls
 
     return add
+
+
+def _has_defaults(config: type) -> bool:
+    """Whether it is a dataclass that can be made from nothing, as every configuration has one of every block."""
+    missing = dataclasses.MISSING
+    return dataclasses.is_dataclass(config) and not any(
+        f.init and f.default is missing and f.default_factory is missing for f in dataclasses.fields(config)
+    )
 
 
 def _refuse_clash(block: Block) -> None:
@@ -117,8 +129,9 @@ def _refuse_clash(block: Block) -> None:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
             newer, older = sorted((block.cls, other.cls), key=_written, reverse=True)
             advice = "; the letters in use are in `python run.py job=list`" if same_letter else ""
-            raise ValueError(
-                f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}"
+            raise Clash(
+                f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}",
+                newer,
             )
 
 
@@ -155,7 +168,8 @@ def blocks(kind: str) -> dict[str, Block]:
 def get(kind: str, name: str) -> Block:
     """The block of that name. Raises UserError with a suggestion for an unknown one."""
     if name not in _BLOCKS[kind]:
-        raise unknown(kind if kind == "mixer" else f"{kind} scheme", name, _BLOCKS[kind])
+        error = unknown(kind if kind == "mixer" else f"{kind} scheme", name, _BLOCKS[kind])
+        raise UserError("; ".join([str(error), *discovery.left_out()]))
     return _BLOCKS[kind][name]
 
 
@@ -165,7 +179,16 @@ def mixer_by_letter() -> dict[str, Block]:
 
 
 def discover(package_name: str) -> None:
-    """Import every module of a package, so that the blocks in it register themselves."""
-    package = importlib.import_module(package_name)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package_name}.{module.name}")
+    """Import every module of a package, so that the blocks in it register themselves.
+
+    A module that cannot be imported is left out with all that it had registered (zoo.discovery.left_out); of two files
+    that claim one name or letter, the one written last.
+    """
+    for name in discovery.modules_of(package_name):
+        while error := discovery.import_error(name):
+            loser = error.newcomer.__module__ if isinstance(error, Clash) else name
+            discovery.leave_out(loser, error)
+            for kind, registered in _BLOCKS.items():
+                _BLOCKS[kind] = {key: b for key, b in registered.items() if b.cls.__module__ != loser}
+            if loser == name:
+                break

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from zoo.discovery import is_left_out
 from zoo.probes.events import ProbeEvent
 from zoo.probes.rows import Row
 
@@ -53,12 +54,12 @@ def register_measure(cls: type[Measure]) -> type[Measure]:
 
 
 def all_measures() -> dict[str, type[Measure]]:
-    """Every registered measure by name."""
-    return dict(_MEASURES)
+    """Every registered measure by name, without those of files whose import failed later on (zoo.discovery)."""
+    return {name: cls for name, cls in _MEASURES.items() if not is_left_out(cls.__module__)}
 
 
 def correct_averages(rows: list[Row]) -> list[Row]:
     """Rows averaged over several passes as one pass over all their tokens would have given them."""
-    for cls in _MEASURES.values():
+    for cls in all_measures().values():
         rows = cls.correct_averages(rows)
     return rows
