@@ -20,7 +20,7 @@ for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
 
 
 def _node(name: str, kind: str, chosen: str | None = None) -> type:
-    """A dataclass with one field a registered block, and `name` where one of them is chosen."""
+    """A dataclass with a field for each registered block, and a field `name` where one of them is chosen."""
     fields: list[Any] = [] if chosen is None else [("name", str, chosen)]
     for block in registry.blocks(kind).values():
         fields.append((block.name, block.config, dataclasses.field(default_factory=block.config)))
@@ -59,9 +59,9 @@ class ModelConfig:
 def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded: bool = False) -> Any:
     """A (nested) config dataclass from plain values.
 
-    recorded: the values were written down with everything that there was then, so that an option which is not among
-    them is younger, and stands at what it does as if it were not there (see zoo.options); otherwise at its default.
-    Raises UserError for a key that does not exist and for a value of the wrong kind.
+    recorded: the values come from a record of every option that existed then, so that a missing option was added
+    later and takes its `before` value (see zoo.options); without it a missing option takes its default.
+    Raises UserError for a key that does not exist and for a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
@@ -79,7 +79,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what a field's annotation says; an int will do for a float, a bool for neither."""
+    """Whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
     if hint is Any:
         return True
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -93,8 +93,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def used(config: ModelConfig, letters: str) -> dict[str, Any]:
     """The options that decide the built model, as plain values: only blocks that the pattern uses, without the backend.
 
-    A run's identity hashes these, so that registering a new block changes no existing run; an option that a
-    block got later (zoo.options.added) is in it only where it is not as before it existed.
+    A run's identity hashes these, so that registering a new block changes no existing run; an option that was
+    added to a block later (zoo.options.added) is included only where it differs from its `before` value.
     """
     mixers = registry.mixer_by_letter()
     out = deciding(config)

@@ -26,8 +26,8 @@ def generate(
 
     temperature: 0 takes the most likely token; top_k: sample among the k most likely; top_p: among the fewest
     tokens whose probabilities add up to at least p. Draws depend on `seed` alone, not on torch's global
-    generator. Raises UserError for values out of range, at the call and not at the first token, and at a token for
-    which the model has no numbers.
+    generator. Raises UserError for values out of range, at the call and not at the first token, and at a token whose
+    scores are NaN.
     """
     _check_prompt(model, prompt, n_tokens)
     _check_sampling(temperature, top_k, top_p)
@@ -56,7 +56,7 @@ def _generate(
 def sample(
     logits: Tensor, *, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
 ) -> Tensor:
-    """Draw one token a row from logits [B, V]: int64 [B] on the device of the logits.
+    """Draw one token per row of logits [B, V]: int64 [B] on the device of the logits.
 
     The draw itself happens on the CPU, the same for every device.
     """

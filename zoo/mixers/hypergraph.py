@@ -128,7 +128,7 @@ class HyperGraph(Mixer):
         return GroupedKVCache(*shape, rows=rows, device=device, dtype=dtype)
 
     def step(self, x: Tensor, state: GroupedKVCache) -> tuple[Tensor, GroupedKVCache]:
-        """One token: x [B, D] -> (y [B, D], the lists, one of each head with the token's key and value)."""
+        """One token: x [B, D] -> (y [B, D], the lists, with the token's key and value in one list per head)."""
         _, timeline, weight = self._routes(self._logits(x))
         position = state.length(timeline) if self.local else torch.full_like(timeline, state.appended)
         q, k, v = self._qkv(x[:, None])

@@ -1,4 +1,4 @@
-"""Memory for decoding: rows that grow with the tokens, and what any decode state takes and can be filled to.
+"""Caches for decoding, whose rows grow with the tokens; the bytes of any decode state, and filling one with zeros.
 
 A decode state is a tensor (of constant size), a cache of this file, anything else with `nbytes()` and `fill(tokens)`,
 or a dict, list, tuple or dataclass of such.
@@ -15,10 +15,10 @@ from torch import Tensor
 
 
 class RowCache:
-    """A row a token of one tensor or several [..., T, width], all of one length, in storage that doubles when full.
+    """One row per token in one or several tensors [..., T, width] of one length, in storage that doubles when full.
 
     storage: zeros [..., capacity, width], one tensor for each kind of row (keys and values, latents, an indexer's
-    keys); window: only so many rows are kept, the last ones (None: all). Appending costs O(1) amortised; reading is
+    keys); window: only the last so many rows are stored (None: all). Appending costs O(1) amortised; reading is
     a view.
     """
 
@@ -35,7 +35,7 @@ class RowCache:
             storage[..., self.stop - 1, :] = row.to(storage.dtype)
 
     def read(self) -> tuple[Tensor, ...]:
-        """The rows kept, [..., n, width] for each tensor in storage, in order of time, as views."""
+        """The stored rows, [..., n, width] for each tensor in storage, in order of time, as views."""
         return tuple(storage[..., self.start : self.stop, :] for storage in self.storage)
 
     def nbytes(self) -> int:
@@ -43,7 +43,7 @@ class RowCache:
         return sum(storage.nbytes for storage in self.storage)
 
     def fill(self, tokens: int) -> None:
-        """Make an empty cache one of `tokens` tokens whose rows are zeros, with the storage that appending leaves."""
+        """Fill an empty cache with rows of zeros; its storage is as large as after `tokens` calls of `append`."""
         while self.appended < tokens:
             self._advance(min(tokens - self.appended, max(1, self._capacity - self.stop)))
 
@@ -76,7 +76,7 @@ class KVCache(RowCache):
 
 
 class GroupedKVCache:
-    """Keys and values of several lists a head, [B, H, G, rows, width], whose lengths may differ.
+    """Keys and values in several lists per head, [B, H, G, rows, width], whose lengths may differ.
 
     One list per (head, timeline): a step appends to one list of each head and reads only that one. `lengths` is
     int64 [B, H, G].
@@ -115,7 +115,7 @@ class GroupedKVCache:
         return self.keys.nbytes + self.values.nbytes + self.lengths.nbytes
 
     def fill(self, tokens: int) -> None:
-        """Make an empty cache one of `tokens` tokens that routing spread evenly over the lists, with rows of zeros."""
+        """Fill an empty cache with rows of zeros, as `tokens` tokens routed evenly over the lists would."""
         rows = -(-tokens // self.lengths.shape[-1])
         self._make_room(rows)
         self.lengths.fill_(rows)
@@ -137,9 +137,9 @@ def state_bytes(state: Any) -> int:
 
 
 def fill_state(state: Any, tokens: int) -> None:
-    """Fill the caches of an empty decode state as if `tokens` tokens had been decoded; what they hold is zeros.
+    """Fill the caches of an empty decode state with zeros, as many as after decoding `tokens` tokens.
 
-    Tensors know no length and stay as they are. For timing a step far into a text without decoding the text.
+    Tensors are of constant size and stay as they are. For timing a step far into a text without decoding the text.
     Raises TypeError for a part that is neither tensor nor cache.
     """
     for part in _parts(state):
@@ -166,7 +166,7 @@ def _parts(state: Any) -> Iterator[Any]:
 
 
 def _grown(x: Tensor, rows: int) -> Tensor:
-    """A copy of x [..., n, width] with `rows` rows, zeros behind the n."""
+    """A copy of x [..., n, width] with `rows` rows, zeros after the first n."""
     out = x.new_zeros(*x.shape[:-2], rows, x.shape[-1])
     out[..., : x.shape[-2], :] = x
     return out
