@@ -19,7 +19,7 @@ MOST_SELECTED = 256
 """The longest list of blocks that the kernel holds while it selects."""
 
 MOST_GROUP_BYTES = 1 << 16
-"""The queries (or values) of one token's group that fit shared memory beside the keys, heads and width as powers of
+"""The queries (or values) of one token's group that fit shared memory with the keys, heads and width as powers of
 two: 128 heads of 256 channels in 16 bit, 64 in fp32."""
 
 
@@ -96,7 +96,7 @@ def nsa_attention(
     q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
     compressed  k [B, M, Hkv, K], v [B, M, Hkv, V]: one row a block, in the order of `nsa_blocks`; M ≥ ⌊(Tk − l)/d⌋ + 1
     selected    k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]
-    sliding     likewise; [B, ≥ min(w, Tk), …] will do where Tq = 1. Query i stands at position i + Tk − Tq: a
+    sliding     likewise; [B, ≥ min(w, Tk), …] is enough where Tq = 1. Query i stands at position i + Tk − Tq: a
                 shorter q aligns with the end of k
     gates       [B, Tq, H, 3], after the sigmoid: compression, selection, window
     block_size, stride, select_size, n_select, window   stride divides both sizes, n_select ≥ 3, window ≥ 1
