@@ -12,7 +12,7 @@ from torch import Tensor
 def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotate adjacent pairs of channels by an angle that grows with the position.
 
-    (x[2i], x[2i+1]) seen as the complex number z_i becomes z_i · exp(j·p·base^(−2i/D)), i = 0 … D/2−1.
+    (x[2i], x[2i+1]) as the complex number z_i becomes z_i · exp(j·p·base^(−2i/D)), i = 0 … D/2−1.
 
     x          [B, T, H, D], D even, any floating dtype
     positions  integer [T], [B, T] or [B, T, H]
@@ -64,7 +64,7 @@ def _frequencies(width: int, base: float, device: torch.device, dtype: torch.dty
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the adjacent pairs of x [..., D] by angles with these cos and sin [..., D/2]; returns x's dtype."""
+    """Rotate the adjacent pairs of x [..., D] by angles with these cos and sin [..., D/2]; returns x's dtype."""
     pairs = x.to(cos.dtype).unflatten(-1, (-1, 2))
     # Complex arithmetic is four times faster on a CPU; compilers generate code for real arithmetic only.
     turned = _turn_real(pairs, cos, sin) if torch.compiler.is_compiling() else _turn(pairs, cos, sin)

@@ -90,7 +90,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, **options) -> Tensor:
 
 
 def _one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad q, k or v to one width where K ≠ V: the fused kernels want it, and without them memory is quadratic.
+    """Pad q, k or v to one width where K ≠ V: the fused kernels need it, and without them memory is quadratic.
 
     On the meta device nothing is stored, and operations should be counted as the definition has them.
     """

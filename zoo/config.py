@@ -21,7 +21,7 @@ for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
 
 
 def _node(name: str, kind: str, chosen: str | None = None) -> type:
-    """A dataclass with one field a registered block, and `name` where one of them is chosen."""
+    """A dataclass with a field for each registered block, and a field `name` where one of them is chosen."""
     fields: list[Any] = [] if chosen is None else [("name", str, chosen)]
     for block in registry.blocks(kind).values():
         fields.append((block.name, block.config, dataclasses.field(default_factory=block.config)))
@@ -94,7 +94,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what a field's annotation says; an int will do for a float, a bool for neither."""
+    """Whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
     if hint is Any:
         return True
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -108,8 +108,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def used(config: ModelConfig, letters: str) -> dict[str, Any]:
     """The options that decide the built model, as plain values: only blocks that the pattern uses, without the backend.
 
-    A run's identity hashes these, so that registering a new block changes no existing run; an option that a
-    block got later (zoo.options.added) is in it only where it is not as before it existed.
+    A run's identity hashes these, so that registering a new block changes no existing run; an option that was
+    added to a block later (zoo.options.added) is included only where it differs from its `before` value.
     """
     mixers = registry.mixer_by_letter()
     out = deciding(config)

@@ -50,10 +50,10 @@ class LanguageModel(nn.Module):
         super().__init__()
         check_positive(config)
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
-        self.recompute = Recompute()  # how it trains, not what it is: whoever trains it may set another
+        self.recompute = Recompute()  # a setting of training, no part of the model
         self.letters = letters_of(config)
         dims = Dims(config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend)
-        # Modules draw weights as they are made, which init_weights then replaces: nobody else's numbers change.
+        # Modules draw weights when they are built, which init_weights then replaces; torch's own generator is restored.
         with torch.random.fork_rng(devices=[]):
             self._build(config, vocab_size, dims)
         self.aux_weights = self._aux_weights()

@@ -45,7 +45,7 @@ def layers(pattern: str, depth: int | None, known: str) -> str:
 
 
 def layout_name(pattern: str) -> str | None:
-    """The name of the layout that was asked for by name or by its letters, if any."""
+    """The name of the layout that a pattern names or spells out in letters, if any."""
     if pattern in LAYOUTS:
         return pattern
     return next(

@@ -26,7 +26,7 @@ MASKS = (
     *("causal", "fading", "window", "timeline", "topk", "blocks"),
     *("recurrent", "memories", "convolution", "none"),
 )
-"""What a token may attend to, by the names that figures know (Block.mask)."""
+"""The kinds of mask that figures can draw (Block.mask): which tokens a token may attend to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Block:
     """One registered block.
 
     name: used in configs; letter: used in patterns (mixers only); cls: the module; config: its dataclass of options;
-    title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: what a token may
-    attend to, one of MASKS);
+    title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: which tokens a token
+    may attend to, one of MASKS);
     source: the paper; choice: a noun for what its router chooses ("timeline"), if it has one;
-    sketch: a token's way through the block for figures, a line of text a row, boxes parted by "|", "↻" for what is
-    carried from token to token; "#0", "#1", "#2" behind a box draw it in the colour of that group of the mask:
+    sketch: a token's way through the block for figures, a line of text a row, boxes separated by "|", "↻" for a state
+    carried from token to token; "#0", "#1", "#2" after a box draw it in the colour of that group of the mask:
 
         x
         router | q | k | v
@@ -60,10 +60,10 @@ class Block:
     sketch: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """Plain values, for JSON, with which a figure draws this block without importing it.
+        """Plain values, for JSON, from which a figure draws this block without importing it.
 
         sketch: rows of boxes from the input to the output, a box [text, group], the group None or 0, 1, 2; [] where
-        the block brings none.
+        the block has none.
         """
         keys = ("letter", "name", "title", "family", "color", "mask", "choice")
         return {**{key: getattr(self, key) for key in keys}, "sketch": sketch_rows(self.sketch)}

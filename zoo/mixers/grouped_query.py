@@ -11,7 +11,7 @@ from zoo.option_checks import even_width, head_width, kv_heads, positive
 
 
 class GroupedQueryMixer(Mixer):
-    """The way from x to q, k, v and from the heads' output o to y; a subclass says which keys a query reads.
+    """The projections from x to q, k, v and from the heads' output o to y; a subclass chooses a query's keys.
 
         q, k = RoPE(norm(x·W_q)), RoPE(norm(x·W_k))      [B, T, H, K], [B, T, Hkv, K]; norm per head, by option
         v = x·W_v ⊙ σ(x·W_G2 + b)                        [B, T, Hkv, K], the gate by option

@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # blocks import this module, and the model imports blocks
 
 
 class Measure(ABC):
-    """Takes the events of its `kinds` during one forward pass, in the order of the layers, and gives rows.
+    """Takes the events of its `kinds` during one forward pass, in the order of the layers, and returns rows.
 
-    One instance a pass. `needs_gradient`: the pass keeps its graph, and `finish` gets the loss, which it may
-    differentiate (retaining the graph) with respect to what was recorded.
+    One instance per pass. `needs_gradient`: the pass builds its graph, and `finish` gets the loss, which it may
+    differentiate (retaining the graph) with respect to the recorded tensors.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Measure(ABC):
 
     @classmethod
     def correct_averages(cls, rows: list[Row]) -> list[Row]:
-        """Rows averaged over batches, with those corrected that are no means: a largest load is one of all tokens."""
+        """Rows averaged over batches, with values that are no means over tokens (a largest load, say) recomputed."""
         return rows
 
 
