@@ -70,10 +70,10 @@ class ModelConfig:
 def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded: bool = False) -> Any:
     """A (nested) config dataclass from plain values.
 
-    recorded: the values were written down with everything that there was then, so that an option which is not among
-    them is younger, and stands at what it does as if it were not there (see zoo.options); otherwise at its default.
-    While the file of a block cannot be imported (zoo.discovery), nodes of unknown blocks are passed over then.
-    Raises UserError for a key that does not exist and for a value of the wrong kind.
+    recorded: the values come from a record of every option that existed then, so that a missing option was added
+    later and takes its `before` value (see zoo.options), and while the file of a block cannot be imported
+    (zoo.discovery) nodes of unknown blocks are skipped; without it a missing option takes its default.
+    Raises UserError for a key that does not exist and for a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
