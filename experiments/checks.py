@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments import data, machine
 from experiments.meta_model import nominal_vocabulary
-from experiments.probing.checks import check_probe
+from experiments.probing.checks import check_measures, check_probe
 from experiments.schema import Config
 from kernels.dispatch import registered_backends
 from zoo import cost, recompute, registry
@@ -25,6 +25,8 @@ def check_config(config: Config) -> None:
     _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
     check_numbers(config)
     check_probe(config.probe)
+    if config.trainer.probe_every is not None:
+        check_measures()
     check_choices(config)
     _check_scores(config)
     _check_compiled(config)

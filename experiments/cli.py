@@ -16,6 +16,7 @@ from experiments.compose import compose
 from experiments.jobs import Job, all_jobs, find_job, register
 from experiments.runs import RunFailed
 from experiments.schema import Config
+from zoo.discovery import left_out
 from zoo.errors import UserError
 
 AfterJob = Mapping[str, Callable[[Config], None]]
@@ -37,7 +38,9 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
         register(job)
     try:
         with interrupts.raising(), _terminable():
-            perform(compose(describe_jobs), after or {})
+            for line in left_out():
+                _notify(line)
+            perform(compose(describe_jobs, _notify), after or {})
             sys.stdout.flush()  # here, where it is told that nobody reads any more, or that the disk is full
     except RunFailed as error:
         return _complain(error, 1)
@@ -102,6 +105,10 @@ def _drop_output() -> None:
     except OSError:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _notify(text: str) -> None:
+    print(f"notice: {os_errors.one_line(text)}", file=sys.stderr, flush=True)
 
 
 def _complain(error: object, status: int) -> int:

@@ -9,19 +9,23 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import schema
 from experiments.paths import CONF
 from experiments.presets import compared
+from experiments.unused_options import unused_options
 
 
-def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
+def compose(
+    describe_jobs: Callable[[], str] = str, notify: Callable[[str], None] | None = None
+) -> list[schema.Config]:
     """The configurations that the command line asks for: one, or all cells of a sweep. Runs nothing.
 
     None where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: the lines of --help about
-    jobs, asked for only then.
+    jobs, asked for only then; notify: called with a line for each option that the command sets in vain.
 
     Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
     last cell is found before the first one runs.
@@ -35,9 +39,11 @@ def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
         "architectures", lambda: ",".join(compared()), replace=True
     )  # in its sweeps
     composed: list[DictConfig] = []
+    words: list[str] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def collect(node: DictConfig) -> None:
+        words.extend(HydraConfig.get().overrides.task)
         composed.append(node)  # nothing that can fail, or Hydra would print about it
 
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
@@ -48,7 +54,10 @@ def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
             if end.code:
                 raise
     typed = OmegaConf.structured(schema.Config)
-    return [to_config(node, typed) for node in composed]
+    configs = [to_config(node, typed) for node in composed]
+    for line in unused_options(words, configs) if notify else ():
+        notify(line)
+    return configs
 
 
 def to_config(node: DictConfig, typed: DictConfig | None = None) -> schema.Config:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from experiments import interrupts, machine
 from experiments.jobs import Job
 from experiments.probing import probe_tables
-from experiments.probing.checks import check_probe
+from experiments.probing.checks import check_measures, check_probe
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
 from experiments.progress import Bar
@@ -31,6 +31,7 @@ def run(config: Config) -> None:
     Folders without a complete run are named and left alone.
     """
     check_probe(config.probe)
+    check_measures()
     machine.pick(config.device)
     runs, skipped = find_runs(config)
     for why in skipped:

@@ -6,6 +6,7 @@ import math
 
 from experiments import saved_weights
 from experiments.schema import ProbeConfig
+from zoo.discovery import left_out
 from zoo.errors import UserError
 
 _COUNTS = ("windows", "batch_size", "long_windows", "extrapolate", "map_tokens", "routing_tokens", "tokens")
@@ -22,3 +23,9 @@ def check_probe(probe: ProbeConfig) -> None:
         raise UserError(
             f"probe.temperature={probe.temperature} must be 0 (most likely token) or a number above"
         )
+
+
+def check_measures() -> None:
+    """Raise UserError where a measure's file cannot be imported: tables without it would pass for whole ones."""
+    for line in left_out("zoo.probes.measures"):
+        raise UserError(f"probing needs every measure: {line}")

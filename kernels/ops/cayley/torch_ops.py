@@ -37,7 +37,7 @@ def _cayley_1(raw: Tensor) -> Tensor:
 
 
 def _cayley_2(raw: Tensor) -> Tensor:
-    """A turn by 2·arctan a: [[1 − a², −2a], [2a, 1 − a²]] / (1 + a²)."""
+    """A rotation by 2·arctan a: [[1 − a², −2a], [2a, 1 − a²]] / (1 + a²)."""
     a = (raw[..., 0, 1] - raw[..., 1, 0]) / 2
     t = 2 / (1 + a * a)
     return torch.stack([t - 1, -t * a, t * a, t - 1], -1).view(raw.shape)
@@ -52,7 +52,7 @@ def _cayley_4(raw: Tensor) -> Tensor:
         (I + A)⁻¹ = [(1 + s)·I + A² − A − pf·A*] / (1 + s + pf²),     Q = 2·(I + A)⁻¹ − I
 
     whose diagonal is a sum of squares: nothing cancels, however large A is. Works on the 16 entries as planes
-    of their own, which is what vector units want.
+    of their own, which suits vector units.
     """
     x = raw.reshape(-1, 16).t().contiguous().unbind(0)
     a, b, c, d, e, f = ((x[i] - x[j]) / 2 for i, j in ((1, 4), (2, 8), (3, 12), (6, 9), (7, 13), (11, 14)))
