@@ -8,10 +8,9 @@ import json
 import math
 from pathlib import Path
 
-from experiments import data, machine
-from experiments.meta_model import nominal_vocabulary
-from experiments.probing.checks import check_probe
-from experiments.schema import Config
+from experiments import data, machine, saved_weights
+from experiments.costs import nominal_vocabulary
+from experiments.schema import Config, ProbeConfig
 from kernels.dispatch import registered_backends
 from zoo import cost, recompute, registry
 from zoo.config import ModelConfig, from_dict
@@ -133,3 +132,26 @@ def _check_place(config: Config) -> None:
             if not place.is_dir():
                 raise UserError(f"results={config.results}: {place} is a file; give a folder")
             break
+
+
+def check_probe(probe: ProbeConfig) -> None:
+    """Refuse numbers of the node `probe` that mean nothing where they stand. Raises UserError."""
+    saved_weights.check(probe.at)
+    counts = (
+        "windows",
+        "batch_size",
+        "long_windows",
+        "extrapolate",
+        "map_tokens",
+        "routing_tokens",
+        "tokens",
+        "top_k",
+    )
+    for key in counts:
+        value = getattr(probe, key)
+        if value is not None and value < 1:
+            raise UserError(f"probe.{key}={value} must be at least 1")
+    if not 0 <= probe.temperature < math.inf:
+        raise UserError(
+            f"probe.temperature={probe.temperature} must be 0 (most likely token) or a number above"
+        )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments import data, interrupts, machine, peak_flops
-from experiments.data.config import cache_root
+from experiments.data.cache import cache_root
 from experiments.execute import execute
 from experiments.plan import Plan, plan
 from experiments.progress import ThrottledSender

@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments.labels import short_labels
 from experiments.plan import Plan
+from experiments.presets import short_labels
 from experiments.progress import MIN_SECONDS
 
 

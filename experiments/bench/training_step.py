@@ -8,7 +8,7 @@ from torch import Tensor
 
 from experiments import machine, optim
 from experiments.bench.constants import LATE_STEP
-from experiments.meta_model import nominal_vocabulary
+from experiments.costs import nominal_vocabulary
 from experiments.schema import Config
 from zoo.config import ModelConfig
 from zoo.context import Context

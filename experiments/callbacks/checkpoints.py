@@ -1,4 +1,4 @@
-"""Checkpoints a run can be resumed from: the last two, each written whole or not at all."""
+"""Checkpoints that a run can be resumed from: the last two, each written whole or not at all; and pausing with one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.step import StepCallback, due
+from experiments.callbacks.metrics import MetricRows, StepCallback, due
 from experiments.task import LanguageModelling
 from zoo.files import write_atomic
 
@@ -82,3 +81,23 @@ def restore_point(folder: Path) -> Path | None:
             continue
         return path
     return None
+
+
+class Paused(RuntimeError):
+    """The time a run may take is up; its checkpoint is written and the same command goes on."""
+
+
+class TimeLimit(StepCallback):
+    """Writes a checkpoint and raises Paused after so many minutes of this attempt."""
+
+    def __init__(self, minutes: float, folder: Path) -> None:
+        self.deadline, self.folder = time.monotonic() + 60 * minutes, folder
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Save a checkpoint and raise Paused when the time is up, unless this was the last step."""
+        if time.monotonic() < self.deadline or trainer.global_step >= trainer.max_steps:
+            return
+        save(trainer, self.folder)
+        raise Paused(
+            f"time is up at step {trainer.global_step} of {trainer.max_steps}; the same command goes on"
+        )

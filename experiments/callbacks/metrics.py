@@ -1,8 +1,9 @@
-"""Rows of training metrics: means over the logging interval, throughput, memory."""
+"""Recording training steps: metric rows (means over the logging interval, throughput, memory) and progress."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,9 +11,29 @@ import torch
 from torch import Tensor
 
 from experiments import machine, peak_flops
-from experiments.callbacks.step import StepCallback, due
-from experiments.metric_log import MetricLog
+from experiments.progress import MIN_SECONDS, Sink
+from experiments.runs import MetricLog
 from experiments.task import LanguageModelling
+
+
+class StepCallback(pl.Callback, ABC):
+    """Calls `after_step` when a micro-batch completed an optimiser step."""
+
+    @abstractmethod
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Act after an optimiser step; `trainer.global_step` of them are done."""
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Call `after_step` if this micro-batch was the last of its optimiser step."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.after_step(trainer, task)
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Whether something is due that comes every `every` steps, and at the last."""
+    return step % every == 0 or step == last
 
 
 class MetricRows(StepCallback):
@@ -93,3 +114,24 @@ class MetricRows(StepCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the sums and seconds of a checkpoint."""
         self.sums, self.count, self.seconds = state["sums"], state["count"], state["seconds"]
+
+
+class ReportProgress(StepCallback):
+    """Tells a sink the step and the loss, a few times a second (reading the loss waits for a GPU)."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink, self.last = sink, 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Tell the step that training goes on from."""
+        self.sink("train", trainer.global_step, trainer.max_steps)
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Tell the step and the loss, if the last time was long enough ago."""
+        now = time.monotonic()
+        if now - self.last < MIN_SECONDS and trainer.global_step < trainer.max_steps:
+            return
+        self.last = now
+        self.sink(
+            "train", trainer.global_step, trainer.max_steps, f"loss {float(task.last_step['loss']):.3f}"
+        )

@@ -8,12 +8,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.step import StepCallback, due
+from experiments.callbacks.metrics import MetricRows, StepCallback, due
 from experiments.data import Split
 from experiments.probing import probe_tables
-from experiments.probing.held_out import spread_windows
-from experiments.probing.window_rows import probe_windows
+from experiments.probing.held_out import probe_windows, spread_windows
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 

@@ -1,8 +1,9 @@
-"""Cached folders and facts: folders are made once, whole or not at all, by one process at a time."""
+"""The cache: folders made once, whole or not at all, by one process at a time, and facts; named by content."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from experiments import locks
+from experiments.data.config import DataConfig
+from experiments.paths import ROOT
 from zoo.errors import UserError
+
+
+def content_hash(value: Any, digits: int = 32) -> str:
+    """First `digits` hexadecimal digits of the SHA-256 of plain values as canonical JSON (keys sorted, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+def cache_root(cfg: DataConfig) -> Path:
+    """The cache folder that ``cfg`` asks for (it need not exist yet)."""
+    place = cfg.cache_dir or os.environ.get("ARCHZOO_CACHE") or ROOT / ".cache" / "archzoo"
+    return Path(place).expanduser().absolute()
 
 
 def build_once(

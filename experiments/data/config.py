@@ -1,8 +1,6 @@
 """The `data` node of the configuration."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 PACKS = ("stream", "document")
 
@@ -36,9 +34,3 @@ class DataConfig:
     batch_size: int = 8
     cache_dir: str | None = None
     revision: str | None = None
-
-
-def cache_root(cfg: DataConfig) -> Path:
-    """The cache folder that ``cfg`` asks for (it need not exist yet)."""
-    default = Path(__file__).resolve().parents[2] / ".cache" / "archzoo"
-    return Path(cfg.cache_dir or os.environ.get("ARCHZOO_CACHE") or default).expanduser().absolute()

@@ -1,8 +1,10 @@
-"""A tokenised corpus as it lies in the cache: three memory-mapped splits and their tokenizer."""
+"""A tokenised corpus in the cache: its tokens are written once, then three splits are memory-mapped."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from experiments.data.config import DataConfig
-from experiments.data.sources.base import SPLITS
+from experiments.data.sources import SPLITS, Document
 from experiments.data.tokenization import Tokenizer, from_json
+from experiments.data.tokenization.bpe import pieces
 
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
+_BATCH_CHARACTERS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,52 @@ def unigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
 def tokens_file(folder: Path, split: str) -> Path:
     """Where the tokens of ``split`` lie in the cache folder of a corpus."""
     return folder / f"tokens-{split}.bin"
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The dtype of token ids: uint16 for vocabularies under 65,536 entries, else uint32."""
+    return np.dtype(np.uint16 if vocab_size < 65536 else np.uint32)
+
+
+def write_tokens(
+    documents: Iterable[Document], tokenizer: Tokenizer, file: Path, progress: Callable[[int], object]
+) -> dict[str, int]:
+    """Write every document, preceded by ``bos_id``, to ``file``; return tokens, words, bytes and documents.
+
+    progress: called with the UTF-8 bytes of each document read.
+    """
+    counts = dict.fromkeys(("tokens", "words", "bytes", "documents"), 0)
+    dtype = token_dtype(tokenizer.vocab_size)
+    separator = np.array([tokenizer.bos_id], dtype=dtype)
+    with file.open("wb") as out:
+        waiting: list[str | None] = []
+
+        def flush() -> None:
+            encoded = iter(tokenizer.encode_batch([text for text in waiting if text is not None]))
+            for text in waiting:
+                ids = separator if text is None else next(encoded).astype(dtype)
+                counts["tokens"] += len(ids)
+                out.write(ids.tobytes())
+            waiting.clear()
+
+        pending = 0
+        for document in documents:
+            waiting.append(None)
+            for piece in pieces(document.text):
+                waiting.append(piece)
+                pending += len(piece)
+                if pending >= _BATCH_CHARACTERS:
+                    flush()
+                    pending = 0
+            size = len(document.text.encode())
+            counts["words"] += document.n_words
+            counts["bytes"] += size
+            counts["documents"] += 1
+            progress(size)
+        flush()
+        out.flush()
+        os.fsync(out.fileno())
+    return counts
 
 
 def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus:

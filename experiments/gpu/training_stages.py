@@ -8,13 +8,12 @@ import time
 from typing import Any
 
 from experiments import data, machine
-from experiments.evaluation import score_best
 from experiments.execute import execute
 from experiments.gpu.stage_settings import PATTERNS, Settings
-from experiments.metric_log import read
 from experiments.plan import Plan, plan
 from experiments.progress import Bar
-from experiments.runs import METRICS, RunFailed
+from experiments.runs import METRICS, RunFailed, read_metrics
+from experiments.scoring import score_best
 from zoo.files import write_atomic
 from zoo.io import CARD
 
@@ -48,7 +47,7 @@ def publish(settings: Settings) -> bool:
     scores, curves = [], []
     for name in PATTERNS:
         planned = plan(settings.training(name, settings.seconds))
-        rows = read(planned.folder.path / METRICS)
+        rows = read_metrics(planned.folder.path / METRICS)
         curves += [{"model": name, **row} for row in rows]
         if (planned.folder.path / CARD).is_file():
             scores.append(_score(settings, name, planned, rows))

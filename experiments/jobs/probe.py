@@ -14,9 +14,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments import interrupts, machine
+from experiments.checks import check_probe
 from experiments.jobs import Job
 from experiments.probing import probe_tables
-from experiments.probing.checks import check_probe
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
 from experiments.progress import Bar

@@ -14,13 +14,11 @@ import yaml
 
 from experiments import machine, saved_weights
 from experiments.data import Split
-from experiments.hashing import content_hash
+from experiments.data.cache import content_hash
 from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import document_start, spread_windows
-from experiments.probing.loss_by_position import loss_by_position
+from experiments.probing.held_out import document_start, loss_by_position, probe_windows, spread_windows
 from experiments.probing.samples import samples
-from experiments.probing.window_rows import probe_windows
 from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
 from zoo.errors import UserError

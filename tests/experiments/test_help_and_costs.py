@@ -10,9 +10,9 @@ import torch
 from support.program import Lab
 
 from experiments import flop_count
+from experiments.costs import meta_model
 from experiments.flop_count import count_flops
 from experiments.jobs import all_jobs, cost
-from experiments.meta_model import meta_model
 from experiments.schema import Config
 from zoo.cost import flops_per_token, parameters, parameters_non_embedding, state_bytes
 

@@ -18,10 +18,14 @@ from experiments.data import DataConfig, Split
 from experiments.data.tokenization import TOKENIZERS
 from experiments.load_run import LoadedRun
 from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import document_start, spread_windows
-from experiments.probing.loss_by_position import loss_by_position, position_buckets
+from experiments.probing.held_out import (
+    average_rows,
+    document_start,
+    loss_by_position,
+    position_buckets,
+    spread_windows,
+)
 from experiments.probing.probe_run import _make_tables
-from experiments.probing.window_rows import average_rows
 from experiments.schema import ProbeConfig
 from zoo.probes import Row
 

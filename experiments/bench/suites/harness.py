@@ -21,12 +21,13 @@ from tqdm import tqdm
 from experiments import callbacks, data, machine, optim
 from experiments.bench import result_table
 from experiments.bench.training_step import update
-from experiments.factory import make_batches, make_model, tokens_per_step
-from experiments.metric_log import MetricLog
+from experiments.costs import tokens_per_step
 from experiments.progress import Bar
+from experiments.runs import MetricLog
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.trainer import make_trainer, silence_lightning
+from experiments.training import make_batches, make_model
 from zoo.modules.step_buffer import set_step
 
 STEP_MS = 120.0

@@ -16,7 +16,7 @@ from experiments.bench import result_table, timing
 from experiments.bench.budget import lengths_within_budget
 from experiments.bench.constants import SHORT_LENGTHS
 from experiments.bench.training_step import autocast, random_tokens
-from experiments.meta_model import nominal_vocabulary
+from experiments.costs import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel
 

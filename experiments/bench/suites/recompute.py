@@ -15,7 +15,7 @@ from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.activation_memory import saved_bytes
 from experiments.bench.training_step import TrainingStep, make_model, random_tokens
-from experiments.labels import label
+from experiments.presets import label
 from experiments.schema import Config
 from zoo.model import letters_of
 from zoo.recompute import MODES
