@@ -45,7 +45,7 @@ def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
 
 
 def check_numbers(config: Config) -> None:
-    """Refuse a number that means nothing where it stands. Raises UserError."""
+    """Refuse numbers out of range, `probe` left out (`check_probe`). Raises UserError."""
     least = {
         "trainer.max_steps": 1,
         "trainer.accumulate": 1,
@@ -94,7 +94,7 @@ def check_numbers(config: Config) -> None:
 
 
 def check_choices(config: Config) -> None:
-    """Refuse a word that is none of those to choose from. Raises UserError."""
+    """Refuse values that are none of an option's choices, and unusable experiment names. Raises UserError."""
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
@@ -116,7 +116,7 @@ def check_choices(config: Config) -> None:
 
 
 def _check_compiled(config: Config) -> None:
-    """A compiler decides by itself what to keep, and knows nothing of hooks."""
+    """torch.compile decides itself which activations to save, and ignores the hooks of recomputing."""
     if config.trainer.compile and config.trainer.recompute != "none":
         raise UserError(
             f"trainer.recompute={config.trainer.recompute} does not go with trainer.compile=true; leave one of them out"
@@ -124,7 +124,7 @@ def _check_compiled(config: Config) -> None:
 
 
 def _check_place(config: Config) -> None:
-    """The device is there, and the results folder is one or can be made."""
+    """Refuse a device that is absent, and a results folder that is a file or lies in one."""
     machine.pick(config.device)
     results = Path(config.results).absolute()
     for place in (results, *results.parents):
@@ -135,7 +135,7 @@ def _check_place(config: Config) -> None:
 
 
 def check_probe(probe: ProbeConfig) -> None:
-    """Refuse numbers of the node `probe` that mean nothing where they stand. Raises UserError."""
+    """Refuse numbers of the node `probe` that are out of range. Raises UserError."""
     saved_weights.check(probe.at)
     counts = (
         "windows",

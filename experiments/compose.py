@@ -20,14 +20,14 @@ from experiments.presets import compared
 def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
     """The configurations that the command line asks for: one, or all cells of a sweep. Runs nothing.
 
-    None where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: the lines of --help about
-    jobs, asked for only then.
+    An empty list where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: returns the lines
+    of --help about jobs; called only for --help.
 
     Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
     last cell is found before the first one runs.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
-    # Hydra composes every cell once more beforehand, lest a bad one shows late; here none runs before all are there.
+    # Hydra would compose every cell once more, to find mistakes early; here no cell runs before all are composed.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     schema.register()
     OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)  # in conf/config.yaml
@@ -64,10 +64,10 @@ def to_config(node: DictConfig, typed: DictConfig | None = None) -> schema.Confi
 
 @contextlib.contextmanager
 def _help_texts_unchecked() -> Iterator[None]:
-    """While inside, argparse does not look at help texts before they are printed.
+    """While inside, argparse does not check help texts when arguments are added, as it does from Python 3.14 on.
 
-    From Python 3.14 on it does when an argument is added. Hydra 1.3 adds one whose help is made when it is printed
-    and is no string until then, and every command would stop at that.
+    Hydra 1.3 adds an argument whose help text is made when it is printed and is no string until then: every command
+    would fail.
     """
     check = getattr(argparse.ArgumentParser, "_check_help", None)
     if check is None:

@@ -34,7 +34,7 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
     """Everything that can change a run's result; no paths, devices, loggers, threads, recomputing, logging intervals.
 
     letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
-    that were added later are left out where they do as before they existed (zoo.options).
+    that were added later are left out where their values keep the behaviour from before (zoo.options).
     """
     return {
         "format": IDENTITY_FORMAT,
@@ -52,7 +52,7 @@ def run_name(identity: dict[str, Any]) -> str:
 
 
 def fingerprint_data(config: data.DataConfig) -> str:
-    """The hash of what a model sees of a text, read once a process and configuration (data.fingerprint)."""
+    """`data.fingerprint` of a configuration, computed once a process."""
     return _fingerprint(json.dumps(dataclasses.asdict(config), sort_keys=True))
 
 
@@ -65,7 +65,7 @@ def recorded_config(values: dict[str, Any]) -> Config:
     """The configuration that a run's config.yaml recorded, as far as it decides the identity; the rest is at defaults.
 
     So `identify(c, letters_of(c.model), content)` for c = recorded_config(values) is the run's identity, also where the
-    run is older than some options. Raises UserError for an option that decided it and exists no more.
+    run is older than some options. Raises UserError for an option that decided it and no longer exists.
     """
     parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": EVALUATE_KEYS}
     kept = {
@@ -110,7 +110,7 @@ def plan(config: Config) -> Plan:
 
 
 def apply_match(config: Config) -> Config:
-    """The configuration with what `match` asks for solved. Raises UserError where it has no solution."""
+    """The configuration with the widths that `match` asks for. Raises UserError where there are none."""
     if config.match is None:
         return config
     if config.match not in MATCHES:

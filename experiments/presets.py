@@ -1,4 +1,4 @@
-"""The presets of conf/model/, and what models are called by where they differ from them."""
+"""The presets of conf/model/, and labels of models by how they differ from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def architectures(like: ModelConfig) -> dict[str, ModelConfig]:
 
 
 def compared() -> list[str]:
-    """The presets that a comparison of architectures has: all but those whose file begins "# Variant of ...".
+    """The presets to compare: all but those whose file begins "# Variant of ...".
 
     In conf/experiment/: `model: ${architectures:}`.
     """
@@ -51,7 +51,7 @@ def overlay(name: str) -> dict[str, Any]:
 
 
 def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:
-    """A model's residual scheme, channel mixer and mixers' options that its preset does not have, in words."""
+    """A model's residual scheme, channel mixer and mixers' options where they differ from its preset, as words."""
     defaults, preset = dataclasses.asdict(ModelConfig()), overlay(config.preset or "")
     found = []
     for part in ("residual", "channel"):
@@ -84,7 +84,7 @@ def label(config: Config, letters: str) -> str:
 def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:
     """The label of every model, given as (configuration, layers), without differences that all of them share.
 
-    Models of one label keep it whole: there is nothing to tell apart.
+    Where all labels are equal, they are returned whole.
     """
     if len({label(*model) for model in models}) < 2:
         return [label(*model) for model in models]
@@ -97,7 +97,7 @@ def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:
 
 
 def dominant_mixer(letters: str) -> registry.Block:
-    """The mixer that makes a model what it is: the most frequent one that is not plain attention."""
+    """The mixer that a model is named after: the most frequent one that is not plain attention."""
     others = [x for x in letters if x != "F"] or list(letters)
     return registry.mixer_by_letter()[max(sorted(set(others)), key=others.count)]
 

@@ -139,7 +139,7 @@ def _exp(x: float) -> float:
 
 
 def format_metrics(name: str, m: dict[str, float], text: str) -> str:
-    """All four metrics of a split on one line; text: what the split is called."""
+    """All four metrics of a split on one line; text: its label."""
     return (
         f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
         f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
@@ -175,7 +175,7 @@ def score_model(
 
 
 def _counting(sink: Sink, phase: str, total: int) -> Callable[[int], None]:
-    """A function that adds up how many tokens of a split are scored, and tells the sink."""
+    """A function that adds up the scored tokens of a split and reports their number to the sink."""
     done = 0
 
     def add(count: int) -> None:

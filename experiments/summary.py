@@ -1,4 +1,4 @@
-"""The summary of a run: what it was, what it cost, how it did, and where it was made."""
+"""The summary of a run: its configuration, costs, scores and provenance."""
 
 from __future__ import annotations
 

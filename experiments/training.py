@@ -68,10 +68,10 @@ class Attempt:
         """Run the trainer from the newest readable checkpoint, if there is one."""
         config, folder = self.planned.config, self.planned.folder
         trainer = self._trainer(config, folder.path)
-        point = callbacks.restore_point(folder.checkpoints)
+        point = callbacks.latest_checkpoint(folder.checkpoints)
         try:
             trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
-        except SystemExit as stop:  # what Lightning makes of Ctrl-C, whose message is the command line's
+        except SystemExit as stop:  # Lightning's answer to Ctrl-C; the command line prints the message
             raise (stop.__context__ or stop) from None
         self.steps = trainer.global_step
 

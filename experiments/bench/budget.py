@@ -1,4 +1,4 @@
-"""Measuring lengths one after the other until bench.budget_s is used up."""
+"""Iterating over sequence lengths until bench.budget_s is used up."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiments.schema import BenchConfig
 
 
 def lengths_within_budget(bench: BenchConfig, default: list[int], title: str) -> Iterator[int]:
-    """bench.lengths (null: `default`) under a bar with this title; says which are left out when the time is over."""
+    """Yield bench.lengths (null: `default`) under a progress bar; print which are left out once the time is used up."""
     deadline = time.monotonic() + bench.budget_s
     for length in tqdm(bench.lengths or default, desc=title, unit="length"):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Numbers that several suites share."""
+"""Constants of several suites."""
 
 import torch
 
@@ -9,4 +9,4 @@ LATE_STEP = 10**6
 
 SHORT_LENGTHS = [512, 1024, 2048, 4096]
 GPU_LENGTHS = [512 * 2**i for i in range(9)]
-"""Sequence lengths of the suites that measure one length after the other, where bench.lengths gives none."""
+"""Sequence lengths of the suites that measure one length after the other, unless bench.lengths gives some."""

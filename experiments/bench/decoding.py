@@ -1,4 +1,4 @@
-"""Decode states as they stand after so many tokens, without decoding them: for timing a step far into a text."""
+"""Decode states of a given length, made without decoding: for timing a step after a long context."""
 
 from __future__ import annotations
 

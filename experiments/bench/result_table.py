@@ -76,7 +76,7 @@ def row(
 
 
 def note_row(suite: str, model: str, note: str, device: torch.device, **more: Any) -> dict[str, Any]:
-    """A row without a time, with a note that says why."""
+    """A row without a time, and a note with the reason."""
     return {"suite": suite, "model": model, "note": note, **machine_facts(device), **more}
 
 

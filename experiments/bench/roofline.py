@@ -70,7 +70,7 @@ def totals(calls: list[Call], mode: str, peaks: Peaks | None) -> Totals | None:
 
 
 def print_work(cases: list[str] | None, lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
-    """Print what every kernel of the cases has to do and how long the GPU takes for it at least; measures nothing.
+    """Print bytes, FLOPs and roofline time of every kernel of the cases; measures nothing.
 
     cases: the beginnings of their names, None for all. Raises UserError for one that none has.
     """

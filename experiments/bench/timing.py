@@ -17,9 +17,9 @@ def interleaved(
     warm_up: int = 1,
     clock: Callable[[Callable[[], object], torch.device], float] | None = None,
 ) -> dict[str, list[float]]:
-    """Milliseconds of every repetition of every alternative, taken in turns, so that drift hits all alike.
+    """Milliseconds of every repetition of every alternative, interleaved, so that drift affects all alike.
 
-    clock: what times one call; None: the wall clock, until the device is idle again.
+    clock: times one call; None: the wall clock, until the device is idle again.
     """
     clock = clock or _timed
     for call in alternatives.values():
@@ -36,7 +36,7 @@ def on_device(call: Callable[[], object], device: torch.device) -> float:
     """Milliseconds that a GPU itself is busy with a call, from cold caches; elsewhere those of the wall clock.
 
     Writing a large buffer beforehand empties the caches, and while the GPU is busy with that the call is already
-    being launched, so that what Python takes for it does not count, as it does not in a model.
+    being launched, so that the launch overhead of Python is hidden, as it is in a model.
     """
     if device.type != "cuda":
         return _timed(call, device)

@@ -8,18 +8,18 @@ used (probe_training), for it needs pyarrow.
 """
 
 from experiments.callbacks.checkpoints import (
-    AtomicFiles,
+    AtomicCheckpointIO,
     Checkpoints,
     Paused,
     TimeLimit,
-    discard,
-    restore_point,
+    latest_checkpoint,
+    remove_checkpoints,
 )
 from experiments.callbacks.metrics import MetricRows, ReportProgress
 from experiments.callbacks.validation import ExportWeights, Validation
 
 __all__ = [
-    "AtomicFiles",
+    "AtomicCheckpointIO",
     "Checkpoints",
     "ExportWeights",
     "MetricRows",
@@ -27,6 +27,6 @@ __all__ = [
     "ReportProgress",
     "TimeLimit",
     "Validation",
-    "discard",
-    "restore_point",
+    "latest_checkpoint",
+    "remove_checkpoints",
 ]

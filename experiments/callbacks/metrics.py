@@ -31,14 +31,15 @@ class StepCallback(pl.Callback, ABC):
             self.after_step(trainer, task)
 
 
-def due(step: int, every: int, last: int) -> bool:
+def is_due(step: int, every: int, last: int) -> bool:
     """Whether something is due that comes every `every` steps, and at the last."""
     return step % every == 0 or step == last
 
 
 class MetricRows(StepCallback):
-    """Writes a row every log_every steps; its running sums are part of the checkpoint, so that rows survive a kill.
+    """Writes a row every log_every steps.
 
+    Its running sums are part of the checkpoint, so that a resumed run writes the same rows.
     flops_per_token (forward and backward) and peak (FLOP/s) give MFU = FLOPs done / (peak · time), empty where above 1.
     """
 
@@ -55,7 +56,7 @@ class MetricRows(StepCallback):
         self.steps = 0
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        """Cut the log back to the checkpoint that training goes on from, and start the clock."""
+        """Cut the log back to the checkpoint that training continues from, and start the clock."""
         self.metric_log.cut(trainer.global_step)
         self.since = time.perf_counter()
         self.steps = 0
@@ -74,12 +75,12 @@ class MetricRows(StepCallback):
         """Write a row where one is due."""
         self.steps += 1
         step = trainer.global_step
-        if not due(step, self.every, trainer.max_steps):
+        if not is_due(step, self.every, trainer.max_steps):
             return
         row = {name: float(value) / self.count for name, value in self.sums.items()}
         row["grad_norm"] = float(
             task.last_step["grad_norm"]
-        )  # waits for the GPU, so the clock below is honest
+        )  # waits for the GPU, whose work the clock below then includes
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.write(trainer, {"split": "train", **row, **self._speed(task)})
         self.sums, self.count, self.steps = {}, 0, 0
@@ -117,17 +118,17 @@ class MetricRows(StepCallback):
 
 
 class ReportProgress(StepCallback):
-    """Tells a sink the step and the loss, a few times a second (reading the loss waits for a GPU)."""
+    """Reports step and loss to a sink, a few times a second (reading the loss waits for a GPU)."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink, self.last = sink, 0.0
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        """Tell the step that training goes on from."""
+        """Report the step that training continues from."""
         self.sink("train", trainer.global_step, trainer.max_steps)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
-        """Tell the step and the loss, if the last time was long enough ago."""
+        """Report step and loss, if the last report was long enough ago."""
         now = time.monotonic()
         if now - self.last < MIN_SECONDS and trainer.global_step < trainer.max_steps:
             return

@@ -12,7 +12,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from experiments import saved_weights
-from experiments.callbacks.metrics import MetricRows, StepCallback, due
+from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.data import Split, eval_windows
 from experiments.schema import Config
 from experiments.scoring import score_windows
@@ -35,17 +35,17 @@ class Validation(StepCallback):
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether so many validations in a row brought no lower loss."""
+        """Whether `patience` validations in a row brought no lower loss."""
         patience = self.config.trainer.patience
         return patience is not None and self.worse >= patience
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        """Stop at once where training had stopped at the very checkpoint it goes on from."""
-        trainer.should_stop = self.out_of_patience  # resumed from the very checkpoint at which it stopped
+        """Stop at once where training had stopped early at this checkpoint."""
+        trainer.should_stop = self.out_of_patience
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """Validate where that is due; export better weights, and stop where patience is used up."""
-        if not due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
+        if not is_due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
             return
         began = time.perf_counter()
         loss = self._loss(task, trainer)

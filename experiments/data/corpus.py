@@ -1,4 +1,4 @@
-"""A tokenised corpus in the cache: its tokens are written once, then three splits are memory-mapped."""
+"""A tokenised corpus in the cache: writing its tokens, and opening its three splits as memory maps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Splits "train", "validation" and "test", their tokenizer, and the hash of what the model will see."""
+    """Splits "train", "validation" and "test", their tokenizer, and the hash of text and tokenizer."""
 
     splits: dict[str, Split]
     tokenizer: Tokenizer
@@ -50,7 +50,7 @@ class Corpus:
 
     @property
     def document_bos(self) -> int | None:
-        """The separator at which sequences start anew where documents are packed; None for one long stream."""
+        """The separator, which starts a new sequence, where documents are packed; None where pack=stream."""
         return self.tokenizer.bos_id if self.config.pack == "document" else None
 
     def describe(self) -> dict[str, Any]:
@@ -77,14 +77,14 @@ class Corpus:
 
 
 def unigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
-    """−Σ p·ln p in nats a token, p the tokens' shares: the loss of knowing nothing but how frequent each one is."""
+    """−Σ p·ln p in nats a token, p the tokens' shares: the loss of predicting each token by its frequency."""
     counts = np.bincount(tokens, minlength=vocab_size)
     shares = counts[counts > 0] / len(tokens)
     return float(-(shares * np.log(shares)).sum())
 
 
 def tokens_file(folder: Path, split: str) -> Path:
-    """Where the tokens of ``split`` lie in the cache folder of a corpus."""
+    """The file of the tokens of ``split`` in the cache folder of a corpus."""
     return folder / f"tokens-{split}.bin"
 
 
@@ -135,7 +135,7 @@ def write_tokens(
 
 
 def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus:
-    """Map the finished cache folder ``folder``."""
+    """The corpus in a finished cache folder, its tokens memory-mapped."""
     meta = json.loads((folder / META).read_text())
     splits = {}
     for name in SPLITS:

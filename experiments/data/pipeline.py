@@ -1,4 +1,4 @@
-"""From a configuration to a corpus: checks, the hash of what the model will see, and its tokens."""
+"""From a configuration to a corpus: `check`, `fingerprint` (hash of text and tokenizer), `prepare` (tokens)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.data.cache import build_once, cache_root, content_hash, recall, remember
+from experiments.data.cache import build_once, cache_root, content_hash, load_fact, store_fact
 from experiments.data.config import PACKS, DataConfig
 from experiments.data.corpus import (
     META,
@@ -30,10 +30,10 @@ Contents = dict[str, dict]
 
 
 def check(cfg: DataConfig) -> None:
-    """Refuse, with a UserError, everything about ``cfg`` that a person can get wrong. Writes nothing.
+    """Raise UserError for settings that cannot work and for text that is missing or too small. Writes nothing.
 
-    Local text is read unless an earlier `fingerprint` has; the network never is: whether the hub can be
-    reached shows in `fingerprint` and `prepare`.
+    Local text is read, unless an earlier `fingerprint` did. The network is not used: `fingerprint` and `prepare` find
+    out whether the hub can be reached.
     """
     check_settings(cfg)
     if SOURCES[cfg.name].at_hand:
@@ -66,12 +66,12 @@ def contents(cfg: DataConfig, keep: bool = True) -> Contents:
     there. Raises UserError for text that cannot be read, and for a text too small for ``cfg.seq_len``.
     """
     stamp = SOURCES[cfg.name].stamp(cfg)
-    remembered = cache_root(cfg) / "contents" / f"{content_hash([_CONTENTS_VERSION, cfg.name, stamp])}.json"
-    found = recall(remembered) if stamp is not None else None
+    file = cache_root(cfg) / "contents" / f"{content_hash([_CONTENTS_VERSION, cfg.name, stamp])}.json"
+    found = load_fact(file) if stamp is not None else None
     if found is None:
         found = {split: _read(cfg, split) for split in SPLITS}
         if stamp is not None and keep:
-            remember(remembered, found)
+            store_fact(file, found)
     # No tokenizer here makes more tokens than bytes, and one separator a document.
     check_sizes(cfg, {split: part["bytes"] + part["documents"] for split, part in found.items()}, "bytes")
     return found
@@ -100,7 +100,7 @@ def _read(cfg: DataConfig, split: str) -> dict:
 
 
 def fingerprint(cfg: DataConfig) -> str:
-    """Hash (32 hexadecimal digits) of what the model will see.
+    """Hash (32 hexadecimal digits) of the text and the tokenizer, that is of what the model is trained on.
 
     It covers the text of each split in order, the split rule, and the tokenizer's kind, size and tables; not
     paths, nor how the tokens are cut (seq_len, batch_size, pack). The first call reads all text (and, for the

@@ -1,4 +1,4 @@
-"""The training stages of job=gpu, and publishing what they have reached."""
+"""The training stages of job=gpu, and publishing their curves and scores."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def advance(settings: Settings, name: str) -> bool:
 
 
 def publish(settings: Settings) -> bool:
-    """Whether all runs are complete; writes training curves and scores, also of runs that are under way."""
+    """Whether all runs are complete; writes training curves and scores, also of unfinished runs."""
     scores, curves = [], []
     for name in PATTERNS:
         planned = plan(settings.training(name, settings.seconds))

@@ -102,7 +102,7 @@ def short(length: int) -> str:
 
 
 class _Notes:
-    """The lines below the figures: what these count, and whether some were extrapolated."""
+    """The lines below the numbers: what they count, and whether some were extrapolated."""
 
     def __init__(self) -> None:
         self.counted_to = 0

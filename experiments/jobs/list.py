@@ -1,4 +1,4 @@
-"""job=list: what there is to choose from, read from the registry and from conf/."""
+"""job=list: the blocks, presets and other choices, read from the registry and from conf/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding the runs to probe: complete ones; other folders are named with what keeps them out."""
+"""Finding the runs to probe: complete ones; other folders are named with the reason why not."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _folders(place: Path, depth: int, root: Path | None = None) -> Iterator[Path
 
 
 def _elsewhere(folder: Path, root: Path) -> str:
-    """That a folder is a link to another place, into which nothing is written unasked; "" if it is none."""
+    """A message where a folder is a link to another place, which must be named explicitly; "" where it is none."""
     return f"is a link to {folder.resolve()}; name that to have it probed" if leads_out(folder, root) else ""
 
 

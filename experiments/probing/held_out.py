@@ -74,7 +74,7 @@ def average_rows(rows: Iterable[Row]) -> list[Row]:
 def loss_by_position(
     model: LanguageModel, tokens: Tensor, targets: Tensor, batch_size: int, precision: str
 ) -> list[Row]:
-    """Mean −ln p (nats/token) of the same tokens at the positions of each bucket: what longer contexts change alone.
+    """Mean −ln p (nats/token) of the same tokens at the positions of each bucket: only the context differs.
 
     tokens, targets [N, T] are the longest contexts, batch_size of them at once. The last tokens are scored, as many
     as the widest bucket holds; for a bucket [start, end) windows of `end` tokens end where their last end − start

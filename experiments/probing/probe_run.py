@@ -30,7 +30,7 @@ _FORMAT = 3
 
 
 def is_probed(run: Path, probe: ProbeConfig) -> bool:
-    """Whether the tables of these very weights and settings are there."""
+    """Whether the tables of these weights and settings exist."""
     try:
         record = json.loads((run / probe_tables.FOLDER / RECORD).read_text())
         at = weights_to_probe(run, probe)
@@ -63,10 +63,10 @@ def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]
 
 
 def probe_run(run: Path, config: Config) -> list[str]:
-    """Write all tables that a complete run has something for, and last what made them; returns the tables' names.
+    """Write the probe tables of a complete run that have rows, then probes.json, their provenance; returns their names.
 
-    Tables of an earlier pass go, and what a killed one left. Raises UserError where weights or text are not as they
-    were in training, or where the folder of the tables is a link.
+    Tables of an earlier pass are replaced. Raises UserError where weights or text are not those of the training, or
+    where the folder of the tables is a link.
     """
     refuse_link(run / probe_tables.FOLDER)
     began = time.perf_counter()

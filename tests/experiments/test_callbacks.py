@@ -116,7 +116,9 @@ def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
 @pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
 def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
     saved = []
-    monkeypatch.setattr(checkpoints, "save", lambda trainer, folder: saved.append(trainer.global_step))
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
     limit = checkpoints.TimeLimit(minutes, tmp_path)
     clock.now += seconds - 0.5
     limit.after_step(trainer(3), None)
@@ -130,7 +132,9 @@ def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, m
 
 def test_checkpoints_come_when_due_at_the_end_and_where_training_stops(tmp_path: Path, clock, monkeypatch):
     saved = []
-    monkeypatch.setattr(checkpoints, "save", lambda trainer, folder: saved.append(trainer.global_step))
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
     callback = checkpoints.Checkpoints(tmp_path, 3, SimpleNamespace(paused=0.0))
     for step in range(1, 9):
         callback.after_step(trainer(step, 8), None)
@@ -143,8 +147,11 @@ def test_the_last_two_checkpoints_stay(tmp_path: Path):
         path.write_text("x")
 
     for step in (9, 10, 100, 1000):
-        checkpoints.save(trainer(step, save_checkpoint=write), tmp_path)
-    assert [path.name for path in checkpoints.saved(tmp_path)] == ["step-00001000.ckpt", "step-00000100.ckpt"]
+        checkpoints.save_checkpoint(trainer(step, save_checkpoint=write), tmp_path)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == [
+        "step-00001000.ckpt",
+        "step-00000100.ckpt",
+    ]
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from kernels.dispatch import Operation
 from kernels.triton_common.work import Work
 
 TOKENS = 131_072
-"""Batch times length of a case that says nothing else."""
+"""Batch times length of a case by default."""
 
 
 @dataclass(frozen=True)

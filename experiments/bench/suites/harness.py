@@ -1,7 +1,7 @@
-"""suite=harness: what the harness costs, Lightning with rows and progress bar against a bare PyTorch loop.
+"""suite=harness: the overhead of the harness, Lightning with rows and progress bar against a bare PyTorch loop.
 
-Pairs of equally many steps on the same model, batches and threads, taken in turns. The ratio of a pair is harness time
-over loop time; reported is the median with a 95 % bootstrap interval.
+Pairs of equally many steps on the same model, batches and threads, in alternating order. The ratio of a pair is harness
+time over loop time; reported is the median with a 95 % bootstrap interval.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """Rows of both models at every length, batch 1, taken in turns; ratio: dense time over this model's time."""
+    """Rows of both models at every length, batch 1, interleaved; ratio: dense time over this model's time."""
     device = machine.pick(config.device)
     half = machine.precision(config.trainer.precision, device) == "bf16"
     models = {name: _model(config, pattern, device) for name, pattern in PATTERNS.items()}

@@ -1,7 +1,7 @@
 """suite=recompute: a training step of the configured model under trainer.recompute=none, full and selective.
 
-kept_bytes is what the forward pass leaves for the backward, counted by storage; peak_memory_bytes, on a GPU, the most
-that a whole step takes. ratio: the time without recomputing over this one's.
+kept_bytes is the memory that the forward pass saves for the backward, counted by storage; peak_memory_bytes, on a GPU,
+the peak of a whole step. ratio: the time without recomputing over this one's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zoo.recompute import MODES
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """A row a mode, timed in turns, at data.batch_size x data.seq_len."""
+    """A row a mode, interleaved, at data.batch_size x data.seq_len."""
     device, d = machine.pick(config.device), config.data
     model = make_model(config, config.model, d.seq_len, device)
     step = TrainingStep(config, model, random_tokens(config, d.batch_size, d.seq_len, device))

@@ -82,9 +82,9 @@ def assemble(model: models.BPE) -> Backend:
 
 @contextlib.contextmanager
 def parallel() -> Iterator[None]:
-    """Let the library use its threads here, and nowhere after: in a forked child they would hang.
+    """While inside, let the library use its threads; not afterwards, for in a forked child they would hang.
 
-    A value of TOKENIZERS_PARALLELISM that the user set stands.
+    A value of TOKENIZERS_PARALLELISM that the user set is left as it is.
     """
     if _SET_BY_USER:
         yield
@@ -100,7 +100,7 @@ def pieces(text: str, length: int = PIECE) -> Iterator[str]:
     """Pieces of ``text`` of about ``length`` characters whose tokens, joined, are those of the whole text.
 
     GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`) always starts a word
-    at a space that a non-space follows: whatever stands before matches the same way with the rest cut off.
+    at a space that a non-space follows: the text before it is split in the same way without the rest.
     Text without such a space stays whole. This bounds the memory of one call, and lets one long document use
     all cores.
     """

@@ -49,7 +49,7 @@ def peak_memory_of(
 ) -> int:
     """Bytes that one pass of a mixer takes at most; configured: the length it is made for, if not this one.
 
-    The highest memory a process has had never sinks again, so that each is measured in one of its own.
+    The peak memory of a process never decreases, so that each pass runs in a process of its own.
     """
     context = mp.get_context("spawn")
     here, there = context.Pipe(duplex=False)
