@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments import schema
 from experiments.paths import CONF
-from experiments.presets import compared
+from experiments.presets import presets_to_compare
 
 
 def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
@@ -32,7 +32,7 @@ def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
     schema.register()
     OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)  # in conf/config.yaml
     OmegaConf.register_new_resolver(
-        "architectures", lambda: ",".join(compared()), replace=True
+        "architectures", lambda: ",".join(presets_to_compare()), replace=True
     )  # in its sweeps
     composed: list[DictConfig] = []
 

@@ -117,7 +117,7 @@ def precision(setting: str, device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
+    """Peak bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

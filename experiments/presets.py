@@ -24,7 +24,7 @@ def architectures(like: ModelConfig) -> dict[str, ModelConfig]:
     return {name: from_dict(ModelConfig, {**overlay(name), **shared}) for name in _names()}
 
 
-def compared() -> list[str]:
+def presets_to_compare() -> list[str]:
     """The presets to compare: all but those whose file begins "# Variant of ...".
 
     In conf/experiment/: `model: ${architectures:}`.

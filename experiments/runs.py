@@ -127,7 +127,7 @@ class RunFolder:
             yield
 
 
-def leads_out(path: Path, root: Path) -> bool:
+def resolves_outside(path: Path, root: Path) -> bool:
     """Whether a path below a folder resolves, through links, to a place outside of it."""
     return not path.resolve().is_relative_to(root.resolve())
 

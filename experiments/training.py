@@ -1,4 +1,4 @@
-"""Training one planned run: its parts put together, the attempt, the score of its best weights."""
+"""Training one planned run: the parts of an attempt, the attempt itself, and the score of its best weights."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Attempt:
 
 
 def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
-    """The summary of a run, after training it to the end (or going on from its last checkpoint) and scoring it.
+    """The summary of a run, after training it to the end (from its last checkpoint on, if there is one) and scoring it.
 
     workers: cells of one sweep that train at the same time, this one included.
     """

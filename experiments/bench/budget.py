@@ -1,4 +1,4 @@
-"""Iterating over sequence lengths until bench.budget_s is used up."""
+"""The sequence lengths of suites, one after the other until bench.budget_s is used up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from tqdm import tqdm
 
 from experiments.schema import BenchConfig
+
+SHORT_LENGTHS = [512, 1024, 2048, 4096]
+GPU_LENGTHS = [512 * 2**i for i in range(9)]
+"""Sequence lengths of suites, unless bench.lengths gives some."""
 
 
 def lengths_within_budget(bench: BenchConfig, default: list[int], title: str) -> Iterator[int]:

@@ -40,8 +40,8 @@ class InputFactory:
         x = self.normal(*shape, dtype=torch.float32)
         return x if self._shapes_only else F.logsigmoid(x.detach() + 3).requires_grad_()
 
-    def share(self, *shape: int) -> Tensor:
-        """fp32 numbers [B, T, *shape] between 0 and 1."""
+    def gate(self, *shape: int) -> Tensor:
+        """fp32 gates [B, T, *shape] between 0 and 1."""
         x = self.normal(*shape, dtype=torch.float32)
         return x if self._shapes_only else torch.sigmoid(x.detach()).requires_grad_()
 

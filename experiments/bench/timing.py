@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def interleaved(
     alternatives: dict[str, Callable[[], object]],
@@ -67,7 +69,7 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """Bytes a call takes at most on a GPU beyond what was there before; None on a CPU, which keeps no such count."""
+    """Peak bytes of a call on a GPU beyond those allocated before; None on a CPU, which does not count them."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

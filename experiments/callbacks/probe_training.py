@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.data import Split
 from experiments.probing import probe_tables
-from experiments.probing.held_out import probe_windows, spread_windows
+from experiments.probing.held_out import evenly_spaced_windows, probe_windows
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 
@@ -24,7 +24,7 @@ class ProbeTraining(StepCallback):
 
     def __init__(self, config: Config, split: Split, metrics: MetricRows, run: Path) -> None:
         self.every, self.batch_size = config.trainer.probe_every, config.probe.batch_size
-        self.windows = spread_windows(split, config.probe.windows, config.data.seq_len)
+        self.windows = evenly_spaced_windows(split, config.probe.windows, config.data.seq_len)
         self.metrics, self.run = metrics, run
         self.rows: list[tuple[Any, ...]] = []
 

@@ -16,7 +16,7 @@ from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
 from zoo.probes.rows import buckets
 
 
-def spread_windows(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
+def evenly_spaced_windows(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
     """Windows in equal distances over the whole split: tokens and targets (the next tokens), int64 [N, T].
 
     T = length, or less where the split is shorter; N = count, or as many as there are without overlap. A window

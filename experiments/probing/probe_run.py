@@ -17,7 +17,12 @@ from experiments.data import Split
 from experiments.data.cache import content_hash
 from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import document_start, loss_by_position, probe_windows, spread_windows
+from experiments.probing.held_out import (
+    document_start,
+    evenly_spaced_windows,
+    loss_by_position,
+    probe_windows,
+)
 from experiments.probing.samples import samples
 from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
@@ -100,7 +105,7 @@ def _make_tables(
     text = functools.cache(lambda token: tokenizer.decode([token]))
     sentence = document_start(split, tokenizer.bos_id, probe.map_tokens)
     routes = per_token.routes(model, sentence)
-    windows, _ = spread_windows(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
+    windows, _ = evenly_spaced_windows(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
     return {
         "measures": [(loaded.step, *row) for row in _measures(loaded, split, probe, precision)],
         "maps": per_token.attention_maps(model, sentence),
@@ -113,8 +118,8 @@ def _make_tables(
 
 def _measures(loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
     model = loaded.model
-    rows = probe_windows(model, *spread_windows(split, probe.windows, model.seq_len), probe.batch_size)
-    long = spread_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
+    rows = probe_windows(model, *evenly_spaced_windows(split, probe.windows, model.seq_len), probe.batch_size)
+    long = evenly_spaced_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
     return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
 
 

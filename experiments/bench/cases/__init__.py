@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-def chosen(wanted: list[str] | None, known: list[str]) -> list[str]:
+def matching_names(wanted: list[str] | None, known: list[str]) -> list[str]:
     """The names that begin with one of `wanted` (None: all). Raises UserError for a beginning that none has."""
     for start in wanted or []:
         if not any(name.startswith(start) for name in known):

@@ -77,5 +77,5 @@ class Case:
 
 
 def call(operation: str, *arguments: Any, **options: Any) -> Call:
-    """A call of this operation, written as it is made."""
+    """A `Call` of an operation, with its arguments and options as in the call itself."""
     return Call(operation, arguments, options)

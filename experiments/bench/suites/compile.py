@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.bench.cases import CASES, chosen
+from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call
 from experiments.bench.passes import forward, forward_backward
 from experiments.schema import Config
@@ -61,7 +61,9 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with _compiling(rows), _equal_segments():
         for name in tqdm(
-            chosen(config.bench.cases, list(CASES)), desc="compile", disable=not config.trainer.progress
+            matching_names(config.bench.cases, list(CASES)),
+            desc="compile",
+            disable=not config.trainer.progress,
         ):
             case, before = CASES[name], len(rows)
             length = case.length or LENGTH

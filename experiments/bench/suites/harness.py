@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from experiments import callbacks, data, machine, optim
 from experiments.bench import result_table
-from experiments.bench.training_step import update
+from experiments.bench.model_steps import update
 from experiments.costs import tokens_per_step
 from experiments.progress import Bar
 from experiments.runs import MetricLog

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import peers, result_table, roofline, timing
-from experiments.bench.cases import CASES, chosen
+from experiments.bench.budget import GPU_LENGTHS
+from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call, Case
-from experiments.bench.constants import GPU_LENGTHS
 from experiments.bench.passes import Form, forward, forward_backward
 from experiments.schema import Config
 from kernels.triton_common import interpreted
@@ -48,7 +48,7 @@ def finished(config: Config) -> bool:
 
 def _cells(config: Config, device: torch.device) -> Iterator[result_table.Cell]:
     b = config.bench
-    for name in chosen(b.cases, list(CASES)):
+    for name in matching_names(b.cases, list(CASES)):
         case = CASES[name]
         for length in [case.length] if case.length else b.lengths or LENGTHS[device.type]:
             tokens = b.tokens or (case.tokens if device.type == "cuda" else CPU_TOKENS)
@@ -169,4 +169,4 @@ class _Measurement:
 
     def _add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        tqdm.write(result_table.line(row))
+        tqdm.write(result_table.format_row(row))

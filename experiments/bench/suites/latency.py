@@ -13,9 +13,8 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table, timing
-from experiments.bench.budget import lengths_within_budget
-from experiments.bench.constants import SHORT_LENGTHS
-from experiments.bench.training_step import autocast, random_tokens
+from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
+from experiments.bench.model_steps import autocast, random_tokens
 from experiments.costs import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel
@@ -47,7 +46,7 @@ def run(config: Config) -> list[dict[str, Any]]:
                 tokens=length,
                 peak_memory_bytes=timing.peak_memory(calls[name], device),
             )
-            tqdm.write(result_table.line(row))
+            tqdm.write(result_table.format_row(row))
             rows.append(row)
     return rows
 

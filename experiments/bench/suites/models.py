@@ -20,10 +20,9 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table, timing
-from experiments.bench.cases import chosen
-from experiments.bench.constants import GPU_LENGTHS
-from experiments.bench.decoding import state_after
-from experiments.bench.training_step import TrainingStep, autocast, make_model, random_tokens
+from experiments.bench.budget import GPU_LENGTHS
+from experiments.bench.cases import matching_names
+from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens, state_after
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.model import LanguageModel
@@ -55,7 +54,7 @@ def finished(config: Config) -> bool:
 
 
 def _cells(bench: _Bench) -> Iterator[result_table.Cell]:
-    names = chosen(bench.config.bench.cases, list(architectures(bench.config.model)))
+    names = matching_names(bench.config.bench.cases, list(architectures(bench.config.model)))
     for length in sorted(bench.config.bench.lengths or LENGTHS[bench.device.type]):
         for name in names:
             for mode in MODES:
@@ -135,7 +134,7 @@ class _Cell:
         return {**self.cell.names, "precision": precision}
 
     def _print(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        tqdm.write(result_table.line(row))
+        tqdm.write(result_table.format_row(row))
         return [row]
 
     @property
@@ -176,7 +175,7 @@ _CALLS = {"training step": _training_step, "prefill": _prefill, "decode": _decod
 
 
 class _Bench:
-    """State that the cells of a run share: its table, and the model of the last cell, whose other modes come next."""
+    """State that all cells share: the table, and the model of the last cell, for its other modes."""
 
     def __init__(self, config: Config, device: torch.device, table: result_table.ResumableTable) -> None:
         self.config, self.device, self.table = config, device, table

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.activation_memory import saved_bytes
-from experiments.bench.training_step import TrainingStep, make_model, random_tokens
+from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
 from experiments.presets import label
 from experiments.schema import Config
 from zoo.model import letters_of
@@ -40,7 +40,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         row["peak_memory_bytes"] = timing.peak_memory(_under(mode, step), device)
         step.set_recompute(mode)
         row["kept_bytes"] = saved_bytes(step.loss)
-        tqdm.write(f"{result_table.line(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB saved")
+        tqdm.write(f"{result_table.format_row(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB saved")
         rows.append(row)
     return rows
 
