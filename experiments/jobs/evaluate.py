@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from experiments import machine
-from experiments.evaluation import score_model
 from experiments.jobs import Job
 from experiments.load_run import load_corpus, load_run
 from experiments.progress import Bar
 from experiments.schema import Config
-from experiments.scoring import format_metrics
+from experiments.scoring import format_metrics, score_model
 from zoo.errors import UserError
 
 

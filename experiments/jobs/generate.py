@@ -1,4 +1,4 @@
-"""job=generate: go on from a prompt, token by token, with tokens a second."""
+"""job=generate: continue a prompt, token by token; prints tokens a second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zoo.errors import UserError
 
 
 def run(config: Config) -> None:
-    """Print the prompt and what the model writes after it, as it is written."""
+    """Print the prompt and its continuation, token by token."""
     g = config.generate
     if g.tokens < 1:
         raise UserError(f"generate.tokens={g.tokens} must be at least 1")
@@ -53,7 +53,7 @@ def run(config: Config) -> None:
 
 JOB = Job(
     "generate",
-    "go on from a prompt with a finished run or checkpoint",
+    "continue a prompt with a finished run or checkpoint",
     run,
     needs="run=results/NAME/RUN generate.prompt='...'",
 )
