@@ -1,4 +1,4 @@
-"""The text of a sequence that is being generated: whole characters, up to a stop text."""
+"""The text of a sequence that is being generated: whole characters, up to a stop sequence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Continuation:
-    """What a model writes after a prompt, from tokens that arrive one at a time.
+    """The text that a model generates after a prompt, from tokens that arrive one at a time.
 
-    tokens: all of them so far; text: their whole characters, up to the stop text or separator that ended it;
+    tokens: all of them so far; text: their whole characters, up to the stop sequence or separator that ended it;
     ended: whether one did.
     """
 
@@ -44,14 +44,14 @@ class Continuation:
 
     @property
     def safe_text(self) -> str:
-        """The text without an end that later tokens may turn into a stop text: what can be shown for good."""
+        """The text without an end that later tokens may turn into a stop sequence: what can be shown for good."""
         if self.ended:
             return self.text
         held = (n for stop in self._stop for n in range(1, len(stop)) if self.text.endswith(stop[:n]))
         return self.text[: len(self.text) - max(held, default=0)]
 
     def _cut(self, before: int) -> None:
-        """End the text at the first stop text that reaches past its first `before` characters."""
+        """End the text at the first stop sequence that reaches past its first `before` characters."""
         found = [self.text.find(stop, max(0, before - len(stop) + 1)) for stop in self._stop]
         places = [place for place in found if place >= 0]
         if places:

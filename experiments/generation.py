@@ -1,4 +1,4 @@
-"""Going on from prompts with a trained model, and how fast it reads and writes."""
+"""Continuing prompts with a trained model, and the speed of prefill and decoding."""
 
 from __future__ import annotations
 
@@ -22,48 +22,46 @@ _REMEDY = "give shorter prompts, fewer generate.tokens, or a smaller generate.ba
 
 @dataclasses.dataclass
 class Speed:
-    """Tokens and seconds of reading prompts and of writing, over all batches.
+    """Tokens and seconds of prefill and of decoding, over all batches.
 
-    read: tokens of prompts; read_s: until the first tokens were there; steps, written: steps of decoding after those,
-    and the tokens that they gave; write_s: their time.
+    prompt_s: seconds until the first tokens of a batch are there; steps, decoded: steps of decoding after those, and
+    the tokens that they give.
     """
 
     batches: int = 0
-    read: int = 0
-    read_s: float = 0.0
+    prompt_tokens: int = 0
+    prompt_s: float = 0.0
     steps: int = 0
-    written: int = 0
-    write_s: float = 0.0
+    decoded: int = 0
+    decode_s: float = 0.0
 
-    def clock(self, drawn: Iterator[Tensor], prompt_tokens: int) -> Iterator[list[int]]:
+    def clock(self, sampled: Iterator[Tensor], prompt_tokens: int) -> Iterator[list[int]]:
         """The tokens of every step as numbers, with their times taken; what the consumer does is not timed."""
         for step in itertools.count():
             began = time.perf_counter()
-            tokens = next(drawn, None)
+            tokens = next(sampled, None)
             if tokens is None:
                 return
             numbers = tokens.tolist()  # waits for a GPU
             seconds = time.perf_counter() - began
             if step == 0:
                 self.batches += 1
-                self.read += prompt_tokens
-                self.read_s += seconds
+                self.prompt_tokens += prompt_tokens
+                self.prompt_s += seconds
             else:
                 self.steps += 1
-                self.written += sum(number != ENDED for number in numbers)
-                self.write_s += seconds
+                self.decoded += sum(number != ENDED for number in numbers)
+                self.decode_s += seconds
             yield numbers
 
     def describe(self) -> str:
         """The time to the first token and the prompt's speed, then the time and the speed of decoding."""
-        first = f"first token after {self.read_s / self.batches:.3g} s"
-        told = f"{first} (prompt: {self.read / self.read_s:,.0f} tokens/s)"
+        first = f"first token after {self.prompt_s / self.batches:.3g} s"
+        told = f"{first} (prompt: {self.prompt_tokens / self.prompt_s:,.0f} tokens/s)"
         if not self.steps:
             return told
-        step = (
-            f"{1000 * self.write_s / self.steps:.2f} ms a {'token' if self.steps == self.written else 'step'}"
-        )
-        return f"{told}, then {step} ({self.written / self.write_s:,.1f} tokens/s)"
+        step = f"{1000 * self.decode_s / self.steps:.2f} ms a {'token' if self.steps == self.decoded else 'step'}"
+        return f"{told}, then {step} ({self.decoded / self.decode_s:,.1f} tokens/s)"
 
 
 def encode_prompts(loaded: LoadedRun, texts: Sequence[str], options: GenerateConfig) -> list[list[Tensor]]:
@@ -81,7 +79,7 @@ def encode_prompts(loaded: LoadedRun, texts: Sequence[str], options: GenerateCon
     return batches
 
 
-def go_on(
+def continue_prompts(
     loaded: LoadedRun,
     prompts: Sequence[Tensor],
     options: GenerateConfig,
@@ -89,7 +87,7 @@ def go_on(
     speed: Speed,
     show: Callable[[list[Continuation]], None],
 ) -> list[Continuation]:
-    """Go on from prompts [T] side by side; text b draws from seed + b.
+    """Continue prompts [T] side by side; text b is sampled with seed + b.
 
     show is called before the first token and after every one. Raises UserError for options out of range, and where
     memory does not suffice.
@@ -98,7 +96,7 @@ def go_on(
         Continuation(loaded.tokenizer, options.stop, stop_at_separator=options.stop_at_separator)
         for _ in prompts
     ]
-    drawn = zoo.generate(
+    sampled = zoo.generate(
         loaded.model,
         prompts,
         options.tokens,
@@ -111,7 +109,7 @@ def go_on(
     )
     show(made)
     with explaining_memory(_REMEDY):
-        for numbers in speed.clock(drawn, sum(map(len, prompts))):
+        for numbers in speed.clock(sampled, sum(map(len, prompts))):
             for continuation, token in zip(made, numbers, strict=True):
                 if token != ENDED:
                     continuation.add(token)

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in one line that says what was meant and what to do."""
+"""Hydra's and OmegaConf's errors in one line: the mistake, what was probably meant, the remedy."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ STANDARD_INPUT = "-"
 
 
 def read_prompts(config: GenerateConfig) -> list[str]:
-    """The texts to go on from: of generate.file, generate.prompts or generate.prompt.
+    """The texts to continue: of generate.file, generate.prompts or generate.prompt.
 
     An empty text that is given as a key, or in a .jsonl file, stands for the beginning of a document. Raises UserError
     where two of the keys are given, a prompt is no text, or the file is missing, empty, no text, or has a line without

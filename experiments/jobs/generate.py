@@ -1,4 +1,4 @@
-"""job=generate: go on from prompts, token by token; how fast prompts are read and tokens are written."""
+"""job=generate: continue prompts, token by token; prints the speed of prefill and of decoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from experiments import machine
 from experiments.continuation import Continuation
-from experiments.generation import Speed, encode_prompts, go_on
+from experiments.generation import Speed, encode_prompts, continue_prompts
 from experiments.jobs import Job
 from experiments.load_run import LoadedRun, load_run
 from experiments.progress import Bar
@@ -22,7 +22,7 @@ from zoo.files import write_atomic
 
 
 def run(config: Config) -> None:
-    """Print every prompt with what the model writes after it: of one prompt as it is written, of several by batch."""
+    """Print every prompt and its continuation: of one prompt token by token, of several when a batch is complete."""
     g = config.generate
     _check(g)
     prompts = read_prompts(g)
@@ -54,7 +54,7 @@ def _out(g: GenerateConfig) -> Path:
 
 
 def _stream(loaded: LoadedRun, text: str, config: Config, speed: Speed) -> list[Continuation]:
-    """Go on from one prompt and print its text as it is written."""
+    """Continue one prompt and print the text token by token."""
     shown: int | None = None
 
     def show(made: list[Continuation]) -> None:
@@ -64,13 +64,13 @@ def _stream(loaded: LoadedRun, text: str, config: Config, speed: Speed) -> list[
         shown = len(made[0].safe_text)
 
     (prompts,) = encode_prompts(loaded, [text], config.generate)
-    made = go_on(loaded, prompts, config.generate, config.seed, speed, show)
+    made = continue_prompts(loaded, prompts, config.generate, config.seed, speed, show)
     print(f"{made[0].text[shown:]}\n")
     return made
 
 
 def _in_batches(loaded: LoadedRun, texts: Sequence[str], config: Config, speed: Speed) -> list[Continuation]:
-    """Go on from several prompts, generate.batch_size at once, and print the texts of a batch when it is complete."""
+    """Continue several prompts, generate.batch_size at once, and print the texts of a batch when it is complete."""
     g, bar = config.generate, Bar("generate", config.trainer.progress)
     finished: list[Continuation] = []
     for prompts in encode_prompts(loaded, texts, g):
@@ -80,7 +80,7 @@ def _in_batches(loaded: LoadedRun, texts: Sequence[str], config: Config, speed: 
             done = sum(g.tokens if one.ended else len(one.tokens) for one in made)
             bar(phase, done, len(made) * g.tokens)
 
-        finished += go_on(loaded, prompts, g, config.seed + first - 1, speed, show)
+        finished += continue_prompts(loaded, prompts, g, config.seed + first - 1, speed, show)
         bar.close()
         for i in range(first, last + 1):
             print(f"── {i} of {len(texts)} ──\n{texts[i - 1]}{finished[i - 1].text}\n", flush=True)
@@ -88,21 +88,21 @@ def _in_batches(loaded: LoadedRun, texts: Sequence[str], config: Config, speed: 
 
 
 def _line(prompt: str, made: Continuation) -> str:
-    """A prompt and what was written after it, as a line of JSON."""
+    """A prompt and its continuation as a line of JSON."""
     found = {"prompt": prompt, "text": made.text, "tokens": made.tokens, "stopped": made.ended}
     return json.dumps(found, ensure_ascii=False) + "\n"
 
 
 def _summary(made: list[Continuation], speed: Speed) -> str:
-    """How much was written after how much, and how fast."""
+    """How many tokens after how many, and the speed of both."""
     tokens = sum(len(one.tokens) for one in made)
     prompts = "a prompt" if len(made) == 1 else f"{len(made)} prompts"
-    return f"{tokens} tokens after {prompts} of {speed.read}: {speed.describe()}"
+    return f"{tokens} tokens after {prompts} of {speed.prompt_tokens}: {speed.describe()}"
 
 
 JOB = Job(
     "generate",
-    "go on from prompts with a finished run or checkpoint",
+    "continue prompts with a finished run or checkpoint",
     run,
     needs="run=results/NAME/RUN generate.prompt='...'",
 )

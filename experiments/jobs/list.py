@@ -1,4 +1,4 @@
-"""job=list: what there is to choose from, read from the registries and from conf/; run.py adds the figures."""
+"""job=list: blocks, presets and other choices, read from the registries and conf/; run.py adds the figures."""
 
 from __future__ import annotations
 

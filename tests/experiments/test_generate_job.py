@@ -92,7 +92,7 @@ def test_both_speeds_are_told(go: Go):
 
 
 def test_speed_of_two_batches():
-    speed = Speed(batches=2, read=300, read_s=0.5, steps=20, written=30, write_s=0.1)
+    speed = Speed(batches=2, prompt_tokens=300, prompt_s=0.5, steps=20, decoded=30, decode_s=0.1)
     assert speed.describe() == (
         "first token after 0.25 s (prompt: 600 tokens/s), then 5.00 ms a step (300.0 tokens/s)"
     )

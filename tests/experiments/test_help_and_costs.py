@@ -13,10 +13,10 @@ from support.program import RUN, Lab
 
 from analysis.gallery import listed
 from experiments import flop_count
+from experiments.costs import meta_model
 from experiments.data import SOURCES, TOKENIZERS
 from experiments.flop_count import count_flops
 from experiments.jobs import all_jobs, cost
-from experiments.meta_model import meta_model
 from experiments.schema import Config
 from zoo import discovery, registry
 from zoo.cost import flops_per_token, parameters, parameters_non_embedding, state_bytes

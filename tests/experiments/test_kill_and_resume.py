@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.program import Lab, Process, assert_same_run
 
-from experiments.metric_log import read
 from experiments.probing import probe_tables
+from experiments.runs import read_metrics
 
 RECIPE = [
     "trainer.accumulate=2",
@@ -62,7 +62,7 @@ def test_random_kills_change_nothing(
 
 
 def _step(lab: Lab) -> int:
-    steps = [int(row["step"]) for path in lab.results.glob("*/*/metrics.csv") for row in read(path)]
+    steps = [int(row["step"]) for path in lab.results.glob("*/*/metrics.csv") for row in read_metrics(path)]
     return max(steps, default=0)
 
 

@@ -1,4 +1,4 @@
-"""The training step that benchmarks time."""
+"""The steps of a model that benchmarks time: training steps, and decode states to step from."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments import machine, optim
-from experiments.bench.constants import LATE_STEP
-from experiments.meta_model import nominal_vocabulary
+from experiments.costs import nominal_vocabulary
 from experiments.schema import Config
 from zoo.config import ModelConfig
 from zoo.context import Context
-from zoo.model import LanguageModel
+from zoo.model import DecodeState, LanguageModel
+from zoo.modules.states import fill_state
 from zoo.modules.step_buffer import set_step
 from zoo.recompute import Recompute
+
+LATE_STEP = 10**6
+"""An optimiser step past every warm-up: models are timed as they are for most of their training."""
 
 
 class TrainingStep:
@@ -66,3 +69,14 @@ def random_tokens(config: Config, batch: int, length: int, device: torch.device)
     """Random tokens int64 [batch, length] of the configured vocabulary, the same on every device."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(nominal_vocabulary(config), (batch, length), generator=generator).to(device)
+
+
+def state_after(model: LanguageModel, tokens: int, dtype: torch.dtype) -> DecodeState:
+    """The decode state of one sequence after `tokens` tokens, whose caches are full of zeros.
+
+    Raises TypeError where a mixer's state holds something that cannot be filled.
+    """
+    options = {"capacity": tokens, "device": model.embedding.weight.device, "dtype": dtype}
+    states = [layer.mixer.init_state(1, **options) for layer in model.layers]
+    fill_state(states, tokens)
+    return DecodeState(states)
