@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from experiments.presets import differences_from_preset
 from experiments.schema import Config
 from zoo import pattern, registry
+from zoo.config import ModelConfig
 
 
 def label(config: Config, letters: str) -> str:
@@ -37,6 +38,13 @@ def dominant_mixer(letters: str) -> registry.Block:
     """The mixer that makes a model what it is: the most frequent one that is not plain attention."""
     others = [x for x in letters if x != "F"] or list(letters)
     return registry.mixer_by_letter()[max(sorted(set(others)), key=others.count)]
+
+
+def model_color(config: ModelConfig, letters: str) -> str:
+    """The colour of a model in every figure, #rrggbb: of its dominant mixer."""
+    if set(letters) == {"F"}:  # plain attention in several streams is known by its streams
+        return registry.get("residual", config.residual.name).color
+    return dominant_mixer(letters).color
 
 
 def shorten_pattern(letters: str) -> str:

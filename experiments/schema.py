@@ -158,7 +158,9 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: of kernels and models, batch times length (null: the suite's own).
-    cases: of kernels, compile and models, the names to measure, by their beginnings (null: all).
+    cases: of kernels, compile, models and inference, the names to measure, by their beginnings (null: all; of inference
+        none where there are runs).
+    runs: of inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
     pairs, steps: of the harness suite, pairs of loops and steps of each.
     budget_s: seconds after which a suite leaves the rest for the next time, or the longer lengths out.
@@ -168,6 +170,7 @@ class BenchConfig:
     lengths: list[int] | None = None
     tokens: int | None = None
     cases: list[str] | None = None
+    runs: list[str] | None = None
     repeats: int = 5
     pairs: int = 10
     steps: int = 50

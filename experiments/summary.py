@@ -9,7 +9,7 @@ from experiments import machine, metric_log, peak_flops
 from experiments.attempt import Attempt
 from experiments.data.config import cache_root
 from experiments.factory import tokens_per_step
-from experiments.labels import dominant_mixer, label
+from experiments.labels import dominant_mixer, label, model_color
 from experiments.metric_log import MetricLog
 from experiments.schema import Config
 from zoo import cost, pattern, registry
@@ -65,7 +65,7 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
 
 
 def _model_summary(config: Config, letters: str) -> dict[str, Any]:
-    block, scheme = dominant_mixer(letters), registry.get("residual", config.model.residual.name)
+    block = dominant_mixer(letters)
     return {
         "preset": config.model.preset or block.name,
         "pattern": letters,
@@ -74,8 +74,7 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
         "d_model": config.model.d_model,
         "residual": config.model.residual.name,
         "channel": config.model.channel.name,
-        # Plain attention in several streams is known by its streams.
-        "color": scheme.color if set(letters) == {"F"} else block.color,
+        "color": model_color(config.model, letters),
         "family": block.family,
     }
 

@@ -92,9 +92,9 @@ def test_the_harness_is_compared_pair_by_pair_with_the_bare_loop(monkeypatch, ca
 
 def test_an_interval_holds_19_of_20_medians_drawn_anew():
     """The median of five draws among 1 to 5 is 1 with probability 0.058 = Σ C(5, k)·0.2^k·0.8^(5−k), k from 3 on."""
-    assert harness.bootstrap_interval([3.0, 1.0, 5.0, 2.0, 4.0]) == (1.0, 5.0)
+    assert timing.bootstrap_interval([3.0, 1.0, 5.0, 2.0, 4.0]) == (1.0, 5.0)
     # Of eight 3s one 1 and one 5 are drawn into the median so rarely that they are no bounds.
-    assert harness.bootstrap_interval([3.0] * 8 + [1.0, 5.0]) == (3.0, 3.0)
+    assert timing.bootstrap_interval([3.0] * 8 + [1.0, 5.0]) == (3.0, 3.0)
 
 
 def test_tables_keep_six_digits_and_write_what_is_missing_as_nothing(tmp_path: Path):
