@@ -15,7 +15,11 @@ from experiments.bench.suites.inference.subjects import Subject
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.config import used
+from zoo.generate import prefill
 from zoo.model import LanguageModel
+
+WARM_UP = 16
+"""Tokens."""
 
 
 class Bench:
@@ -51,6 +55,9 @@ class Entrants:
 
     def __init__(self, model: LanguageModel, precision: torch.dtype) -> None:
         self.model, self.plain = model, _plain_like(model)
+        for one in (model, self.plain):
+            if one is not None:
+                _warm_up(one)
         self.peer: Peer | None = None
         self.no_peer = ""
         if family_of(model) is None:
@@ -61,6 +68,15 @@ class Entrants:
             self.no_peer = str(reason)
         except Exception as error:  # another version of transformers has other arguments, say
             self.no_peer = result_table.failure_reason(error)
+
+
+@torch.no_grad()
+def _warm_up(model: LanguageModel) -> None:
+    """Each kind of call once on a few tokens: the first of its kind may import what takes seconds."""
+    tokens = torch.zeros(1, WARM_UP, dtype=torch.int64, device=model.embedding.weight.device)
+    model(tokens)
+    _, state = prefill(model, list(tokens), room=1)
+    model.step(tokens[:, 0], state)
 
 
 def _plain_like(model: LanguageModel) -> LanguageModel | None:

@@ -29,7 +29,7 @@ def line(row: dict[str, Any]) -> str:
     start = f"{row['tokens']:>7} tokens x {row['batch']}  {row['mode']:<8} {name:<27}"
     if row.get("note"):
         return f"{start} {row['note']}"
-    others = {"ratio_transformer": "transformer", "ratio_forward": "own forward", "ratio": row["peer"]}
+    others = {"ratio_transformer": "transformer", "ratio_forward": "own forward", "ratio": row.get("peer")}
     ratios = {name: row[ratio] for ratio, name in others.items() if row.get(ratio) and not theirs}
     return (
         f"{start}{row['milliseconds_median']:10.2f} ms ({row['milliseconds_low']:.2f} to "
