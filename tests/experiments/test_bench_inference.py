@@ -207,7 +207,7 @@ def test_runs_are_of_this_suite_alone(lab: Lab):
 
 
 def test_what_would_take_too_long_is_left_out(tmp_path, without_transformers):
-    times = {"own": [16e3], "forward": [4e3], "transformer": [0.5e3]}
+    times = {"own": [5e3], "forward": [4e3], "transformer": [0.5e3]}
 
     def timed(calls, *_):
         return {name: times[name] for name in calls}
@@ -216,13 +216,13 @@ def test_what_would_take_too_long_is_left_out(tmp_path, without_transformers):
         mock.patch.object(timing, "interleaved_within", side_effect=timed),
         mock.patch.object(cells.Cell, "_call", return_value=None),
     ):
-        rows = own(measured(tmp_path, "kda_pure", lengths=[8, 16]))
+        rows = own(measured(tmp_path, "kda_pure"))
     notes = {(row["mode"], row["tokens"]): row["note"] for row in rows}
     assert notes == {
         ("prefill", "8"): "",
         ("decode", "8"): "",
-        ("prefill", "16"): "left out: it would take about 64 s",
-        ("decode", "16"): "left out: it would take about 32 s",
+        ("prefill", "16"): "left out: it would take about 20 s",
+        ("decode", "16"): "left out: it would take about 10 s",
     }
 
 
@@ -230,7 +230,7 @@ def test_what_a_model_is_compared_with_is_left_out_where_it_alone_takes_too_long
     tmp_path, without_transformers
 ):
     def timed(calls, *_):
-        return {name: [19e3 if name == "transformer" else 1e3] for name in calls}
+        return {name: [5e3 if name == "transformer" else 1e3] for name in calls}
 
     with (
         mock.patch.object(timing, "interleaved_within", side_effect=timed),
@@ -238,7 +238,7 @@ def test_what_a_model_is_compared_with_is_left_out_where_it_alone_takes_too_long
     ):
         rows = own(measured(tmp_path, "kda_pure", lengths=[8, 16, 32]))
     ratios = {(row["tokens"], row["mode"]): row["ratio_transformer"] for row in rows}
-    assert ratios[("8", "prefill")] == "19.0"
+    assert ratios[("8", "prefill")] == "5.0"
     assert ratios[("16", "prefill")] == ratios[("32", "prefill")] == ""
     assert all(row["ratio_forward"] == "1.0" for row in rows if row["mode"] == "prefill")
 
@@ -259,9 +259,7 @@ def test_times_are_expected_to_grow_as_they_did():
 
 
 def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, without_transformers):
-    rows = own(measured(tmp_path / "enough", "kda_pure", lengths=[8]))
-    assert all(row["ratio_transformer"] for row in rows)
-    state = max(int(row["state_bytes"]) for row in rows)
+    state = 8 * cost.state_bytes(model_of("kda_pure"), 8)
     for memory, folder in ((2 * state + 1, "tight"), (1, "none")):
         facts = {"memory_bytes": memory, "gpu": None, "host_cpu": "", "threads": 1}
         with mock.patch.object(cells.machine, "describe", return_value=facts):

@@ -14,7 +14,7 @@ from zoo.model import DecodeState, LanguageModel
 
 Call = Callable[[], object]
 
-STEPS = 8
+STEPS = 4
 """Steps of decoding that are timed together, as they follow each other."""
 LAST = 64
 """Tokens at the end of a context that are really read, so that recurrent states hold something."""
