@@ -9,7 +9,9 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from filelock import FileLock
 from support.probe_tables import MODELS, write_probes
