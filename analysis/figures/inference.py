@@ -82,14 +82,14 @@ def draw(table: pd.DataFrame, batch: int) -> Figure:
     timed = table[table["milliseconds_median"] > 0]
     models = timed.drop_duplicates("model")
     styles = series_styles(zip(models["model"], models["color"], strict=True))
-    series = list(timed.groupby(["model", "backend", "peer"], sort=False, dropna=False))
+    series = list(timed.groupby(["model", "backend"], sort=False))
     entries = [
-        Line2D([], [], label=_label(model, backend, peer), **_look(styles[model], backend))
-        for (model, backend, peer), _ in series
+        Line2D([], [], label=_label(model, backend, rows["peer"]), **_look(styles[model], backend))
+        for (model, backend), rows in series
     ]
     figure, axes = new_figure(7.2 + 0.21 * -(-len(entries) // 3), rows=len(PANELS), sharex=True)
     for place, (mode, column, title) in zip(axes, PANELS, strict=True):
-        for (model, backend, _), rows in series:
+        for (model, backend), rows in series:
             rows = rows[rows["mode"] == mode].sort_values("tokens")
             _draw_series(place, rows, column, _look(styles[model], backend))
         _finish(place, column, title)
@@ -99,8 +99,9 @@ def draw(table: pd.DataFrame, batch: int) -> Figure:
     return figure
 
 
-def _label(model: str, backend: str, peer: object) -> str:
-    return f"{peer}, {PEER}" if backend == PEER else model
+def _label(model: str, backend: str, peer: pd.Series) -> str:
+    """The model's name, or what transformers calls its equal."""
+    return f"{peer.iloc[0]}, {PEER}" if backend == PEER else model
 
 
 def _look(series_style: SeriesStyle, backend: str) -> dict:
