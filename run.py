@@ -60,9 +60,10 @@ def draw_stages(config) -> None:
 
 def draw(table) -> None:
     """Draw figures of a table of measurements, beside it."""
+    from analysis.figures.inference import draw_file
     from analysis.plotting.bench import draw_table
 
-    for path in draw_table(table):
+    for path in [*draw_table(table), *draw_file(table)]:
         print(f"figure: {path}")
 
 

@@ -102,6 +102,13 @@ def dominant_mixer(letters: str) -> registry.Block:
     return registry.mixer_by_letter()[max(sorted(set(others)), key=others.count)]
 
 
+def model_color(config: ModelConfig, letters: str) -> str:
+    """The colour of a model in every figure, #rrggbb: of its dominant mixer."""
+    if set(letters) == {"F"}:  # plain attention in several streams is known by its streams
+        return registry.get("residual", config.residual.name).color
+    return dominant_mixer(letters).color
+
+
 def shorten_pattern(letters: str) -> str:
     """FFFF -> F*4, anything else as it is."""
     return f"{letters[0]}*{len(letters)}" if len(set(letters)) == 1 and len(letters) > 1 else letters

@@ -178,7 +178,9 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels and models, batch times length (null: the suite's own).
-    cases: suites kernels, compile and models, beginnings of the names to measure (null: all).
+    cases: suites kernels, compile, models and inference, beginnings of the names to measure (null: all; of inference
+        none where there are runs).
+    runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
     pairs, steps: suite harness, pairs of loops and steps of each loop.
     budget_s: time limit in seconds; kernels and models measure the rest the next time, others leave longer lengths out.
@@ -188,6 +190,7 @@ class BenchConfig:
     lengths: list[int] | None = None
     tokens: int | None = None
     cases: list[str] | None = None
+    runs: list[str] | None = None
     repeats: int = 5
     pairs: int = 10
     steps: int = 50

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import machine, peak_flops
 from experiments.costs import tokens_per_step
 from experiments.data.cache import cache_root
-from experiments.presets import dominant_mixer, label
+from experiments.presets import dominant_mixer, label, model_color
 from experiments.runs import MetricLog, read_metrics
 from experiments.schema import Config
 from zoo import cost, pattern, registry
@@ -67,7 +67,7 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
 
 
 def _model_summary(config: Config, letters: str) -> dict[str, Any]:
-    block, scheme = dominant_mixer(letters), registry.get("residual", config.model.residual.name)
+    block = dominant_mixer(letters)
     return {
         "preset": config.model.preset or block.name,
         "pattern": letters,
@@ -76,8 +76,7 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
         "d_model": config.model.d_model,
         "residual": config.model.residual.name,
         "channel": config.model.channel.name,
-        # Plain attention in several streams is known by its streams.
-        "color": scheme.color if set(letters) == {"F"} else block.color,
+        "color": model_color(config.model, letters),
         "family": block.family,
     }
 

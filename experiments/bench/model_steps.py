@@ -11,8 +11,7 @@ from experiments.costs import nominal_vocabulary
 from experiments.schema import Config
 from zoo.config import ModelConfig
 from zoo.context import Context
-from zoo.model import DecodeState, LanguageModel
-from zoo.modules.states import fill_state
+from zoo.model import LanguageModel
 from zoo.modules.step_buffer import set_step
 from zoo.recompute import Recompute
 
@@ -69,14 +68,3 @@ def random_tokens(config: Config, batch: int, length: int, device: torch.device)
     """Random tokens int64 [batch, length] of the configured vocabulary, the same on every device."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(nominal_vocabulary(config), (batch, length), generator=generator).to(device)
-
-
-def state_after(model: LanguageModel, tokens: int, dtype: torch.dtype) -> DecodeState:
-    """The decode state of one sequence after `tokens` tokens, whose caches are full of zeros.
-
-    Raises TypeError where a mixer's state holds something that cannot be filled.
-    """
-    options = {"capacity": tokens, "device": model.embedding.weight.device, "dtype": dtype}
-    states = [layer.mixer.init_state(1, **options) for layer in model.layers]
-    fill_state(states, tokens)
-    return DecodeState(states)

@@ -134,8 +134,8 @@ class ResumableTable:
     Rows of another commit, machine or version of torch are, and go when the first new ones come.
     """
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.path = table_path(config)
+    def __init__(self, config: Config, device: torch.device, columns: Sequence[str] = COLUMNS) -> None:
+        self.path, self.columns = table_path(config), columns
         self.rows: list[dict[str, Any]] = []
         here = {key: str(value) for key, value in machine_facts(device).items()}
         if self.path.is_file():
@@ -165,7 +165,7 @@ class ResumableTable:
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         self.rows += rows
-        _save(self.rows, self.path)
+        _save(self.rows, self.path, self.columns)
 
 
 def format_row(row: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -32,6 +33,19 @@ def interleaved(
         for name, call in alternatives.items():
             out[name].append(clock(call, device))
     return out
+
+
+def interleaved_within(
+    alternatives: dict[str, Callable[[], object]], repeats: int, device: torch.device, seconds: float
+) -> dict[str, list[float]]:
+    """`interleaved`, with at most `repeats` rounds and as many as fit into so many seconds after a first one.
+
+    The first round is the warm-up; where no three others fit, it counts as well.
+    """
+    first = interleaved(alternatives, 1, device, warm_up=0)
+    rounds = min(repeats, int(1e3 * seconds / sum(times[0] for times in first.values())))
+    more = interleaved(alternatives, rounds, device, warm_up=0)
+    return more if rounds >= min(repeats, 3) else {name: first[name] + more[name] for name in more}
 
 
 def on_device(call: Callable[[], object], device: torch.device) -> float:
@@ -66,6 +80,19 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
         "milliseconds_low": min(milliseconds),
         "milliseconds_high": max(milliseconds),
     }
+
+
+def ratios(peer: list[float], own: list[float]) -> tuple[float, float, float]:
+    """Median of the ratios peer / own of repetitions taken in turns, and the interval of it."""
+    found = [p / t for p, t in zip(peer, own, strict=True)]
+    return statistics.median(found), *bootstrap_interval(found)
+
+
+def bootstrap_interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the median."""
+    generator = random.Random(0)
+    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int | None:

@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from experiments.bench.model_steps import state_after
+from experiments.bench.decoding import state_after
 from experiments.bench.suites import models as suite
 from experiments.bench.suites import recompute
 from experiments.presets import architectures

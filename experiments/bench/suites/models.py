@@ -22,7 +22,8 @@ from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.cases import matching_names
-from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens, state_after
+from experiments.bench.decoding import state_after
+from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.model import LanguageModel

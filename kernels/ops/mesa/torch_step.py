@@ -1,4 +1,4 @@
-"""One token of the mesa layer in plain PyTorch: its matrix is formed, and the conjugate gradient is few operations a step."""
+"""One token of the mesa layer in plain PyTorch: its matrix is formed once; a solver step is few operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def mesa_torch_step(
     wide = torch.promote_types(q.dtype, torch.float32)
     with without_autocast(q):
         one, key, value = (x[:, 0].to(wide) for x in (q, k, v))
-        gamma, write = g[:, 0].to(wide).exp()[..., None, None], (beta[:, 0].to(wide)[..., None] * key)[..., None]
+        gamma, write = (
+            g[:, 0].to(wide).exp()[..., None, None],
+            (beta[:, 0].to(wide)[..., None] * key)[..., None],
+        )
         h_kk, h_kv = (x.to(wide) for x in with_symmetric_part(state))
         h_kk = torch.addcmul(gamma * h_kk, write, key.unsqueeze(-2))
         h_kv = torch.addcmul(gamma * h_kv, write, value.unsqueeze(-2))
