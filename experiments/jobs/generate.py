@@ -11,7 +11,7 @@ import torch
 
 from experiments import machine
 from experiments.continuation import Continuation
-from experiments.generation import Speed, encode_prompts, continue_prompts
+from experiments.generation import Speed, continue_prompts, encode_prompts
 from experiments.jobs import Job
 from experiments.load_run import LoadedRun, load_run
 from experiments.progress import Bar
