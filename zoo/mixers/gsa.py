@@ -163,12 +163,9 @@ class GSA(GroupedQueryMixer):
             return kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
         options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
         indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
-        if q.shape[1] > 1:
-            keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-        else:  # Only the selected rows are read: the cache is large, and attention's part of it is not.
-            keys, values = (_rows(y, indices[:, 0]).to(q.dtype) for y in (keys, values))
-            place = torch.arange(indices.shape[-1], device=q.device)
-            indices = torch.where(indices < 0, -1, place)
+        if q.shape[1] == 1:
+            return kernels.sparse_step(q[:, 0], keys, values, indices[:, 0])[:, None]
+        keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
         return kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
 
 
@@ -197,9 +194,3 @@ def sizes(config: GSAConfig, seq_len: int) -> kernels.AdaptiveK:
     if not 1 <= least <= base <= most:
         raise UserError(f"gsa needs 1 ≤ k_min ≤ k_base ≤ k_max, not {least}, {base}, {most}")
     return kernels.AdaptiveK(config.adaptive, base, least, most, config.beta, config.reference_variance)
-
-
-def _rows(x: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a cache x [B, H, T, width] at indices [B, n] -> [B, n, H, width]; the first row at −1."""
-    batch = torch.arange(x.shape[0], device=x.device)[:, None]
-    return x.transpose(1, 2)[batch, indices.clamp_min(0)]
