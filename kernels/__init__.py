@@ -19,8 +19,9 @@ from kernels.ops.path_step import path_step
 from kernels.ops.short_conv import short_conv
 from kernels.ops.sinkhorn import sinkhorn
 from kernels.ops.sparse_attention import sparse_attention
+from kernels.ops.sparse_step import sparse_step
 from kernels.ops.timeline_attention import timeline_attention
-from kernels.rotary import rope
+from kernels.rotary import rope, rope_each
 
 __all__ = [
     "AdaptiveK",
@@ -43,8 +44,10 @@ __all__ = [
     "path_extend",
     "path_step",
     "rope",
+    "rope_each",
     "short_conv",
     "sinkhorn",
     "sparse_attention",
+    "sparse_step",
     "timeline_attention",
 ]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import torch
 
+CPU = torch.device("cpu")
+
 
 def interleaved(
     alternatives: dict[str, Callable[[], object]],
@@ -18,9 +20,9 @@ def interleaved(
     warm_up: int = 1,
     clock: Callable[[Callable[[], object], torch.device], float] | None = None,
 ) -> dict[str, list[float]]:
-    """Milliseconds of every repetition of every alternative, taken in turns, so that drift hits all alike.
+    """Milliseconds of every repetition of every alternative, interleaved, so that drift affects all alike.
 
-    clock: what times one call; None: the wall clock, until the device is idle again.
+    clock: times one call; None: the wall clock, until the device is idle again.
     """
     clock = clock or _timed
     for call in alternatives.values():
@@ -50,7 +52,7 @@ def on_device(call: Callable[[], object], device: torch.device) -> float:
     """Milliseconds that a GPU itself is busy with a call, from cold caches; elsewhere those of the wall clock.
 
     Writing a large buffer beforehand empties the caches, and while the GPU is busy with that the call is already
-    being launched, so that what Python takes for it does not count, as it does not in a model.
+    being launched, so that the launch overhead of Python is hidden, as it is in a model.
     """
     if device.type != "cuda":
         return _timed(call, device)
@@ -94,7 +96,7 @@ def bootstrap_interval(ratios: list[float], draws: int = 10_000) -> tuple[float,
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """Bytes a call takes at most on a GPU beyond what was there before; None on a CPU, which keeps no such count."""
+    """Peak bytes of a call on a GPU beyond those allocated before; None on a CPU, which does not count them."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

@@ -9,7 +9,7 @@ import pytest
 
 from analysis import load_results
 from analysis.gallery import draw_figures, listed
-from experiments.presets import compared
+from experiments.presets import presets_to_compare
 
 NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover", "inference", "inference_batch_8"}
 
@@ -23,7 +23,7 @@ def drawn(results, folder: Path) -> set[str]:
 
 @pytest.mark.long
 def test_the_quickstart_of_all_eleven_supports_every_figure_but_those_of_sweeps_and_benches(eleven):
-    assert set(pd.read_parquet(eleven.with_name("runs.parquet"))["preset"]) == set(compared())
+    assert set(pd.read_parquet(eleven.with_name("runs.parquet"))["preset"]) == set(presets_to_compare())
     names = {entry.name for entry in listed()}
     assert {path.stem for path in (eleven.parent / "figures").glob("*.png")} == names - NOT_IN_A_QUICKSTART
 

@@ -1,4 +1,4 @@
-"""`G`: gated sparse attention, where a light indexer picks the few tokens that a query attends to."""
+"""`G`: gated sparse attention, where a light indexer selects the few tokens that a query attends to."""
 
 import functools
 import math
@@ -31,7 +31,7 @@ class GSAConfig:
     n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
     index_heads, index_width (None: D/12): H^I and d_I of the indexer; index_rope: rotary positions in the
     indexer, as DeepSeek-V3.2's has; False: none, as the OrthGSA document writes it, but then it cannot find the
-    tokens just before t, however strongly attention wants them; scores: "sigmoid", the OrthGSA document's bounded
+    tokens just before t, however much weight attention gives them; scores: "sigmoid", the OrthGSA document's bounded
     scores, or "relu", DeepSeek-V3.2's, which need adaptive=none;
     k_base, k_min, k_max: how many tokens a query attends to (None: min(2048, T/8), k_base/8, 2·k_base for the
     configured length T); adaptive: how k follows the variance of the scores, "inverse", "seed" or "none";
@@ -163,17 +163,14 @@ class GSA(GroupedQueryMixer):
             return kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
         options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
         indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
-        if q.shape[1] > 1:
-            keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-        else:  # Only the selected rows are read: the cache is large, and attention's part of it is not.
-            keys, values = (_rows(y, indices[:, 0]).to(q.dtype) for y in (keys, values))
-            place = torch.arange(indices.shape[-1], device=q.device)
-            indices = torch.where(indices < 0, -1, place)
+        if q.shape[1] == 1:
+            return kernels.sparse_step(q[:, 0], keys, values, indices[:, 0])[:, None]
+        keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
         return kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
 
 
 def check(config: GSAConfig) -> None:
-    """Refuse options that mean nothing or contradict each other. Raises UserError."""
+    """Refuse options that are out of range or contradict each other. Raises UserError."""
     one_of(config.adaptive, ADAPTIVE, "gsa.adaptive")
     one_of(config.scores, SCORES, "gsa.scores")
     if config.scores == "relu" and config.adaptive != "none":
@@ -197,9 +194,3 @@ def sizes(config: GSAConfig, seq_len: int) -> kernels.AdaptiveK:
     if not 1 <= least <= base <= most:
         raise UserError(f"gsa needs 1 ≤ k_min ≤ k_base ≤ k_max, not {least}, {base}, {most}")
     return kernels.AdaptiveK(config.adaptive, base, least, most, config.beta, config.reference_variance)
-
-
-def _rows(x: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a cache x [B, H, T, width] at indices [B, n] -> [B, n, H, width]; the first row at −1."""
-    batch = torch.arange(x.shape[0], device=x.device)[:, None]
-    return x.transpose(1, 2)[batch, indices.clamp_min(0)]

@@ -2,7 +2,7 @@
 
     x̂ = RMSNorm(vec x) ∈ R^{nD}, without gain                          x [B, T, n, D]: n streams a token
     H_pre = σ(mα₀·x̂φ_pre + b_pre)  [n],   H_post = 2σ(mα₁·x̂φ_post + b_post)  [n]
-    H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          what the schemes differ in
+    H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          `mixing` is each scheme's own
     y = H_pre·x,   z = F(norm(y)),   x ← H_res·x + H_postᵀ·z
 
 Coefficients are every token's own and computed in at least fp32. m rises from 0.1 to 1 during training.
@@ -21,9 +21,11 @@ import kernels
 from zoo.errors import UserError
 from zoo.interfaces import Dims, Residual, Streams
 from zoo.modules import NORM_EPS
+from zoo.modules.derived import Derived
 from zoo.modules.parameter_groups import ParameterGroup
 from zoo.modules.step_buffer import StepBuffer
 from zoo.option_checks import at_least, one_of
+from zoo.residuals import hyper_step
 
 ALPHA = 0.01
 COEFFICIENTS = ParameterGroup("coefficients", lr_scale=10.0)
@@ -35,8 +37,8 @@ class HyperConfig:
 
     n_streams: n; init: "identity" (the mean stream starts as the plain residual, and the streams differ) or
     "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal); readout: how
-    the head reads the streams, "mean" or "learned" weights; warmup_factor, warmup_hold, warmup_ramp: α counts
-    warmup_factor times for warmup_hold steps, then rises linearly to 1 over warmup_ramp steps.
+    the head reads the streams, "mean" or "learned" weights; warmup_factor, warmup_hold, warmup_ramp: α is multiplied
+    by warmup_factor for warmup_hold steps, then by a factor that rises linearly to 1 over warmup_ramp steps.
     """
 
     n_streams: int = 4
@@ -83,7 +85,7 @@ class HyperStreams(Streams):
 
 
 class HyperResidual(Residual):
-    """One sub-block's coefficients. Calling it computes them."""
+    """A residual scheme with n streams around one sub-block; calling it computes the coefficients of every token."""
 
     streams = HyperStreams
     parameter_group = COEFFICIENTS
@@ -101,10 +103,15 @@ class HyperResidual(Residual):
         self.b_pre, self.b_post = nn.Parameter(b_pre), nn.Parameter(b_post)
         self.alpha = nn.Parameter(torch.full((3,), ALPHA))
         self.clock = StepBuffer()
+        self._weights = Derived()
 
     @abstractmethod
     def mixing(self, raw: Tensor) -> Tensor:
         """H_res [..., n, n] from mα₂·x̂φ_res + b_res [..., n_res]."""
+
+    def step_mixing(self, raw: list[float]) -> list[float]:
+        """`mixing` of one token: n_res numbers -> H_res row by row, n² numbers."""
+        return self.mixing(torch.tensor(raw, dtype=torch.float64)).flatten().tolist()
 
     def bias(self) -> Tensor:
         """b_pre, b_post and b_res [2n + n_res]; no b_res here."""
@@ -112,20 +119,40 @@ class HyperResidual(Residual):
 
     def forward(self, x: Tensor) -> Coefficients:
         """Streams [B, T, n, D] -> the coefficients of every token."""
-        phi = torch.cat([self.phi_pre, self.phi_post, self.phi_res])
-        scale = warmup(self.clock.step, self.config) * self.alpha
         pre, post, raw = kernels.hyper_coefficients(
-            x, phi, scale, self.bias(), eps=NORM_EPS, backend=self.dims.backend
+            x, *self._affine(), eps=NORM_EPS, backend=self.dims.backend
         )
         return Coefficients(pre, post, self.mixing(raw))
 
+    def step(self, x: Tensor) -> Coefficients:
+        """Streams [B, 1, n, D] of one token -> its coefficients, computed as numbers."""
+        n, batch = self.config.n_streams, len(x)
+        sources = (*self._parameters.values(), self.clock.step)
+        weights = self._weights(lambda: hyper_step.StepWeights.of(*self._affine(), n), *sources)
+        rows = []
+        for logits in weights.logits(x, NORM_EPS):
+            gates = hyper_step.sigmoids(logits[: 2 * n])
+            rows.append([*gates[:n], *(2 * gate for gate in gates[n:]), *self.step_mixing(logits[2 * n :])])
+        pre, post, res = torch.tensor(rows, dtype=x.dtype).split((n, n, n * n), 1)
+        return Coefficients(pre.unsqueeze(1), post.unsqueeze(1), res.view(batch, 1, n, n))
+
+    def _affine(self) -> tuple[Tensor, Tensor, Tensor]:
+        """φ [2n + n_res, nD], mα [3] and b [2n + n_res]."""
+        phi = torch.cat([self.phi_pre, self.phi_post, self.phi_res])
+        return phi, warmup(self.clock.step, self.config) * self.alpha, self.bias()
+
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
+        if hyper_step.takes_step(x, self.dims.backend):
+            coefficients = self.step(x)
+            return hyper_step.read(x, coefficients.pre), coefficients
         coefficients = self(x)
         return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         """H_res·x + H_postᵀ·z, [B, T, n, D]."""
+        if hyper_step.takes_step(x, self.dims.backend):
+            return hyper_step.write(x, z, coefficients.res, coefficients.post)
         return kernels.hyper_post(x, z, coefficients.res, coefficients.post, backend=self.dims.backend)
 
     def probe_values(self, coefficients: Coefficients) -> dict[str, Tensor]:
@@ -186,7 +213,7 @@ def initial_biases(n: int, init: str) -> tuple[Tensor, Tensor]:
 
 
 def check(config: HyperConfig) -> None:
-    """Refuse options that mean nothing. Raises UserError."""
+    """Refuse options that are out of range. Raises UserError."""
     if config.n_streams < 2:
         raise UserError(f"n_streams={config.n_streams} must be at least 2; for one stream: residual.name=add")
     one_of(config.init, ("identity", "seed"), "init of a residual scheme")

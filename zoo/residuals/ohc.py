@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 import kernels
+from kernels.ops.cayley.torch_ops import rotation_4
 from zoo.registry import register_residual
 from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
 
@@ -27,3 +28,7 @@ class OHC(MatrixResidual):
     def project(self, raw: Tensor) -> Tensor:
         """Matrices [..., n, n] -> rotations."""
         return kernels.cayley(raw, backend=self.dims.backend)
+
+    def step_mixing(self, raw: list[float]) -> list[float]:
+        """`mixing` of one token; of four streams by the closed form, on numbers."""
+        return rotation_4(raw) if self.config.n_streams == 4 else super().step_mixing(raw)

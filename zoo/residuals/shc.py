@@ -1,5 +1,7 @@
 """`shc`: sparse selective hyper-connections, with streams mixed by mixtures of a few learned rotations."""
 
+import math
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.interfaces import Dims
 from zoo.modules import fp32_linear
+from zoo.modules.derived import Derived
 from zoo.option_checks import at_least
 from zoo.registry import register_residual
 from zoo.residuals.factorised_streams import FactorisedStreams
@@ -18,7 +21,7 @@ START_STD = 0.01
 
 @dataclass
 class SHCConfig(HyperConfig):
-    """k: rotations in the mixture; factorise: carry so many vectors a token between layers instead of n (0:
+    """k: rotations in the mixture; factorise: vectors a token that are carried between layers instead of n (0:
     all n, as they are); the rest as in HyperConfig."""
 
     k: int = 2
@@ -47,6 +50,7 @@ class SHC(HyperResidual):
         at_least(config.k, 1, "shc.k")
         super().__init__(config, dims, config.k)
         self.turns = nn.Parameter(torch.zeros(config.k, config.n_streams, config.n_streams))
+        self._entries = Derived()
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Draw the A_i with std 0.01."""
@@ -56,3 +60,13 @@ class SHC(HyperResidual):
         """Scores [..., k] -> H_res [..., n, n], the mixture of k rotations."""
         rotations = kernels.cayley(self.turns, backend=self.dims.backend)
         return fp32_linear(raw.softmax(-1), rotations.flatten(1).T).unflatten(-1, rotations.shape[1:])
+
+    def step_mixing(self, raw: list[float]) -> list[float]:
+        """`mixing` of one token, on numbers; the rotations are computed once for many tokens."""
+        shares = [math.exp(score - max(raw)) for score in raw]
+        entries = self._entries(self._rotation_entries, self.turns)
+        return [sum(map(operator.mul, shares, entry)) / sum(shares) for entry in entries]
+
+    def _rotation_entries(self) -> list[list[float]]:
+        """The entries of Q_1 … Q_k at each of the n² places."""
+        return kernels.cayley(self.turns, backend=self.dims.backend).flatten(1).T.tolist()

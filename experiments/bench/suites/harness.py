@@ -1,7 +1,7 @@
-"""suite=harness: what the harness costs, Lightning with rows and progress bar against a bare PyTorch loop.
+"""suite=harness: the overhead of the harness, Lightning with rows and progress bar against a bare PyTorch loop.
 
-Pairs of equally many steps on the same model, batches and threads, taken in turns. The ratio of a pair is harness time
-over loop time; reported is the median with a 95 % bootstrap interval.
+Pairs of equally many steps on the same model, batches and threads, in alternating order. The ratio of a pair is harness
+time over loop time; reported is the median with a 95 % bootstrap interval.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from tqdm import tqdm
 
 from experiments import callbacks, data, machine, optim
 from experiments.bench import result_table, timing
-from experiments.bench.training_step import update
-from experiments.factory import make_batches, make_model, tokens_per_step
-from experiments.metric_log import MetricLog
+from experiments.bench.model_steps import update
+from experiments.costs import tokens_per_step
 from experiments.progress import Bar
+from experiments.runs import MetricLog
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.trainer import make_trainer, silence_lightning
+from experiments.training import make_batches, make_model
 from zoo.modules.step_buffer import set_step
 
 STEP_MS = 120.0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
 from kernels.checks import without_autocast
 from kernels.ops.cayley.reference import cayley_reference
+
+Number = TypeVar("Number", float, Tensor)
 
 
 def cayley_torch(raw: Tensor) -> Tensor:
@@ -37,30 +42,36 @@ def _cayley_1(raw: Tensor) -> Tensor:
 
 
 def _cayley_2(raw: Tensor) -> Tensor:
-    """A turn by 2·arctan a: [[1 − a², −2a], [2a, 1 − a²]] / (1 + a²)."""
+    """A rotation by 2·arctan a: [[1 − a², −2a], [2a, 1 − a²]] / (1 + a²)."""
     a = (raw[..., 0, 1] - raw[..., 1, 0]) / 2
     t = 2 / (1 + a * a)
     return torch.stack([t - 1, -t * a, t * a, t - 1], -1).view(raw.shape)
 
 
 def _cayley_4(raw: Tensor) -> Tensor:
-    """The closed form over the six entries of A's upper triangle, a … f row by row.
+    """`rotation_4` of the 16 entries as planes of their own, which is what vector units want."""
+    planes = rotation_4(raw.reshape(-1, 16).t().contiguous().unbind(0))
+    return torch.stack(planes).t().contiguous().view(raw.shape)
+
+
+def rotation_4(x: Sequence[Number]) -> list[Number]:
+    """The 16 entries of Cayley(x) from those of x, row by row, tensors or Python's numbers.
+
+    The closed form over the six entries of A's upper triangle, a … f row by row.
 
     With pf = af − be + cd (the Pfaffian), s = a² + … + f² (half the squared norm) and A* the dual of A (a and
     f, b and −e, c and d exchanged), A⁴ + sA² + pf²·I = 0 and A³ = −sA + pf·A* turn the inverse into
 
         (I + A)⁻¹ = [(1 + s)·I + A² − A − pf·A*] / (1 + s + pf²),     Q = 2·(I + A)⁻¹ − I
 
-    whose diagonal is a sum of squares: nothing cancels, however large A is. Works on the 16 entries as planes
-    of their own, which is what vector units want.
+    whose diagonal is a sum of squares: nothing cancels, however large A is.
     """
-    x = raw.reshape(-1, 16).t().contiguous().unbind(0)
     a, b, c, d, e, f = ((x[i] - x[j]) / 2 for i, j in ((1, 4), (2, 8), (3, 12), (6, 9), (7, 13), (11, 14)))
     pf = a * f - b * e + c * d
     aa, bb, cc, dd, ee, ff = (y * y for y in (a, b, c, d, e, f))
     t = 2 / (1 + aa + bb + cc + dd + ee + ff + pf * pf)
 
-    def mirrored(symmetric: Tensor, skew: Tensor) -> tuple[Tensor, Tensor]:
+    def mirrored(symmetric: Number, skew: Number) -> tuple[Number, Number]:
         return t * (symmetric - skew), t * (symmetric + skew)
 
     q01, q10 = mirrored(-b * d - c * e, a + pf * f)
@@ -71,8 +82,7 @@ def _cayley_4(raw: Tensor) -> Tensor:
     q23, q32 = mirrored(-b * c - d * e, f + pf * a)
     q00, q11 = t * (1 + dd + ee + ff) - 1, t * (1 + bb + cc + ff) - 1
     q22, q33 = t * (1 + aa + cc + ee) - 1, t * (1 + aa + bb + dd) - 1
-    planes = [q00, q01, q02, q03, q10, q11, q12, q13, q20, q21, q22, q23, q30, q31, q32, q33]
-    return torch.stack(planes).t().contiguous().view(raw.shape)
+    return [q00, q01, q02, q03, q10, q11, q12, q13, q20, q21, q22, q23, q30, q31, q32, q33]
 
 
 CLOSED_FORMS = {1: _cayley_1, 2: _cayley_2, 4: _cayley_4}

@@ -32,6 +32,8 @@ def lightning_topk_torch(
         rule = rule or AdaptiveK("none", 1, 1, 1)
         settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
         return lightning_topk_op(*inputs, counts, *settings, k_max, scores, cu_seqlens)
+    if q_idx.shape[1] == 1 and cu_seqlens is None:
+        return lightning_topk_step(*inputs, k=k, k_max=k_max, scores=scores)
     return lightning_topk_blocks(*inputs, k=k, k_max=k_max, scores=scores, cu_seqlens=cu_seqlens)
 
 
@@ -60,13 +62,37 @@ def lightning_topk_blocks(
     return out
 
 
+@torch.no_grad()
+def lightning_topk_step(
+    q: Tensor,
+    k_idx: Tensor,
+    w: Tensor,
+    bias: Tensor,
+    *,
+    k: Tensor | AdaptiveK,
+    k_max: int,
+    scores: str,
+) -> Tensor:
+    """`lightning_topk_blocks` of one query, the last token: it sees every key, so that nothing is masked."""
+    with without_autocast(q):
+        found = index_scores_alike(q, k_idx, w, bias, scores)
+        counts = k if isinstance(k, Tensor) else k(torch.var(found / len(bias), -1, correction=0))
+        rank = ranks(found, w, scores)
+        rank[..., -1] = FIRST
+        return _best(rank, counts.clamp(1, k_max), k_max)
+
+
 def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
     """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
     own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
     rank = rank.masked_fill_(~block.visible, -1).scatter_(-1, own, FIRST)
-    counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))
+    return _best(rank, torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1)), k_max, block.begin)
+
+
+def _best(rank: Tensor, counts: Tensor, k_max: int, begin: int = 0) -> Tensor:
+    """Positions of the `counts` [B, C] highest ranks [B, C, S], counted from key `begin`, latest first, int32."""
     take = min(k_max, rank.shape[-1])
-    best = rank.topk(take, -1).indices + block.begin
+    best = rank.topk(take, -1).indices + begin
     used = torch.arange(take, device=rank.device) < counts.unsqueeze(-1)
     chosen = torch.where(used, best, -1).to(torch.int32).sort(-1, descending=True).values
     return F.pad(chosen, (0, k_max - take), value=-1)
@@ -101,7 +127,7 @@ def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max
 
 @register_flop_formula(torch.ops.archzoo.lightning_topk)
 def _flops(q, k_idx, *_args, out_shape=None, **_options) -> int:
-    """Scores of all Tq × Tk pairs, as attention is counted."""
+    """Scores of all Tq × Tk pairs, masked or not, as for attention."""
     batch, queries, heads, width = q
     return 2 * batch * queries * k_idx[1] * heads * width
 

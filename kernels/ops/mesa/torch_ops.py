@@ -10,6 +10,7 @@ from kernels.ops.mesa.layout import Chunks
 from kernels.ops.mesa.reference import with_symmetric_part
 from kernels.ops.mesa.scan import pair_sums
 from kernels.ops.mesa.solve import solve
+from kernels.ops.mesa.torch_step import mesa_torch_step
 
 CHUNK = 32
 """Tokens a chunk. A longer one means fewer states to keep and more work a token."""
@@ -38,6 +39,9 @@ def mesa_torch(
 
     so that H_t·x and G_tᵀ·x are small products for all tokens of a chunk and no H_t is ever formed.
     """
+    if _is_step(q, initial_state, cu_seqlens):
+        o, after = mesa_torch_step(q, k, v, g, beta, lamb, cg_steps, initial_state)
+        return o, after if output_final_state else None
     wide = torch.promote_types(q.dtype, torch.float32)
     dtype, width, widths = q.dtype, q.shape[3], [q.shape[3], v.shape[3]]
     with without_autocast(q):
@@ -62,6 +66,12 @@ def mesa_torch(
         h_kk.clone(memory_format=torch.contiguous_format),
         h_kv.clone(memory_format=torch.contiguous_format),
     )
+
+
+def _is_step(q: Tensor, state: State | None, cu_seqlens: Tensor | None) -> bool:
+    """Whether a call decodes one token."""
+    decodes = q.shape[1] == 1 and cu_seqlens is None and state is not None and not torch.is_grad_enabled()
+    return decodes and q.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _flat_state(q: Tensor, v: Tensor, state: State | None, cu_seqlens: Tensor | None) -> Tensor:

@@ -288,10 +288,15 @@ def test_errors_name_what_is_wrong(change, options, message):
         call(*tensors, **options)
 
 
-def test_a_step_needs_as_many_keys_as_its_window_has():
-    """It may be given the last 5 keys alone, no fewer: the older ones of them would silently be left out."""
-    *others, kw, vw, gates = inputs(1, 9, queries=1, blocks=3)
-    whole = call(*others, kw, vw, gates)
-    torch.testing.assert_close(call(*others, kw[:, -5:], vw[:, -5:], gates), whole)
-    with pytest.raises(ValueError, match="as many keys under the window as to select from, 9, got 4"):
-        call(*others, kw[:, -4:], vw[:, -4:], gates)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize(("queries", "seen"), [(1, 5), (4, 8), (7, 11)])
+def test_later_queries_need_only_the_keys_that_their_windows_see(queries, seen, backend):
+    """The last 5 keys for one query, and one more for each further one; fewer would silently leave some out."""
+    *others, kw, vw, gates = inputs(1, 12, queries=queries, blocks=5)
+    whole = call(*others, kw, vw, gates, backend=backend)
+    near = call(*others, kw[:, -seen:], vw[:, -seen:], gates, backend=backend)
+    torch.testing.assert_close(near, whole)
+    with pytest.raises(
+        ValueError, match=f"needs the {seen} to 12 last keys under the window, got {seen - 1}"
+    ):
+        call(*others, kw[:, 1 - seen :], vw[:, 1 - seen :], gates, backend=backend)

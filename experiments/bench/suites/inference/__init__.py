@@ -26,7 +26,7 @@ from typing import Any
 
 from experiments import machine
 from experiments.bench import result_table
-from experiments.bench.constants import GPU_LENGTHS
+from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.suites.inference.cells import MODES, Cell
 from experiments.bench.suites.inference.entrants import Bench
 from experiments.bench.suites.inference.rows import COLUMNS

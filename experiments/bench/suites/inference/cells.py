@@ -10,13 +10,13 @@ from tqdm import tqdm
 from experiments import machine
 from experiments.bench import decoding, result_table, timing
 from experiments.bench.hugging_face.peer import Peer
+from experiments.bench.model_steps import autocast
 from experiments.bench.suites.inference.calls import STEPS, Call, decode_call, forward_call, prefill_call
 from experiments.bench.suites.inference.entrants import Bench, Entrants
 from experiments.bench.suites.inference.expected import expected_ms
-from experiments.bench.suites.inference.rows import compared, line
+from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.inference.subjects import Subject
-from experiments.bench.training_step import autocast
-from experiments.labels import model_color
+from experiments.presets import model_color
 from zoo.model import letters_of
 
 OWN, PEER, PLAIN, FORWARD = "own", "transformers", "transformer", "forward"
@@ -175,5 +175,5 @@ class Cell:
     @staticmethod
     def _print(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in rows:
-            tqdm.write(line(row))
+            tqdm.write(format_row(row))
         return rows

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 import zoo
-from experiments.bench.cases import chosen
-from experiments.bench.training_step import make_model
+from experiments.bench.cases import matching_names
+from experiments.bench.model_steps import make_model
 from experiments.presets import architectures
 from experiments.probing.find_runs import find_runs
 from experiments.schema import Config
@@ -33,7 +33,7 @@ class Subject:
 def subjects(config: Config, device: torch.device) -> list[Subject]:
     """The models of bench.runs, and the presets that bench.cases names: all where there are no runs and no cases."""
     bench, known = config.bench, architectures(config.model)
-    names = [] if bench.runs and bench.cases is None else chosen(bench.cases, list(known))
+    names = [] if bench.runs and bench.cases is None else matching_names(bench.cases, list(known))
     presets = [
         Subject(name, known[name], functools.partial(_preset, config, known[name], device)) for name in names
     ]
