@@ -1,4 +1,4 @@
-"""The steps of a model that benchmarks time: training steps, and decode states to step from."""
+"""The training step that benchmarks time."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from experiments.bench.model_steps import autocast
 from experiments.bench.suites.inference.calls import STEPS, Call, decode_call, forward_call, prefill_call
 from experiments.bench.suites.inference.entrants import Bench, Entrants
 from experiments.bench.suites.inference.expected import expected_ms
-from experiments.bench.suites.inference.rows import compared, line
+from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.inference.subjects import Subject
 from experiments.presets import model_color
 from zoo.model import letters_of
@@ -175,5 +175,5 @@ class Cell:
     @staticmethod
     def _print(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in rows:
-            tqdm.write(line(row))
+            tqdm.write(format_row(row))
         return rows

@@ -22,8 +22,8 @@ def compared(ratio: str, other: list[float], own: list[float]) -> dict[str, floa
     return dict(zip((ratio, f"{ratio}_low", f"{ratio}_high"), timing.ratios(other, own), strict=True))
 
 
-def line(row: dict[str, Any]) -> str:
-    """One row for the screen."""
+def format_row(row: dict[str, Any]) -> str:
+    """A row as a line for the terminal."""
     theirs = row["backend"] == "transformers"
     name = f"{row['model']} in transformers" if theirs else row["model"]
     start = f"{row['tokens']:>7} tokens x {row['batch']}  {row['mode']:<8} {name:<27}"
