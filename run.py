@@ -60,10 +60,23 @@ def draw_stages(config) -> None:
 
 def draw(table) -> None:
     """Draw figures of a table of measurements, beside it."""
+    from analysis.figures.inference import draw_file
     from analysis.plotting.bench import draw_table
 
-    for path in draw_table(table):
+    for path in [*draw_table(table), *draw_file(table)]:
         print(f"figure: {path}")
+
+
+def list_figures(config) -> None:
+    """Print the figures of a report below what there is to choose from."""
+    with interrupts.exiting():
+        from analysis.gallery import listed
+    from experiments.jobs.list import print_table
+
+    rows = [(entry.name, entry.section, entry.title) for entry in listed()]
+    print_table(
+        "Figures (job=report draws those for which there are results; job=publish figures=[...])", rows
+    )
 
 
 # experiments does not import analysis, so what reads result files is handed to the command line here.
@@ -76,7 +89,7 @@ JOBS = [
         needs='runs=results/NAME question="..."',
     ),
 ]
-AFTER = {"bench": draw_suite, "gpu": draw_stages}
+AFTER = {"list": list_figures, "bench": draw_suite, "gpu": draw_stages}
 
 if __name__ == "__main__":
     interrupts.exit_at_once()

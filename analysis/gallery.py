@@ -17,6 +17,7 @@ from importlib import import_module
 from itertools import repeat
 from multiprocessing import get_context, resource_tracker
 from pathlib import Path
+from traceback import extract_tb
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -57,17 +58,28 @@ class ReportFigure:
 
 
 def listed() -> list[Entry]:
-    """Return every figure that a module in analysis/figures registers, in the order of a report."""
-    modules = (
-        import_module(f"{figures.__name__}.{found.name}") for found in pkgutil.iter_modules(figures.__path__)
-    )
-    return report_order(
-        [
-            replace(entry, family=module.__name__.rpartition(".")[2])
-            for module in modules
-            for entry in getattr(module, "FIGURES", ())
-        ]
-    )
+    """Return every figure that a module in analysis/figures registers, in the order of a report.
+
+    A file that cannot be imported is named in a warning and left out: its author may be in the middle of it.
+    """
+    entries = []
+    for found in pkgutil.iter_modules(figures.__path__):
+        try:
+            module = import_module(f"{figures.__name__}.{found.name}")
+        except Exception as error:
+            _log.warning("left out: %s", _import_failure(found.name, error))
+            continue
+        entries += [replace(entry, family=found.name) for entry in getattr(module, "FIGURES", ())]
+    return report_order(entries)
+
+
+def _import_failure(family: str, error: Exception) -> str:
+    """Return `analysis/figures/NAME.py, line 3: NameError: ...`, with the line where that file went wrong."""
+    file = f"analysis/figures/{family}.py"
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+    if isinstance(error, SyntaxError):
+        return f"{file}: SyntaxError: {error}"  # which names the file and line that it is in
+    return f"{file}, line {lines[-1] if lines else '?'}: {type(error).__name__}: {error}"
 
 
 def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[ReportFigure]:

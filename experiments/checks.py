@@ -8,13 +8,13 @@ import json
 import math
 from pathlib import Path
 
-from experiments import data, machine
-from experiments.meta_model import nominal_vocabulary
-from experiments.probing.checks import check_probe
-from experiments.schema import Config
+from experiments import data, machine, saved_weights
+from experiments.costs import nominal_vocabulary
+from experiments.schema import Config, ProbeConfig
 from kernels.dispatch import registered_backends
 from zoo import cost, recompute, registry
 from zoo.config import ModelConfig, from_dict
+from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 
 
@@ -25,7 +25,10 @@ def check_config(config: Config) -> None:
     _check_data(json.dumps(dataclasses.asdict(config.data), sort_keys=True))
     check_numbers(config)
     check_probe(config.probe)
+    if config.trainer.probe_every is not None:
+        check_measures()
     check_choices(config)
+    _check_scores(config)
     _check_compiled(config)
     _check_place(config)
     _check_model(
@@ -46,7 +49,7 @@ def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
 
 
 def check_numbers(config: Config) -> None:
-    """Refuse a number that means nothing where it stands. Raises UserError."""
+    """Refuse numbers out of range, `probe` left out (`check_probe`). Raises UserError."""
     least = {
         "trainer.max_steps": 1,
         "trainer.accumulate": 1,
@@ -95,7 +98,7 @@ def check_numbers(config: Config) -> None:
 
 
 def check_choices(config: Config) -> None:
-    """Refuse a word that is none of those to choose from. Raises UserError."""
+    """Refuse values that are none of an option's choices, and unusable experiment names. Raises UserError."""
     choices = {
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
@@ -116,8 +119,17 @@ def check_choices(config: Config) -> None:
         raise UserError(f"name={config.name!r} must be one plain folder name, e.g. name=my_experiment")
 
 
+def _check_scores(config: Config) -> None:
+    """The scores that runs record are all of windows, or they could not be compared."""
+    if config.evaluate.carry:
+        raise UserError(
+            "evaluate.carry=true is of job=evaluate; runs record scores of windows: leave it out, and evaluate the "
+            "finished run with it"
+        )
+
+
 def _check_compiled(config: Config) -> None:
-    """A compiler decides by itself what to keep, and knows nothing of hooks."""
+    """torch.compile decides itself which activations to save, and ignores the hooks of recomputing."""
     if config.trainer.compile and config.trainer.recompute != "none":
         raise UserError(
             f"trainer.recompute={config.trainer.recompute} does not go with trainer.compile=true; leave one of them out"
@@ -125,7 +137,7 @@ def _check_compiled(config: Config) -> None:
 
 
 def _check_place(config: Config) -> None:
-    """The device is there, and the results folder is one or can be made."""
+    """Refuse a device that is absent, and a results folder that is a file or lies in one."""
     machine.pick(config.device)
     results = Path(config.results).absolute()
     for place in (results, *results.parents):
@@ -133,3 +145,32 @@ def _check_place(config: Config) -> None:
             if not place.is_dir():
                 raise UserError(f"results={config.results}: {place} is a file; give a folder")
             break
+
+
+def check_measures() -> None:
+    """Raise UserError where a measure's file cannot be imported: tables without it would pass for whole ones."""
+    for line in left_out("zoo.probes.measures"):
+        raise UserError(f"probing needs every measure: {line}")
+
+
+def check_probe(probe: ProbeConfig) -> None:
+    """Refuse numbers of the node `probe` that are out of range. Raises UserError."""
+    saved_weights.check(probe.at)
+    counts = (
+        "windows",
+        "batch_size",
+        "long_windows",
+        "extrapolate",
+        "map_tokens",
+        "routing_tokens",
+        "tokens",
+        "top_k",
+    )
+    for key in counts:
+        value = getattr(probe, key)
+        if value is not None and value < 1:
+            raise UserError(f"probe.{key}={value} must be at least 1")
+    if not 0 <= probe.temperature < math.inf:
+        raise UserError(
+            f"probe.temperature={probe.temperature} must be 0 (most likely token) or a number above"
+        )

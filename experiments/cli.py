@@ -16,29 +16,33 @@ from experiments.compose import compose
 from experiments.jobs import Job, all_jobs, find_job, register
 from experiments.runs import RunFailed
 from experiments.schema import Config
+from zoo.discovery import left_out
 from zoo.errors import UserError
 
 AfterJob = Mapping[str, Callable[[Config], None]]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: somebody wants this to end, as politely as with Ctrl-C."""
+    """Raised on SIGTERM, and handled as Ctrl-C is."""
 
 
 def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
     """Run the command line; returns its exit status.
 
-    0: fine; 1: a run or a cell failed; 2: a mistake in the input, or the system would not read or write a file; 130
-    and 143 are what shells know for Ctrl-C and SIGTERM, 141 for a reader of the output that has gone.
+    0: success; 1: a run or a cell failed; 2: a mistake in the input, or a file that could not be read or written; 130,
+    143, 141: ended by Ctrl-C, by SIGTERM, by a closed output pipe, as shells number them.
 
-    more_jobs: jobs that live outside this package (report, publish); after: job -> what to do once it has ended.
+    more_jobs: jobs that live outside this package (report, publish); after: job -> function to call once it has
+    ended.
     """
     for job in more_jobs:
         register(job)
     try:
         with interrupts.raising(), _terminable():
-            perform(compose(describe_jobs), after or {})
-            sys.stdout.flush()  # here, where it is told that nobody reads any more, or that the disk is full
+            for line in left_out():
+                _notify(line)
+            perform(compose(describe_jobs, _notify), after or {})
+            sys.stdout.flush()  # here, where a closed pipe or a full disk is handled
     except RunFailed as error:
         return _complain(error, 1)
     except UserError as error:
@@ -57,7 +61,7 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
 
 
 def perform(configs: list[Config], after: AfterJob) -> None:
-    """Hand the configurations to their job; those of a sweep together, where the job knows how."""
+    """Run the job of every configuration; all cells of a sweep together where the job has `run_sweep`."""
     jobs = {config.job: find_job(config.job) for config in configs}
     together = next(iter(jobs.values())).run_sweep if len(jobs) == 1 and len(configs) > 1 else None
     if together is not None:
@@ -69,7 +73,7 @@ def perform(configs: list[Config], after: AfterJob) -> None:
 
 
 def describe_jobs() -> str:
-    """The jobs as --help shows them: what each does, and below it what it needs."""
+    """The lines of --help about jobs: name and description, and below them the keys that a job needs."""
     lines = []
     for job in all_jobs():
         lines.append(f"  {job.name:<9} {job.help}")
@@ -96,12 +100,16 @@ def _terminable() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Give up output that cannot be written any more, or the interpreter complains of it again as it ends."""
+    """Discard output that cannot be written, or the interpreter fails again when it flushes at exit."""
     try:
         sys.stdout.flush()
     except OSError:
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def _notify(text: str) -> None:
+    print(f"notice: {os_errors.one_line(text)}", file=sys.stderr, flush=True)
 
 
 def _complain(error: object, status: int) -> int:

@@ -9,35 +9,41 @@ import tempfile
 from collections.abc import Callable, Iterator
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import schema
 from experiments.paths import CONF
-from experiments.presets import compared
+from experiments.presets import presets_to_compare
+from experiments.unused_options import unused_options
 
 
-def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
+def compose(
+    describe_jobs: Callable[[], str] = str, notify: Callable[[str], None] | None = None
+) -> list[schema.Config]:
     """The configurations that the command line asks for: one, or all cells of a sweep. Runs nothing.
 
-    None where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: the lines of --help about
-    jobs, asked for only then.
+    An empty list where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: returns the lines
+    of --help about jobs; called only for --help; notify: called with a line for each option that no cell uses.
 
     Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
     last cell is found before the first one runs.
     """
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting by itself
-    # Hydra composes every cell once more beforehand, lest a bad one shows late; here none runs before all are there.
+    # Hydra would compose every cell once more, to find mistakes early; here no cell runs before all are composed.
     Sweeper.validate_batch_is_legal = lambda *_: None  # type: ignore[method-assign]
     schema.register()
     OmegaConf.register_new_resolver("describe_jobs", describe_jobs, replace=True)  # in conf/config.yaml
     OmegaConf.register_new_resolver(
-        "architectures", lambda: ",".join(compared()), replace=True
+        "architectures", lambda: ",".join(presets_to_compare()), replace=True
     )  # in its sweeps
     composed: list[DictConfig] = []
+    words: list[str] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def collect(node: DictConfig) -> None:
+        words.extend(HydraConfig.get().overrides.task)
         composed.append(node)  # nothing that can fail, or Hydra would print about it
 
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
@@ -48,7 +54,10 @@ def compose(describe_jobs: Callable[[], str] = str) -> list[schema.Config]:
             if end.code:
                 raise
     typed = OmegaConf.structured(schema.Config)
-    return [to_config(node, typed) for node in composed]
+    configs = [to_config(node, typed) for node in composed]
+    for line in unused_options(words, configs) if notify else ():
+        notify(line)
+    return configs
 
 
 def to_config(node: DictConfig, typed: DictConfig | None = None) -> schema.Config:
@@ -64,10 +73,10 @@ def to_config(node: DictConfig, typed: DictConfig | None = None) -> schema.Confi
 
 @contextlib.contextmanager
 def _help_texts_unchecked() -> Iterator[None]:
-    """While inside, argparse does not look at help texts before they are printed.
+    """While inside, argparse does not check help texts when arguments are added, as it does from Python 3.14 on.
 
-    From Python 3.14 on it does when an argument is added. Hydra 1.3 adds one whose help is made when it is printed
-    and is no string until then, and every command would stop at that.
+    Hydra 1.3 adds an argument whose help text is made when it is printed and is no string until then: every command
+    would fail.
     """
     check = getattr(argparse.ArgumentParser, "_check_help", None)
     if check is None:

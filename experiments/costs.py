@@ -1,4 +1,4 @@
-"""FLOPs and decode-state bytes of the model of a run, derived once from its module without storage."""
+"""The costs of a configuration, from its model without storage: FLOPs a token and decode-state bytes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ from dataclasses import dataclass
 
 from experiments.schema import Config
 from zoo import cost
+from zoo.model import LanguageModel
 
 STATE_LENGTHS = (1024, 8192, 131_072)
 """Tokens after which the decode state is counted."""
+
+
+def tokens_per_step(config: Config) -> int:
+    """Tokens of one optimiser step: batch_size · seq_len · accumulate."""
+    return config.data.batch_size * config.data.seq_len * config.trainer.accumulate
+
+
+def meta_model(config: Config) -> LanguageModel:
+    """The model of a configuration on the meta device."""
+    return cost.on_meta(config.model, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
+
+
+def nominal_vocabulary(config: Config) -> int:
+    """Vocabulary before the text is read; a BPE trained on a tiny text may end up smaller."""
+    return {"bytes": 257, "gpt2": 50257}.get(config.data.tokenizer, config.data.vocab_size)
 
 
 @dataclass(frozen=True)

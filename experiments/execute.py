@@ -24,14 +24,14 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
         if folder.complete:  # another process finished it while this one waited
             return False
         with interrupts.exiting():
-            from experiments.callbacks import Paused, discard
+            from experiments.callbacks import Paused, remove_checkpoints
             from experiments.training import train
 
         try:
             folder.begin(planned.yaml(), planned.identity)
             folder.finish(train(planned, sink, workers))
             if not planned.config.trainer.keep_checkpoints:
-                discard(folder.checkpoints)
+                remove_checkpoints(folder.checkpoints)
         except Paused as pause:
             raise RunFailed(f"{planned.title}: {pause}") from pause
         except UserError:
@@ -43,7 +43,7 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
 
 
 def _explain(planned: Plan, error: Exception) -> RunFailed:
-    """The failure in one line, with what to do where the disk is full."""
+    """The failure in one line, with the remedy for a full disk."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RunFailed(
             f"{planned.title}: the disk is full ({error}). Earlier files are intact: "

@@ -3,10 +3,10 @@
 A model on the meta device is counted operator by operator, so that a mixer with a Python loop over tokens or chunks
 takes as many steps as the loop has. Where a length takes too many operators, shorter ones are counted, doubling,
 as far as that budget goes and until the total FLOPs of the last four lie on one polynomial of degree two in the
-length, which is followed to the length that was asked for. The budget is in operators, not seconds: a busy machine
+length, which is extrapolated to the length that was asked for. The budget is in operators, not seconds: a busy machine
 prints the same table as a quiet one. Work a token that is constant or grows with the context is such a
-polynomial; a block whose work bends between the lengths that were counted and that one is not seen, so that figures
-made in this way are marked.
+polynomial; a block whose growth changes beyond the counted lengths goes undetected, so that extrapolated numbers are
+marked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zoo import cost
 from zoo.model import LanguageModel
 
 OPERATORS = 50_000
-"""Operators that one direct count may take: some seconds, and four times what a preset of reference size needs."""
+"""Operators that one direct count may take: a few seconds, four times the need of a preset of reference size."""
 SHORTEST = 32
 TOLERANCE = 1e-9
 """Relative error of a prediction that counts as exact: totals are integers up to 2^53 in floating point."""

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in one line that says what was meant and what to do."""
+"""Hydra's and OmegaConf's errors in one line: the mistake, what was probably meant, the remedy."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import dataclasses
 import difflib
 import re
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from zoo import registry
 from zoo.errors import unknown
 from zoo.pattern import QUOTING
+
+_TYPES = "bool, int, float, str, a list or dict of them, each perhaps with | None"
 
 
 def explain(error: BaseException) -> str:
     """A configuration error in one line, with a suggestion where a name is close to a known one."""
     text = _flat(str(error))
     cause = _flat(str(error.__cause__)) if error.__cause__ else ""
+    if block := _unusable_options():
+        return block
     for rule in (_unknown_choice, _unknown_key, _bad_value, _no_list, _bad_syntax):
         line = rule(text, cause)
         if line:
@@ -23,6 +31,19 @@ def explain(error: BaseException) -> str:
 
 def _flat(text: str) -> str:
     return re.sub(r"[ \t]+", " ", text).strip()
+
+
+def _unusable_options() -> str | None:
+    """A block whose options have a type that no configuration can hold; nothing at all can be composed with it."""
+    for block in (block for kind in registry.KINDS for block in registry.blocks(kind).values()):
+        try:
+            OmegaConf.structured(block.config)
+        except OmegaConfBaseException as error:
+            file = block.cls.__module__.replace(".", "/") + ".py"
+            return (
+                f"{file}: options of {block.kind} '{block.name}': {str(error).splitlines()[0]}; use {_TYPES}"
+            )
+    return None
 
 
 def _unknown_choice(text: str, cause: str) -> str | None:
@@ -48,10 +69,37 @@ def _unknown_key(text: str, cause: str) -> str | None:
     key = key.partition("=")[0]
     if key == "experiment":
         return "choose an experiment with a plus: +experiment=NAME"
-    keys = known_keys()
-    close = difflib.get_close_matches(key, keys, n=1, cutoff=0.6)
-    hint = f"did you mean '{close[0]}'?" if close else "`python run.py --cfg job` shows all keys"
-    return f"unknown key '{key}'; {hint}"
+    keys, node = known_keys(), key.rpartition(".")[0]
+    meant = " or ".join(f"'{k}'" for k in _similar_keys(key, keys))
+    if meant:
+        return f"unknown key '{key}'; did you mean {meant}?"
+    if node in keys:
+        return f"unknown key '{key}'; {node} has {', '.join(_keys_of(node, keys))}"
+    return f"unknown key '{key}'; `python run.py --cfg job` shows all keys"
+
+
+def _similar_keys(key: str, known: list[str]) -> list[str]:
+    """Up to three keys that may have been meant by an unknown one; none where nothing is alike.
+
+    Those with the same last word, inside the same node if it has any (model.residual.iters: model.residual.mhc.iters),
+    else anywhere (lr: optim.lr); else the one that is written most alike, in the same node if there is that node. A
+    node in which one chooses is meant by its name (residual: model.residual.name).
+    """
+    node, _, word = key.rpartition(".")
+    same = [k for k in known if k.rpartition(".")[2] == word]
+    same = [k for k in same if k.startswith(f"{node}.")] or same
+    if same:
+        found = difflib.get_close_matches(key, same, n=3, cutoff=0.0)
+    elif node in known:
+        found = [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)]
+    else:
+        found = difflib.get_close_matches(key, known, n=1)
+    return [f"{k}.name" if f"{k}.name" in known else k for k in found]
+
+
+def _keys_of(node: str, known: list[str]) -> list[str]:
+    """The last words of the keys right inside a node."""
+    return [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == node]
 
 
 def _bad_value(text: str, cause: str) -> str | None:

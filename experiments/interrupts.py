@@ -59,7 +59,7 @@ def raising() -> Iterator[None]:
 def blocked() -> Iterator[None]:
     """While inside, Ctrl-C is blocked, for good in processes started there: their parent ends them.
 
-    What arrives here meanwhile is kept until the end.
+    A signal that arrives in this process meanwhile is delivered at the end.
     """
     from multiprocessing import resource_tracker
 

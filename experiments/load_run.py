@@ -1,4 +1,4 @@
-"""A finished run or a checkpoint, as the jobs that read one need it."""
+"""Loading a finished run or a checkpoint: model, tokenizer and text."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from zoo.model import LanguageModel
 class LoadedRun:
     """A model in evaluation mode with its tokenizer, the run folder it came from and that run's text.
 
-    step: optimiser steps behind the weights, if that was recorded.
+    step: optimiser steps that the weights were trained for, if recorded.
 
-    Of the run's configuration only the text is read: runs made before some other key existed stay readable, and it
-    names no place that is written to. Where the cache lies is decided by who reads the run, who may not have made it.
+    Of the run's configuration only the node `data` is read, so that runs made before some other key existed stay
+    readable. Its cache_dir is ignored: the cache is that of whoever reads the run, on another machine perhaps.
     """
 
     model: LanguageModel
@@ -83,7 +83,7 @@ def _data_config(path: Path) -> DataConfig:
 
 
 def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Corpus:
-    """The tokenised text that a run was trained on; where it lies may have changed since, so paths given now win.
+    """The tokenised text that a run was trained on; paths in `paths` replace the recorded ones (files may move).
 
     Raises UserError as `data.prepare` does, and where the text at hand gives another tokenizer.
     """

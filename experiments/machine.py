@@ -20,7 +20,7 @@ from experiments.paths import ROOT
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy")
 
 INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-"""Environment variables by which MKL and oneDNN are told other instructions than the processor's best."""
+"""Environment variables that make MKL and oneDNN use other instructions than the processor's best."""
 
 
 def versions() -> dict[str, str]:
@@ -43,7 +43,7 @@ def command() -> str:
 def commit() -> tuple[str | None, bool | None]:
     """The commit of the source tree and whether it has uncommitted changes; (None, None) outside git.
 
-    Changed results are no change of what made them.
+    Changes below results/ do not count.
     """
     head = _git("rev-parse", "HEAD")
     return (
@@ -64,7 +64,7 @@ def _git(*arguments: str) -> str:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The machine as a result table names it."""
+    """The machine as summaries and tables record it."""
     return {
         "host_cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -83,7 +83,7 @@ def capability() -> str:
 
 
 def load() -> float | None:
-    """Processes that wanted a core over the last minute, on average; None where the system does not say."""
+    """The load average of the last minute (processes that want a core); None where the system has none."""
     try:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
@@ -117,7 +117,7 @@ def precision(setting: str, device: torch.device) -> str:
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
+    """Peak bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status")

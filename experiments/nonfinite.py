@@ -1,4 +1,4 @@
-"""Losses and gradients that are no longer numbers: when, and in which module it began."""
+"""Losses and gradients that are NaN or infinite: the step, and the module where they began."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NonFinite(RuntimeError):
 
 
 def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
-    """Run `forward` again with a hook on every module; the first whose output is not finite though its input was.
+    """The first module whose output is not finite though its input was, by running `forward` again with hooks.
 
     A module whose own weights are not finite is named at once.
     """

@@ -16,7 +16,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     """One group for every (clipping group, learning rate, decay or not) that the model's parts ask for.
 
     Weights of projections and embeddings decay; gains, biases, convolutions and the rest do not, unless their module
-    says so (zoo.modules). The model's own group comes first: its learning rate is the one that rows show.
+    says so (zoo.modules). The model's own group comes first: its learning rate is the one in metric rows.
     """
     groups: dict[tuple[ParameterGroup, bool], dict[int, nn.Parameter]] = {(MAIN, True): {}, (MAIN, False): {}}
     for parameter, group, decays in grouped_parameters(model):

@@ -1,4 +1,4 @@
-"""The operating system's errors in one line that says which file and what to do."""
+"""The operating system's errors in one line: the file and the remedy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def explain(error: OSError) -> str:
-    """One line: the file, what the system would not do with it, and the remedy."""
+    """One line: the file, the system's message and the remedy."""
     place = error.filename2 or error.filename  # of two, where a finished file should have gone
     file = f"{place}: " if isinstance(place, str | os.PathLike) else ""
     said = error.strerror or str(error) or type(error).__name__
@@ -15,7 +15,7 @@ def explain(error: OSError) -> str:
 
 
 def one_line(text: object) -> str:
-    """The text on one line, without the control characters by which a file could write all over a terminal."""
+    """The text on one line, without control characters, so that text from files cannot control the terminal."""
     return "".join(c for c in " ".join(str(text).split()) if c.isprintable())
 
 

@@ -1,4 +1,4 @@
-"""Where this project lies on the disk."""
+"""Paths of this project: its root folder and conf/."""
 
 from pathlib import Path
 

@@ -1,8 +1,9 @@
 """The peak arithmetic rate that MFU is a share of: a GPU's from its data sheet, others measured once per machine.
 
-A product that is timed beside other processes seems too slow, a peak that is too low makes an MFU above 1. So products
-of several sizes, the shortest far shorter than a scheduler's slice, are timed again and again over a second or two, and
-the fastest counts. It is kept in the cache, by all that decides it. A rate above it is measured again, and is no MFU.
+While other processes run, a product is timed too slow, and a peak that is too low makes an MFU above 1. So products of
+several sizes, the shortest far shorter than a scheduler's slice, are timed repeatedly for a second or two, and the
+fastest counts. It is cached under the facts that decide it. Where training is faster, it is measured again; a rate that
+is still above it has no MFU.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 
 from experiments import machine
-from experiments.data.cache import recall, remember
+from experiments.data.cache import load_fact, store_fact
 
 # Dense bf16 tensor-core peak in FLOP/s, from the vendors' data sheets.
 GPU_PEAKS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "4090": 165e12}
 
 SIZES, ROUNDS, PAUSE = (384, 768, 1536), 8, 0.05
-"""Products of so many rows and columns, so often, with so many seconds between."""
+"""Rows and columns of the products, rounds, and seconds between rounds."""
 
 
 class Peak(NamedTuple):
@@ -34,10 +35,10 @@ class Peak(NamedTuple):
 
 
 def peak(device: torch.device, cache: Path, above: float = 0.0) -> Peak:
-    """The peak of this device at this process's thread count; `cache`: the folder that tokenised text is kept in.
+    """The peak of this device at this process's thread count; `cache`: the cache folder (data.cache_dir).
 
-    What the cache has is taken unless it is below `above`, a rate (FLOP/s) that was reached: then it was measured on a
-    busy machine, is measured again, and the higher one stays. A file that cannot be read is measured again too.
+    The cached peak is returned unless it is below `above`, a rate (FLOP/s) that training reached: it was measured on a
+    busy machine then, is measured again, and the higher one is cached. So is the peak of an unreadable file.
     """
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -52,7 +53,7 @@ def peak(device: torch.device, cache: Path, above: float = 0.0) -> Peak:
     if flops <= above:
         flops = max(flops, _measure(device))
         if flops > _cached(file):  # another process may have found a higher one meanwhile
-            remember(file, {**key, "flops": flops, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
+            store_fact(file, {**key, "flops": flops, "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z")})
     return Peak(
         flops, f"measured once per machine: fp32 matrix products, {key['threads']} thread(s), the fastest"
     )
@@ -73,7 +74,7 @@ def _key(device: torch.device) -> dict[str, Any]:
 
 def _cached(file: Path) -> float:
     """The peak in a file of the cache; 0 where it holds none."""
-    found = recall(file)
+    found = load_fact(file)
     flops = found.get("flops") if isinstance(found, dict) else None
     return float(flops) if isinstance(flops, int | float) and 0 < flops < math.inf else 0.0
 

@@ -1,23 +1,78 @@
-"""From a configuration to a planned run: everything that can be wrong is found here, before any work."""
+"""From a configuration to a planned run: checked before any work, with its identity and its folder."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+import zoo.config
+from experiments import data
 from experiments.checks import check_config
-from experiments.identity import fingerprint_data, identify, run_name
-from experiments.labels import label
+from experiments.data.cache import content_hash
+from experiments.presets import label
 from experiments.runs import RunFolder
 from experiments.schema import Config
 from zoo.errors import unknown
 from zoo.matching import match_parameters
 from zoo.model import letters_of
+from zoo.options import deciding
 
 MATCHES = ("params",)
+
+IDENTITY_FORMAT = 1
+DATA_KEYS = ("pack", "seq_len", "batch_size")
+TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
+EVALUATE_KEYS = ("stride", "splits")
+
+
+def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
+    """Everything that can change a run's result; no paths, devices, loggers, threads, recomputing, logging intervals.
+
+    letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
+    that were added later are left out where their values keep the behaviour from before (zoo.options).
+    """
+    return {
+        "format": IDENTITY_FORMAT,
+        "model": zoo.config.used(config.model, letters),
+        "data": {"content": content, **deciding(config.data, DATA_KEYS)},
+        "recipe": {**deciding(config.trainer, TRAINER_KEYS), **deciding(config.optim)},
+        "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
+        "seed": config.seed,
+    }
+
+
+def run_name(identity: dict[str, Any]) -> str:
+    """The name of a run's folder: 12 hexadecimal digits of its identity's hash."""
+    return content_hash(identity, 12)
+
+
+def fingerprint_data(config: data.DataConfig) -> str:
+    """`data.fingerprint` of a configuration, computed once a process."""
+    return _fingerprint(json.dumps(dataclasses.asdict(config), sort_keys=True))
+
+
+@functools.lru_cache(maxsize=64)
+def _fingerprint(config_json: str) -> str:
+    return data.fingerprint(data.DataConfig(**json.loads(config_json)))
+
+
+def recorded_config(values: dict[str, Any]) -> Config:
+    """The configuration that a run's config.yaml recorded, as far as it decides the identity; the rest is at defaults.
+
+    So `identify(c, letters_of(c.model), content)` for c = recorded_config(values) is the run's identity, also where the
+    run is older than some options. Raises UserError for an option that decided it and no longer exists.
+    """
+    parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": EVALUATE_KEYS}
+    kept = {
+        name: {key: values[name][key] for key in keys if key in values[name]} for name, keys in parts.items()
+    }
+    whole = {name: values[name] for name in ("model", "optim", "seed")}
+    return zoo.config.from_dict(Config, {**whole, **kept}, "config", recorded=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +110,7 @@ def plan(config: Config) -> Plan:
 
 
 def apply_match(config: Config) -> Config:
-    """The configuration with what `match` asks for solved. Raises UserError where it has no solution."""
+    """The configuration with the widths that `match` asks for. Raises UserError where there are none."""
     if config.match is None:
         return config
     if config.match not in MATCHES:

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-MIN_SECONDS = 0.2  # between two refreshes; more often costs time and helps nobody
+MIN_SECONDS = 0.2  # between two refreshes
 
 
 class Sink(Protocol):
-    """A receiver of progress reports: a phase ("train", "test"), how far of how much, and a short note."""
+    """A receiver of progress reports: a phase ("train", "test"), steps done, their total, and a short note."""
 
     def __call__(self, phase: str, done: int, total: int, note: str = "") -> None: ...
 
@@ -45,7 +45,7 @@ class Bar:
         self.bar.update(done - self.bar.n)
 
     def close(self) -> None:
-        """Leave the terminal to others."""
+        """Close the bar."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None

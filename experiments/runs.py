@@ -1,4 +1,4 @@
-"""Run folders: where a run lives, whether it is complete, and who is working on it.
+"""Run folders: where a run lives, whether it is complete, who is working on it, and its metric rows.
 
 A run is found by its content: its folder is results/NAME/HASH, where the hash covers what can change its result (the
 blocks it uses, the data's content, the recipe, the seed) and nothing else. It is complete when summary.json exists.
@@ -7,7 +7,9 @@ blocks it uses, the data's content, the recipe, the seed) and nothing else. It i
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import io
 import json
 import os
 import time
@@ -56,9 +58,9 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def begin(self, config_yaml: str, identity: dict[str, Any]) -> None:
-        """Write configuration and identity before the run; half-written files of a killed attempt go.
+        """Write configuration and identity before the run, and remove half-written files of a killed attempt.
 
-        Raises UserError where something in it is a link.
+        Raises UserError where something in the folder is a link.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         refuse_links(self.path)
@@ -68,12 +70,12 @@ class RunFolder:
         write_json(self.path / IDENTITY, identity)
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Mark the run complete; an earlier attempt's failure is history."""
+        """Mark the run complete, and remove the record of an earlier failure."""
         write_json(self.path / SUMMARY, summary)
         (self.path / FAILURE).unlink(missing_ok=True)
 
     def fail(self, error: BaseException) -> None:
-        """Record a failed attempt with its traceback; a full disk may keep even that from being written."""
+        """Record a failed attempt with its traceback, unless the disk is full."""
         record = {
             "kind": type(error).__name__,
             "message": str(error),
@@ -86,7 +88,7 @@ class RunFolder:
             write_json(self.path / FAILURE, record)
 
     def failure(self) -> dict[str, Any]:
-        """The record of the last failed attempt; of a damaged one no more than that it is."""
+        """The record of the last failed attempt; where that is damaged, a message that says so."""
         try:
             return {"message": "no message", **self._read(FAILURE)}
         except (UserError, TypeError) as error:
@@ -125,13 +127,13 @@ class RunFolder:
             yield
 
 
-def leads_out(path: Path, root: Path) -> bool:
-    """Whether a path below a folder ends, by links, outside of it."""
+def resolves_outside(path: Path, root: Path) -> bool:
+    """Whether a path below a folder resolves, through links, to a place outside of it."""
     return not path.resolve().is_relative_to(root.resolve())
 
 
 def refuse_link(place: Path) -> None:
-    """Raise UserError where a file or folder is a link: what is written goes into the run, not where others point."""
+    """Raise UserError where a file or folder is a symbolic link, so that nothing is written outside of the run."""
     if place.is_symlink():
         raise UserError(
             f"{place} is a link to {os.path.realpath(place)}, and nothing is written through links; remove it"
@@ -139,7 +141,63 @@ def refuse_link(place: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise UserError for a link in a run's folder or those of its checkpoints, weights and probes; loggers may."""
+    """Raise UserError for a link in a run's folder or those of its checkpoints, weights and probes (loggers may)."""
     inside = ("*", "checkpoints/*", "weights/*", "weights/*/*", "probes/*")
     for place in [place for pattern in inside for place in folder.glob(pattern)]:
         refuse_link(place)
+
+
+METRIC_COLUMNS = [
+    "step",
+    "tokens",
+    "split",
+    "loss",
+    "aux_loss",
+    "perplexity",
+    "lr",
+    "grad_norm",
+    "seconds",
+    "tokens_per_second",
+    "mfu",
+    "peak_memory_bytes",
+]
+WALL_CLOCK_COLUMNS = [
+    "seconds",
+    "tokens_per_second",
+    "mfu",
+    "peak_memory_bytes",
+]  # in which two equal runs may differ
+
+
+class MetricLog:
+    """The metric rows of one run. Columns are fixed when the file is made; `extra` are those of auxiliary losses."""
+
+    def __init__(self, path: Path, extra: list[str]) -> None:
+        self.path = path
+        self.columns = METRIC_COLUMNS + sorted(extra)
+
+    def cut(self, step: int) -> None:
+        """Drop the rows after `step`, that of the checkpoint to resume from, and a torn last line."""
+        kept = [row for row in read_metrics(self.path) if row["step"].isdigit() and int(row["step"]) <= step]
+        out = io.StringIO()
+        writer = csv.DictWriter(out, self.columns, lineterminator="\n", extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(kept)
+        write_atomic(self.path, out.getvalue())
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add one row; numbers are written so that they read back exactly."""
+        line = io.StringIO()
+        csv.DictWriter(line, self.columns, lineterminator="\n", restval="").writerow(row)
+        with open(self.path, "a", newline="") as file:
+            file.write(line.getvalue())
+
+
+def read_metrics(path: Path) -> list[dict[str, str]]:
+    """The whole rows of a metrics file, as text; none if there is no file."""
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    rows = list(csv.DictReader(io.StringIO(whole)))
+    return [row for row in rows if None not in row and None not in row.values()]

@@ -15,7 +15,7 @@ BEST, LAST = "best", "last"
 
 
 def step_folder(run: Path, step: int) -> Path:
-    """The folder that the weights of a step are exported to, beside the best ones."""
+    """The folder that the weights of a step are exported to."""
     return run / FOLDER / f"step-{step:08d}"
 
 
@@ -35,7 +35,7 @@ def available(run: Path) -> dict[int, Path]:
 def find(run: Path, at: str) -> tuple[Path, int | None]:
     """The path of a complete run's weights at best, last or a step, and their step (None: not recorded).
 
-    Raises UserError, with the steps there are, for one that is not.
+    Raises UserError, naming the available steps, where that one is not among them.
     """
     if at == BEST:
         return run, read_card(run).get("step")

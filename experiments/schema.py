@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 
 from experiments.data import DataConfig
 from zoo import ModelConfig
+from zoo.generate import CHUNK
 
 
 @dataclass
@@ -50,8 +51,8 @@ class TrainerConfig:
     threads: CPU threads.
     max_minutes: pause after so long, to be resumed by the same command (null: no limit).
     progress: show a progress bar.
-    keep_checkpoints: keep optimiser states after a run has completed.
-    keep_steps: steps whose weights are kept beside the best and the last, for probe.at.
+    keep_checkpoints: keep checkpoints (weights and optimiser states) after a run has completed.
+    keep_steps: steps whose weights are exported in addition to the best and the last, for probe.at.
     recompute: activations that the backward pass computes again to save memory: none, full (whole layers) or selective
         (residual arithmetic and indexers, see zoo.recompute).
     recompute_block: layers recomputed at once (null: the best by count).
@@ -85,46 +86,65 @@ class EvaluateConfig:
     stride: tokens by which the evaluation window moves (null: half of data.seq_len).
     splits: which to score, of validation and test.
     batch_size: windows at once.
+    carry: of job=evaluate, score every token with its whole history: no windows, the decode state is carried from chunk
+        to chunk of the trained length (with data.pack=document, of batch_size documents at once).
     """
 
     stride: int | None = None
     splits: list[str] = field(default_factory=lambda: ["validation", "test"])
     batch_size: int = 16
+    carry: bool = False
 
 
 @dataclass
 class GenerateConfig:
-    """How job=generate goes on from a prompt (zoo.generate).
+    """How job=generate continues prompts (zoo.generate).
 
-    prompt: text to go on from.
-    tokens: how many to write.
+    prompt: text to continue.
+    prompts: several texts to continue, instead of prompt.
+    file: a file of prompts, instead of prompt: one a line, or where its name ends in .jsonl the "prompt" of the object
+        in every line; "-" reads lines from the standard input.
+    batch_size: prompts at once.
+    tokens: number of tokens to generate after each prompt.
     temperature: divides the logits; 0 takes the most likely token.
-    top_k: draw among so many most likely tokens (null: all).
-    top_p: draw among the most likely tokens that have this probability together (null: all).
+    top_k: sample among this many most likely tokens (null: all).
+    top_p: sample among the most likely tokens whose probabilities add up to this (null: all).
+    stop: stop sequences: a text ends before the first of these texts.
+    stop_at_separator: a text ends where the model ends the document, with the tokenizer's separator.
+    chunk: tokens of a prompt that are prefilled at once.
+    out: a file for a JSON object a line: prompt, text, tokens, and whether a stop ended it (null: none).
     """
 
     prompt: str = "The "
+    prompts: list[str] = field(default_factory=list)
+    file: str | None = None
+    batch_size: int = 16
     tokens: int = 100
     temperature: float = 0.8
     top_k: int | None = 50
     top_p: float | None = None
+    stop: list[str] = field(default_factory=list)
+    stop_at_separator: bool = False
+    chunk: int = CHUNK
+    out: str | None = None
 
 
 @dataclass
 class ProbeConfig:
-    """How much of every run job=probe reads; none of it is part of a run's identity.
+    """Settings of job=probe; none of them is part of a run's identity.
 
     at: weights of the best validation loss (best), of the last step (last) or of a step by its number (null: what the
         run's own configuration says, or best). Models that reached their best at different steps are compared fairly
         at one.
     windows: held-out windows of the trained length that are probed.
     batch_size: windows at once.
-    extrapolate: the loss by position goes out to so many times the trained length.
-    long_windows: windows of that length; the tokens in their second half are scored, the same ones at every position.
+    extrapolate: loss by position is recorded up to this multiple of the trained length.
+    long_windows: number of windows of that length; the tokens in their second half are scored, the same at every
+        position.
     map_tokens: length of the sentence whose attention and routes are recorded.
-    routing_tokens: tokens whose first choices are counted.
-    prompts: texts to go on from, by `tokens` tokens, drawn at `temperature` (0: the most likely) among the `top_k` most
-        likely (null: all), from `sample_seed`.
+    routing_tokens: tokens whose first routing choices are counted.
+    prompts: texts to continue by `tokens` tokens, sampled at `temperature` (0: the most likely) among the `top_k` most
+        likely (null: all), with the seed `sample_seed`.
     tokens, temperature, top_k, sample_seed: see prompts.
     """
 
@@ -157,17 +177,20 @@ class BenchConfig:
     """How job=bench measures.
 
     lengths: sequence lengths (null: the suite's own).
-    tokens: of kernels and models, batch times length (null: the suite's own).
-    cases: of kernels, compile and models, the names to measure, by their beginnings (null: all).
+    tokens: suites kernels and models, batch times length (null: the suite's own).
+    cases: suites kernels, compile, models and inference, beginnings of the names to measure (null: all; of inference
+        none where there are runs).
+    runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
-    pairs, steps: of the harness suite, pairs of loops and steps of each.
-    budget_s: seconds after which a suite leaves the rest for the next time, or the longer lengths out.
+    pairs, steps: suite harness, pairs of loops and steps of each loop.
+    budget_s: time limit in seconds; kernels and models measure the rest the next time, others leave longer lengths out.
     out: folder for tables (null: results/bench).
     """
 
     lengths: list[int] | None = None
     tokens: int | None = None
     cases: list[str] | None = None
+    runs: list[str] | None = None
     repeats: int = 5
     pairs: int = 10
     steps: int = 50
@@ -191,8 +214,8 @@ class GpuConfig:
 
     stage: one stage (null: all that are left).
     minutes: the time one stage may take.
-    inputs: a folder with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (what it lacks
-        comes from the hub).
+    inputs: a folder with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (files
+        missing there come from the hub).
     rehearse: run every stage small on this machine, GPU or not, into results/gpu-rehearsal.
     """
 
@@ -213,12 +236,12 @@ class Config:
     results: folder of all results.
     run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
     runs: an experiment folder (report, probe, publish).
-    question: of job=publish, what the study asks, in a sentence.
-    figures: of job=publish, names of figures.
-    source: of job=publish, where the text can be had, if it has no public name.
-    leave_out: of job=publish, tables of probes that are too large.
-    suite: of job=bench, the suite to measure.
-    dry: of suite=kernels, count what the kernels have to do and measure nothing.
+    question: job=publish, the question of the study, in a sentence.
+    figures: job=publish, names of figures.
+    source: job=publish, where to get the text, if it has no public name.
+    leave_out: job=publish, probe tables that are too large to commit.
+    suite: job=bench, the suite to measure.
+    dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing.
     match: "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null:
         widths as they are).
     """

@@ -1,6 +1,6 @@
-"""Scoring a whole split: loss a token, perplexity, word perplexity, bits per byte.
+"""Scoring held-out splits: loss a token, perplexity, word perplexity, bits per byte.
 
-A window of seq_len tokens moves by `stride`; every token is scored exactly once, with at least seq_len − stride tokens
+A window of seq_len tokens moves by stride; every token is scored exactly once, with at least seq_len − stride tokens
 before it where there are that many. Words and bytes are those of the raw text, so that tokenizers can be compared.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.data import Split, document_boundaries, eval_windows
+import zoo
+from experiments import machine
+from experiments.data import Corpus, Split, document_boundaries, eval_windows
+from experiments.progress import Sink
+from experiments.schema import Config
 from zoo.context import Context
 from zoo.model import LanguageModel
 
@@ -26,15 +31,18 @@ Window = tuple[Tensor, Tensor, int]
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes."""
+    """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes.
+
+    stride: tokens by which the window moved; None: no window, the decode state was carried through the text.
+    """
 
     nats: float
     tokens: int
     words: int
     bytes: int
-    stride: int
+    stride: int | None
 
-    def metrics(self) -> dict[str, float | int]:
+    def metrics(self) -> dict[str, float | int | None]:
         """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes)."""
         loss = self.nats / self.tokens
         return {
@@ -134,9 +142,49 @@ def _exp(x: float) -> float:
 
 
 def format_metrics(name: str, m: dict[str, float], text: str) -> str:
-    """All four metrics of a split on one line; text: what the split is called."""
+    """All four metrics of a split on one line; text: its label."""
+    context = "carried state" if m["stride"] is None else f"stride {m['stride']}"
     return (
         f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
         f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
-        f"({m['tokens']:,} tokens, stride {m['stride']}) {f'· {text}' if text else ''}".rstrip()
+        f"({m['tokens']:,} tokens, {context}) {f'· {text}' if text else ''}".rstrip()
     )
+
+
+def score_best(
+    config: Config, corpus: Corpus, folder: Path, device: torch.device, sink: Sink
+) -> dict[str, dict[str, Any]]:
+    """Split -> metrics of the best weights in a run folder, for every split in evaluate.splits."""
+    model = zoo.load(folder, device)
+    return {
+        name: score_model(model, config, corpus, name, device, sink).metrics()
+        for name in config.evaluate.splits
+    }
+
+
+def score_model(
+    model: LanguageModel, config: Config, corpus: Corpus, name: str, device: torch.device, sink: Sink
+) -> Score:
+    """The score of a model on a split, windows moving by evaluate.stride (null: half the model's length)."""
+    split = corpus.splits[name]
+    return score_split(
+        model,
+        split,
+        stride=config.evaluate.stride or max(1, model.seq_len // 2),
+        batch_size=config.evaluate.batch_size,
+        document_bos=corpus.document_bos,
+        precision=machine.precision(config.trainer.precision, device),
+        progress=count_scored(sink, name, len(split.tokens) - 1),
+    )
+
+
+def count_scored(sink: Sink, phase: str, total: int) -> Callable[[int], None]:
+    """A function that adds up the scored tokens of a split and reports their number to the sink."""
+    done = 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        sink(phase, done, total)
+
+    return add

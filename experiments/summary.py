@@ -1,18 +1,20 @@
-"""The summary of a run: what it was, what it cost, how it did, and where it was made."""
+"""The summary of a run: its configuration, costs, scores and provenance."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from experiments import machine, metric_log, peak_flops
-from experiments.attempt import Attempt
-from experiments.data.config import cache_root
-from experiments.factory import tokens_per_step
-from experiments.labels import dominant_mixer, label
-from experiments.metric_log import MetricLog
+from experiments import machine, peak_flops
+from experiments.costs import tokens_per_step
+from experiments.data.cache import cache_root
+from experiments.presets import dominant_mixer, label, model_color
+from experiments.runs import MetricLog, read_metrics
 from experiments.schema import Config
 from zoo import cost, pattern, registry
+
+if TYPE_CHECKING:
+    from experiments.training import Attempt
 
 
 def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
 
 
 def _model_summary(config: Config, letters: str) -> dict[str, Any]:
-    block, scheme = dominant_mixer(letters), registry.get("residual", config.model.residual.name)
+    block = dominant_mixer(letters)
     return {
         "preset": config.model.preset or block.name,
         "pattern": letters,
@@ -74,8 +76,7 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
         "d_model": config.model.d_model,
         "residual": config.model.residual.name,
         "channel": config.model.channel.name,
-        # Plain attention in several streams is known by its streams.
-        "color": scheme.color if set(letters) == {"F"} else block.color,
+        "color": model_color(config.model, letters),
         "family": block.family,
     }
 
@@ -98,6 +99,6 @@ def _recipe(config: Config, precision: str) -> dict[str, Any]:
 
 def _median_rate(log: MetricLog) -> float:
     """The median of the logged tokens a second; 0 where no row has them."""
-    rows = [row for row in metric_log.read(log.path) if row["split"] == "train" and row["tokens_per_second"]]
+    rows = [row for row in read_metrics(log.path) if row["split"] == "train" and row["tokens_per_second"]]
     rates = sorted(float(row["tokens_per_second"]) for row in rows)
     return rates[len(rates) // 2] if rates else 0.0

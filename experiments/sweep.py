@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments import data, interrupts, machine, peak_flops
-from experiments.data.config import cache_root
+from experiments.data.cache import cache_root
 from experiments.execute import execute
 from experiments.plan import Plan, plan
 from experiments.progress import ThrottledSender
@@ -44,7 +44,7 @@ def run_sweep(configs: list[Config]) -> None:
 
 
 def _measure_peak(config: Config) -> None:
-    """Once, here, while no worker trains; workers then find what MFU is a share of in the cache."""
+    """Measure the peak that MFU refers to while no worker trains; workers find it in the cache."""
     device = machine.pick(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.trainer.threads)
@@ -97,7 +97,7 @@ class WorkerPool:
             raise UserError(f"the path of {folder} is too long for sockets; set TMPDIR=/tmp") from None
         there.close()
         self.running[here] = (process, planned)
-        with contextlib.suppress(OSError):  # that a worker died already is seen in _receive
+        with contextlib.suppress(OSError):  # a worker that has died already is handled in _receive
             here.send("go")
         self.display.update(planned, "starting")
 
@@ -123,7 +123,7 @@ class WorkerPool:
 
 
 def _work(planned: Plan, channel: Connection, workers: int) -> None:
-    """A worker's whole life: train one cell, as one of so many at a time, and tell how far it is."""
+    """Train one cell in a worker process and send its progress; workers: cells that train at the same time."""
     # Ctrl-C in a terminal reaches everybody: the sweep decides. A terminated worker dies as a killed one does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))

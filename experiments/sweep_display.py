@@ -1,4 +1,4 @@
-"""The lines and the bar of a sweep, and what its cells are called there."""
+"""The terminal display of a sweep: a progress bar, a line a finished cell, and the cells' names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments.labels import short_labels
 from experiments.plan import Plan
+from experiments.presets import short_labels
 from experiments.progress import MIN_SECONDS
 
 
 def cell_names(plans: list[Plan]) -> dict[str, str]:
-    """Run -> the name of its cell: model and seed, and where those are equal the settings that tell cells apart.
+    """Run -> the name of its cell: model and seed, and where those are equal the settings in which cells differ.
 
     Differences from the presets that all models of the sweep share are left out.
     """
@@ -67,14 +67,14 @@ class SweepDisplay:
         self.interval, self.last = interval, 0.0
 
     def update(self, planned: Plan, what: str, share: float = 0.0) -> None:
-        """Say what the worker of a cell is doing, and which share of that phase is done."""
+        """Show what the worker of a cell is doing; share: the finished part of that phase."""
         self.doing[planned.run] = what
         # Scoring the splits comes after training, whose share of a cell is most of its time.
         self.share[planned.run] = 0.85 * share if what.startswith("train") else 0.85 * (share > 0)
         self._refresh()
 
     def end(self, planned: Plan, what: str) -> None:
-        """Print what became of a cell."""
+        """Print the result of a cell."""
         self.doing.pop(planned.run, None)
         self.share.pop(planned.run, None)
         self.ended += 1
@@ -84,7 +84,7 @@ class SweepDisplay:
         self._refresh(force=True)
 
     def close(self) -> None:
-        """Leave the terminal to others."""
+        """Close the bar."""
         self.bar.close()
 
     def _refresh(self, force: bool = False) -> None:

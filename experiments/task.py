@@ -26,7 +26,7 @@ Batch = dict[str, Tensor]
 class LanguageModelling(pl.LightningModule):
     """Cross-entropy of the next token plus weighted auxiliary losses.
 
-    What the last training step saw (losses, gradient norm) is left in `last_step` for the callbacks that write rows.
+    `last_step` holds the losses and the gradient norm of the last training step, for the callbacks that write rows.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class LanguageModelling(pl.LightningModule):
         self.config = config
         self.batches = batches
         self.tokenizer = tokenizer
-        # Not a submodule: the weights would stand in every checkpoint twice.
+        # Not a submodule: the weights would be in every checkpoint twice.
         object.__setattr__(self, "compute", torch.compile(model) if config.trainer.compile else model)
         self.last_step: dict[str, Tensor] = {}
 
@@ -67,7 +67,7 @@ class LanguageModelling(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_train_start(self) -> None:
-        """Tell the model's schedules the step that training goes on from."""
+        """Set the model's schedules to the step that training continues from."""
         set_step(self.model, self.global_step, self.config.trainer.max_steps)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -79,7 +79,7 @@ class LanguageModelling(pl.LightningModule):
         set_step(self.model, self.global_step + 1, self.config.trainer.max_steps)
 
     def train_dataloader(self) -> DataLoader:
-        """Batches from the step that the trainer is at, so that a resumed run sees what it would have seen."""
+        """Batches from the step that the trainer is at, so that a resumed run gets those of an uninterrupted one."""
         start = self.global_step * self.config.trainer.accumulate
         return DataLoader(_Stream(self.batches, start), batch_size=None, pin_memory=self.on_gpu)
 
@@ -94,7 +94,7 @@ class LanguageModelling(pl.LightningModule):
 
 
 def context(batch: Batch) -> Context:
-    """The context of a training batch: boundaries and noise keys come with it."""
+    """The context of a training batch, with its sequence boundaries and noise keys."""
     return Context.of(batch["tokens"], batch.get("cu_seqlens"), batch.get("noise_keys"))
 
 

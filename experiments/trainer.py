@@ -1,4 +1,4 @@
-"""Lightning's trainer as this project uses it: one device, and nothing of what callbacks of ours do."""
+"""Lightning's trainer on one device, with everything off that our own callbacks do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 os.environ.setdefault(
     "TOKENIZERS_PARALLELISM", "false"
-)  # read when Lightning forks; nobody tokenises by then
+)  # read when Lightning forks; tokenising is done by then
 
 import lightning.pytorch as pl
 import torch
@@ -22,7 +22,7 @@ from experiments.schema import Config
 def make_trainer(
     config: Config, device: torch.device, actions: list[pl.Callback], folder: Path, loggers: Any = False
 ) -> pl.Trainer:
-    """Lightning's trainer with everything off that we do ourselves (validation, checkpoints, bars)."""
+    """The trainer of a configuration, with `actions` in place of Lightning's own validation and checkpoints."""
     half = machine.precision(config.trainer.precision, device) == "bf16"
     return pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
@@ -31,7 +31,7 @@ def make_trainer(
         max_steps=config.trainer.max_steps,
         accumulate_grad_batches=config.trainer.accumulate,
         callbacks=actions,
-        plugins=[callbacks.AtomicFiles()],
+        plugins=[callbacks.AtomicCheckpointIO()],
         logger=loggers,
         limit_val_batches=0,
         num_sanity_val_steps=0,
@@ -60,7 +60,7 @@ def make_loggers(config: Config, folder: Path) -> Any:
 
 
 def silence_lightning() -> None:
-    """Switch off Lightning's tips and PyTorch's advice, which are not for the people who read our progress."""
+    """Switch off Lightning's tips and PyTorch's scheduler warning, which would interrupt our progress bar."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")

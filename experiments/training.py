@@ -1,23 +1,101 @@
-"""Training one planned run, and scoring its best weights."""
+"""Training one planned run: the parts of an attempt, the attempt itself, and the score of its best weights."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 
-from experiments import data, machine
-from experiments.attempt import Attempt
-from experiments.evaluation import score_best
+from experiments import callbacks, data, machine, peak_flops
+from experiments.costs import derive_costs, tokens_per_step
+from experiments.data import Batches, Corpus
+from experiments.data.cache import cache_root
 from experiments.plan import Plan
 from experiments.progress import Sink
+from experiments.runs import METRICS, MetricLog
+from experiments.schema import Config
+from experiments.scoring import score_best
 from experiments.summary import summarise
-from experiments.trainer import silence_lightning
+from experiments.task import LanguageModelling
+from experiments.trainer import make_loggers, make_trainer, silence_lightning
+from zoo.model import LanguageModel
+from zoo.recompute import Recompute
+
+
+def make_model(config: Config, corpus: Corpus) -> LanguageModel:
+    """The model of a configuration with its initial weights, on the CPU."""
+    vocabulary = corpus.tokenizer.vocab_size
+    model = LanguageModel(config.model, vocab_size=vocabulary, seq_len=config.data.seq_len, seed=config.seed)
+    model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
+    return model
+
+
+def make_batches(config: Config, corpus: Corpus) -> Batches:
+    """The training batches of a configuration."""
+    d, tokenizer = config.data, corpus.tokenizer
+    return Batches(corpus.splits["train"], d.seq_len, d.batch_size, config.seed, d.pack, tokenizer.bos_id)
+
+
+class Attempt:
+    """The parts that one attempt trains with; `fit` trains. The summary of the run is made from them."""
+
+    def __init__(self, planned: Plan, corpus: Corpus, device: torch.device, sink: Sink) -> None:
+        config, folder = planned.config, planned.folder.path
+        self.planned, self.corpus, self.device, self.sink = planned, corpus, device, sink
+        self.precision = machine.precision(config.trainer.precision, device)
+        self.model = make_model(config, corpus)
+        self.costs = derive_costs(config, corpus.tokenizer.vocab_size)
+        self.peak = peak_flops.peak(device, cache_root(config.data))
+        self.task = LanguageModelling(
+            self.model, config, make_batches(config, corpus), corpus.tokenizer.to_json()
+        )
+        self.log = MetricLog(folder / METRICS, [f"aux:{name}" for name in self.model.aux_weights])
+        self.metrics = callbacks.MetricRows(
+            self.log,
+            config.trainer.log_every,
+            tokens_per_step(config),
+            self.costs.training_flops,
+            self.peak.flops,
+        )
+        self.validation = callbacks.Validation(
+            config, corpus.splits["validation"], self.metrics, folder, corpus.document_bos
+        )
+
+    def fit(self) -> None:
+        """Run the trainer from the newest readable checkpoint, if there is one."""
+        config, folder = self.planned.config, self.planned.folder
+        trainer = self._trainer(config, folder.path)
+        point = callbacks.latest_checkpoint(folder.checkpoints)
+        try:
+            trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
+        except SystemExit as stop:  # Lightning's answer to Ctrl-C; the command line prints the message
+            raise (stop.__context__ or stop) from None
+        self.steps = trainer.global_step
+
+    def _trainer(self, config: Config, folder: Path) -> pl.Trainer:
+        t = config.trainer
+        actions: list[pl.Callback] = [
+            self.metrics,
+            self.validation,
+            callbacks.ExportWeights(t.keep_steps, self.validation, self.metrics, folder),
+            callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
+            callbacks.ReportProgress(self.sink),
+        ]
+        if t.probe_every is not None:
+            from experiments.callbacks.probe_training import ProbeTraining  # needs pyarrow
+
+            probing = ProbeTraining(config, self.corpus.splits["validation"], self.metrics, folder)
+            actions.insert(3, probing)  # before the checkpoint
+        if t.max_minutes is not None:
+            actions.append(callbacks.TimeLimit(t.max_minutes, folder / "checkpoints"))
+        return make_trainer(config, self.device, actions, folder, loggers=make_loggers(config, folder))
 
 
 def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
-    """The summary of a run, after training it to the end (or going on from its last checkpoint) and scoring it.
+    """The summary of a run, after training it to the end (from its last checkpoint on, if there is one) and scoring it.
 
     workers: cells of one sweep that train at the same time, this one included.
     """

@@ -21,7 +21,7 @@ from kernels.ops.sinkhorn import sinkhorn
 from kernels.ops.sparse_attention import sparse_attention
 from kernels.ops.sparse_step import sparse_step
 from kernels.ops.timeline_attention import timeline_attention
-from kernels.rotary import rope
+from kernels.rotary import rope, rope_each
 
 __all__ = [
     "AdaptiveK",
@@ -44,6 +44,7 @@ __all__ = [
     "path_extend",
     "path_step",
     "rope",
+    "rope_each",
     "short_conv",
     "sinkhorn",
     "sparse_attention",

@@ -33,9 +33,9 @@ def only_when_named(*_args, **_options) -> bool:
 
 
 def one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
-    """Say whether q [B, T, ...] is one decoding step, T = 1 and nothing packed: the `suits` of a recurrence.
+    """Return whether q [B, T, ...] is one decoding step, T = 1 and nothing packed: the `suits` of a recurrence.
 
-    Chunks and sorting gain nothing there.
+    Chunking and sorting save nothing there.
     """
     return q.shape[1] == 1 and cu_seqlens is None
 
@@ -44,7 +44,7 @@ def one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -
 class Backend:
     """One implementation of an operation.
 
-    name     what a call's `backend` names it by
+    name     the value of a call's `backend` that selects it
     run      the function; takes the call's arguments
     refuses  the same arguments -> None, or a short reason such as "needs CUDA tensors, got cpu"
     suits    the same arguments -> whether `auto` may take this backend

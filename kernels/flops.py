@@ -51,7 +51,7 @@ def _bmm(a, b, *_args, **_options) -> int:
 
 
 def _added(product):
-    """The formula of addmm or baddbmm, whose first argument is what the product is added to."""
+    """The formula of addmm or baddbmm, whose first argument is the term that the product is added to."""
     return lambda _to, *factors, **_options: product(*factors)
 
 

@@ -1,4 +1,4 @@
-"""One stable sort by group: the rows of a group side by side, in the order in which they came."""
+"""One stable sort by group: the rows of a group next to each other, in their original order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 class Grouped:
     """Rows sorted by group, and by row within a group.
 
-    order    int64 [M], the row that stands at each place of the sorted axis
+    order    int64 [M], the row at each place of the sorted axis
     offsets  int64 [groups + 1], the place where each group begins, and where the last ends
     """
 

@@ -48,7 +48,7 @@ def _token_lane(keys: Tensor, positions: Tensor, layer: int, seed: int) -> Tenso
 
 
 def _spread(counter: Tensor) -> Tensor:
-    """Small counters far apart: without it, neighbours would differ in a low bit only."""
+    """Hashes of small counters: unhashed, neighbours would differ in a low bit only."""
     return _mix((counter + _GOLDEN) & _LOW_32)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,7 @@ from torch import Tensor
 def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotate adjacent pairs of channels by an angle that grows with the position.
 
-    (x[2i], x[2i+1]) seen as the complex number z_i becomes z_i · exp(j·p·base^(−2i/D)), i = 0 … D/2−1.
+    (x[2i], x[2i+1]) as the complex number z_i becomes z_i · exp(j·p·base^(−2i/D)), i = 0 … D/2−1.
 
     x          [B, T, H, D], D even, any floating dtype
     positions  integer [T], [B, T] or [B, T, H]
@@ -19,7 +22,13 @@ def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
     Raises ValueError for an odd D or positions that do not fit x.
     Source: Su et al. 2021, RoFormer, equation 34.
     """
-    return rotate(x, *angles(positions_like(x, positions), x.shape[-1], base, angle_dtype(x)))
+    return rope_each((x,), positions, base)[0]
+
+
+def rope_each(xs: Sequence[Tensor], positions: Tensor, base: float) -> tuple[Tensor, ...]:
+    """`rope` of several tensors [B, T, H_i, D] at the same positions, whose angles are computed once."""
+    cos_sin = angles(positions_like(xs[0], positions), xs[0].shape[-1], base, angle_dtype(xs[0]))
+    return tuple(rotate(x, *cos_sin) for x in xs)
 
 
 def positions_like(x: Tensor, positions: Tensor) -> Tensor:
@@ -40,13 +49,22 @@ def positions_like(x: Tensor, positions: Tensor) -> Tensor:
 
 def angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The cosines and sines of p·base^(−2i/width): two tensors [*positions.shape, width/2]."""
-    exponents = torch.arange(0, width, 2, device=positions.device, dtype=dtype) / width
-    angle = positions.to(dtype).unsqueeze(-1) * base**-exponents
+    # A trace, and what runs without storage, must not meet a tensor of another run.
+    apart = torch.compiler.is_compiling() or positions.is_meta
+    make = _frequencies.__wrapped__ if apart else _frequencies
+    angle = positions.to(dtype).unsqueeze(-1) * make(width, base, positions.device, dtype)
     return angle.cos(), angle.sin()
 
 
+@functools.lru_cache(maxsize=64)
+def _frequencies(width: int, base: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """base^(−2i/width), i = 0 … width/2 − 1: the same for all layers and steps, some operations each time."""
+    with torch.inference_mode(False):
+        return base ** -(torch.arange(0, width, 2, device=device, dtype=dtype) / width)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the adjacent pairs of x [..., D] by angles with these cos and sin [..., D/2]; returns x's dtype."""
+    """Rotate the adjacent pairs of x [..., D] by angles with these cos and sin [..., D/2]; returns x's dtype."""
     pairs = x.to(cos.dtype).unflatten(-1, (-1, 2))
     # Complex arithmetic is four times faster on a CPU; compilers generate code for real arithmetic only.
     turned = _turn_real(pairs, cos, sin) if torch.compiler.is_compiling() else _turn(pairs, cos, sin)

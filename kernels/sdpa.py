@@ -43,9 +43,10 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, s
         return _sdpa(q, k, v, scale)
     if queries == keys:
         return _sdpa(q, k, v, scale, is_causal=True)
-    if queries <= LARGEST_BLOCK:
+    if queries <= LARGEST_BLOCK or 2 * queries < keys:
         return _attend_in_blocks(q, k, v, keys, scale)
-    # A mask would be queries × keys; SDPA's own causal mask is free, but aligns q with the start of k.
+    # A mask would be queries × keys; SDPA's own causal mask is free, but aligns q with the start of k: rows of no use
+    # are computed, keys²/2 scores in all.
     aligned = F.pad(q, (0, 0, keys - queries, 0))
     return _sdpa(aligned, k, v, scale, is_causal=True)[:, :, -queries:]
 
@@ -89,7 +90,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, **options) -> Tensor:
 
 
 def _one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad q, k or v to one width where K ≠ V: the fused kernels want it, and without them memory is quadratic.
+    """Pad q, k or v to one width where K ≠ V: the fused kernels need it, and without them memory is quadratic.
 
     On the meta device nothing is stored, and operations should be counted as the definition has them.
     """

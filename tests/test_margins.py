@@ -60,7 +60,11 @@ def run(folder: Path, *words: str) -> tuple[str, list[dict]]:
     return made.stdout, list(csv.DictReader((folder / "all.csv").open()))
 
 
-@pytest.mark.parametrize("spread", [(), ("-n", "2")], ids=["one process", "two workers"])
+@pytest.mark.parametrize(
+    "spread",
+    [(), pytest.param(("-n", "2"), marks=pytest.mark.long)],
+    ids=["one process", "two workers"],
+)
 def test_every_comparison_is_listed_with_its_room(tmp_path, spread):
     shown, rows = run(tmp_path, "--margins=all.csv", *spread)
     limits = {int(row["limit_at"].split(":")[1]): row for row in rows if row["kind"] == "limit"}

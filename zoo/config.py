@@ -10,6 +10,7 @@ import typing
 from typing import Any
 
 from zoo import registry
+from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 from zoo.options import added, before_they_existed, deciding
 
@@ -20,18 +21,28 @@ for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
 
 
 def _node(name: str, kind: str, chosen: str | None = None) -> type:
-    """A dataclass with one field a registered block, and `name` where one of them is chosen."""
+    """A dataclass with a field for each registered block, and a field `name` where one of them is chosen."""
     fields: list[Any] = [] if chosen is None else [("name", str, chosen)]
     for block in registry.blocks(kind).values():
         fields.append((block.name, block.config, dataclasses.field(default_factory=block.config)))
-    made = dataclasses.make_dataclass(name, fields)
-    made.__module__ = __name__  # where pickle finds it
+    made = dataclasses.make_dataclass(name, fields, namespace={"__reduce__": _as_values})
+    made.__module__ = __name__
     return made
+
+
+def _as_values(node: Any) -> tuple[Any, ...]:
+    """Pickled by its values: a worker that starts while somebody writes a block may know one more or one fewer."""
+    return _from_values, (type(node).__name__, dataclasses.asdict(node))
+
+
+def _from_values(name: str, values: dict[str, Any]) -> Any:
+    return from_dict(globals()[name], values, recorded=True)
 
 
 Mixers = _node("Mixers", "mixer")
 ResidualChoice = _node("ResidualChoice", "residual", "add")
 ChannelChoice = _node("ChannelChoice", "channel", "swiglu")
+_CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 
 
 @dataclasses.dataclass
@@ -59,15 +70,19 @@ class ModelConfig:
 def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded: bool = False) -> Any:
     """A (nested) config dataclass from plain values.
 
-    recorded: the values were written down with everything that there was then, so that an option which is not among
-    them is younger, and stands at what it does as if it were not there (see zoo.options); otherwise at its default.
-    Raises UserError for a key that does not exist and for a value of the wrong kind.
+    recorded: the values come from a record of every option that existed then, so that a missing option was added
+    later and takes its `before` value (see zoo.options), and while the file of a block cannot be imported
+    (zoo.discovery) nodes of unknown blocks are skipped; without it a missing option takes its default.
+    Raises UserError for a key that does not exist and for a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
     known = [f.name for f in dataclasses.fields(cls)]
     out = before_they_existed(cls) if recorded else {}
     for key, value in values.items():
         if key not in known:
+            # Perhaps the node of a block that is left out; a model that uses it is refused where it is built.
+            if recorded and cls in _CHOICES and left_out():
+                continue
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
             value = from_dict(hints[key], value, f"{where}.{key}", recorded)
@@ -79,7 +94,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what a field's annotation says; an int will do for a float, a bool for neither."""
+    """Whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
     if hint is Any:
         return True
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
@@ -93,8 +108,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def used(config: ModelConfig, letters: str) -> dict[str, Any]:
     """The options that decide the built model, as plain values: only blocks that the pattern uses, without the backend.
 
-    A run's identity hashes these, so that registering a new block changes no existing run; an option that a
-    block got later (zoo.options.added) is in it only where it is not as before it existed.
+    A run's identity hashes these, so that registering a new block changes no existing run; an option that was
+    added to a block later (zoo.options.added) is included only where it differs from its `before` value.
     """
     mixers = registry.mixer_by_letter()
     out = deciding(config)

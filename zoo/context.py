@@ -27,9 +27,9 @@ class Context:
     sequences:  int64 [B, T], index of a token's sequence among all sequences of the batch
     n_sequences: how many sequences there are (B, or N when packed)
     noise_keys: int64 [B, T], the noise key of a token's sequence, or None for no noise
-    probe:      what receives the events of the blocks (zoo.probes), or None
-    recompute:  what the backward computes again (zoo.recompute), or None
-    repeated:   whether this pass computes again what an earlier one did, so that nothing is to be counted twice
+    probe:      receives the events of the blocks (zoo.probes), or None
+    recompute:  decides which tensors the backward recomputes (zoo.recompute), or None
+    repeated:   whether this pass recomputes an earlier one, so that blocks do not count its tokens twice
     """
 
     positions: Tensor
@@ -78,7 +78,7 @@ class Context:
         return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys, probe)
 
     def at(self, **place: int | str) -> Context:
-        """This context further inside the model (layer, part, block); the same one where there is no probe."""
+        """This context with its probe at a place in the model (layer, part, block); itself without a probe."""
         return self if self.probe is None else dataclasses.replace(self, probe=self.probe.at(**place))
 
     def record(self, kind: str, make: Callable[[], dict[str, Tensor]]) -> None:

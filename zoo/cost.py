@@ -1,6 +1,6 @@
-"""A model's cost: parameters, FLOPs a token, decode-state bytes; computed from the built module, never written down.
+"""A model's cost: parameters, FLOPs a token, decode-state bytes; computed from the built module, never by hand.
 
-The module is built on the meta device (no memory, no arithmetic) and PyTorch's FLOP counter sees its matmuls and
+The module is built on the meta device (no memory, no arithmetic) and PyTorch's FLOP counter counts its matmuls and
 attention calls, by the formulas of kernels.flops: a multiply-add is two FLOPs, and causal attention counts all T×T
 scores.
 Routed attention is counted at balanced routing.
@@ -22,7 +22,7 @@ from zoo.model import LanguageModel
 
 
 def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
-    """The model without storage: shapes only. Triton's kernels need data; what they count is what others do."""
+    """The model on the meta device, without storage. Triton kernels need data, so "triton" becomes "auto" here."""
     if config.backend == "triton":
         config = dataclasses.replace(config, backend="auto")
     with torch.device("meta"), _NoInit():

@@ -1,6 +1,6 @@
 """Errors that speak to a person.
 
-`UserError` is a mistake in what somebody typed or pointed at: one readable line that says what to do. The command
+`UserError` is a mistake in what the user typed or in a file they named: one line that says what to do. The command
 line prints it without a traceback and exits with status 2; everything else is a defect and keeps its traceback.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake that the person at the keyboard can put right; the message says how."""
+    """A mistake that the user can correct; the message says how."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

@@ -11,7 +11,7 @@ from typing import Any
 def write_atomic(path: Path, content: bytes | memoryview | str) -> None:
     """Put content at path by an atomic rename: a reader sees the old file or the new one, never a part.
 
-    Raises OSError (a full disk, say) with the old file intact and nothing left beside it.
+    Raises OSError (a full disk, say) with the old file intact and no partial file left behind.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")

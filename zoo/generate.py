@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ ENDED = -1
 """In the place of a token: the sequence has met a stop token before."""
 
 Prompts = Tensor | Sequence[Tensor]
+Stop = Collection[int] | Callable[[int, int], bool]
 
 
 def generate(
@@ -30,7 +31,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    stop: Collection[int] = (),
+    stop: Stop = (),
     chunk: int = CHUNK,
 ) -> Iterator[Tensor]:
     """An iterator over at most n_tokens sampled tokens of every prompt, int64 [B] each.
@@ -38,7 +39,8 @@ def generate(
     prompt: int64 [B, T], or B tensors [T_b] of any lengths of at least 1; temperature: 0 takes the most likely token;
     top_k: sample among the k most likely; top_p: among the fewest tokens whose probabilities add up to at least p;
     stop: tokens that end a sequence, of which they are the last: it is computed no further, its later tokens are −1
-    (ENDED), and where all sequences have ended so does the iterator; chunk: tokens of a prompt that are read at once.
+    (ENDED), and where all sequences have ended so does the iterator. Or stop(b, token), whether sequence b ends with
+    this token; it is asked when the next tokens are wanted. chunk: tokens of a prompt that are read at once.
 
     Sequence b draws from a generator of its own, seeded seed + b: its tokens depend on no other prompt and not on
     torch's global generator. Raises UserError for values out of range, at the call and not at the first token, and at
@@ -48,7 +50,7 @@ def generate(
     _check_prompts(model, prompt, prompts, n_tokens, chunk)
     sampling = Sampling(temperature, top_k, top_p)
     generators = [torch.Generator().manual_seed(seed + b) for b in range(len(prompts))]
-    return _generate(model, prompts, n_tokens, sampling, generators, frozenset(stop), chunk)
+    return _generate(model, prompts, n_tokens, sampling, generators, stop, chunk)
 
 
 @torch.no_grad()
@@ -81,7 +83,7 @@ def _generate(
     n_tokens: int,
     sampling: Sampling,
     generators: list[torch.Generator],
-    stop: frozenset[int],
+    stop: Stop,
     chunk: int,
 ) -> Iterator[Tensor]:
     training = model.training
@@ -93,7 +95,7 @@ def _generate(
         for i in range(n_tokens):
             drawn = sampling.draw(logits, [generators[b] for b in going])
             yield _spread(drawn, going, len(prompts))
-            stays = [n for n, token in enumerate(drawn.tolist()) if token not in stop] if stop else going
+            stays = _staying(drawn, going, stop)
             if i + 1 == n_tokens or not stays:
                 return
             if len(stays) < len(going):
@@ -103,6 +105,14 @@ def _generate(
             logits, state = model.step(drawn, state)
     finally:
         model.train(training)
+
+
+def _staying(drawn: Tensor, going: list[int], stop: Stop) -> list[int]:
+    """The places in `going` of the sequences that their tokens do not end."""
+    if not stop:  # then nobody waits for the tokens of a GPU
+        return list(range(len(going)))
+    ends = stop if callable(stop) else lambda _, token: token in stop
+    return [n for n, (b, token) in enumerate(zip(going, drawn.tolist(), strict=True)) if not ends(b, token)]
 
 
 def _spread(drawn: Tensor, going: list[int], batch: int) -> Tensor:

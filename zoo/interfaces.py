@@ -1,6 +1,6 @@
-"""The interfaces of blocks: sequence mixer, channel mixer and residual scheme, and the sizes that each is told.
+"""The interfaces of blocks: sequence mixer, channel mixer and residual scheme, and the model's sizes given to each.
 
-A block registers itself under a name (zoo.registry), and the model knows it by nothing but these methods.
+A block registers itself under a name (zoo.registry), and the model uses it through these methods alone.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Dims:
     backend: str = "auto"
 
     def heads(self, own: int | None) -> int:
-        """A block's own number of heads, or the model's where it has none."""
+        """A block's own number of heads, or the model's where that is None."""
         return self.n_heads if own is None else own
 
     @property
     def step_backend(self) -> str:
-        """Attention's backend in a step of decoding: those for packed sequences leave it to "auto".
+        """The backend of attention in a decode step: `backend`, or "auto" in place of those for packed sequences.
 
-        They want keys and values of all sequences in one row, and would copy a whole cache for every token; and they
-        do not know the forms that only a step has (MLA's absorbed rows, path_step).
+        Those need the keys and values of all sequences concatenated, which would copy the whole cache for every
+        token, and they do not serve the forms that only a step has (MLA's absorbed rows, path_step).
         """
         return "auto" if self.backend in ("varlen", "flash_attn") else self.backend
 
@@ -109,9 +109,9 @@ class Channel(nn.Module, ABC):
 
 
 class Streams(nn.Module):
-    """The residual streams outside the sub-blocks: how they begin, pass from layer to layer and end. One a model.
+    """The residual streams outside the sub-blocks: made from the embedding, passed between layers, read by the head.
 
-    This one is for a single stream, x [B, T, D]: the embedding enters as it is and is read as it is.
+    One instance per model. This base class is for a single stream, x [B, T, D], and changes nothing.
     """
 
     def __init__(self, config: Any, dims: Dims) -> None:

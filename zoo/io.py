@@ -25,7 +25,7 @@ FORMAT = 1
 
 
 def card(model: LanguageModel, **extra: Any) -> dict[str, Any]:
-    """Everything but the weights, as plain values; `extra` (a tokenizer, say) travels along."""
+    """Everything but the weights, as plain values, with the items of `extra` (a tokenizer, say) added."""
     config = dataclasses.asdict(model.config)
     return {
         "format": FORMAT,
@@ -67,7 +67,7 @@ def build(description: dict[str, Any]) -> LanguageModel:
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
-    """The card of a run folder, an exported folder or a checkpoint. Raises UserError with how to get one."""
+    """The card of a run folder, an exported folder or a checkpoint. Raises UserError that says how to get one."""
     path = Path(path)
     if path.is_dir() and (path / CARD).is_file():
         card = _json(path / CARD)
@@ -114,7 +114,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 
 def _checkpoint_weights(path: Path) -> dict[str, Tensor]:
-    """The model's weights in a checkpoint of the harness, which may hold it a second time, compiled."""
+    """The model's weights in a checkpoint of the harness, which may hold a compiled copy of the model too."""
     prefix, state = "model.", _checkpoint(path)["state_dict"]
     return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
 

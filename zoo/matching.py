@@ -1,4 +1,4 @@
-"""Equal terms: the feed-forward width that gives a model as many parameters as the plain transformer has."""
+"""Parameter matching: the feed-forward width that gives a model as many parameters as the plain transformer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zoo.model import letters_of
 
 TOLERANCE = 0.01
 CLOSE = 0.005
-"""A width divisible by 8 (what hardware likes) is taken if it comes this close; else by 4, 2 or any."""
+"""The relative error below which a width divisible by 8 (fast on GPUs) is taken; then one divisible by 4, by 2."""
 
 
 def match_parameters(config: ModelConfig, seq_len: int) -> ModelConfig:
@@ -22,8 +22,8 @@ def match_parameters(config: ModelConfig, seq_len: int) -> ModelConfig:
 
     The target is the plain transformer of the same d_model, heads and depth (pattern F, residual add, SwiGLU of
     its default width): parameters without embedding and head agree within 1 %. Parameters are linear in the
-    width, so two models without storage tell it. Raises UserError where no width gets there, and where the
-    configuration names a width that is not the solved one.
+    width, so two models on the meta device give the slope. Raises UserError where no width comes within 1 %, and
+    where the configuration names a width that is not the solved one.
     """
     name, depth = config.channel.name, len(letters_of(config))
     options = getattr(config.channel, name)
@@ -54,7 +54,7 @@ def _width(ideal: float, error: Callable[[int], float]) -> int | None:
 
 
 def _why_not(name: str, target: int, least: float, each: float) -> str:
-    """The reason why no width fits: the model is too large without it, or one unit of it too coarse."""
+    """The reason why no width fits: the model is too large even with the narrowest, or one unit is too coarse."""
     if least > target:
         return (
             f"with the narrowest {name} the model has {least:,.0f} parameters beside its embedding, and the "
@@ -78,11 +78,11 @@ def _transformer(d_model: int, n_heads: int, depth: int, seq_len: int) -> int:
 
 
 def _parameters(config: ModelConfig, seq_len: int) -> int:
-    return _counted(json.dumps(dataclasses.asdict(config), sort_keys=True), seq_len)
+    return _cached_parameters(json.dumps(dataclasses.asdict(config), sort_keys=True), seq_len)
 
 
 @functools.lru_cache(maxsize=1024)
-def _counted(config_json: str, seq_len: int) -> int:
-    """Once a model: the cells of a sweep differ mostly in their seeds."""
+def _cached_parameters(config_json: str, seq_len: int) -> int:
+    """Parameters without embedding and head, cached: the cells of a sweep differ mostly in their seeds."""
     config = from_dict(ModelConfig, json.loads(config_json))
     return cost.parameters_non_embedding(cost.on_meta(config, vocab_size=8, seq_len=seq_len))

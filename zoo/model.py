@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from zoo import pattern, registry
 from zoo.config import ModelConfig, check_positive
 from zoo.context import Context
+from zoo.discovery import left_out
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.layer import Layer
@@ -29,8 +30,11 @@ class DecodeState:
 
 
 def letters_of(config: ModelConfig) -> str:
-    """The mixer letter of every layer."""
-    return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+    """The mixer letter of every layer. Raises UserError for a pattern that cannot be read (zoo.pattern)."""
+    try:
+        return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+    except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
+        raise UserError("; ".join([str(error), *left_out()])) from None
 
 
 class LanguageModel(nn.Module):
@@ -46,10 +50,10 @@ class LanguageModel(nn.Module):
         super().__init__()
         check_positive(config)
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
-        self.recompute = Recompute()  # how it trains, not what it is: whoever trains it may set another
+        self.recompute = Recompute()  # a setting of training, no part of the model
         self.letters = letters_of(config)
         dims = Dims(config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend)
-        # Modules draw weights as they are made, which init_weights then replaces: nobody else's numbers change.
+        # Modules draw weights when they are built, which init_weights then replaces; torch's own generator is restored.
         with torch.random.fork_rng(devices=[]):
             self._build(config, vocab_size, dims)
         self.aux_weights = self._aux_weights()

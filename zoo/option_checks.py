@@ -21,7 +21,7 @@ def positive(value: float, option: str) -> None:
 
 
 def one_of(value: str, known: Sequence[str], option: str) -> None:
-    """Raise UserError for a word that is not among those known."""
+    """Raise UserError for a value that is not one of `known`."""
     if value not in known:
         raise UserError(f"{option} is one of {', '.join(known)}, not '{value}'")
 

@@ -6,7 +6,7 @@ So an option that is added is declared with the value at which the program does 
 
     scores: str = added("sigmoid", before="sigmoid")
 
-Where the option stands at `before`, it is left out of the identity; anywhere else it is in it. A default may differ
+Where the option has that value, it is left out of the identity; with any other it is in it. A default may differ
 from `before`: then runs that take the default are new runs, as they should be.
 """
 
@@ -32,9 +32,9 @@ def added(default: Any, *, before: Any) -> Any:
 
 
 def deciding(config: Any, keys: Iterable[str] | None = None) -> dict[str, Any]:
-    """The values of a config dataclass that enter a run's identity, nested ones too; keys: of these options only.
+    """The values of a config dataclass that enter a run's identity, nested ones too; keys: only these options.
 
-    All of them, but for options added later that stand at `before`.
+    All of them except options added later that have their `before` value.
     """
     wanted = None if keys is None else set(keys)
     out = {}
@@ -48,13 +48,13 @@ def deciding(config: Any, keys: Iterable[str] | None = None) -> dict[str, Any]:
 
 
 def before_they_existed(cls: type) -> dict[str, Any]:
-    """Option -> `before`, of the options of a config dataclass that were added later."""
+    """Option name -> `before` value, for the options of a config dataclass that were added later."""
     fields = dataclasses.fields(cls)
     return {f.name: copy.deepcopy(f.metadata[_BEFORE]) for f in fields if _BEFORE in f.metadata}
 
 
 def _as_before(field: dataclasses.Field, value: Any) -> bool:
-    """False is 0 and 1 is 1.0 in Python; where an option takes both, they may mean different things."""
+    """Whether an added option has its `before` value; False == 0 in Python, but an option may take both."""
     if _BEFORE not in field.metadata:
         return False
     before = field.metadata[_BEFORE]

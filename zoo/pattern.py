@@ -45,7 +45,7 @@ def layers(pattern: str, depth: int | None, known: str) -> str:
 
 
 def layout_name(pattern: str) -> str | None:
-    """The name of the layout that was asked for by name or by its letters, if any."""
+    """The name of the layout that a pattern names or spells out in letters, if any."""
     if pattern in LAYOUTS:
         return pattern
     return next(
@@ -62,7 +62,10 @@ def _checked(pattern: str, known: str) -> str:
             f"Known letters: {', '.join(known)}"
         )
     if "_" in pattern or (pattern.islower() and pattern.isalpha()):
-        raise unknown("layout", pattern, LAYOUTS)
+        raise UserError(
+            f"{unknown('layout', pattern, LAYOUTS)}. A pattern of one's own is made of mixers' letters: "
+            f"{', '.join(known)} (job=list names them), e.g. model.pattern=F*4"
+        )
     return pattern
 
 

@@ -12,21 +12,21 @@ new file in `zoo/mixers/`, `zoo/residuals/` or `zoo/channels/` is all a new bloc
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from zoo.errors import unknown
+from zoo import discovery
+from zoo.discovery import Clash
+from zoo.errors import UserError, unknown
 
 KINDS = ("mixer", "residual", "channel")
 MASKS = (
     *("causal", "fading", "window", "timeline", "topk", "blocks"),
     *("recurrent", "memories", "convolution", "none"),
 )
-"""What a token may attend to, by the names that figures know (Block.mask)."""
+"""The kinds of mask that figures can draw (Block.mask): which tokens a token may attend to."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Block:
     """One registered block.
 
     name: used in configs; letter: used in patterns (mixers only); cls: the module; config: its dataclass of options;
-    title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: what a token may
-    attend to, one of MASKS);
+    title, family, color (#rrggbb), mask: how figures name, group, colour and sketch it (mask: which tokens a token
+    may attend to, one of MASKS);
     source: the paper; choice: a noun for what its router chooses ("timeline"), if it has one;
-    sketch: a token's way through the block for figures, a line of text a row, boxes parted by "|", "↻" for what is
-    carried from token to token; "#0", "#1", "#2" behind a box draw it in the colour of that group of the mask:
+    sketch: a token's way through the block for figures, a line of text a row, boxes separated by "|", "↻" for a state
+    carried from token to token; "#0", "#1", "#2" after a box draw it in the colour of that group of the mask:
 
         x
         router | q | k | v
@@ -60,10 +60,10 @@ class Block:
     sketch: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """Plain values, for JSON, with which a figure draws this block without importing it.
+        """Plain values, for JSON, from which a figure draws this block without importing it.
 
         sketch: rows of boxes from the input to the output, a box [text, group], the group None or 0, 1, 2; [] where
-        the block brings none.
+        the block has none.
         """
         keys = ("letter", "name", "title", "family", "color", "mask", "choice")
         return {**{key: getattr(self, key) for key in keys}, "sketch": sketch_rows(self.sketch)}
@@ -98,11 +98,23 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
             raise ValueError(
                 f"{cls.__module__}: figures draw the masks {', '.join(MASKS)}, not '{block.mask}' of {kind} '{name}'"
             )
+        if not _has_defaults(block.config):
+            raise ValueError(
+                f"{cls.__module__}: the options of {kind} '{name}' are a dataclass whose every field has a default"
+            )
         _refuse_clash(block)
         _BLOCKS[kind][name] = block
         return cls
 
     return add
+
+
+def _has_defaults(config: type) -> bool:
+    """Whether it is a dataclass that can be made from nothing, as every configuration has one of every block."""
+    missing = dataclasses.MISSING
+    return dataclasses.is_dataclass(config) and not any(
+        f.init and f.default is missing and f.default_factory is missing for f in dataclasses.fields(config)
+    )
 
 
 def _refuse_clash(block: Block) -> None:
@@ -117,8 +129,9 @@ def _refuse_clash(block: Block) -> None:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
             newer, older = sorted((block.cls, other.cls), key=_written, reverse=True)
             advice = "; the letters in use are in `python run.py job=list`" if same_letter else ""
-            raise ValueError(
-                f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}"
+            raise Clash(
+                f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}",
+                newer,
             )
 
 
@@ -155,7 +168,8 @@ def blocks(kind: str) -> dict[str, Block]:
 def get(kind: str, name: str) -> Block:
     """The block of that name. Raises UserError with a suggestion for an unknown one."""
     if name not in _BLOCKS[kind]:
-        raise unknown(kind if kind == "mixer" else f"{kind} scheme", name, _BLOCKS[kind])
+        error = unknown(kind if kind == "mixer" else f"{kind} scheme", name, _BLOCKS[kind])
+        raise UserError("; ".join([str(error), *discovery.left_out()]))
     return _BLOCKS[kind][name]
 
 
@@ -165,7 +179,16 @@ def mixer_by_letter() -> dict[str, Block]:
 
 
 def discover(package_name: str) -> None:
-    """Import every module of a package, so that the blocks in it register themselves."""
-    package = importlib.import_module(package_name)
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package_name}.{module.name}")
+    """Import every module of a package, so that the blocks in it register themselves.
+
+    A module that cannot be imported is left out with all that it had registered (zoo.discovery.left_out); of two files
+    that claim one name or letter, the one written last.
+    """
+    for name in discovery.modules_of(package_name):
+        while error := discovery.import_error(name):
+            loser = error.newcomer.__module__ if isinstance(error, Clash) else name
+            discovery.leave_out(loser, error)
+            for kind, registered in _BLOCKS.items():
+                _BLOCKS[kind] = {key: b for key, b in registered.items() if b.cls.__module__ != loser}
+            if loser == name:
+                break

@@ -104,7 +104,7 @@ def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
     """Draw validation loss (strong) and training loss (faint); below, the validation loss of late training.
 
     table: COLUMNS, one row per recorded loss. Mean over seeds, band from the lowest to the highest seed. Late is
-    from two thirds of the shortest model's training on.
+    from two thirds of the shortest model's training on. Raises NoData where no seeds of a model overlap.
     """
     styles = table_styles(table)
     figure, (whole, zoom) = new_figure(4.9 + 0.21 * ((len(styles) + 3) // 2), rows=2, height_ratios=(1, 1))
@@ -117,9 +117,12 @@ def draw(table: pd.DataFrame, against: str = "tokens") -> Figure:
         validation[label] = curves_over_seeds(rows[rows["split"] == "validation"], against, "loss")
         for axes in (whole, zoom):
             _draw_validation(axes, validation[label], styles[label], label)
+    drawn = [losses for losses in validation.values() if len(losses)]
+    if not drawn:
+        raise NoData(f"the seeds of no model share {AXIS[against]}: validate more often (trainer.val_every)")
     whole.set_title("whole training")
     zoom.set_title("late training, validation only")
-    _zoom(zoom, [losses for losses in validation.values() if len(losses)])
+    _zoom(zoom, drawn)
     for axes in (whole, zoom):
         axes.set_ylabel("loss (nats/token)")
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))

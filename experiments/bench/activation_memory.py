@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 def saved_bytes(forward: Callable[[], Any]) -> int:
     """Bytes of all tensors made by `forward` that are alive while its result is: the result, and what autograd saved.
 
-    Counted by storage, on any device, whoever holds it: hooks on saved tensors would not see each other's.
+    Counted by storage, on any device; nested hooks on saved tensors would miss tensors that the others pack.
     """
     with _StoragesMade() as made:
         result = forward()
@@ -27,14 +27,14 @@ def saved_bytes(forward: Callable[[], Any]) -> int:
 
 
 class _StoragesMade(TorchDispatchMode):
-    """Remembers every storage that operators return, without keeping it alive."""
+    """Records every storage that operators return, without keeping it alive."""
 
     def __init__(self) -> None:
         super().__init__()
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        # Views of what was there before, and what is written in place, are nothing new.
+        # Views of existing tensors and results written in place have no storage of their own.
         before = {_address(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         result = function(*args, **(kwargs or {}))
         for x in tree_leaves(result):

@@ -1,4 +1,4 @@
-"""Inputs for benchmarks: random tensors of the sizes that a case asks for, or on the meta device only their shapes."""
+"""Random inputs for benchmarks, of the sizes of a case; on the meta device only their shapes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS = 4096
-"""Tokens whose indices are drawn at once: what they are drawn from is larger than they are."""
+"""Tokens whose indices are drawn at once, which bounds the memory."""
 
 
 class InputFactory:
@@ -40,8 +40,8 @@ class InputFactory:
         x = self.normal(*shape, dtype=torch.float32)
         return x if self._shapes_only else F.logsigmoid(x.detach() + 3).requires_grad_()
 
-    def share(self, *shape: int) -> Tensor:
-        """fp32 numbers [B, T, *shape] between 0 and 1."""
+    def gate(self, *shape: int) -> Tensor:
+        """fp32 gates [B, T, *shape] between 0 and 1."""
         x = self.normal(*shape, dtype=torch.float32)
         return x if self._shapes_only else torch.sigmoid(x.detach()).requires_grad_()
 
@@ -51,27 +51,27 @@ class InputFactory:
         return x if self._shapes_only else x.requires_grad_()
 
     def choice(self, among: int, *shape: int) -> Tensor:
-        """int64 [B, T, *shape], one of so many each."""
+        """int64 [B, T, *shape], uniform in [0, among)."""
         size = self.batch, self.length, *shape
         if self._shapes_only:
             return torch.empty(size, dtype=torch.int64, device="meta")
         return torch.randint(among, size, device=self.device)
 
     def subset(self, among: int, count: int) -> Tensor:
-        """int64 [B, T, count], different ones of so many each."""
+        """int64 [B, T, count]: for every token `count` different numbers in [0, among)."""
         if self._shapes_only:
             return self.choice(among, count)
         return torch.rand(self.batch, self.length, among, device=self.device).topk(count, -1).indices
 
     def causal_indices(self, count: int) -> Tensor:
-        """int32 [B, T, count]: so many different tokens s ≤ t, spread over all of them; −1 where t has fewer."""
+        """int32 [B, T, count]: `count` different positions s ≤ t, spread evenly; −1 where there are fewer."""
         out = torch.empty(self.batch, self.length, count, dtype=torch.int32, device=self.device)
         if self._shapes_only:
             return out
         place = torch.arange(count, device=self.device)
         for start in range(0, self.length, ROWS):
             t = torch.arange(start, min(start + ROWS, self.length), device=self.device)[:, None]
-            # One in every count-th part of what t sees, so that none comes twice.
+            # One in each of `count` equal parts of the positions up to t, so that none comes twice.
             first, end = (edge * (t + 1) // count for edge in (place, place + 1))
             inside = torch.rand(self.batch, len(t), count, device=self.device)
             drawn = torch.minimum(first + (inside * (end - first)).long(), end - 1)

@@ -76,7 +76,7 @@ def row(
 
 
 def note_row(suite: str, model: str, note: str, device: torch.device, **more: Any) -> dict[str, Any]:
-    """A row without a time, with a note that says why."""
+    """A row without a time, and a note with the reason."""
     return {"suite": suite, "model": model, "note": note, **machine_facts(device), **more}
 
 
@@ -86,7 +86,7 @@ def table_path(config: Config) -> Path:
 
 
 def write(rows: list[dict[str, Any]], path: Path, columns: Sequence[str] = COLUMNS) -> None:
-    """Write rows as CSV, whole or not at all, and say where."""
+    """Write rows as CSV, whole or not at all, and print the path."""
     _save(rows, path, columns)
     print(f"table: {path}")
 
@@ -109,7 +109,7 @@ class Cell:
 
 
 def failure_reason(error: Exception) -> str:
-    """The reason of a failure in a line; of a backend that refuses, its own words."""
+    """The reason of a failure in a line; of a backend that refuses, its message."""
     text = " ".join(str(error).split())
     refused = text.partition("cannot serve this call: ")[2].partition("; those that can")[0]
     return refused or f"{type(error).__name__}: {text}"[:200]
@@ -134,8 +134,8 @@ class ResumableTable:
     Rows of another commit, machine or version of torch are, and go when the first new ones come.
     """
 
-    def __init__(self, config: Config, device: torch.device) -> None:
-        self.path = table_path(config)
+    def __init__(self, config: Config, device: torch.device, columns: Sequence[str] = COLUMNS) -> None:
+        self.path, self.columns = table_path(config), columns
         self.rows: list[dict[str, Any]] = []
         here = {key: str(value) for key, value in machine_facts(device).items()}
         if self.path.is_file():
@@ -165,11 +165,11 @@ class ResumableTable:
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         self.rows += rows
-        _save(self.rows, self.path)
+        _save(self.rows, self.path, self.columns)
 
 
-def line(row: dict[str, Any]) -> str:
-    """One row for the screen."""
+def format_row(row: dict[str, Any]) -> str:
+    """A row as a line for the terminal."""
     start = f"{row['tokens']:>7} tokens  {row['model']:<22} {row.get('backend', ''):<10} {row.get('mode', ''):<17} "
     if row.get("note"):
         return f"{start} {row['note']}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiments.bench.cases import CASES, chosen
+from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call, Case
 from experiments.peak_flops import GPU_PEAKS
 from kernels.triton_common.work import Work
@@ -52,7 +52,7 @@ def _flops(call: Call, peaks: Peaks) -> float:
 
 @dataclass(frozen=True)
 class Totals:
-    """FLOPs, bytes and least milliseconds of a case in one mode; the last None where the GPU's limits are not known."""
+    """FLOPs, bytes and least milliseconds of a case in one mode; the last: None for an unknown GPU."""
 
     flops: float
     bytes: float
@@ -70,11 +70,11 @@ def totals(calls: list[Call], mode: str, peaks: Peaks | None) -> Totals | None:
 
 
 def print_work(cases: list[str] | None, lengths: list[int], tokens: int | None, gpu: str = "H200") -> None:
-    """Print what every kernel of the cases has to do and how long the GPU takes for it at least; measures nothing.
+    """Print bytes, FLOPs and roofline time of every kernel of the cases; measures nothing.
 
     cases: the beginnings of their names, None for all. Raises UserError for one that none has.
     """
-    wanted = [CASES[name] for name in chosen(cases, list(CASES))]
+    wanted = [CASES[name] for name in matching_names(cases, list(CASES))]
     peaks = PEAKS[gpu]
     print(
         f"{gpu} (data sheet): {peaks.bytes / 1e12:g} TB/s, {peaks.half / 1e12:g} TFLOP/s dense bf16, "

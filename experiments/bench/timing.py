@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import random
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
+
+CPU = torch.device("cpu")
 
 
 def interleaved(
@@ -17,9 +20,9 @@ def interleaved(
     warm_up: int = 1,
     clock: Callable[[Callable[[], object], torch.device], float] | None = None,
 ) -> dict[str, list[float]]:
-    """Milliseconds of every repetition of every alternative, taken in turns, so that drift hits all alike.
+    """Milliseconds of every repetition of every alternative, interleaved, so that drift affects all alike.
 
-    clock: what times one call; None: the wall clock, until the device is idle again.
+    clock: times one call; None: the wall clock, until the device is idle again.
     """
     clock = clock or _timed
     for call in alternatives.values():
@@ -32,11 +35,24 @@ def interleaved(
     return out
 
 
+def interleaved_within(
+    alternatives: dict[str, Callable[[], object]], repeats: int, device: torch.device, seconds: float
+) -> dict[str, list[float]]:
+    """`interleaved`, with at most `repeats` rounds and as many as fit into so many seconds after a first one.
+
+    The first round is the warm-up; where no three others fit, it counts as well.
+    """
+    first = interleaved(alternatives, 1, device, warm_up=0)
+    rounds = min(repeats, int(1e3 * seconds / sum(times[0] for times in first.values())))
+    more = interleaved(alternatives, rounds, device, warm_up=0)
+    return more if rounds >= min(repeats, 3) else {name: first[name] + more[name] for name in more}
+
+
 def on_device(call: Callable[[], object], device: torch.device) -> float:
     """Milliseconds that a GPU itself is busy with a call, from cold caches; elsewhere those of the wall clock.
 
     Writing a large buffer beforehand empties the caches, and while the GPU is busy with that the call is already
-    being launched, so that what Python takes for it does not count, as it does not in a model.
+    being launched, so that the launch overhead of Python is hidden, as it is in a model.
     """
     if device.type != "cuda":
         return _timed(call, device)
@@ -66,8 +82,21 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
     }
 
 
+def ratios(peer: list[float], own: list[float]) -> tuple[float, float, float]:
+    """Median of the ratios peer / own of repetitions taken in turns, and the interval of it."""
+    found = [p / t for p, t in zip(peer, own, strict=True)]
+    return statistics.median(found), *bootstrap_interval(found)
+
+
+def bootstrap_interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the median."""
+    generator = random.Random(0)
+    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
+
+
 def peak_memory(call: Callable[[], object], device: torch.device) -> int | None:
-    """Bytes a call takes at most on a GPU beyond what was there before; None on a CPU, which keeps no such count."""
+    """Peak bytes of a call on a GPU beyond those allocated before; None on a CPU, which does not count them."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

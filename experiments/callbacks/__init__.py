@@ -3,27 +3,30 @@
 In this order: metric row, validation, exported weights, probes, checkpoint, progress, time limit.
 
 Validation and checkpoints are callbacks of ours, not Lightning's loops, so that a checkpoint is always taken after
-everything else of its step: a resumed run then repeats nothing and skips nothing.
+everything else of its step: a resumed run then repeats nothing and skips nothing. ProbeTraining is imported where it is
+used (probe_training), for it needs pyarrow.
 """
 
-from experiments.callbacks.checkpoints import AtomicFiles, Checkpoints, discard, restore_point
-from experiments.callbacks.export_weights import ExportWeights
-from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.probe_training import ProbeTraining
-from experiments.callbacks.report_progress import ReportProgress
-from experiments.callbacks.time_limit import Paused, TimeLimit
-from experiments.callbacks.validation import Validation
+from experiments.callbacks.checkpoints import (
+    AtomicCheckpointIO,
+    Checkpoints,
+    Paused,
+    TimeLimit,
+    latest_checkpoint,
+    remove_checkpoints,
+)
+from experiments.callbacks.metrics import MetricRows, ReportProgress
+from experiments.callbacks.validation import ExportWeights, Validation
 
 __all__ = [
-    "AtomicFiles",
+    "AtomicCheckpointIO",
     "Checkpoints",
     "ExportWeights",
     "MetricRows",
     "Paused",
-    "ProbeTraining",
     "ReportProgress",
     "TimeLimit",
     "Validation",
-    "discard",
-    "restore_point",
+    "latest_checkpoint",
+    "remove_checkpoints",
 ]

@@ -1,4 +1,4 @@
-"""Checkpoints a run can be resumed from: the last two, each written whole or not at all."""
+"""Checkpoints that a run can be resumed from: the last two, each written whole or not at all; and pausing with one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.step import StepCallback, due
+from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.task import LanguageModelling
 from zoo.files import write_atomic
 
@@ -27,13 +26,13 @@ class Checkpoints(StepCallback):
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """Save a checkpoint where one is due; the time it takes is not training time."""
-        if due(trainer.global_step, self.every, trainer.max_steps) or trainer.should_stop:
+        if is_due(trainer.global_step, self.every, trainer.max_steps) or trainer.should_stop:
             began = time.perf_counter()
-            save(trainer, self.folder)
+            save_checkpoint(trainer, self.folder)
             self.metrics.paused += time.perf_counter() - began
 
 
-class AtomicFiles(TorchCheckpointIO):
+class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints atomically into their own folder.
 
     Lightning's own writer goes through the temporary folder, which may be small, and where a killed process would
@@ -47,30 +46,30 @@ class AtomicFiles(TorchCheckpointIO):
         write_atomic(Path(path), content.getbuffer())
 
 
-def save(trainer: pl.Trainer, folder: Path) -> None:
+def save_checkpoint(trainer: pl.Trainer, folder: Path) -> None:
     """Write a checkpoint of this step by an atomic rename, then remove those no longer kept."""
     folder.mkdir(parents=True, exist_ok=True)
     trainer.save_checkpoint(folder / f"step-{trainer.global_step:08d}.ckpt")
-    for old in saved(folder)[KEEP:]:
+    for old in list_checkpoints(folder)[KEEP:]:
         old.unlink()
 
 
-def saved(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints, newest first."""
     return sorted(folder.glob("step-*.ckpt"), reverse=True)
 
 
-def discard(folder: Path) -> None:
+def remove_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a run that is complete and does not keep them."""
-    for path in saved(folder):
+    for path in list_checkpoints(folder):
         path.unlink()
 
 
-def restore_point(folder: Path) -> Path | None:
+def latest_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint that can be read. A damaged one is named in a warning and the one before it is tried."""
     for leftover in folder.glob("*.partial"):  # of a process that was killed while it wrote
         leftover.unlink()
-    for path in saved(folder):
+    for path in list_checkpoints(folder):
         try:
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # torch raises many kinds for a damaged archive
@@ -82,3 +81,23 @@ def restore_point(folder: Path) -> Path | None:
             continue
         return path
     return None
+
+
+class Paused(RuntimeError):
+    """A run reached trainer.max_minutes; its checkpoint is written, and the same command resumes it."""
+
+
+class TimeLimit(StepCallback):
+    """Writes a checkpoint and raises Paused after `minutes` of this attempt."""
+
+    def __init__(self, minutes: float, folder: Path) -> None:
+        self.deadline, self.folder = time.monotonic() + 60 * minutes, folder
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Save a checkpoint and raise Paused when the time is up, unless this was the last step."""
+        if time.monotonic() < self.deadline or trainer.global_step >= trainer.max_steps:
+            return
+        save_checkpoint(trainer, self.folder)
+        raise Paused(
+            f"time is up at step {trainer.global_step} of {trainer.max_steps}; the same command goes on"
+        )

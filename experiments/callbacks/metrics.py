@@ -1,8 +1,9 @@
-"""Rows of training metrics: means over the logging interval, throughput, memory."""
+"""Recording training steps: metric rows (means over the logging interval, throughput, memory) and progress."""
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,14 +11,35 @@ import torch
 from torch import Tensor
 
 from experiments import machine, peak_flops
-from experiments.callbacks.step import StepCallback, due
-from experiments.metric_log import MetricLog
+from experiments.progress import MIN_SECONDS, Sink
+from experiments.runs import MetricLog
 from experiments.task import LanguageModelling
 
 
-class MetricRows(StepCallback):
-    """Writes a row every log_every steps; its running sums are part of the checkpoint, so that rows survive a kill.
+class StepCallback(pl.Callback, ABC):
+    """Calls `after_step` when a micro-batch completed an optimiser step."""
 
+    @abstractmethod
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Act after an optimiser step; `trainer.global_step` of them are done."""
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Call `after_step` if this micro-batch was the last of its optimiser step."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.after_step(trainer, task)
+
+
+def is_due(step: int, every: int, last: int) -> bool:
+    """Whether something is due that comes every `every` steps, and at the last."""
+    return step % every == 0 or step == last
+
+
+class MetricRows(StepCallback):
+    """Writes a row every log_every steps.
+
+    Its running sums are part of the checkpoint, so that a resumed run writes the same rows.
     flops_per_token (forward and backward) and peak (FLOP/s) give MFU = FLOPs done / (peak · time), empty where above 1.
     """
 
@@ -34,7 +56,7 @@ class MetricRows(StepCallback):
         self.steps = 0
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        """Cut the log back to the checkpoint that training goes on from, and start the clock."""
+        """Cut the log back to the checkpoint that training continues from, and start the clock."""
         self.metric_log.cut(trainer.global_step)
         self.since = time.perf_counter()
         self.steps = 0
@@ -53,12 +75,12 @@ class MetricRows(StepCallback):
         """Write a row where one is due."""
         self.steps += 1
         step = trainer.global_step
-        if not due(step, self.every, trainer.max_steps):
+        if not is_due(step, self.every, trainer.max_steps):
             return
         row = {name: float(value) / self.count for name, value in self.sums.items()}
         row["grad_norm"] = float(
             task.last_step["grad_norm"]
-        )  # waits for the GPU, so the clock below is honest
+        )  # waits for the GPU, whose work the clock below then includes
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.write(trainer, {"split": "train", **row, **self._speed(task)})
         self.sums, self.count, self.steps = {}, 0, 0
@@ -93,3 +115,24 @@ class MetricRows(StepCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the sums and seconds of a checkpoint."""
         self.sums, self.count, self.seconds = state["sums"], state["count"], state["seconds"]
+
+
+class ReportProgress(StepCallback):
+    """Reports step and loss to a sink, a few times a second (reading the loss waits for a GPU)."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink, self.last = sink, 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Report the step that training continues from."""
+        self.sink("train", trainer.global_step, trainer.max_steps)
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Report step and loss, if the last report was long enough ago."""
+        now = time.monotonic()
+        if now - self.last < MIN_SECONDS and trainer.global_step < trainer.max_steps:
+            return
+        self.last = now
+        self.sink(
+            "train", trainer.global_step, trainer.max_steps, f"loss {float(task.last_step['loss']):.3f}"
+        )

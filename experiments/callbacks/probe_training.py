@@ -1,4 +1,4 @@
-"""Probing while training: what `zoo.probes` measures on held-out windows, step by step."""
+"""Probing while training: rows of `zoo.probes` over held-out windows, every trainer.probe_every steps."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.step import StepCallback, due
+from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.data import Split
 from experiments.probing import probe_tables
-from experiments.probing.held_out import spread_windows
-from experiments.probing.window_rows import probe_windows
+from experiments.probing.held_out import evenly_spaced_windows, probe_windows
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 
 
 class ProbeTraining(StepCallback):
-    """Every probe_every steps and at the last, adds rows to RUN/probes/training.parquet, which is written anew.
+    """Every probe_every steps and at the last, adds rows to RUN/probes/training.parquet, which is rewritten.
 
-    Nothing of the run changes by it; a resumed run takes rows back that its checkpoint does not know of.
+    The run itself is not changed; a resumed run drops the rows after its checkpoint.
     """
 
     def __init__(self, config: Config, split: Split, metrics: MetricRows, run: Path) -> None:
         self.every, self.batch_size = config.trainer.probe_every, config.probe.batch_size
-        self.windows = spread_windows(split, config.probe.windows, config.data.seq_len)
+        self.windows = evenly_spaced_windows(split, config.probe.windows, config.data.seq_len)
         self.metrics, self.run = metrics, run
         self.rows: list[tuple[Any, ...]] = []
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        """Take back the rows of the steps that the checkpoint knows of; later ones go."""
+        """Load the rows up to the checkpoint's step and drop later ones."""
         path = probe_tables.file(self.run, probe_tables.TRAINING)
         probe_tables.remove_partials(self.run)
         if not path.is_file():
@@ -47,9 +45,9 @@ class ProbeTraining(StepCallback):
         probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
-        """Probe the model where that is due, and write the table anew."""
+        """Probe the model where that is due, and rewrite the table."""
         step = trainer.global_step
-        if not (due(step, self.every, trainer.max_steps) or trainer.should_stop):
+        if not (is_due(step, self.every, trainer.max_steps) or trainer.should_stop):
             return
         began = time.perf_counter()
         self.rows += [(step, *row) for row in probe_windows(task.model, *self.windows, self.batch_size)]

@@ -1,17 +1,18 @@
-"""Validation while training: a row, the best weights, early stopping."""
+"""Validation while training: rows, exported weights (best, last, asked for), early stopping."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 
-from experiments.callbacks.metrics import MetricRows
-from experiments.callbacks.step import StepCallback, due
+from experiments import saved_weights
+from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.data import Split, eval_windows
 from experiments.schema import Config
 from experiments.scoring import score_windows
@@ -34,17 +35,17 @@ class Validation(StepCallback):
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether so many validations in a row brought no lower loss."""
+        """Whether `patience` validations in a row brought no lower loss."""
         patience = self.config.trainer.patience
         return patience is not None and self.worse >= patience
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
-        """Stop at once where training had stopped at the very checkpoint it goes on from."""
-        trainer.should_stop = self.out_of_patience  # resumed from the very checkpoint at which it stopped
+        """Stop at once where training had stopped early at this checkpoint."""
+        trainer.should_stop = self.out_of_patience
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """Validate where that is due; export better weights, and stop where patience is used up."""
-        if not due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
+        if not is_due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
             return
         began = time.perf_counter()
         loss = self._loss(task, trainer)
@@ -80,3 +81,25 @@ class Validation(StepCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the lowest loss and the patience used up from a checkpoint."""
         self.best, self.best_step, self.worse = state["best"], state["best_step"], state["worse"]
+
+
+class ExportWeights(StepCallback):
+    """Exports the weights of these steps and of the last to RUN/weights/step-N; the last only where it is not the best.
+
+    Comes after Validation, which decides what is best and whether training stops early.
+    """
+
+    def __init__(
+        self, steps: Collection[int], validation: Validation, metrics: MetricRows, run: Path
+    ) -> None:
+        self.steps, self.validation, self.metrics, self.run = set(steps), validation, metrics, run
+
+    def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
+        """Export the weights where this step was asked for, or is the last and not the best."""
+        step = trainer.global_step
+        last = step == trainer.max_steps or trainer.should_stop
+        if not (last or step in self.steps) or (last and step == self.validation.best_step):
+            return
+        began = time.perf_counter()
+        export(task.model, saved_weights.step_folder(self.run, step), tokenizer=task.tokenizer, step=step)
+        self.metrics.paused += time.perf_counter() - began

@@ -1,11 +1,9 @@
 """Text to batches: sources, tokenizers, a memory-mapped cache, training batches and evaluation windows."""
 
-from experiments.data.batches import Batches, document_boundaries
+from experiments.data.batches import Batches, document_boundaries, eval_windows
 from experiments.data.config import DataConfig
-from experiments.data.contents import check
 from experiments.data.corpus import Corpus, Split
-from experiments.data.eval_windows import eval_windows
-from experiments.data.pipeline import fingerprint, prepare
+from experiments.data.pipeline import check, fingerprint, prepare
 from experiments.data.sources import SOURCES
 from experiments.data.tokenization import TOKENIZERS
 

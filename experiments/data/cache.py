@@ -1,8 +1,9 @@
-"""Cached folders and facts: folders are made once, whole or not at all, by one process at a time."""
+"""The cache: folders that are made once, whole or not at all, by one process at a time, and facts in JSON files."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -13,7 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from experiments import locks
+from experiments.data.config import DataConfig
+from experiments.paths import ROOT
 from zoo.errors import UserError
+
+
+def content_hash(value: Any, digits: int = 32) -> str:
+    """First `digits` hexadecimal digits of the SHA-256 of plain values as canonical JSON (keys sorted, no spaces)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:digits]
+
+
+def cache_root(cfg: DataConfig) -> Path:
+    """The cache folder that ``cfg`` asks for (it need not exist yet)."""
+    place = cfg.cache_dir or os.environ.get("ARCHZOO_CACHE") or ROOT / ".cache" / "archzoo"
+    return Path(place).expanduser().absolute()
 
 
 def build_once(
@@ -24,8 +39,8 @@ def build_once(
     build: writes into the folder it is given, a temporary sibling that is renamed when it is done.
     problem: what is wrong with a finished folder, or None; a damaged one is rebuilt with a warning.
 
-    Processes that ask for the same key at once wait for the first (locks); what dead ones left is removed.
-    Raises UserError (path and the system's words) when the folder cannot be written; then nothing is left.
+    Processes that ask for the same key at once wait for the first (locks); leftovers of killed ones are removed.
+    Raises UserError (path and the system's message) when the folder cannot be written; then nothing is left.
     """
     final = parent / key
     if final.is_dir() and problem(final) is None:
@@ -38,7 +53,7 @@ def build_once(
                 if reason is None:
                     return final
                 warnings.warn(f"cache folder {final} is damaged ({reason}); rebuilding it", stacklevel=2)
-            _sweep(parent, key)
+            _remove_stale(parent, key)
             _fill(final, build)
     except OSError as error:
         raise UserError(
@@ -63,7 +78,7 @@ def _fill(final: Path, build: Callable[[Path], None]) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _sweep(parent: Path, held: str) -> None:
+def _remove_stale(parent: Path, held: str) -> None:
     """Remove temporary folders that no living process writes: those whose lock can be had."""
     for folder in parent.glob("*.tmp-*"):
         key = folder.name.split(".tmp-")[0]
@@ -76,17 +91,17 @@ def _sweep(parent: Path, held: str) -> None:
 
 @contextlib.contextmanager
 def _locked(parent: Path, key: str, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of `key`; the lock file exists only while somebody does. Raises Held if not to wait."""
+    """Hold the lock of `key`; the lock file exists only while it is held. Raises Held where wait is False."""
     path = parent / f"{key}.lock"
     message = f"waiting for another process that is preparing {parent / key}"
     with locks.locked(path, message, wait=wait, stream=sys.stderr):
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # who waits for it opens the path anew
+            path.unlink(missing_ok=True)  # a waiting process opens the path again
 
 
-def remember(path: Path, value: Any) -> None:
+def store_fact(path: Path, value: Any) -> None:
     """Write ``value`` as JSON by atomic rename. A cache that cannot be written only costs time: no error."""
     work = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     with contextlib.suppress(OSError):
@@ -98,8 +113,8 @@ def remember(path: Path, value: Any) -> None:
             work.unlink(missing_ok=True)
 
 
-def recall(path: Path) -> Any | None:
-    """The value that `remember` wrote, or None if there is nothing readable."""
+def load_fact(path: Path) -> Any | None:
+    """The value that `store_fact` wrote, or None if there is nothing readable."""
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError):

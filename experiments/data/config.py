@@ -1,8 +1,6 @@
 """The `data` node of the configuration."""
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 PACKS = ("stream", "document")
 
@@ -18,9 +16,9 @@ class DataConfig:
     tokenizer: bytes | bpe (trained on the training split) | gpt2.
     vocab_size: entries of the tokenizer that bpe trains.
     gpt2_path: folder with encoder.json and vocab.bpe, or vocab.json and merges.txt; None reads the hub.
-    pack: stream (windows of one long stream) | document (documents do not see each other).
+    pack: stream (windows of one long stream) | document (no attention across documents).
     seq_len, batch_size: tokens a sample, samples a micro-batch.
-    cache_dir: where extracted text and tokens are kept; None means the environment's ARCHZOO_CACHE, or else
+    cache_dir: folder of extracted text and tokens; None means the environment's ARCHZOO_CACHE, or else
         `.cache/archzoo` in the repository.
     revision: wikitext from the hub: commit of the data set; None means the one this project was tested with.
     """
@@ -36,9 +34,3 @@ class DataConfig:
     batch_size: int = 8
     cache_dir: str | None = None
     revision: str | None = None
-
-
-def cache_root(cfg: DataConfig) -> Path:
-    """The cache folder that ``cfg`` asks for (it need not exist yet)."""
-    default = Path(__file__).resolve().parents[2] / ".cache" / "archzoo"
-    return Path(cfg.cache_dir or os.environ.get("ARCHZOO_CACHE") or default).expanduser().absolute()

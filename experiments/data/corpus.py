@@ -1,8 +1,10 @@
-"""A tokenised corpus as it lies in the cache: three memory-mapped splits and their tokenizer."""
+"""A tokenised corpus in the cache: writing its tokens, and opening its three splits as memory maps."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from experiments.data.config import DataConfig
-from experiments.data.sources.base import SPLITS
+from experiments.data.sources import SPLITS, Document
 from experiments.data.tokenization import Tokenizer, from_json
+from experiments.data.tokenization.bpe import pieces
 
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
+_BATCH_CHARACTERS = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Splits "train", "validation" and "test", their tokenizer, and the hash of what the model will see."""
+    """Splits "train", "validation" and "test", their tokenizer, and the hash of text and tokenizer."""
 
     splits: dict[str, Split]
     tokenizer: Tokenizer
@@ -46,7 +50,7 @@ class Corpus:
 
     @property
     def document_bos(self) -> int | None:
-        """The separator at which sequences start anew where documents are packed; None for one long stream."""
+        """The separator, which starts a new sequence, where documents are packed; None where pack=stream."""
         return self.tokenizer.bos_id if self.config.pack == "document" else None
 
     def describe(self) -> dict[str, Any]:
@@ -73,19 +77,65 @@ class Corpus:
 
 
 def unigram_entropy(tokens: np.ndarray, vocab_size: int) -> float:
-    """−Σ p·ln p in nats a token, p the tokens' shares: the loss of knowing nothing but how frequent each one is."""
+    """−Σ p·ln p in nats a token, p the tokens' shares: the loss of predicting each token by its frequency."""
     counts = np.bincount(tokens, minlength=vocab_size)
     shares = counts[counts > 0] / len(tokens)
     return float(-(shares * np.log(shares)).sum())
 
 
 def tokens_file(folder: Path, split: str) -> Path:
-    """Where the tokens of ``split`` lie in the cache folder of a corpus."""
+    """The file of the tokens of ``split`` in the cache folder of a corpus."""
     return folder / f"tokens-{split}.bin"
 
 
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The dtype of token ids: uint16 for vocabularies under 65,536 entries, else uint32."""
+    return np.dtype(np.uint16 if vocab_size < 65536 else np.uint32)
+
+
+def write_tokens(
+    documents: Iterable[Document], tokenizer: Tokenizer, file: Path, progress: Callable[[int], object]
+) -> dict[str, int]:
+    """Write every document, preceded by ``bos_id``, to ``file``; return tokens, words, bytes and documents.
+
+    progress: called with the UTF-8 bytes of each document read.
+    """
+    counts = dict.fromkeys(("tokens", "words", "bytes", "documents"), 0)
+    dtype = token_dtype(tokenizer.vocab_size)
+    separator = np.array([tokenizer.bos_id], dtype=dtype)
+    with file.open("wb") as out:
+        waiting: list[str | None] = []
+
+        def flush() -> None:
+            encoded = iter(tokenizer.encode_batch([text for text in waiting if text is not None]))
+            for text in waiting:
+                ids = separator if text is None else next(encoded).astype(dtype)
+                counts["tokens"] += len(ids)
+                out.write(ids.tobytes())
+            waiting.clear()
+
+        pending = 0
+        for document in documents:
+            waiting.append(None)
+            for piece in pieces(document.text):
+                waiting.append(piece)
+                pending += len(piece)
+                if pending >= _BATCH_CHARACTERS:
+                    flush()
+                    pending = 0
+            size = len(document.text.encode())
+            counts["words"] += document.n_words
+            counts["bytes"] += size
+            counts["documents"] += 1
+            progress(size)
+        flush()
+        out.flush()
+        os.fsync(out.fileno())
+    return counts
+
+
 def open_corpus(folder: Path, cfg: DataConfig, labels: dict[str, str]) -> Corpus:
-    """Map the finished cache folder ``folder``."""
+    """The corpus in a finished cache folder, its tokens memory-mapped."""
     meta = json.loads((folder / META).read_text())
     splits = {}
     for name in SPLITS:

@@ -1,30 +1,106 @@
-"""From a configuration to a corpus: what the model will see (`fingerprint`) and its tokens (`prepare`)."""
+"""From a configuration to a corpus: `check`, `fingerprint` (hash of text and tokenizer), `prepare` (tokens)."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 from tqdm import tqdm
 
-from experiments.data.cache import build_once
-from experiments.data.config import DataConfig, cache_root
-from experiments.data.contents import Contents, check_settings, check_sizes, contents
-from experiments.data.corpus import META, TOKENIZER, Corpus, corpus_problem, open_corpus, tokens_file
-from experiments.data.sources import SOURCES, SPLITS, Document
-from experiments.data.tokenization import TOKENIZERS, Tokenizer
-from experiments.data.tokenization.byte_level_bpe import pieces
-from experiments.hashing import content_hash
+from experiments.data.cache import build_once, cache_root, content_hash, load_fact, store_fact
+from experiments.data.config import PACKS, DataConfig
+from experiments.data.corpus import (
+    META,
+    TOKENIZER,
+    Corpus,
+    corpus_problem,
+    open_corpus,
+    token_dtype,
+    tokens_file,
+    write_tokens,
+)
+from experiments.data.sources import SOURCES, SPLITS
+from experiments.data.tokenization import TOKENIZERS
+from zoo.errors import UserError, unknown
 
-_VERSION = 1
-_BATCH_CHARACTERS = 1 << 21
+_CONTENTS_VERSION, _FINGERPRINT_VERSION = 1, 1
+Contents = dict[str, dict]
+
+
+def check(cfg: DataConfig) -> None:
+    """Raise UserError for settings that cannot work and for text that is missing or too small. Writes nothing.
+
+    Local text is read, unless an earlier `fingerprint` did. The network is not used: `fingerprint` and `prepare` find
+    out whether the hub can be reached.
+    """
+    check_settings(cfg)
+    if SOURCES[cfg.name].at_hand:
+        contents(cfg, keep=False)
+
+
+def check_settings(cfg: DataConfig) -> None:
+    """Raise UserError for settings that cannot work; reads no text."""
+    for kind, name, known in (
+        ("data source", cfg.name, SOURCES),
+        ("tokenizer", cfg.tokenizer, TOKENIZERS),
+        ("packing", cfg.pack, PACKS),
+    ):
+        if name not in known:
+            raise unknown(kind, name, known)
+    for key in ("seq_len", "batch_size"):
+        if getattr(cfg, key) < 1:
+            raise UserError(f"data.{key} must be at least 1, got {getattr(cfg, key)}")
+    cache = cache_root(cfg)
+    if cache.exists() and not cache.is_dir():
+        raise UserError(f"the cache folder {cache} is a file; give a folder with data.cache_dir=...")
+    TOKENIZERS[cfg.tokenizer].check(cfg)
+    SOURCES[cfg.name].check(cfg)
+
+
+def contents(cfg: DataConfig, keep: bool = True) -> Contents:
+    """For each split {"digest": SHA-256 of its documents in order, "bytes", "documents"}.
+
+    The result of an earlier call is taken from the cache as long as the files have not changed. keep: write this one
+    there. Raises UserError for text that cannot be read, and for a text too small for ``cfg.seq_len``.
+    """
+    stamp = SOURCES[cfg.name].stamp(cfg)
+    file = cache_root(cfg) / "contents" / f"{content_hash([_CONTENTS_VERSION, cfg.name, stamp])}.json"
+    found = load_fact(file) if stamp is not None else None
+    if found is None:
+        found = {split: _read(cfg, split) for split in SPLITS}
+        if stamp is not None and keep:
+            store_fact(file, found)
+    # No tokenizer here makes more tokens than bytes, and one separator a document.
+    check_sizes(cfg, {split: part["bytes"] + part["documents"] for split, part in found.items()}, "bytes")
+    return found
+
+
+def check_sizes(cfg: DataConfig, sizes: dict[str, int], unit: str) -> None:
+    """Raise UserError unless training fills a window and the evaluation splits have something to score."""
+    needed = cfg.seq_len + 1
+    if sizes["train"] < needed or min(sizes.values()) < 2:
+        raise UserError(
+            f"the text is too small: training has {sizes['train']} {unit}, validation {sizes['validation']}, "
+            f"test {sizes['test']} (document separators counted); data.seq_len={cfg.seq_len} needs at least "
+            f"{needed} tokens of training text and some text in each split: give more text or a smaller "
+            "data.seq_len"
+        )
+
+
+def _read(cfg: DataConfig, split: str) -> dict:
+    digest, size, documents = hashlib.sha256(), 0, 0
+    for document in SOURCES[cfg.name].documents(cfg, split, cache_root(cfg)):
+        encoded = document.text.encode()
+        digest.update(f"{len(encoded)} {document.rows}\n".encode() + encoded)
+        size += len(encoded)
+        documents += 1
+    return {"digest": digest.hexdigest(), "bytes": size, "documents": documents}
 
 
 def fingerprint(cfg: DataConfig) -> str:
-    """Hash (32 hexadecimal digits) of what the model will see.
+    """Hash (32 hexadecimal digits) of the text and the tokenizer, that is of what the model is trained on.
 
     It covers the text of each split in order, the split rule, and the tokenizer's kind, size and tables; not
     paths, nor how the tokens are cut (seq_len, batch_size, pack). The first call reads all text (and, for the
@@ -57,7 +133,9 @@ def prepare(cfg: DataConfig, progress: bool = True) -> Corpus:
 
 def _fingerprint(cfg: DataConfig, read: Contents) -> str:
     digests = {split: read[split]["digest"] for split in SPLITS}
-    return content_hash([_VERSION, SOURCES[cfg.name].rule, digests, TOKENIZERS[cfg.tokenizer].spec(cfg)])
+    return content_hash(
+        [_FINGERPRINT_VERSION, SOURCES[cfg.name].rule, digests, TOKENIZERS[cfg.tokenizer].spec(cfg)]
+    )
 
 
 def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress: bool) -> None:
@@ -87,49 +165,3 @@ def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress:
         "files": {name: (folder / name).stat().st_size for name in files},
     }
     (folder / META).write_text(json.dumps(meta, indent=1))
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The dtype of token ids: uint16 for vocabularies under 65,536 entries, else uint32."""
-    return np.dtype(np.uint16 if vocab_size < 65536 else np.uint32)
-
-
-def write_tokens(
-    documents: Iterable[Document], tokenizer: Tokenizer, file: Path, progress: Callable[[int], object]
-) -> dict[str, int]:
-    """Write every document, preceded by ``bos_id``, to ``file``; return tokens, words, bytes and documents.
-
-    progress: called with the UTF-8 bytes of each document read.
-    """
-    counts = dict.fromkeys(("tokens", "words", "bytes", "documents"), 0)
-    dtype = token_dtype(tokenizer.vocab_size)
-    separator = np.array([tokenizer.bos_id], dtype=dtype)
-    with file.open("wb") as out:
-        waiting: list[str | None] = []
-
-        def flush() -> None:
-            encoded = iter(tokenizer.encode_batch([text for text in waiting if text is not None]))
-            for text in waiting:
-                ids = separator if text is None else next(encoded).astype(dtype)
-                counts["tokens"] += len(ids)
-                out.write(ids.tobytes())
-            waiting.clear()
-
-        pending = 0
-        for document in documents:
-            waiting.append(None)
-            for piece in pieces(document.text):
-                waiting.append(piece)
-                pending += len(piece)
-                if pending >= _BATCH_CHARACTERS:
-                    flush()
-                    pending = 0
-            size = len(document.text.encode())
-            counts["words"] += document.n_words
-            counts["bytes"] += size
-            counts["documents"] += 1
-            progress(size)
-        flush()
-        out.flush()
-        os.fsync(out.fileno())
-    return counts

@@ -1,4 +1,4 @@
-"""A record of what is done, in a file that lasts between attempts."""
+"""A record of finished work, in a file, so that the next attempt skips it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo.files import write_json
 
 
 class Record:
-    """Names of what is done, each with a note; empty before the first. Raises UserError where the file is damaged."""
+    """Names of finished pieces of work, each with a note. Raises UserError where the file is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -21,7 +21,7 @@ class Record:
         return name in self.done
 
     def add(self, name: str, note: Any) -> None:
-        """Note that this is done, and write the file."""
+        """Add a finished piece of work, and write the file."""
         self.done[name] = note
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, self.done)

@@ -57,7 +57,7 @@ class Settings:
         return where["gpu"] or f"{where['host_cpu']} (rehearsal)"
 
     def bench(self, suite: str) -> Config:
-        """The configuration of a bench suite: reference width; of those that go on another time, all lengths."""
+        """The configuration of a bench suite: reference width; resumable suites at all lengths."""
         bench = BenchConfig(
             lengths=None if suite in RESUMED else LENGTHS,
             repeats=10,

@@ -1,4 +1,4 @@
-"""The stages of job=gpu by name: functions that do what their time allows, and return whether they are finished."""
+"""The stages of job=gpu by name: functions that work within a time limit, and return whether they are finished."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _bench(suite: str) -> Stage:
 
 
 def _bench_by_rows(suite: str) -> Stage:
-    """A suite that keeps its rows and leaves for the next time what its time does not allow."""
+    """The stage of a resumable suite: rows beyond the time limit are measured the next time."""
 
     def measure(settings: Settings) -> bool:
         config = settings.bench(suite)

@@ -1,4 +1,4 @@
-"""The training stages of job=gpu, and publishing what they have reached."""
+"""The training stages of job=gpu, and publishing their curves and scores."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import time
 from typing import Any
 
 from experiments import data, machine
-from experiments.evaluation import score_best
 from experiments.execute import execute
 from experiments.gpu.stage_settings import PATTERNS, Settings
-from experiments.metric_log import read
 from experiments.plan import Plan, plan
 from experiments.progress import Bar
-from experiments.runs import METRICS, RunFailed
+from experiments.runs import METRICS, RunFailed, read_metrics
+from experiments.scoring import score_best
 from zoo.files import write_atomic
 from zoo.io import CARD
 
@@ -44,11 +43,11 @@ def advance(settings: Settings, name: str) -> bool:
 
 
 def publish(settings: Settings) -> bool:
-    """Whether all runs are complete; writes training curves and scores, also of runs that are under way."""
+    """Whether all runs are complete; writes training curves and scores, also of unfinished runs."""
     scores, curves = [], []
     for name in PATTERNS:
         planned = plan(settings.training(name, settings.seconds))
-        rows = read(planned.folder.path / METRICS)
+        rows = read_metrics(planned.folder.path / METRICS)
         curves += [{"model": name, **row} for row in rows]
         if (planned.folder.path / CARD).is_file():
             scores.append(_score(settings, name, planned, rows))

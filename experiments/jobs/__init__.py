@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Job:
     """One thing that the program can do.
 
-    name: as in job=NAME; help: what it does, in a line; needs: the keys it cannot do without, as one types them.
+    name: as in job=NAME; help: a line of description; needs: its required keys, as typed.
     run: does it for one configuration. run_sweep: does it for all configurations of a --multirun together; None: `run`
     is called for one after the other.
     """

@@ -12,7 +12,8 @@ from experiments.jobs import Job
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
-_WITH_CASES = ("compile", "kernels", "models")
+_WITH_CASES = ("compile", "inference", "kernels", "models")
+_WITH_RUNS = "inference"
 
 
 def run(config: Config) -> None:
@@ -42,6 +43,8 @@ def _check(config: Config) -> None:
         raise UserError(
             f"bench.cases chooses among those of suite={', '.join(_WITH_CASES)}, not of {config.suite}"
         )
+    if b.runs is not None and config.suite != _WITH_RUNS:
+        raise UserError(f"bench.runs names what suite={_WITH_RUNS} measures, not {config.suite}")
     if config.dry and config.suite != "kernels":
         raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
 

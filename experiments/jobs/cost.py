@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 
 from experiments.checks import check_choices
+from experiments.costs import meta_model
 from experiments.flop_count import FlopCount, count_flops
 from experiments.jobs import Job
-from experiments.labels import label, short_labels, shorten_pattern
-from experiments.meta_model import meta_model
 from experiments.plan import apply_match
+from experiments.presets import label, short_labels, shorten_pattern
 from experiments.schema import Config
 from zoo import cost, pattern
 from zoo.errors import UserError
@@ -102,7 +102,7 @@ def short(length: int) -> str:
 
 
 class _Notes:
-    """The lines below the figures: what these count, and whether some were extrapolated."""
+    """The lines below the numbers: what they count, and whether some were extrapolated."""
 
     def __init__(self) -> None:
         self.counted_to = 0

@@ -1,59 +1,108 @@
-"""job=generate: go on from a prompt, token by token, with tokens a second."""
+"""job=generate: continue prompts, token by token; prints the speed of prefill and of decoding."""
 
 from __future__ import annotations
 
-import codecs
+import json
 import sys
-import time
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-import zoo
 from experiments import machine
+from experiments.continuation import Continuation
+from experiments.generation import Speed, continue_prompts, encode_prompts
 from experiments.jobs import Job
-from experiments.load_run import load_run
-from experiments.schema import Config
+from experiments.load_run import LoadedRun, load_run
+from experiments.progress import Bar
+from experiments.prompts import read_prompts
+from experiments.schema import Config, GenerateConfig
 from zoo.errors import UserError
+from zoo.files import write_atomic
 
 
 def run(config: Config) -> None:
-    """Print the prompt and what the model writes after it, as it is written."""
+    """Print every prompt and its continuation: of one prompt token by token, of several when a batch is complete."""
     g = config.generate
-    if g.tokens < 1:
-        raise UserError(f"generate.tokens={g.tokens} must be at least 1")
+    _check(g)
+    prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
     loaded = load_run(config.run, machine.pick(config.device))
-    ids = [loaded.tokenizer.bos_id, *loaded.tokenizer.encode(g.prompt)]
-    prompt = torch.tensor([ids], device=loaded.model.embedding.weight.device)
-    tokens = zoo.generate(
-        loaded.model,
-        prompt,
-        g.tokens,
-        temperature=g.temperature,
-        top_k=g.top_k,
-        top_p=g.top_p,
-        seed=config.seed,
-    )
-    sys.stdout.write(g.prompt)
-    written: list[int] = []
-    shown = 0
-    began = time.perf_counter()
-    for token in tokens:
-        written.append(int(token))
-        text = loaded.tokenizer.decode(written)
-        # A token may end inside a character; the replacement sign at the end waits for the rest of it.
-        whole = text.rstrip(codecs.decode(b"\xff", "utf-8", "replace"))
-        sys.stdout.write(whole[shown:])
+    speed = Speed()
+    if len(prompts) == 1:
+        made = _stream(loaded, prompts[0], config, speed)
+    else:
+        made = _in_batches(loaded, prompts, config, speed)
+    if g.out is not None:
+        write_atomic(_out(g), "".join(map(_line, prompts, made)))
+    print(_summary(made, speed))
+
+
+def _check(g: GenerateConfig) -> None:
+    """Refuse what makes no sense, before a model is loaded. Raises UserError."""
+    for key in ("tokens", "batch_size", "chunk"):
+        if getattr(g, key) < 1:
+            raise UserError(f"generate.{key}={getattr(g, key)} must be at least 1")
+    if "" in g.stop:
+        raise UserError("generate.stop has an empty text, which every text begins with; leave it out")
+    if g.out is not None and (_out(g).is_dir() or not _out(g).parent.is_dir()):
+        raise UserError(f"generate.out={g.out} must be a file in a folder that is there")
+
+
+def _out(g: GenerateConfig) -> Path:
+    return Path(g.out).expanduser()
+
+
+def _stream(loaded: LoadedRun, text: str, config: Config, speed: Speed) -> list[Continuation]:
+    """Continue one prompt and print the text token by token."""
+    shown: int | None = None
+
+    def show(made: list[Continuation]) -> None:
+        nonlocal shown
+        sys.stdout.write(text if shown is None else made[0].safe_text[shown:])
         sys.stdout.flush()
-        shown = max(shown, len(whole))
-    seconds = time.perf_counter() - began
-    steps = len(ids) + len(written) - 1
-    print(f"\n\n{len(written)} tokens after a prompt of {len(ids)}; {steps / seconds:.1f} tokens/s")
+        shown = len(made[0].safe_text)
+
+    (prompts,) = encode_prompts(loaded, [text], config.generate)
+    made = continue_prompts(loaded, prompts, config.generate, config.seed, speed, show)
+    print(f"{made[0].text[shown:]}\n")
+    return made
+
+
+def _in_batches(loaded: LoadedRun, texts: Sequence[str], config: Config, speed: Speed) -> list[Continuation]:
+    """Continue several prompts, generate.batch_size at once, and print the texts of a batch when it is complete."""
+    g, bar = config.generate, Bar("generate", config.trainer.progress)
+    finished: list[Continuation] = []
+    for prompts in encode_prompts(loaded, texts, g):
+        first, last = len(finished) + 1, len(finished) + len(prompts)
+
+        def show(made: list[Continuation], phase: str = f"prompts {first} to {last}") -> None:
+            done = sum(g.tokens if one.ended else len(one.tokens) for one in made)
+            bar(phase, done, len(made) * g.tokens)
+
+        finished += continue_prompts(loaded, prompts, g, config.seed + first - 1, speed, show)
+        bar.close()
+        for i in range(first, last + 1):
+            print(f"── {i} of {len(texts)} ──\n{texts[i - 1]}{finished[i - 1].text}\n", flush=True)
+    return finished
+
+
+def _line(prompt: str, made: Continuation) -> str:
+    """A prompt and its continuation as a line of JSON."""
+    found = {"prompt": prompt, "text": made.text, "tokens": made.tokens, "stopped": made.ended}
+    return json.dumps(found, ensure_ascii=False) + "\n"
+
+
+def _summary(made: list[Continuation], speed: Speed) -> str:
+    """How many tokens after how many, and the speed of both."""
+    tokens = sum(len(one.tokens) for one in made)
+    prompts = "a prompt" if len(made) == 1 else f"{len(made)} prompts"
+    return f"{tokens} tokens after {prompts} of {speed.prompt_tokens}: {speed.describe()}"
 
 
 JOB = Job(
     "generate",
-    "go on from a prompt with a finished run or checkpoint",
+    "continue prompts with a finished run or checkpoint",
     run,
     needs="run=results/NAME/RUN generate.prompt='...'",
 )

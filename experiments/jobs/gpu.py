@@ -2,16 +2,16 @@
 
     tests         the GPU tests, in bf16
     kernel_tests  those of the kernels, compiled, file by file
-    tune          what Triton's autotuner chooses, into kernels/triton_common/tuned.toml
+    tune          launch configurations by Triton's autotuner, into kernels/triton_common/tuned.toml
     attention     every attention backend against every other, in one process
     kernels       every Triton form against PyTorch's and every installed peer (suite=kernels), case by case
     latency       the dense and the HyperGraph reference model from 512 to 32K tokens
     models        training step, prefill and decode of all presets (suite=models), row by row
-    dense, sf     training both by the reference recipe, as far as the time goes
+    dense, sf     training of both by the reference recipe, within the time limit
     publish       scores of the best weights so far, curves and tables into results/published/
 
-A finished stage is skipped the next time; one that its time ended goes on from where it was. With gpu.rehearse=true all
-stages run small on any machine.
+A finished stage is skipped the next time; one that reached its time limit continues where it stopped. With
+gpu.rehearse=true all stages run small on any machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""job=list: what there is to choose from, read from the registry and from conf/."""
+"""job=list: blocks, presets and other choices, read from the registries and conf/; run.py adds the figures."""
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 from experiments.data import SOURCES, TOKENIZERS
@@ -9,30 +10,46 @@ from experiments.jobs import Job, all_jobs
 from experiments.paths import CONF
 from experiments.schema import Config
 from zoo import pattern, registry
+from zoo.probes import all_measures, event_kinds
 
 
 def run(config: Config) -> None:
-    """Print blocks, presets, sizes, layouts, experiments, data sources, tokenizers and jobs."""
+    """Print blocks, presets, sizes, layouts, experiments, data sources, tokenizers, probe events, measures and jobs."""
     for kind, title in (("mixer", "Mixers"), ("residual", "Residual schemes"), ("channel", "Channel mixers")):
         rows = [(b.letter or " ", b.name, b.title, b.source) for b in registry.blocks(kind).values()]
-        _table(title, rows)
+        print_table(title, rows)
     for group, title in (
         ("model", "Presets (model=)"),
         ("size", "Sizes (size=)"),
         ("experiment", "+experiment="),
     ):
-        _table(title, [(path.stem, _first_comment(path)) for path in sorted((CONF / group).glob("*.yaml"))])
-    _table("Layouts (model.pattern=)", list(pattern.LAYOUTS.items()))
-    _table("Data (data=)", [(name,) for name in sorted(SOURCES)])
-    _table("Tokenizers (data.tokenizer=)", [(name,) for name in sorted(TOKENIZERS)])
-    _table("Jobs (job=)", [(job.name, job.help, job.needs) for job in all_jobs()])
+        print_table(
+            title, [(path.stem, _first_comment(path)) for path in sorted((CONF / group).glob("*.yaml"))]
+        )
+    print_table("Layouts (model.pattern=)", list(pattern.LAYOUTS.items()))
+    print_table("Data (data=)", [(name,) for name in sorted(SOURCES)])
+    print_table("Tokenizers (data.tokenizer=)", [(name,) for name in sorted(TOKENIZERS)])
+    print_table(
+        "Probe events (recorded by blocks)", [(kind, ", ".join(x)) for kind, x in event_kinds().items()]
+    )
+    measures = sorted(all_measures().items())
+    print_table(
+        "Measures (job=probe)", [(name, ", ".join(cls.kinds), _first_sentence(cls)) for name, cls in measures]
+    )
+    print_table("Jobs (job=)", [(job.name, job.help, job.needs) for job in all_jobs()])
 
 
-def _table(title: str, rows: list[tuple[str, ...]]) -> None:
+def print_table(title: str, rows: list[tuple[str, ...]]) -> None:
+    """Print rows of equally many cells below a title, in columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     print(f"\n{title}")
     for row in rows:
         print("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _first_sentence(documented: type) -> str:
+    text = (inspect.getdoc(documented) or "").partition(":\n")[0]
+    return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
 def _first_comment(path: Path) -> str:
@@ -42,4 +59,4 @@ def _first_comment(path: Path) -> str:
     return lines[0] if lines else ""
 
 
-JOB = Job("list", "blocks, presets, layouts, experiments, data and jobs", run)
+JOB = Job("list", "blocks, presets, layouts, experiments, data, measures, figures and jobs", run)

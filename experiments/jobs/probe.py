@@ -1,4 +1,4 @@
-"""job=probe: look inside finished runs; tables for the figures go into RUN/probes/."""
+"""job=probe: probe finished runs; tables for the figures go into RUN/probes/."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from experiments import interrupts, machine
+from experiments.checks import check_measures, check_probe
 from experiments.jobs import Job
 from experiments.probing import probe_tables
-from experiments.probing.checks import check_probe
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
 from experiments.progress import Bar
@@ -31,6 +31,7 @@ def run(config: Config) -> None:
     Folders without a complete run are named and left alone.
     """
     check_probe(config.probe)
+    check_measures()
     machine.pick(config.device)
     runs, skipped = find_runs(config)
     for why in skipped:
@@ -80,7 +81,7 @@ def _attempts(runs: list[Path], config: Config) -> Iterator[Attempt]:
 
 
 def _attempt(run: Path, config: Config) -> Attempt:
-    """Probe a run; a failure is recorded in its folder probes/ and told in one line."""
+    """Probe a run; a failure is recorded in its folder probes/ and returned in one line."""
     inside = RunFolder(run / probe_tables.FOLDER)
     try:
         made = probe_run(run, config)
@@ -98,7 +99,7 @@ def _attempt(run: Path, config: Config) -> Attempt:
 
 JOB = Job(
     "probe",
-    "look inside finished runs; tables into RUN/probes",
+    "probe finished runs; tables into RUN/probes",
     run,
     needs="runs=results/NAME or run=results/NAME/RUN",
 )

@@ -1,1 +1,1 @@
-"""Looking inside finished and training runs: held-out windows, what is taken from them, the tables it goes into."""
+"""Probing finished and training runs: held-out windows, rows and maps computed over them, and their tables."""

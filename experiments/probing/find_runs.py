@@ -1,4 +1,4 @@
-"""Finding the runs to probe: complete ones; other folders are named with what keeps them out."""
+"""Finding the runs to probe: complete ones; other folders are named with the reason why not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from experiments.os_errors import one_line
-from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, leads_out
+from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, resolves_outside
 from experiments.schema import Config
 from zoo.errors import UserError
 
@@ -43,7 +43,7 @@ def run_title(run: Path) -> str:
 def _folders(place: Path, depth: int, root: Path | None = None) -> Iterator[Path]:
     """Run folders below a run, an experiment or all results, folders without any, and links out of the first one."""
     root = root or place
-    ends = leads_out(place, root) or _is_run(place) or not depth or _closed(place)
+    ends = resolves_outside(place, root) or _is_run(place) or not depth or _closed(place)
     inside = [] if ends else [x for x in sorted(place.iterdir()) if _may_hold_runs(x)]
     if not inside:
         yield place
@@ -52,8 +52,12 @@ def _folders(place: Path, depth: int, root: Path | None = None) -> Iterator[Path
 
 
 def _elsewhere(folder: Path, root: Path) -> str:
-    """That a folder is a link to another place, into which nothing is written unasked; "" if it is none."""
-    return f"is a link to {folder.resolve()}; name that to have it probed" if leads_out(folder, root) else ""
+    """A message where a folder is a link to another place, which must be named explicitly; "" where it is none."""
+    return (
+        f"is a link to {folder.resolve()}; name that to have it probed"
+        if resolves_outside(folder, root)
+        else ""
+    )
 
 
 def _closed(folder: Path) -> bool:

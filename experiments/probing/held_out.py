@@ -1,15 +1,22 @@
-"""Held-out text that probes read: the same windows of the validation split for every model."""
+"""Probing on held-out text: the windows that every model reads, and rows over them."""
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from experiments.data import Split
+from experiments.scoring import token_losses
+from zoo.model import LanguageModel
+from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
+from zoo.probes.rows import buckets
 
 
-def spread_windows(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
+def evenly_spaced_windows(split: Split, count: int, length: int) -> tuple[Tensor, Tensor]:
     """Windows in equal distances over the whole split: tokens and targets (the next tokens), int64 [N, T].
 
     T = length, or less where the split is shorter; N = count, or as many as there are without overlap. A window
@@ -36,3 +43,78 @@ def document_start(split: Split, bos: int, length: int) -> Tensor:
     long_enough = starts[ends - starts >= length]
     start = int(long_enough[0]) if len(long_enough) else 0
     return torch.from_numpy(tokens[start : start + length].astype(np.int64))[None]
+
+
+def probe_windows(model: LanguageModel, tokens: Tensor, targets: Tensor, batch_size: int) -> list[Row]:
+    """Rows of all measures over windows [N, T], batch_size at a time: averages over batches, corrected where needed.
+
+    A measure that is no average over tokens (norms of gradients, principal directions) is taken batch by batch, and
+    averaged over batches.
+    """
+    device = model.embedding.weight.device
+    return correct_averages(
+        average_rows(
+            row
+            for x, y in zip(tokens.split(batch_size), targets.split(batch_size), strict=True)
+            for row in probe_model(model, x.to(device), y.to(device))
+        )
+    )
+
+
+def average_rows(rows: Iterable[Row]) -> list[Row]:
+    """One row for every place, bucket and measure: Σ count·value / Σ count. Averages of nothing are left out."""
+    sums: dict[tuple, tuple[float, int]] = {}
+    for row in rows:
+        if row.count:
+            total, count = sums.get(row[:-2], (0.0, 0))
+            sums[row[:-2]] = total + row.count * row.value, count + row.count
+    return [Row(*place, total / count, count) for place, (total, count) in sums.items()]
+
+
+def loss_by_position(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, batch_size: int, precision: str
+) -> list[Row]:
+    """Mean −ln p (nats/token) of the same tokens at the positions of each bucket: only the context differs.
+
+    tokens, targets [N, T] are the longest contexts, batch_size of them at once. The last tokens are scored, as many
+    as the widest bucket holds; for a bucket [start, end) windows of `end` tokens end where their last end − start
+    tokens tile that stretch. They tile it whole where T is a power of two times the trained length; otherwise a rest
+    is left out. T may be above the trained length, of which buckets beyond it are multiples.
+    """
+    length = tokens.shape[1]
+    found = position_buckets(model.seq_len, length)
+    stretch = length - max(end - start for start, end in found)
+    rows = []
+    for start, end in found:
+        scored, before = end - start, max(stretch - start, 0)
+        x, y = (part[:, before:].unfold(1, end, scored).flatten(0, 1) for part in (tokens, targets))
+        total = _summed(model, x, y, scored, max(1, batch_size * length // end), precision)
+        count = len(x) * scored
+        rows.append(
+            Row(None, "", "", None, "position", float(start), float(end), "loss", total / count, count)
+        )
+    return rows
+
+
+def _summed(
+    model: LanguageModel, tokens: Tensor, targets: Tensor, last: int, batch_size: int, precision: str
+) -> float:
+    """Σ −ln p over the `last` tokens of every window."""
+    device = model.embedding.weight.device
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    with torch.no_grad(), evaluation_mode(model):
+        for x, y in zip(tokens.split(batch_size), targets.split(batch_size), strict=True):
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                losses = token_losses(model, x.to(device), y.to(device))
+            total += losses[:, -last:].double().sum()
+    return float(total)
+
+
+def position_buckets(trained: int, length: int) -> list[tuple[int, int]]:
+    """`buckets` of the trained length, then [1, 2), [2, 4), [4, 8) … times it, up to `length`."""
+    if length <= trained:
+        return buckets(length)
+    edges = [trained]
+    while edges[-1] < length:
+        edges.append(min(length, 2 * edges[-1]))
+    return [*buckets(trained), *itertools.pairwise(edges)]

@@ -14,13 +14,16 @@ import yaml
 
 from experiments import machine, saved_weights
 from experiments.data import Split
-from experiments.hashing import content_hash
+from experiments.data.cache import content_hash
 from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import document_start, spread_windows
-from experiments.probing.loss_by_position import loss_by_position
+from experiments.probing.held_out import (
+    document_start,
+    evenly_spaced_windows,
+    loss_by_position,
+    probe_windows,
+)
 from experiments.probing.samples import samples
-from experiments.probing.window_rows import probe_windows
 from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
 from zoo.errors import UserError
@@ -32,7 +35,7 @@ _FORMAT = 3
 
 
 def is_probed(run: Path, probe: ProbeConfig) -> bool:
-    """Whether the tables of these very weights and settings are there."""
+    """Whether the tables of these weights and settings exist."""
     try:
         record = json.loads((run / probe_tables.FOLDER / RECORD).read_text())
         at = weights_to_probe(run, probe)
@@ -65,10 +68,10 @@ def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]
 
 
 def probe_run(run: Path, config: Config) -> list[str]:
-    """Write all tables that a complete run has something for, and last what made them; returns the tables' names.
+    """Write the probe tables of a complete run that have rows, then probes.json, their provenance; returns their names.
 
-    Tables of an earlier pass go, and what a killed one left. Raises UserError where weights or text are not as they
-    were in training, or where the folder of the tables is a link.
+    Tables of an earlier pass are replaced. Raises UserError where weights or text are not those of the training, or
+    where the folder of the tables is a link.
     """
     refuse_link(run / probe_tables.FOLDER)
     began = time.perf_counter()
@@ -102,7 +105,7 @@ def _make_tables(
     text = functools.cache(lambda token: tokenizer.decode([token]))
     sentence = document_start(split, tokenizer.bos_id, probe.map_tokens)
     routes = per_token.routes(model, sentence)
-    windows, _ = spread_windows(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
+    windows, _ = evenly_spaced_windows(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
     return {
         "measures": [(loaded.step, *row) for row in _measures(loaded, split, probe, precision)],
         "maps": per_token.attention_maps(model, sentence),
@@ -115,8 +118,8 @@ def _make_tables(
 
 def _measures(loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
     model = loaded.model
-    rows = probe_windows(model, *spread_windows(split, probe.windows, model.seq_len), probe.batch_size)
-    long = spread_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
+    rows = probe_windows(model, *evenly_spaced_windows(split, probe.windows, model.seq_len), probe.batch_size)
+    long = evenly_spaced_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
     return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
 
 

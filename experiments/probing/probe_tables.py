@@ -1,4 +1,7 @@
-"""The parquet tables of a run's folder probes/; schema.py says what each column means."""
+"""The parquet tables of a run's folder probes/, and what each of their columns means.
+
+A column has the metadata `unit` and `meaning` (UTF-8), so that who reads the file needs no other source.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,69 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.probing.schema import described
 from zoo.files import write_atomic
 
 FOLDER = "probes"
+TRAINING = "training"  # the table `measures`, taken while a run trained
 _INT, _FLOAT, _STR = pa.int64(), pa.float64(), pa.string()
-_PLACE = [("layer", _INT), ("part", _STR), ("block", _STR), ("head", _INT)]
-_BUCKET = [("axis", _STR), ("start", _FLOAT), ("end", _FLOAT)]
+
+_LAYER = ("layer", _INT, "", "from 0; as many as there are layers: after the last; empty: whole model")
+_PART = ("part", _STR, "", "mixer, channel, head, or empty for the whole model")
+_BLOCK = ("block", _STR, "", "name of the mixer or channel mixer")
+_HEAD = ("head", _INT, "", "from 0; empty where there are no heads")
+_POSITION = ("position", _INT, "", "position in the sentence, from 0")
+_TOKEN = ("token", _INT, "", "token id")
+_TEXT = ("text", _STR, "", "the token as text")
+
+# Table -> columns: name, type, unit, meaning.
+_COLUMNS = {
+    "measures": [
+        ("step", _INT, "steps", "optimiser steps done"),
+        *(_LAYER, _PART, _BLOCK, _HEAD),
+        ("axis", _STR, "", "what start and end count: position, distance, expert, rank, step, quantile"),
+        ("start", _FLOAT, "", "first value of the bucket"),
+        ("end", _FLOAT, "", "one past the last; of a quantile: the quantile"),
+        ("measure", _STR, "", "what the number is"),
+        ("value", _FLOAT, "", "the number"),
+        ("count", _INT, "", "observations it is the mean of"),
+    ],
+    "maps": [
+        *(_LAYER, _BLOCK, _HEAD),
+        ("kind", _STR, "", "attention, or selection (1: may be read)"),
+        ("query", _INT, "", "position in the sentence"),
+        ("key", _INT, "", "position in the sentence"),
+        ("weight", _FLOAT, "", "what of the key goes into the query; pairs below 1e-3 are left out"),
+    ],
+    "sentence": [_POSITION, _TOKEN, _TEXT],
+    "routes": [
+        *(_LAYER, _PART, _BLOCK, _HEAD, _POSITION),
+        ("rank", _INT, "", "0: the first choice"),
+        ("choice", _INT, "", "timeline, memory or expert"),
+        ("probability", _FLOAT, "", "of this choice"),
+    ],
+    "assignments": [
+        *(_LAYER, _PART, _BLOCK, _HEAD),
+        ("choice", _INT, "", "first choice: timeline, memory or expert"),
+        *(_TOKEN, _TEXT),
+        ("count", _INT, "", "how often a token of this kind went there"),
+    ],
+    "samples": [
+        ("prompt", _STR, "", "what the model was given"),
+        ("text", _STR, "", "what it wrote after that"),
+        ("temperature", _FLOAT, "", "0: the most likely token"),
+        ("sample_seed", _INT, "", "seed of the sampling"),
+        ("tokens_per_second", _FLOAT, "tokens/s", "decoding speed, prompt included"),
+    ],
+}
 
 SCHEMAS = {
-    name: described(name, pa.schema(columns))
-    for name, columns in {
-        "measures": [
-            ("step", _INT),
-            *_PLACE,
-            *_BUCKET,
-            ("measure", _STR),
-            ("value", _FLOAT),
-            ("count", _INT),
-        ],
-        "maps": [
-            ("layer", _INT),
-            ("block", _STR),
-            ("head", _INT),
-            ("kind", _STR),
-            ("query", _INT),
-            ("key", _INT),
-            ("weight", _FLOAT),
-        ],
-        "sentence": [("position", _INT), ("token", _INT), ("text", _STR)],
-        "routes": [*_PLACE, ("position", _INT), ("rank", _INT), ("choice", _INT), ("probability", _FLOAT)],
-        "assignments": [*_PLACE, ("choice", _INT), ("token", _INT), ("text", _STR), ("count", _INT)],
-        "samples": [
-            ("prompt", _STR),
-            ("text", _STR),
-            ("temperature", _FLOAT),
-            ("sample_seed", _INT),
-            ("tokens_per_second", _FLOAT),
-        ],
-    }.items()
+    table: pa.schema(
+        pa.field(name, kind, metadata={"unit": unit, "meaning": meaning})
+        for name, kind, unit, meaning in columns
+    )
+    for table, columns in _COLUMNS.items()
 }
-TRAINING = "training"  # `measures`, taken while a run trained
+"""Table -> its columns, with their units and meanings as metadata."""
 SCHEMAS[TRAINING] = SCHEMAS["measures"]
 
 

@@ -1,1 +1,1 @@
-"""One folder an operation: a reference to read, a PyTorch form, and whatever else serves it."""
+"""One folder per operation: a reference to read, a PyTorch form, and further backends."""

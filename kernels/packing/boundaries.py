@@ -34,7 +34,7 @@ def ragged_rows(counts: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Sequence of each row, and the row's number within it, where sequence i owns the next counts[i] rows.
 
     counts   integer [N], N ≥ 1
-    rows     length of the axis, at least Σ counts. Rows behind the last sequence's count on in sequence N − 1:
+    rows     length of the axis, at least Σ counts. Rows after the last sequence's count on in sequence N − 1:
              their number is at least counts[N − 1]
     returns  int64 [rows] twice
     """

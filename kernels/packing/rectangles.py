@@ -1,6 +1,6 @@
 """Packed sequences as a few rectangular batches, each of sequences of about one length.
 
-Shorter sequences end in rows of zeros. Causal results do not notice what stands behind them.
+Shorter sequences end in rows of zeros. Causal results do not depend on the rows after them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Axis:
     """One axis of packed rows and its rectangular batches.
 
     shapes  (sequences, rows of each) of every batch, in order
-    place   int64 [M], where each packed row stands on the axis of all batches; None where that is the packed axis
+    place   int64 [M], the place of each packed row on the axis of all batches; None where that is the packed axis
     """
 
     shapes: list[tuple[int, int]]

@@ -1,4 +1,4 @@
-"""The flash-attn package, where someone has installed it. Imported at the first call that uses it."""
+"""The flash-attn package, if it is installed; imported at the first call that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits that all FlashAttention kernels put on their inputs, whoever ships them."""
+"""Limits that all FlashAttention kernels put on their inputs, in any package."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ _BUILT_FOR_GPUS = torch.version.cuda is not None
 if _BUILT_FOR_GPUS:  # the import takes seconds, and no CPU build can use it
     from torch.nn.attention.varlen import varlen_attn
 
-# Grown from release to release: windows and grouped heads are not in every one.
+# Its options grew over releases: windows and grouped heads are not in every one.
 _OPTIONS = frozenset(inspect.signature(varlen_attn).parameters) if _BUILT_FOR_GPUS else frozenset()
 
 

@@ -1,4 +1,4 @@
-"""Attention over segments as two operators that tracing does not look into.
+"""Attention over segments as two operators that are opaque to tracing.
 
 The lengths of the segments are data. `torch.compile(fullgraph=True)` cannot trace through them and the meta
 device does not have them, so both see an operator with a shape, a gradient and a cost.

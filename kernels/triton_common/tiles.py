@@ -1,7 +1,7 @@
 """Device functions for tiles of whole rows, and the running maximum of a softmax over tiles.
 
-A row is `WIDTH` neighbouring numbers of a contiguous tensor. What lies outside (an unused row, a column behind the
-width) is read as 0 and never written.
+A row is `WIDTH` neighbouring numbers of a contiguous tensor. Places outside (an unused row, a column beyond the
+width) are read as 0 and never written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def load_rows(x, row, used, WIDTH, BW: tl.constexpr):
-    """These rows of x [·, WIDTH], whole, [rows, BW ≥ WIDTH]; 0 where a row is unused and behind the width."""
+    """These rows of x [·, WIDTH], whole, [rows, BW ≥ WIDTH]; 0 where a row is unused and beyond the width."""
     column = tl.arange(0, BW)
     mask = used[:, None] & (column < WIDTH)[None]
     return tl.load(x + row.to(tl.int64)[:, None] * WIDTH + column[None], mask=mask, other=0.0)

@@ -23,7 +23,7 @@ class Tuned:
     """A `@triton.jit` kernel with the launch configurations that it may run with.
 
     kernel   the jitted function; writes its outputs whole, so that timing it twice changes nothing
-    configs  tile sizes, warps and stages, in the order of trust; the interpreter takes the first
+    configs  tile sizes, warps and stages, the safest first, which the interpreter takes
     key      names of the arguments that make a shape class, with the tensors' dtypes: another value is timed anew
 
     Used as `tuned[grid](...)`; the grid may be a function of the tile sizes, as with `triton.autotune`.
@@ -89,7 +89,7 @@ class Tuned:
 
 @contextlib.contextmanager
 def afresh() -> Iterator[None]:
-    """While inside, kernels are timed again, whatever the table says."""
+    """While inside, kernels are timed again, those in the table too."""
     Tuned.afresh = True
     try:
         yield

@@ -9,6 +9,7 @@ import random
 from importlib import import_module
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from analysis import load_results
@@ -58,6 +59,21 @@ def by_hand(points, x):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
     raise AssertionError(x)
+
+
+def test_seeds_without_a_common_time_have_no_curve_against_it():
+    """Runs of a few steps validate once, each after seconds of its own."""
+    row = dict.fromkeys(loss_curves.COLUMNS) | {
+        "label": "a",
+        "color": "#555555",
+        "split": "validation",
+        "loss": 2.0,
+    }
+    rows = [{**row, "run": str(seed), "seed": seed, "tokens": 64.0, "seconds": 1.0 + seed} for seed in (0, 1)]
+    table = pd.DataFrame(rows)
+    with pytest.raises(NoData, match="the seeds of no model share training time"):
+        loss_curves.draw(table, against="seconds")
+    assert loss_curves.draw(table).axes
 
 
 def test_flops_are_tokens_times_the_flops_of_a_token(tmp_path, write_run):

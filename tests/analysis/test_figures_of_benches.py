@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
+from analysis.errors import NoData
+from analysis.figures import inference
 from analysis.plotting.bench import draw, draw_table
 
 
@@ -54,3 +57,48 @@ def test_tables_of_other_suites_and_of_no_times_have_no_figure(tmp_path: Path):
     pd.DataFrame(ROWS).to_csv(other, index=False)
     pd.DataFrame([x for x in ROWS if not x["milliseconds_median"]]).to_csv(empty, index=False)
     assert draw_table(other) == draw_table(empty) == draw_table(tmp_path / "models.csv") == []
+
+
+def test_inference_is_drawn_against_the_context(inference_csv):
+    table = inference.read(inference_csv, batch=8)
+    assert set(table["batch"]) == {8}
+    decode, state, prefill = inference.draw(table, batch=8).axes
+    for axes in (decode, state, prefill):
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert [len(line.get_xdata()) for line in axes.get_lines()] == [3, 3, 3, 2]
+    ours, theirs, constant, _ = decode.get_lines()
+    assert list(ours.get_ydata()) == [2.25, 3.0, 6.0]
+    assert list(theirs.get_ydata()) == [2.75, 3.5, 6.5]
+    assert (ours.get_linestyle(), theirs.get_linestyle()) == ("-", "--")
+    assert ours.get_color() == theirs.get_color() == "#4d4d4d"
+    assert list(constant.get_ydata()) == [3.0, 3.0, 3.0]
+    assert set(state.get_lines()[2].get_ydata()) == {8 * 4096}
+    assert prefill.get_lines()[2].get_ydata()[0] == pytest.approx(1e3 * 8 * 256 / (3.0 * 256 / 16))
+    (legend,) = decode.figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["transformer", "Llama, transformers", "kda_pure", "nsa"]
+
+
+def test_the_caption_of_inference_says_where_and_what_is_missing(inference_csv):
+    text = inference.caption(inference.read(inference_csv, batch=1), batch=1)
+    assert text.startswith("1 sequence on Some CPU, 1 thread(s), float32, width 64, 4 layers. Median of 5")
+    assert (
+        "Time of a step after 1,024 tokens over the plain transformer's: kda_pure 1.00 and nsa 1.00." in text
+    )
+    assert text.endswith("Not measured, for time or memory: nsa (prefill, 4,096) and nsa (decode, 4,096).")
+
+
+def test_figures_of_inference_stand_beside_its_table(inference_csv, tmp_path: Path):
+    names = {path.name for path in inference.draw_file(inference_csv)}
+    assert names == {
+        f"{name}.{kind}" for name in ("inference", "inference_batch_8") for kind in ("svg", "png")
+    }
+    assert inference.draw_file(inference_csv.rename(tmp_path / "other.csv")) == []
+
+
+def test_a_table_of_inference_that_cannot_serve_says_why(inference_csv, tmp_path: Path):
+    with pytest.raises(NoData, match="no times of 4 sequence"):
+        inference.read(inference_csv, batch=4)
+    (tmp_path / "short.csv").write_text("suite,model\na,b\n")
+    with pytest.raises(NoData, match="no column color"):
+        inference.read(tmp_path / "short.csv", batch=1)

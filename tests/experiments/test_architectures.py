@@ -12,11 +12,11 @@ from support.program import Lab
 from experiments.data.corpus import unigram_entropy
 from experiments.paths import CONF
 from experiments.plan import plan
-from experiments.presets import architectures, compared, differences_from_preset
+from experiments.presets import architectures, differences_from_preset, presets_to_compare
 from zoo import ModelConfig
 from zoo.model import letters_of
 
-ELEVEN = compared()
+ELEVEN = presets_to_compare()
 
 
 def test_the_eleven_are_all_presets_but_variants():

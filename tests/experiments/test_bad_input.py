@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.program import Lab, Outcome, write_text
+
+from experiments import hydra_errors
+from zoo import registry
 
 WAYS = pytest.mark.parametrize(
     "flags",
@@ -77,7 +81,16 @@ def test_named_mistakes_in_a_process_of_their_own(
         (["job=trian"], "did you mean 'train'?"),
         (["trainer.max_steps=abc"], "trainer.max_steps: Value 'abc'"),
         (["+foo=1"], "unknown key 'foo'"),
-        (["+trainer.foo=1"], "unknown key 'trainer.foo'"),
+        (["+trainer.foo=1"], "unknown key 'trainer.foo'; trainer has max_steps, accumulate, "),
+        (["model.residual.iters=5"], "did you mean 'model.residual.mhc.iters'?"),
+        (["model.window=8"], "did you mean 'model.mixers.nsa.window' or 'model.mixers.attention.window'?"),
+        (["trainer.lr=1"], "did you mean 'optim.lr'?"),
+        (["residual=mhc"], "did you mean 'model.residual.name'?"),
+        (["model.residual.mhc.itres=5"], "did you mean 'model.residual.mhc.iters'?"),
+        (
+            ["model.pattern=dyadic"],
+            "interlaced_sf, late_full, reverse_bookend. A pattern of one's own is made of",
+        ),
         (["data.tokenizer=gpt3"], "did you mean 'gpt2'?"),
         (["model.residual.name=adds"], "did you mean 'add'?"),
         (["trainer.precision=fp8"], "trainer.precision"),
@@ -96,6 +109,12 @@ def test_named_mistakes_in_a_process_of_their_own(
         (["model.d_model=0"], "model.d_model=0"),
         (["model.mixers.hypergraph.n_timelines=0"], "n_timelines=0"),
         (["evaluate.stride=33"], "evaluate.stride=33 is above data.seq_len=32"),
+        (["evaluate.carry=true"], "evaluate.carry=true is of job=evaluate"),
+        (
+            ["job=evaluate", "evaluate.carry=true", "evaluate.stride=3"],
+            "with evaluate.carry=true there is none",
+        ),
+        (["job=evaluate", "evaluate.batch_size=0"], "evaluate.batch_size=0 must be at least 1"),
         (["name=a/b"], "name='a/b'"),
         (["job=evaluate"], "run=results/NAME/RUN"),
         (["job=evaluate", "run=/nope"], "no model at /nope"),
@@ -106,6 +125,22 @@ def test_named_mistakes_in_a_process_of_their_own(
 )
 def test_mistakes(lab: Lab, words: list[str], says: str, flags: list[str]):
     assert_refused(lab, lab.here(*flags, *words), says)
+
+
+def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkeypatch):
+    """Whatever else was wrong: with them nothing can be composed."""
+
+    @dataclasses.dataclass
+    class Options:
+        scale: torch.Tensor | None = None
+
+    block = registry.get("mixer", "attention")
+    blocks = {**registry.blocks("mixer"), "attention": dataclasses.replace(block, config=Options)}
+    monkeypatch.setitem(registry._BLOCKS, "mixer", blocks)
+    said = hydra_errors.explain(ValueError("Unexpected type annotation"))
+    assert said.startswith(
+        "zoo/mixers/attention.py: options of mixer 'attention': Unexpected type annotation"
+    )
 
 
 def test_results_that_are_a_file(lab: Lab, tmp_path: Path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -92,9 +93,9 @@ def test_the_harness_is_compared_pair_by_pair_with_the_bare_loop(monkeypatch, ca
 
 def test_an_interval_holds_19_of_20_medians_drawn_anew():
     """The median of five draws among 1 to 5 is 1 with probability 0.058 = Σ C(5, k)·0.2^k·0.8^(5−k), k from 3 on."""
-    assert harness.bootstrap_interval([3.0, 1.0, 5.0, 2.0, 4.0]) == (1.0, 5.0)
+    assert timing.bootstrap_interval([3.0, 1.0, 5.0, 2.0, 4.0]) == (1.0, 5.0)
     # Of eight 3s one 1 and one 5 are drawn into the median so rarely that they are no bounds.
-    assert harness.bootstrap_interval([3.0] * 8 + [1.0, 5.0]) == (3.0, 3.0)
+    assert timing.bootstrap_interval([3.0] * 8 + [1.0, 5.0]) == (3.0, 3.0)
 
 
 def test_tables_keep_six_digits_and_write_what_is_missing_as_nothing(tmp_path: Path):
@@ -109,3 +110,31 @@ def test_times_are_in_milliseconds(monkeypatch):
     readings = iter((3.0, 3.25))
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(readings))
     assert timing.on_device(lambda: None, CPU) == 250.0
+
+
+def timed_within(seconds: float, milliseconds: float, repeats: int) -> dict[str, list[float]]:
+    """Times of two alternatives whose calls take so long each, the first ones ten times as long."""
+    seen: list[str] = []
+
+    def interleaved(calls, rounds, device, warm_up):
+        assert warm_up == 0
+        seen.append("round")
+        factor = 10 if len(seen) == 1 else 1
+        return {name: [factor * milliseconds] * rounds for name in calls}
+
+    calls = dict.fromkeys("ab", lambda: None)
+    with mock.patch.object(timing, "interleaved", interleaved):
+        return timing.interleaved_within(calls, repeats, CPU, seconds)
+
+
+def test_as_many_rounds_as_fit_into_the_time():
+    """By the first round, which is the warm-up and counts only where no three others fit."""
+    assert timed_within(1.0, 1.0, 5) == {"a": [1.0] * 5, "b": [1.0] * 5}
+    assert timed_within(1.0, 12.5, 5) == {"a": [12.5] * 4, "b": [12.5] * 4}
+    assert timed_within(1.0, 25.0, 5) == {"a": [250.0, 25.0, 25.0], "b": [250.0, 25.0, 25.0]}
+    assert timed_within(1.0, 100.0, 5) == {"a": [1000.0], "b": [1000.0]}
+    assert timed_within(1.0, 1.0, 2) == {"a": [1.0] * 2, "b": [1.0] * 2}
+
+
+def test_ratios_are_of_pairs():
+    assert timing.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == (2.0, 1.0, 3.0)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.callbacks import checkpoints, metrics, probe_training, time_limit, validation
+from experiments.callbacks import checkpoints, metrics, probe_training, validation
 from experiments.data import Split
-from experiments.metric_log import MetricLog, read
 from experiments.probing import probe_tables
+from experiments.runs import MetricLog, read_metrics
 from experiments.schema import Config
 from zoo import LanguageModel, ModelConfig
 
@@ -35,7 +35,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (metrics, time_limit, checkpoints, validation):
+    for module in (metrics, checkpoints, validation):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -65,7 +65,7 @@ def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_pa
             clock.now += 5
             rows.paused += 5  # a validation, say
         micro_batch(rows, at, i, loss=float(i), aux_loss=0.5 * i, grad_norm=10.0 + i, **{"aux:x": -float(i)})
-    first, second = read(path)
+    first, second = read_metrics(path)
     assert (first["step"], first["tokens"], second["step"], second["tokens"]) == ("2", "200", "4", "400")
     for row, mean in ((first, 1.5), (second, 5.5)):
         assert [float(row[name]) for name in ("loss", "aux_loss", "aux:x")] == [mean, mean / 2, -mean]
@@ -94,7 +94,7 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     for i in range(4, 8):
         clock.now += 1
         micro_batch(second, at, i, loss=float(i), grad_norm=1.0)
-    (row,) = read(path)
+    (row,) = read_metrics(path)
     assert float(row["loss"]) == 3.5
     assert float(row["tokens_per_second"]) == 2 * 100 / 4  # of the steps of this attempt
 
@@ -106,31 +106,35 @@ def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
     for step in (1, 2):
         log.append(dict.fromkeys(log.columns, "12345") | {"step": step, "split": "train"})
     text = log.path.read_text()
-    assert [row["step"] for row in read(log.path)] == ["1", "2"]
-    assert set(read(log.path)[1].values()) == {"2", "train", "12345"}
+    assert [row["step"] for row in read_metrics(log.path)] == ["1", "2"]
+    assert set(read_metrics(log.path)[1].values()) == {"2", "train", "12345"}
     for length in range(len(text)):
         log.path.write_text(text[:length])
-        assert len(read(log.path)) == max(0, text[:length].count("\n") - 1), text[:length]
+        assert len(read_metrics(log.path)) == max(0, text[:length].count("\n") - 1), text[:length]
 
 
 @pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
 def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
     saved = []
-    monkeypatch.setattr(time_limit, "save", lambda trainer, folder: saved.append(trainer.global_step))
-    limit = time_limit.TimeLimit(minutes, tmp_path)
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    limit = checkpoints.TimeLimit(minutes, tmp_path)
     clock.now += seconds - 0.5
     limit.after_step(trainer(3), None)
     clock.now += 1
     limit.after_step(trainer(100), None)  # the last step needs no pause
     assert saved == []
-    with pytest.raises(time_limit.Paused, match="time is up at step 4 of 100"):
+    with pytest.raises(checkpoints.Paused, match="time is up at step 4 of 100"):
         limit.after_step(trainer(4), None)
     assert saved == [4]
 
 
 def test_checkpoints_come_when_due_at_the_end_and_where_training_stops(tmp_path: Path, clock, monkeypatch):
     saved = []
-    monkeypatch.setattr(checkpoints, "save", lambda trainer, folder: saved.append(trainer.global_step))
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
     callback = checkpoints.Checkpoints(tmp_path, 3, SimpleNamespace(paused=0.0))
     for step in range(1, 9):
         callback.after_step(trainer(step, 8), None)
@@ -143,8 +147,11 @@ def test_the_last_two_checkpoints_stay(tmp_path: Path):
         path.write_text("x")
 
     for step in (9, 10, 100, 1000):
-        checkpoints.save(trainer(step, save_checkpoint=write), tmp_path)
-    assert [path.name for path in checkpoints.saved(tmp_path)] == ["step-00001000.ckpt", "step-00000100.ckpt"]
+        checkpoints.save_checkpoint(trainer(step, save_checkpoint=write), tmp_path)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == [
+        "step-00001000.ckpt",
+        "step-00000100.ckpt",
+    ]
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import json
 import pytest
 from support import identity_keys
 
-import experiments.identity
+import experiments.plan
 import zoo.config
-from experiments.identity import identify, recorded, run_name
+from experiments.plan import identify, recorded_config, run_name
 from experiments.schema import Config
 from zoo import ModelConfig, registry
 from zoo.options import added
@@ -46,7 +46,7 @@ def with_options(monkeypatch):
         config = dataclasses.make_dataclass(
             "Config", [("model", model, dataclasses.field(default_factory=model))], bases=(Config,)
         )
-        for module in (identity_keys, experiments.identity):
+        for module in (identity_keys, experiments.plan):
             monkeypatch.setattr(module, "Config", config)
 
     return edit
@@ -157,11 +157,11 @@ def test_a_recorded_configuration_is_read_as_it_was_meant(with_options):
     values = json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
     values["optim"]["lr"], values["trainer"]["val_every"] = 0.5, 7
     values["trainer"]["a_switch_of_then"], values["probe"] = True, {"unknown": 1}
-    again = recorded(values)
+    again = recorded_config(values)
     assert (again.seed, again.optim.lr, again.trainer.val_every) == (3, 0.5, 7)
     assert identity(again) != identity(Config(seed=3))
     with_options("gsa", ("scores", str, added("relu", before="sigmoid")))
-    assert recorded(values).model.mixers.gsa.scores == "sigmoid"
+    assert recorded_config(values).model.mixers.gsa.scores == "sigmoid"
     del values["model"]["mixers"]["gsa"]["scores"]
-    assert recorded(values).model.mixers.gsa.scores == "sigmoid"
-    assert identity(recorded(values)) == identity(again)
+    assert recorded_config(values).model.mixers.gsa.scores == "sigmoid"
+    assert identity(recorded_config(values)) == identity(again)

@@ -15,8 +15,8 @@ import analysis
 from experiments import jobs
 from experiments.cli import perform
 from experiments.jobs import Job, all_jobs, cost
-from experiments.metric_log import COLUMNS, read
 from experiments.paths import CONF
+from experiments.runs import METRIC_COLUMNS, read_metrics
 from experiments.schema import Config
 from zoo import registry
 from zoo.pattern import LAYOUTS
@@ -64,7 +64,7 @@ def test_the_summary_has_every_key_of_the_contract(finished: Lab):
 
 def test_the_summarys_speed_is_the_median_row_and_its_mfu_of_forward_and_backward(finished: Lab):
     summary = json.loads((finished.run_folder() / "summary.json").read_text())
-    rows = read(finished.run_folder() / "metrics.csv")
+    rows = read_metrics(finished.run_folder() / "metrics.csv")
     rates = sorted(float(row["tokens_per_second"]) for row in rows if row["split"] == "train")
     assert summary["tokens_per_second"] in rates[1:3]  # the middle two of four
     done = summary["tokens_per_second"] * summary["flops_per_token"]["training"]
@@ -73,8 +73,8 @@ def test_the_summarys_speed_is_the_median_row_and_its_mfu_of_forward_and_backwar
 
 
 def test_metric_rows_have_the_columns_of_the_contract(finished: Lab):
-    rows = read(finished.run_folder() / "metrics.csv")
-    assert list(rows[0]) == [*COLUMNS, "aux:timeline_balance"]
+    rows = read_metrics(finished.run_folder() / "metrics.csv")
+    assert list(rows[0]) == [*METRIC_COLUMNS, "aux:timeline_balance"]
     assert [(row["split"], row["step"]) for row in rows] == [
         ("train", "5"),
         ("train", "10"),

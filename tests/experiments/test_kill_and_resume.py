@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from support.program import Lab, Process, assert_same_run
 
-from experiments.metric_log import read
 from experiments.probing import probe_tables
+from experiments.runs import read_metrics
 
-STEPS = 160
 RECIPE = [
-    f"trainer.max_steps={STEPS}",
     "trainer.accumulate=2",
     "trainer.log_every=2",
     "trainer.val_every=8",
@@ -27,16 +25,19 @@ PROBED = [*RECIPE, "trainer.probe_every=7", "probe.windows=1"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.long)])
-def test_random_kills_change_nothing(kills: int, tmp_path: Path, small_text: Path, shared_cache: Path):
+@pytest.mark.parametrize(("kills", "steps"), [(2, 64), pytest.param(10, 160, marks=pytest.mark.long)])
+def test_random_kills_change_nothing(
+    kills: int, steps: int, tmp_path: Path, small_text: Path, shared_cache: Path
+):
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed)
     whole, torn = (Lab(tmp_path / name, small_text, shared_cache) for name in ("whole", "torn"))
-    reference = whole.start(*RECIPE)
+    length = f"trainer.max_steps={steps}"
+    reference = whole.start(*RECIPE, length)
     reached = []
-    part = (STEPS - 12) // kills
+    part = (steps - 12) // kills
     for at in (part * i + draw.randrange(2, part) for i in range(kills)):  # one in each part of the run
-        process = torn.start(*PROBED)
+        process = torn.start(*PROBED, length)
         _wait_for_step(process, torn, at)
         if draw.random() < 0.4:
             _wait_for_a_half_written_checkpoint(process, torn)
@@ -48,20 +49,20 @@ def test_random_kills_change_nothing(kills: int, tmp_path: Path, small_text: Pat
         story = f"seed {seed}, killed at {reached}"
         assert outcome.status == -signal.SIGKILL, f"{story}: {outcome}"
         assert not list(torn.results.glob("*/*/summary.json")), story
-    last = torn.run(*PROBED)
+    last = torn.run(*PROBED, length)
     assert last.status == 0, f"{story}: {last.err}"
     assert reference.wait().status == 0
     assert_same_run(whole.run_folder(), torn.run_folder(), story)
     rows = probe_tables.read(torn.run_folder(), "training")
-    assert {row[0] for row in rows} == {*range(7, STEPS, 7), STEPS}, story
+    assert {row[0] for row in rows} == {*range(7, steps, 7), steps}, story
     assert len({row[:-2] for row in rows}) == len(rows), f"{story}: rows of a step that was done twice"
-    assert reached[-1] > STEPS // 3, f"{story}: restarts did not go on from checkpoints"
+    assert reached[-1] > steps // 3, f"{story}: restarts did not go on from checkpoints"
     assert not list(torn.run_folder().rglob("*.partial")), story
     assert not list(torn.temp.glob("tmp*")), f"{story}: checkpoints went through the temporary folder"
 
 
 def _step(lab: Lab) -> int:
-    steps = [int(row["step"]) for path in lab.results.glob("*/*/metrics.csv") for row in read(path)]
+    steps = [int(row["step"]) for path in lab.results.glob("*/*/metrics.csv") for row in read_metrics(path)]
     return max(steps, default=0)
 
 

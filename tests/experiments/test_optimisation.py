@@ -10,7 +10,7 @@ import torch
 from support.program import Lab, last_checkpoint, steady_rows
 
 from experiments import data, optim
-from experiments.factory import tokens_per_step
+from experiments.costs import tokens_per_step
 from experiments.runs import RunFolder
 from experiments.schema import Config, OptimConfig
 from experiments.scoring import score_split

@@ -14,7 +14,7 @@ from support.program import Lab
 from analysis import load_results
 from analysis.caveats import caveats
 from experiments import machine, peak_flops
-from experiments.metric_log import read
+from experiments.runs import read_metrics
 
 CPU = torch.device("cpu")
 
@@ -106,7 +106,7 @@ def test_a_peak_that_a_busy_machine_made_too_low_is_told_and_shown_nowhere(lab: 
     summary = json.loads((lab.run_folder() / "summary.json").read_text())
     assert summary["mfu"] is None
     assert 0 < summary["mfu_peak_flops"] < 1e7
-    rows = read(lab.run_folder() / "metrics.csv")
+    rows = read_metrics(lab.run_folder() / "metrics.csv")
     assert {row["mfu"] for row in rows} == {""}
     results = load_results(lab.results)
     assert results.problems == []

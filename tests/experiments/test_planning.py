@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from support.program import ROOT, Lab, write_text
 
-from experiments.identity import run_name
-from experiments.labels import dominant_mixer
-from experiments.meta_model import meta_model
+from experiments.costs import meta_model
 from experiments.paths import CONF
-from experiments.plan import plan
+from experiments.plan import plan, run_name
+from experiments.presets import dominant_mixer
 from experiments.sweep_display import cell_names
 from zoo import cost
 from zoo.pattern import LAYOUTS

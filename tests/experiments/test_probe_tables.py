@@ -18,10 +18,14 @@ from experiments.data import DataConfig, Split
 from experiments.data.tokenization import TOKENIZERS
 from experiments.load_run import LoadedRun
 from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import document_start, spread_windows
-from experiments.probing.loss_by_position import loss_by_position, position_buckets
+from experiments.probing.held_out import (
+    average_rows,
+    document_start,
+    evenly_spaced_windows,
+    loss_by_position,
+    position_buckets,
+)
 from experiments.probing.probe_run import _make_tables
-from experiments.probing.window_rows import average_rows
 from experiments.schema import ProbeConfig
 from zoo.probes import Row
 
@@ -189,12 +193,12 @@ def test_position_buckets_of_a_short_text_end_with_it():
 
 def test_windows_are_spread_over_the_split():
     split = Split(np.arange(103, dtype=np.uint16), 0, 0, 0)
-    tokens, targets = spread_windows(split, 3, 10)
+    tokens, targets = evenly_spaced_windows(split, 3, 10)
     assert tokens[:, 0].tolist() == [0, 46, 92]
     assert targets[-1, -1] == 102
     assert (targets == tokens + 1).all()
-    assert len(spread_windows(split, 500, 10)[0]) == 10, "no overlap"
-    assert spread_windows(split, 4, 1000)[0].shape == (1, 102)
+    assert len(evenly_spaced_windows(split, 500, 10)[0]) == 10, "no overlap"
+    assert evenly_spaced_windows(split, 4, 1000)[0].shape == (1, 102)
 
 
 def test_the_sentence_starts_a_document():

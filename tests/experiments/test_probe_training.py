@@ -9,7 +9,8 @@ import torch
 from support.program import Lab, assert_same_run
 
 import zoo
-from experiments import callbacks, data
+from experiments import data
+from experiments.callbacks.probe_training import ProbeTraining
 from experiments.probing import probe_tables
 from zoo.probes import Measure
 from zoo.probes.rows import row
@@ -86,7 +87,7 @@ def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, fini
     every = [*EVERY, "trainer.probe_every=3"]
     assert whole.here(*every).status == 0
     with monkeypatch.context() as patch:
-        patch.setattr(callbacks.ProbeTraining, "after_step", stopping_after(13))
+        patch.setattr(ProbeTraining, "after_step", stopping_after(13))
         assert lab.here(*every).status == 1
     folder = lab.run_folder()
     stopped = probe_tables.read(folder, "training")
@@ -113,7 +114,7 @@ def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
 
 
 def stopping_after(last: int):
-    original = callbacks.ProbeTraining.after_step
+    original = ProbeTraining.after_step
 
     def after_step(self, trainer, task):
         original(self, trainer, task)

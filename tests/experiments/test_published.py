@@ -11,7 +11,7 @@ from support.program import ROOT, Lab
 
 from analysis import configurations, load_results
 from analysis.publish import lacking
-from experiments.identity import identify, recorded, run_name
+from experiments.plan import identify, recorded_config, run_name
 from zoo.model import letters_of
 
 STUDIES = sorted(path.parent for path in (ROOT / "results" / "published").glob("*/runs.parquet"))
@@ -38,7 +38,7 @@ def test_published_runs_are_found_by_their_configurations(study):
     """The name of a run follows from its configuration and its text, today as on the day of the run."""
     configs, identities, runs = parts(study)
     for row in runs.itertuples():
-        config = recorded(configs[row.run])
+        config = recorded_config(configs[row.run])
         identity = identify(config, letters_of(config.model), row.data_fingerprint)
         assert identity == identities[row.run], row.run
         assert run_name(identity) == row.run

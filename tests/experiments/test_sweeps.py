@@ -13,8 +13,7 @@ import psutil
 import pytest
 from support.program import Lab, Outcome, Process
 
-from experiments.metric_log import read
-from experiments.runs import RunFolder
+from experiments.runs import RunFolder, read_metrics
 
 pytestmark = pytest.mark.slow
 CELL = ["model=transformer", "trainer.max_steps=60", "trainer.log_every=1", "trainer.val_every=30"]
@@ -111,7 +110,7 @@ def _errors(outcome: Outcome) -> list[str]:
 
 def _training(lab: Lab) -> list[Path]:
     """Run folders with metric rows."""
-    return [path.parent for path in lab.results.glob("*/*/metrics.csv") if read(path)]
+    return [path.parent for path in lab.results.glob("*/*/metrics.csv") if read_metrics(path)]
 
 
 def _workers(process: Process) -> list[psutil.Process]:
@@ -139,7 +138,7 @@ def _watch(lab: Lab, seen: Stamps, done) -> None:
 def _assert_rows_whole(lab: Lab) -> None:
     """Every step once and in order: what two processes writing to one run would spoil."""
     for folder in lab.run_folders():
-        steps = [int(row["step"]) for row in read(folder / "metrics.csv") if row["split"] == "train"]
+        steps = [int(row["step"]) for row in read_metrics(folder / "metrics.csv") if row["split"] == "train"]
         assert steps == list(range(1, 61)), folder
 
 

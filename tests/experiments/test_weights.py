@@ -17,7 +17,7 @@ import zoo
 from analysis import load_results
 from experiments import saved_weights
 from experiments.callbacks import Validation
-from experiments.hashing import content_hash
+from experiments.data.cache import content_hash
 from experiments.probing import probe_run
 from experiments.schema import ProbeConfig
 from zoo.errors import UserError

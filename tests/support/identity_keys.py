@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.identity import identify
+from experiments.plan import identify
 from experiments.schema import Config, EvaluateConfig, OptimConfig, TrainerConfig
 from zoo import ModelConfig, registry
 from zoo.options import before_they_existed

@@ -23,7 +23,7 @@ import torch
 
 from experiments.cli import main
 from experiments.compose import compose
-from experiments.metric_log import WALL_CLOCK, read
+from experiments.runs import WALL_CLOCK_COLUMNS, read_metrics
 from experiments.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,7 +188,10 @@ def write_text(path: Path, paragraphs: int = 150, seed: int = 0) -> Path:
 
 def steady_rows(folder: Path) -> list[dict[str, str]]:
     """The metric rows of a run without what the clock decides."""
-    return [{k: v for k, v in row.items() if k not in WALL_CLOCK} for row in read(folder / "metrics.csv")]
+    return [
+        {k: v for k, v in row.items() if k not in WALL_CLOCK_COLUMNS}
+        for row in read_metrics(folder / "metrics.csv")
+    ]
 
 
 def last_checkpoint(folder: Path) -> dict:

@@ -7,6 +7,8 @@ from support.contract_cases import LONG, build, every_case, tokens
 from support.margins import below
 from support.state_rows import state_rows
 
+from zoo import Context
+from zoo.generate import prefill
 from zoo.model import LanguageModel
 from zoo.modules.states import join_states, select_sequences
 
@@ -77,3 +79,15 @@ def test_sequences_of_one_length_are_joined_into_one_state(case):
     same_state(select_sequences(state, torch.tensor([2, 0])), select_sequences(wanted, torch.tensor([2, 0])))
     logits, _ = model.extend(batch[:, 35:], state)
     below((logits - model(batch)[0][:, -1]).abs().max(), 1e-9, "after the join")
+
+
+@every_case
+@torch.no_grad()
+def test_prompts_of_different_lengths_read_in_chunks_are_the_packed_forward(case):
+    model, batch = build(case.config()).eval(), tokens(4, LONG)
+    prompts = [batch[row, :length] for row, length in enumerate((LONG, 5, 38, 5))]
+    ends = torch.tensor([0, *(len(prompt) for prompt in prompts)]).cumsum(0)
+    packed = torch.cat(prompts)[None]
+    wanted, _ = model(packed, Context.of(packed, cu_seqlens=ends.int()))
+    logits, _ = prefill(model, prompts, chunk=33)
+    below((logits - wanted[0, ends[1:] - 1]).abs().max(), 1e-9)

@@ -143,6 +143,18 @@ def test_a_sequence_ends_with_a_stop_token_and_the_others_go_on(model):
     assert len(got[0]) == max(ends) + 1
 
 
+def test_a_function_may_say_where_a_sequence_ends_and_knows_every_token_of_it(model):
+    prompts = [tokens(2, 9)[0, :length] for length in (9, 4)]
+    free, seen = run(model, prompts, n=8, seed=1), [[], []]
+
+    def stop(b: int, token: int) -> bool:
+        seen[b].append(token)
+        return len(seen[b]) == (3, 6)[b]
+
+    assert run(model, prompts, n=8, seed=1, stop=stop) == [free[0][:3] + [-1] * 3, free[1][:6]]
+    assert seen == [free[0][:3], free[1][:6]]
+
+
 def test_ended_sequences_are_computed_no_further(model, monkeypatch):
     prompts, batches = tokens(3, 4), []
     free = run(model, prompts, n=12, temperature=0)

@@ -106,6 +106,8 @@ def test_a_bad_pattern_is_explained(pattern, at, what):
         (None, None, "empty"),
         ("interlaced_sff", None, "did you mean 'interlaced_sf'?"),
         ("bokend", None, "did you mean 'bookend'?"),
+        ("dyadic", None, "Known: baseline, bookend, "),
+        ("dyadic", None, "made of mixers' letters: C, F, K, L, S (job=list names them)"),
         ("sf", None, "did you mean SF?"),
         ("(Sf)*2", None, "did you mean (SF)*2?"),
         ("F", 0, "model.depth"),

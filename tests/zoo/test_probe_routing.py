@@ -8,7 +8,7 @@ import torch
 from support.contract_cases import build, tokens
 from torch import Tensor
 
-from experiments.probing.window_rows import average_rows
+from experiments.probing.held_out import average_rows
 from zoo import Context, ModelConfig
 from zoo.probes import Probe, ProbeEvent, Row, correct_averages, probe_model
 from zoo.probes.measures.routing import Routing

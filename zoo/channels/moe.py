@@ -21,11 +21,11 @@ from zoo.registry import register_channel
 class MoEConfig:
     """Options of the mixture of experts.
 
-    n_experts: routed experts; top_k: experts a token uses; n_shared: experts that every token uses besides;
+    n_experts: routed experts; top_k: routed experts per token; n_shared: shared experts, which every token uses;
     hidden: inner width of an expert (None: the plain SwiGLU's divided by top_k + n_shared and rounded up to a
-    multiple of 8, so that a token costs what it costs there); scale: times the routed experts' output;
-    balance_rate: how far a step moves an expert's routing bias (0: not at all); aux_weight: weight of the
-    balance loss in training.
+    multiple of 8, so that a token costs as much as in the plain SwiGLU); scale: factor of the routed experts'
+    output; balance_rate: by how much a step changes an expert's routing bias (0: not at all); aux_weight: weight of
+    the balance loss in training.
     """
 
     n_experts: int = 8
@@ -55,7 +55,7 @@ class MoE(Channel):
     After a step b_e rises by balance_rate where an expert had fewer tokens than the mean and falls where it
     had more; it decides who is chosen and nothing else. Auxiliary loss `expert_balance`, per sequence, then
     averaged: E·Σ_e f_e·p_e, f_e the share of the k·T assignments, p_e the mean of s_e / Σ s; 1 when balanced.
-    It is measured even where its weight is 0.
+    It is computed even where its weight is 0.
     """
 
     decays = ("gate", "up", "down")
@@ -94,7 +94,7 @@ class MoE(Channel):
         return y, {} if ctx is None else {"expert_balance": self._balance_loss(affinity, chosen, ctx)}
 
     def _routed(self, x: Tensor, chosen: Tensor, weights: Tensor, counting: bool) -> Tensor:
-        """Σ_e w_e·FFN_e(x): copies of the tokens in the order of their experts, and back."""
+        """Σ_e w_e·FFN_e(x) [B, T, D], computed on copies of the tokens sorted by expert."""
         k = self.config.top_k
         order, places, counts = order_by_expert(chosen, self.config.n_experts)
         if counting:

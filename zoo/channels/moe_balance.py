@@ -1,4 +1,4 @@
-"""Parts of a mixture of experts: tokens in the order of their experts, and balancing by routing biases."""
+"""Parts of a mixture of experts: sorting tokens by expert, and load balancing by routing biases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zoo.modules.step_buffer import StepBuffer
 class LoadBalance(StepBuffer):
     """Routing biases that even out the experts' loads without a loss.
 
-        b_e ← b_e + rate · sign(mean count − count_e)     once an optimiser step
+        b_e ← b_e + rate · sign(mean count − count_e)     once per optimiser step
 
     bias    fp32 [E], added to affinities to choose experts, never to weigh them
     counts  int64 [E], assignments since the last optimiser step, over all its micro-batches
@@ -31,7 +31,7 @@ class LoadBalance(StepBuffer):
         self.counts += counts
 
     def set(self, step: int, total: int) -> None:
-        """Move the biases by what was counted."""
+        """Update the biases from the counts of all processes, then reset the counts."""
         super().set(step, total)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(self.counts)
@@ -41,11 +41,11 @@ class LoadBalance(StepBuffer):
 
 
 def order_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort assignments by expert, earlier ones first among equals.
+    """Sort assignments by expert, stably.
 
     chosen   int64 [..., k], the experts of every token
-    returns  order int64 [M], M = all assignments: which one stands at every place; places int64 [M], its
-             inverse; counts int64 [experts]. Shapes follow from the argument's, so that it can be traced
+    returns  order int64 [M], M = all assignments: the assignment at every place of the sorted list; places
+             int64 [M], its inverse; counts int64 [experts]. Shapes follow from the argument's: it can be traced
     """
     flat = chosen.flatten()
     order = torch.argsort(flat, stable=True)

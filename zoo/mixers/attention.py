@@ -20,8 +20,8 @@ class AttentionConfig:
     """Options of full attention; everything beyond the plain transformer is off by default.
 
     n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rope_base: base of rotary positions;
-    positions: "rope" or "none"; qk_norm: RMSNorm per head on q and k before the rotation; window: how many tokens,
-    the current one included, a query sees (None: all); output_gate (G1), value_gate (G2): o ⊙ σ(x·W+b), v ⊙ σ(x·W+b).
+    positions: "rope" or "none"; qk_norm: RMSNorm per head on q and k before the rotation; window: how many tokens, the
+    current one included, a query attends to (None: all); output_gate (G1), value_gate (G2): o ⊙ σ(x·W+b), v ⊙ σ(x·W+b).
     """
 
     n_heads: int | None = None

@@ -14,7 +14,7 @@ from zoo.registry import register_mixer
 
 @dataclass
 class GatedConvConfig:
-    """kernel_size: k, how many tokens, the current one included, an output sees."""
+    """kernel_size: k, how many tokens, the current one included, an output depends on."""
 
     kernel_size: int = 3
 

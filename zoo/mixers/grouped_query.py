@@ -11,7 +11,7 @@ from zoo.option_checks import even_width, head_width, kv_heads, positive
 
 
 class GroupedQueryMixer(Mixer):
-    """The way from x to q, k, v and from the heads' output o to y; a subclass says which keys a query reads.
+    """The projections from x to q, k, v and from the heads' output o to y; a subclass chooses a query's keys.
 
         q, k = RoPE(norm(x·W_q)), RoPE(norm(x·W_k))      [B, T, H, K], [B, T, Hkv, K]; norm per head, by option
         v = x·W_v ⊙ σ(x·W_G2 + b)                        [B, T, Hkv, K], the gate by option
@@ -58,7 +58,7 @@ class GroupedQueryMixer(Mixer):
         q, k, v = (y.unflatten(-1, (-1, self.width)) for y in (self.q_proj(x), self.k_proj(x), v))
         q, k = self.q_norm(q), self.k_norm(k)
         if self.rope_base is not None:
-            q, k = kernels.rope(q, positions, self.rope_base), kernels.rope(k, positions, self.rope_base)
+            q, k = kernels.rope_each((q, k), positions, self.rope_base)
         return q, k, v
 
     def _out(self, o: Tensor, x: Tensor) -> Tensor:

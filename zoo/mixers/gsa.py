@@ -1,4 +1,4 @@
-"""`G`: gated sparse attention, where a light indexer picks the few tokens that a query attends to."""
+"""`G`: gated sparse attention, where a light indexer selects the few tokens that a query attends to."""
 
 import functools
 import math
@@ -32,7 +32,7 @@ class GSAConfig:
     n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
     index_heads, index_width (None: D/12): H^I and d_I of the indexer; index_rope: rotary positions in the
     indexer, as DeepSeek-V3.2's has; False: none, as the OrthGSA document writes it, but then it cannot find the
-    tokens just before t, however strongly attention wants them; scores: "sigmoid", the OrthGSA document's bounded
+    tokens just before t, however much weight attention gives them; scores: "sigmoid", the OrthGSA document's bounded
     scores, or "relu", DeepSeek-V3.2's, which need adaptive=none;
     k_base, k_min, k_max: how many tokens a query attends to (None: min(2048, T/8), k_base/8, 2·k_base for the
     configured length T); adaptive: how k follows the variance of the scores, "inverse", "seed" or "none";
@@ -177,7 +177,7 @@ class GSA(GroupedQueryMixer):
 
 
 def check(config: GSAConfig) -> None:
-    """Refuse options that mean nothing or contradict each other. Raises UserError."""
+    """Refuse options that are out of range or contradict each other. Raises UserError."""
     one_of(config.adaptive, ADAPTIVE, "gsa.adaptive")
     one_of(config.scores, SCORES, "gsa.scores")
     if config.scores == "relu" and config.adaptive != "none":

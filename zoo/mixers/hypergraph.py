@@ -104,7 +104,7 @@ class HyperGraph(Mixer):
         probabilities, timeline, weight = self._routes(noisy)
         q, k, v = self._qkv(x)
         if not self.local:
-            q, k = (kernels.rope(y, ctx.positions, self.rope_base) for y in (q, k))
+            q, k = kernels.rope_each((q, k), ctx.positions, self.rope_base)
         options = {
             "n_timelines": self.timelines,
             "rope_base": self.rope_base if self.local else None,
@@ -139,7 +139,7 @@ class HyperGraph(Mixer):
     ) -> Tensor:
         """o [B, T, H, K] of the next tokens at positions `at` [B, T], whose keys and values join their timelines."""
         row = cache.places(timeline)
-        q, k = (kernels.rope(y, row if self.local else at, self.rope_base) for y in (q, k))
+        q, k = kernels.rope_each((q, k), row if self.local else at, self.rope_base)
         empty = cache.appended == 0
         cache.append(timeline, k, v)
         if q.shape[1] == 1:

@@ -1,4 +1,4 @@
-"""`K`: Kimi delta attention, a delta rule whose channels forget at rates of their own."""
+"""`K`: Kimi delta attention, a gated delta rule with a decay rate for each channel."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ class KDAConfig:
     """Options of Kimi delta attention.
 
     n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
-    kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token can turn its key's
-    direction round: with β in (0, 1) no state can track parity or permutations.
+    kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token can flip the state along
+    its key: with β in (0, 1) no state can track parity or permutations.
     """
 
     n_heads: int | None = None
@@ -94,7 +94,7 @@ class KDA(Mixer):
         return self._out(o, x), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        """Zeros: S in at least fp32 and the convolution's inputs; no room to be made, whatever the capacity."""
+        """Zeros: S in at least fp32 and the convolution's inputs; the same size whatever the capacity."""
         wide = torch.promote_types(dtype, torch.float32)
         shape = (batch_size, self.heads, self.width, self.width)
         before = self.convolution.init_state(batch_size, device=device, dtype=dtype)

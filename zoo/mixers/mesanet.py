@@ -1,4 +1,4 @@
-"""`M`: the mesa layer of MesaNet, which regresses its values on its keys anew at every token."""
+"""`M`: the mesa layer of MesaNet, which solves the regression of its values on its keys at every token."""
 
 import math
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class MesaState:
     """,
 )
 class MesaNet(Mixer):
-    """Reads the best linear map from keys to values so far, at the query. A head:
+    """The least-squares linear map from the keys to the values so far, applied to the query. A head:
 
         q, k = L2norm(SiLU(conv(x·W_q))), L2norm(SiLU(conv(x·W_k)));  v = x·W_v        [B, T, H, K]
         β = σ(x·W_β + b_β);  γ = σ(x·W_γ + b_γ)·(1 − 0.0025·β²)                         [B, T, H]
@@ -135,12 +135,12 @@ class MesaNet(Mixer):
         return {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
 
     def _inputs(self, x: Tensor, qkv: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """x and q, k, v [B, T, D] -> what the mesa layer takes of every token: q, k, v, g, β."""
+        """x and q, k, v [B, T, D] -> the operation's inputs of every token: q, k, v, g, β."""
         q, k, v = (qkv[name].unflatten(-1, (self.heads, self.width)) for name in "qkv")
         return l2norm(q), l2norm(k), v, *self._gates(x)
 
     def _mesa(self, inputs: tuple[Tensor, ...], **options):
-        """o [B, T, H, K], and H, G where asked for."""
+        """o [B, T, H, K], and the states H, G where output_final_state is set."""
         options = {"cg_steps": self.cg_steps, "backend": self.backend, **options}
         return kernels.mesa(*inputs, self._lamb(), **options)
 
@@ -184,7 +184,7 @@ class Solver(Measure):
     kinds = ("solver",)
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
-        """Rows [step, step + 1) of every head."""
+        """Rows of every head, a bucket [step, step + 1) for each step."""
         for step, residuals in enumerate(event.values["residuals"].detach().double()):
             count = residuals[..., 0].numel()
             where = {"axis": "step", "start": step, "end": step + 1}

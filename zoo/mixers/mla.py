@@ -49,7 +49,7 @@ class MLAConfig:
     """,
 )
 class MLA(Mixer):
-    """Softmax attention whose keys and values are read out of one latent vector a token, shared by all heads.
+    """Softmax attention whose keys and values are projections of one latent vector a token, shared by all heads.
 
         c_Q = RMSNorm(x·W_DQ)  [B, T, d'_c]        c_KV = RMSNorm(x·W_DKV)  [B, T, d_c]
         q_i = [c_Q·W_UQ_i, RoPE(c_Q·W_QR_i)]       k_i = [c_KV·W_UK_i, RoPE(x·W_KR)]       [B, T, K + d_R]

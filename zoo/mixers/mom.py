@@ -20,8 +20,8 @@ from zoo.registry import register_mixer
 class MoMConfig:
     """Options of the mixture of memories.
 
-    n_heads: heads of every memory, None for a sixth of the model's (at least 1); head_width: None for what makes the
-    heads a third of the model's width, so that five memories cost as much as attention (a multiple of 8);
+    n_heads: heads of every memory, None for a sixth of the model's (at least 1); head_width: None for heads that
+    together are a third of the model's width, so that five memories cost as much as attention (a multiple of 8);
     n_memories: routed memories; top_k: how many of them a token writes to and reads; shared: one more memory that
     every token uses, with weight 1; neg_eigval: β in (0, 2), see kda; aux_weight: weight of the balance loss.
     """
@@ -149,7 +149,7 @@ class MoM(Mixer):
         return self.o_proj(self.o_norm(o).flatten(-2))
 
     def _record(self, ctx: Context, p: Tensor, inputs: tuple[Tensor, ...]) -> None:
-        """The shared memory is among the states, not among the routes. p [B, T, M]."""
+        """Record states and routing, p [B, T, M]; the shared memory is among the states, not the routes."""
         g, routes = inputs[3], inputs[5]
 
         def states(*part: Tensor) -> Tensor:

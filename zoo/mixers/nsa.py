@@ -26,8 +26,8 @@ class NSAConfig:
 
     n_heads: None for the model's; n_kv_heads: None for a third of them; rope_base: base of rotary positions;
     select_size: l', tokens of a block that is read in full (None: √T, rounded down to a power of two, 2 … 64);
-    block_size, stride: l and d, tokens of a compressed block and between two of them (None: l'/2 and l'/4, as far
-    as they are whole); n_select: n, blocks that are read, {0, b−1, b} among them (None: T/4 tokens, 4 … 16 blocks);
+    block_size, stride: l and d, tokens of a compressed block and between the starts of two (None: l'/2 and l'/4, at
+    least 1); n_select: n, blocks that are read, {0, b−1, b} among them (None: T/4 tokens, 4 … 16 blocks);
     window: w, tokens of the window, the current one included (None: T/8, at most 512).
     From T = 4,096 these are the paper's 64, 32, 16, 16, 512; at T = 128 they are 8, 4, 2, 4, 16.
     """
@@ -118,8 +118,8 @@ class NSA(Mixer):
         g = σ(x·W_g + b)                            [B, T, H, 3]
         y = (g_0·o^cmp + g_1·o^slc + g_2·o^win)·W_o
 
-    o^cmp is 0 for a query that sees no block. Work a token: T/d + n·l' + w scores a head. Decode state: keys and
-    values of all tokens, of the last w and of the last l, and a summary every d tokens; a step reads the
+    o^cmp is 0 for a query before the first block's end. Work a token: T/d + n·l' + w scores a head. Decode state: keys
+    and values of all tokens, of the last w and of the last l, and a summary every d tokens; a step reads the
     summaries, n blocks and the window.
     """
 
@@ -151,7 +151,7 @@ class NSA(Mixer):
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        """Four empty caches, with room for `capacity` tokens, those of a window for the window's."""
+        """Four empty caches with room for `capacity` tokens, those with a window for at most the window's."""
         length, stride, window = (self.sizes[key] for key in ("block_size", "stride", "window"))
         shape, options = (batch_size, self.kv_heads, self.width), {"device": device, "dtype": dtype}
         compressed = KVCache(*shape, capacity=summaries(capacity, length, stride), **options)
@@ -220,7 +220,7 @@ class NSA(Mixer):
 
 
 def summaries(tokens: int, block_size: int, stride: int) -> int:
-    """The number of blocks [i·stride, i·stride + block_size) are complete after so many tokens."""
+    """The number of blocks [i·stride, i·stride + block_size) that are complete after so many tokens."""
     return max(0, (tokens - block_size) // stride + 1)
 
 

@@ -38,8 +38,8 @@ class PathFoxConfig:
 class PathState:
     """The decode state after n tokens; K, V and Hkv as in `PathFox`.
 
-    cache: keys [B, Hkv, n, K], turned by every H since their token and so kept in at least fp32; values; and with a
-    forget gate Σ g since every token, [B, H, n, 1], in at least fp32; taps: the convolution's inputs.
+    cache: keys [B, Hkv, n, K], multiplied by every H since their token and so stored in at least fp32; values; and
+    with a forget gate Σ g since every token, [B, H, n, 1], in at least fp32; taps: the convolution's inputs.
     """
 
     cache: RowCache
@@ -72,8 +72,8 @@ class PathFox(Mixer):
         a_ij = k_jᵀ·H_{j+1}·…·H_i·q_i / √K + Σ_{s=j+1..i} g_s,     H_s = I − β_s·w_s·w_sᵀ
         o_i = Σ_{j ≤ i} softmax_j(a_ij)·v_j,  y = o·W_o
 
-    Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys as they stand now (k_j ← H_t·k_j before k_t is
-    appended), values, how much of every token is forgotten, and the last inputs of the convolution.
+    Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the transformed keys (k_j ← H_t·k_j before k_t is
+    appended), values, the sum of g since every token, and the last inputs of the convolution.
     """
 
     def __init__(self, config: PathFoxConfig, dims: Dims) -> None:

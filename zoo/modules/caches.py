@@ -63,7 +63,7 @@ class RowCache:
         return sum(storage.nbytes for storage in self.storage)
 
     def fill(self, tokens: int) -> None:
-        """Make an empty cache one of `tokens` tokens whose rows are zeros, with the storage that appending leaves."""
+        """Fill an empty cache with rows of zeros; its storage is as large as after `tokens` calls of `append`."""
         while self.appended < tokens:
             self._advance(min(tokens - self.appended, max(1, self._capacity - self.stop)))
 
@@ -117,7 +117,7 @@ class KVCache(RowCache):
 
 
 class GroupedKVCache:
-    """Keys and values of several lists a head, [B, H, G, rows, width], whose lengths may differ.
+    """Keys and values in several lists per head, [B, H, G, rows, width], whose lengths may differ.
 
     One list per (head, timeline): a token is appended to one list of each head. `lengths` is int64 [B, H, G].
     """
@@ -178,7 +178,7 @@ class GroupedKVCache:
         return self.keys.nbytes + self.values.nbytes + self.lengths.nbytes
 
     def fill(self, tokens: int) -> None:
-        """Make an empty cache one of `tokens` tokens that routing spread evenly over the lists, with rows of zeros."""
+        """Fill an empty cache with rows of zeros, as `tokens` tokens routed evenly over the lists would."""
         rows = -(-tokens // self.lengths.shape[-1])
         self._make_room(rows)
         self.lengths.fill_(rows)

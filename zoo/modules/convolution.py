@@ -1,4 +1,4 @@
-"""The short convolution that several mixers put behind their projections."""
+"""The short convolution that several mixers apply after their projections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ShortConvolution(nn.Module):
 
     width: number of channels; kernel_size: k; activation: None or "silu"; backend: kernels' backend.
     The weight [width, k] starts uniform in ±1/√k, as PyTorch's own depthwise convolution does.
-    Decode state: the last k−1 inputs, [B, width, k−1], older first.
+    Decode state: the last k−1 inputs, [B, width, k−1], oldest first.
     """
 
     def __init__(

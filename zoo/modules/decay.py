@@ -16,7 +16,7 @@ class LogDecay(nn.Module):
     """g = −exp(A_log)·softplus(x + dt_bias) ≤ 0 in nats, in at least fp32; x [..., *shape] -> g [..., *shape].
 
     A_log has the shape `rates`, which broadcasts to `shape`, and starts as log U(1, 16); dt_bias has `shape` and
-    starts as softplus⁻¹ of dt, log-uniform on [1e-3, 0.1]: at the start a token costs from 0.001 to 1.6 nats.
+    starts as softplus⁻¹ of dt, log-uniform on [1e-3, 0.1]: at x = 0 a new module has −g from 0.001 to 1.6.
     """
 
     def __init__(self, rates: tuple[int, ...], shape: tuple[int, ...]) -> None:
@@ -27,7 +27,7 @@ class LogDecay(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None) -> None:
-        """Draw A_log and dt_bias from the generator, as the class says."""
+        """Draw A_log and dt_bias from the generator, as the class describes."""
         self.A_log.uniform_(*A_RANGE, generator=generator).log_()
         self.dt_bias.uniform_(*(math.log(dt) for dt in DT_RANGE), generator=generator).exp_().expm1_().log_()
 

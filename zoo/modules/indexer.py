@@ -18,12 +18,12 @@ class Indexer(nn.Module):
     """x [B, T, D] -> q^I [B, T, H^I, d_I], k^I [B, T, d_I], w [B, T, H^I], b [H^I].
 
     In at least fp32; q^I and k^I under autocast in its dtype. x is detached. rope_base: None, or that of rotary
-    positions on q^I and k^I. By `scores`, as `kernels.lightning_topk` has them,
+    positions on q^I and k^I. scores: as in `kernels.lightning_topk`:
 
-        sigmoid   w = σ(x·W_Iw), b learned, and log_tau is s of τ = exp(s), the sharpness that the loss gives the
-                  scores (from log 10)
-        relu      w = x·W_Iw/√H^I of any sign, b = 0, τ = 1 (log_tau None), as DeepSeek-V3.2 has them: its scores
-                  have no bound that they would need a τ for
+        sigmoid   w = σ(x·W_Iw), b and log_tau = log τ learned; the loss multiplies the bounded scores by τ, which
+                  starts at 10
+        relu      w = x·W_Iw/√H^I of any sign, b = 0, τ = 1 (log_tau None), as in DeepSeek-V3.2: its scores are
+                  unbounded and need no τ
     """
 
     parameter_group = ParameterGroup("indexer", lr_scale=10.0)
@@ -41,12 +41,12 @@ class Indexer(nn.Module):
         self.log_tau = nn.Parameter(torch.tensor(math.log(10.0))) if gated else None
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """W_QI and W_KI Xavier-uniform of gain 1."""
+        """Draw W_QI and W_KI from the generator, Xavier-uniform with gain 1."""
         for projection in (self.q_proj, self.k_proj):
             nn.init.xavier_uniform_(projection.weight, generator=generator)
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """x [B, T, D], positions int64 [B, T] -> q^I, k^I, w, b, as the class has them."""
+        """x [B, T, D], positions int64 [B, T] -> q^I, k^I, w, b, as the class describes."""
         x = x.detach()
         q, k, w = (fp32_linear(x, p.weight) for p in (self.q_proj, self.k_proj, self.w_proj))
         q = q.unflatten(-1, (self.heads, self.width))
@@ -71,10 +71,10 @@ class Indexer(nn.Module):
 
 
 class Warmup(StepBuffer):
-    """dense: whether the warm-up lasts, `steps` steps or a tenth of the training, whichever is shorter.
+    """dense: whether the warm-up is on; it takes `steps` steps or a tenth of the training, whichever is shorter.
 
-    A Python bool, so that a compiled model holds one of the two branches. Without a step to count from (the
-    meta device, where cost is counted) the warm-up is over.
+    A Python bool, so that a compiled model holds one of the two branches. On the meta device, where cost is counted
+    and there is no step, the warm-up is over.
     """
 
     def __init__(self, steps: int) -> None:

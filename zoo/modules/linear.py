@@ -1,4 +1,4 @@
-"""Linear maps: the projection back into the residual stream, how weights start, and products kept out of autocast."""
+"""Linear maps: the projection back into the residual stream, the std of new weights, and products in fp32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def output_std(depth: int) -> float:
 
 
 def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x·Wᵀ in at least fp32 whatever autocast says: for routing logits, gates and decays."""
+    """x·Wᵀ in at least fp32, under autocast too: for routing logits, gates and decays."""
     wide = torch.promote_types(x.dtype, torch.float32)
     # The meta device has no autocast to switch off.
     if x.is_meta or not torch.is_autocast_enabled(x.device.type):

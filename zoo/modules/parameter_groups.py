@@ -1,4 +1,4 @@
-"""Parameter groups: a block's requests to the optimiser about its parameters; `experiments` reads them.
+"""Parameter groups: a block's optimiser settings for its parameters; `experiments` reads them.
 
     class Indexer(nn.Module):
         parameter_group = ParameterGroup("indexer", lr_scale=10.0)  # this module's parameters and its parts'
@@ -18,7 +18,7 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """clip: the clipping group, whose gradients are clipped together; lr_scale: times the learning rate."""
+    """clip: the clipping group, whose gradients are clipped together; lr_scale: factor of the learning rate."""
 
     clip: str = "main"
     lr_scale: float = 1.0
@@ -30,7 +30,7 @@ MAIN = ParameterGroup()
 def grouped_parameters(
     module: nn.Module, group: ParameterGroup = MAIN
 ) -> Iterator[tuple[nn.Parameter, ParameterGroup, bool]]:
-    """Every parameter in module order, with its group and whether it decays; shared ones once a place."""
+    """Every parameter in module order, with its group and whether it decays; a shared one once per module."""
     group = getattr(module, "parameter_group", group)
     decays = ("weight",) if isinstance(module, nn.Linear | nn.Embedding) else getattr(module, "decays", ())
     for name, parameter in module.named_parameters(recurse=False):

@@ -47,8 +47,10 @@ class Separate:
 
 def positions(cache: Any, tokens: int, device: Any) -> Tensor:
     """The positions of the next `tokens` tokens, int64 [1, T], or [B, T] where lengths differ."""
-    begin = torch.tensor(cache.appended, device=device).reshape(-1, 1)
-    return begin + torch.arange(tokens, device=device)
+    if isinstance(cache, Separate):
+        begin = torch.tensor(cache.appended, device=device)
+        return begin[:, None] + torch.arange(tokens, device=device)
+    return torch.arange(cache.appended, cache.appended + tokens, device=device)[None]
 
 
 def by_sequence(read: Callable[..., Tensor], cache: Any, *tensors: Tensor | None) -> Tensor:

@@ -15,13 +15,13 @@ class StepBuffer(nn.Module):
         self.register_buffer("total", torch.zeros((), dtype=torch.int64))
 
     def set(self, step: int, total: int) -> None:
-        """Called as training starts, and as every optimiser step ends: gradients complete, nothing changed yet."""
+        """Set both; called when training starts, and in every optimiser step after the gradients, before the update."""
         self.step.fill_(step)
         self.total.fill_(total)
 
 
 def set_step(model: nn.Module, step: int, total: int = 0) -> None:
-    """Tell every StepBuffer of a model how many optimiser steps are done, and how many there will be."""
+    """Set in every StepBuffer of a model how many optimiser steps are done, and how many there will be."""
     for module in model.modules():
         if isinstance(module, StepBuffer):
             module.set(step, total)

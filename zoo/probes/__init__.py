@@ -1,9 +1,9 @@
-"""Looking inside a model: blocks record events, measures turn them into rows of a tidy table.
+"""Probes of a model: blocks record events, measures turn them into rows of a tidy table.
 
     rows = probe_model(model, tokens)      # list[Row]; one pass, in evaluation mode
 
 A measure is a class in a file of zoo/probes/measures/, or in the file of the block that it is about, registered by
-`@register_measure`; it takes the events of its kinds and gives rows. The columns of `Row` are the table's.
+`@register_measure`; it takes the events of its kinds and returns rows. The columns of `Row` are the table's.
 """
 
 from zoo.probes import kinds  # noqa: F401 (registers them)

@@ -1,7 +1,7 @@
 """Probe events of attention: its weights, its gates, and the tokens that a query may read.
 
 Weights come from the public operations' definitions (`backend="reference"`), with one-hot values, so that the fused
-kernels of the pass stay fused. They take q and k as the pass has them, and are computed in at least fp32.
+kernels of the pass stay fused. They take the q and k of the pass, and are computed in at least fp32.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def attention_weights(attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more
 
 
 def one_hot_values(v: Tensor) -> Tensor:
-    """Values [B, T, Hkv, T] that say which token they are of, in place of v [B, T, Hkv, V].
+    """One-hot values [B, T, Hkv, T], for token s the s-th unit vector, in place of v [B, T, Hkv, V].
 
     Attention is linear in its values, so with these an operation returns its weights, [B, T, H, T].
     """
@@ -90,7 +90,7 @@ def record_branch_attention(
         w_ts = Σ_c g_tc·w^c_ts / Σ_s Σ_c g_tc·w^c_ts       c: compression, selection, window
 
     with a block's weight in the compression branch spread evenly over the block's tokens. That branch has no
-    weights for a query that sees no block; the other two then make up the row.
+    weights for a query before the first block's end; the other two then make up the row.
 
     q, q_rotated  [B, T, H, K]; keys: of the three branches, [B, M, Hkv, K] and twice [B, T, Hkv, K]
     gates         [B, T, H, 3]; sizes: block_size, stride, select_size, n_select, window

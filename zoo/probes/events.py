@@ -2,12 +2,12 @@
 
     def forward(self, x, ctx):
         ...
-        ctx.record("gates", lambda: {"output": gate})      # in a block; nothing happens where no probe is
+        ctx.record("gates", lambda: {"output": gate})      # in a block; does nothing without a probe
 
     probe = Probe(callback, kinds={"gates"})               # callback(ProbeEvent), for every gate of every layer
     model(tokens, Context.of(tokens, probe=probe))
 
-What is recorded is computed besides the model's own work and never enters it, so probing changes no output and no
+Recorded tensors are computed apart from the model's own and never enter it, so probing changes no output and no
 gradient. The kinds that every block may record are in zoo.probes.kinds; a block's own file may register more.
 """
 
@@ -54,20 +54,20 @@ class ProbeEvent:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Calls `callback` with every event of the kinds in `kinds` (None: of all); place: where in the model it is."""
+    """Calls `callback` with every event of the kinds in `kinds` (None: all); place: layer, part and block so far."""
 
     callback: Callable[[ProbeEvent], None]
     kinds: Collection[str] | None = None
     place: dict[str, int | str] = dataclasses.field(default_factory=dict)
 
     def at(self, **place: int | str) -> Probe:
-        """The same probe further inside the model."""
+        """This probe with more of its place known: layer, part or block."""
         return dataclasses.replace(self, place={**self.place, **place})
 
     def record(self, kind: str, make: Callable[[], dict[str, Tensor]]) -> None:
-        """Call back with what `make` returns, computed without a graph of its own, if the kind is asked for.
+        """Call `callback` with the tensors that `make` returns, computed without a graph, if it takes the kind.
 
-        Raises KeyError for a kind that nobody registered.
+        Raises KeyError for a kind that is not registered.
         """
         if kind not in _KINDS:
             raise KeyError(f"a probe knows {', '.join(_KINDS)}, not '{kind}' (zoo.probes.register_event)")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from zoo.discovery import is_left_out
 from zoo.probes.events import ProbeEvent
 from zoo.probes.rows import Row
 
@@ -16,10 +17,10 @@ if TYPE_CHECKING:  # blocks import this module, and the model imports blocks
 
 
 class Measure(ABC):
-    """Takes the events of its `kinds` during one forward pass, in the order of the layers, and gives rows.
+    """Takes the events of its `kinds` during one forward pass, in the order of the layers, and returns rows.
 
-    One instance a pass. `needs_gradient`: the pass keeps its graph, and `finish` gets the loss, which it may
-    differentiate (retaining the graph) with respect to what was recorded.
+    One instance per pass. `needs_gradient`: the pass builds its graph, and `finish` gets the loss, which it may
+    differentiate (retaining the graph) with respect to the recorded tensors.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Measure(ABC):
 
     @classmethod
     def correct_averages(cls, rows: list[Row]) -> list[Row]:
-        """Rows averaged over batches, with those corrected that are no means: a largest load is one of all tokens."""
+        """Rows averaged over batches, with values that are no means over tokens (a largest load, say) recomputed."""
         return rows
 
 
@@ -53,12 +54,12 @@ def register_measure(cls: type[Measure]) -> type[Measure]:
 
 
 def all_measures() -> dict[str, type[Measure]]:
-    """Every registered measure by name."""
-    return dict(_MEASURES)
+    """Every registered measure by name, without those of files whose import failed later on (zoo.discovery)."""
+    return {name: cls for name, cls in _MEASURES.items() if not is_left_out(cls.__module__)}
 
 
 def correct_averages(rows: list[Row]) -> list[Row]:
     """Rows averaged over several passes as one pass over all their tokens would have given them."""
-    for cls in _MEASURES.values():
+    for cls in all_measures().values():
         rows = cls.correct_averages(rows)
     return rows

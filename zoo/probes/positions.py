@@ -1,4 +1,4 @@
-"""Numbers a query, [B, H, T], as rows: their mean over the queries, and by the query's position."""
+"""One number per query, [B, H, T], as rows: their mean over the queries, and by the query's position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zoo.probes.rows import Row, buckets, by_head
 def mean_over_queries(
     event: ProbeEvent, measure: str, values: Tensor, since: int = 0, **bucket
 ) -> Iterator[Row]:
-    """A row a head: the mean of values [B, H, T] over the queries t ≥ since; none where there is no such query."""
+    """One row per head: the mean of values [B, H, T] over the queries t ≥ since; none if there is no such query."""
     kept = values[..., since:]
     if kept.shape[-1]:
         yield from by_head(event, measure, kept.mean((0, 2)), kept.shape[0] * kept.shape[2], **bucket)

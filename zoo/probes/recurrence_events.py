@@ -1,4 +1,4 @@
-"""Probe events of recurrent mixers: their states along the sequence, and how fast they forget."""
+"""Probe events of recurrent mixers: their states along the sequence, and their decays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def recurrence_values(
 ) -> dict[str, Tensor]:
     """The tensors of a "recurrence" event: states after an eighth, a quarter, a half and all tokens; log decays.
 
-    run        the states [B, M, H, K, V] after some tokens, from zeros; called with inputs [B, t, ...] of these alone
-    inputs     what it takes of every token, [B, T, ...] each
+    run        called with the inputs [B, t, ...] of t tokens; returns the states [B, M, H, K, V] after them, from zeros
+    inputs     the arguments of `run` for all tokens, [B, T, ...] each
     log_decay  [B, T, M, H, K or 1] in nats, NaN where a token leaves a memory alone
 
-    In packed input these are the states of the sequences that reach over those places, and `ends` counts the tokens
-    of these alone.
+    In packed input a state is that of the sequence to which the last token belongs, and `ends` counts the tokens of
+    this sequence alone.
     """
     length = inputs[0].shape[1]
     ends = list(dict.fromkeys(max(1, length // part) for part in (8, 4, 2, 1)))

@@ -24,7 +24,7 @@ class Row(NamedTuple):
     end     one past the last (of a quantile: the quantile)
     measure what the number is
     value   the number
-    count   how many observations it is the mean of
+    count   number of observations that it is the mean of
     """
 
     layer: int | None
@@ -50,14 +50,14 @@ def row(
     end: float | None = None,
     count: int = 1,
 ) -> Row:
-    """A row at the place of a event."""
+    """A row at the place of an event."""
     return Row(
         event.layer, event.part, event.block, head, axis, start, end, measure, float(value), int(count)
     )
 
 
 def by_head(event: ProbeEvent, measure: str, values: Tensor, count: int, **bucket) -> Iterator[Row]:
-    """A row a head: values [H]."""
+    """One row per head: values [H]."""
     for head, value in enumerate(values.tolist()):
         yield row(event, measure, value, head=head, count=count, **bucket)
 

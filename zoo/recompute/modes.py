@@ -50,7 +50,7 @@ class Recompute:
 
 
 def block_length(streams: int, layers: int) -> int:
-    """√(nL/(n+2)), rounded: the group whose n streams at its start and whose y and z a layer are fewest in all."""
+    """√(nL/(n+2)), rounded: the b that minimises nL/b streams before groups plus (n+2)b tensors inside one."""
     return max(1, round(math.sqrt(streams * layers / (streams + 2))))
 
 

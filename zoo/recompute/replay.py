@@ -1,4 +1,4 @@
-"""Arithmetic that runs twice: once for its results, and again when the backward asks for what it saved."""
+"""A computation that runs twice: once for its results, and again when the backward asks for its saved tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class Replay:
-    """Drops the tensors that arithmetic saves for its backward, and its outputs; makes them again when asked.
+    """Drops the tensors that a computation saves for its backward, and its outputs; recomputes them when asked.
 
-    function: runs the arithmetic once more, on saved inputs, and returns its outputs, at least one.
+    function: runs the computation once more, on saved inputs, and returns its outputs, at least one.
 
-    Only the graph holds on to it, and it to nothing of the graph, so that memory is free as soon as the backward is
-    past. Until then what was made again stays: a backward may ask for the same tensor twice.
+    Only the graph refers to it, and it refers to nothing of the graph, so that memory is freed as soon as the backward
+    is done. Until then recomputed tensors stay: a backward may ask for the same one twice.
     """
 
     def __init__(self, function: Callable[[], Sequence[Tensor]], like: Tensor) -> None:
@@ -56,12 +56,12 @@ class Replay:
 
 
 def leaf(x: Tensor) -> Tensor:
-    """The same numbers as the beginning of a graph of its own."""
+    """The same values as a leaf of a new graph."""
     return x.detach().requires_grad_(x.requires_grad)
 
 
 def _autocast(x: Tensor) -> dict[str, Any]:
-    """The autocast that is on now, for `torch.autocast`; its cache would hold on to what is made again."""
+    """The arguments of `torch.autocast` for the state it is in now; its cache would keep recomputed tensors alive."""
     device = x.device.type
     return {
         "device_type": device,

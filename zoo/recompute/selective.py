@@ -1,7 +1,7 @@
-"""Selective recomputation: mixers and channel mixers run once, the arithmetic around them is computed again.
+"""Selective recomputation: mixers and channel mixers run once, the computation around them is repeated.
 
 The first run of a group of layers saves what each sub-block returns. The second one takes these outputs instead of
-running the sub-blocks, and gives what each of them reads; from that their own backward may make its tensors again.
+running the sub-blocks, and returns the input of each, from which its own backward may recompute tensors.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def run_saved(function: SubBlock, u: Tensor, ctx: Context | None) -> tuple[Tenso
 def run_recomputed(
     function: Callable[..., Sequence[Tensor]], x: Tensor, *more: Any, ctx: Context
 ) -> Sequence[Tensor]:
-    """Tensors that a mixer makes of x at little cost: computed again where the arithmetic around the mixer is."""
+    """Tensors that a mixer computes from x at little cost: recomputed where the computation around the mixer is."""
     group = ctx.recompute
     return function(x, *more) if group is None else group.run_recomputed(function, x, *more)
 
 
 def selective(run: Callable[[Tensor, Context], tuple[Tensor, list[Aux]]]) -> Callable:
-    """Layers that save what their mixers and channel mixers save and return, and nothing else."""
+    """The layers `run`, saving only what their mixers and channel mixers save and return."""
 
     def group(x: Tensor, ctx: Context) -> tuple[Tensor, list[Aux]]:
         start, outputs = leaf(x), []
@@ -81,14 +81,14 @@ class _SecondRun:
 
 
 class _Replaced(NamedTuple):
-    """A tensor that can be made again; it stays alive while it is known, lest another take its place in memory."""
+    """A tensor that can be recomputed; it is held here, lest another tensor take its address."""
 
     tensor: Tensor
     make: Callable[[], Tensor]
 
 
 class _View(NamedTuple):
-    """Saved in place of a view of a tensor that can be made again."""
+    """Saved in place of a view of a tensor that can be recomputed."""
 
     make: Callable[[], Tensor]
     size: torch.Size
@@ -97,21 +97,21 @@ class _View(NamedTuple):
 
 
 class _InsideSubBlock:
-    """`Context.recompute` inside a sub-block: tensors are saved as they are, or as the way to make them again."""
+    """`Context.recompute` inside a sub-block: tensors are saved as they are, or as functions that recompute them."""
 
     def __init__(self) -> None:
         self.replaced: list[_Replaced] = []
 
     def replace(self, x: Tensor, make: Callable[[], Tensor]) -> None:
-        """Save x and its views as ways to make them again."""
+        """Save x and its views as functions that recompute them."""
         if x.numel():
             self.replaced.append(_Replaced(x.detach(), make))
 
     def run_recomputed(
         self, function: Callable[..., Sequence[Tensor]], x: Tensor, *more: Any
     ) -> Sequence[Tensor]:
-        saved, wants = self.pack(x), x.requires_grad
-        replay = Replay(lambda: function(self.unpack(saved).requires_grad_(wants), *more), x)
+        saved, requires_grad = self.pack(x), x.requires_grad
+        replay = Replay(lambda: function(self.unpack(saved).requires_grad_(requires_grad), *more), x)
         with replay.dropping():
             outputs = function(x, *more)
         for index, y in enumerate(outputs):

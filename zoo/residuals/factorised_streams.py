@@ -18,11 +18,11 @@ class FactorisedStreams(HyperStreams):
     """Between layers x [B, T, n, D] becomes s = Uᵀx [B, T, r, D], and x = U·s again.
 
     U [n, r] is orthonormal, its first column 1/√n, so that the mean stream passes unchanged. The others are
-    learned: the harmonics over the streams (the first of them p, along which the streams part at
+    learned: the harmonics over the streams (the first of them p, along which the streams differ at
     initialisation), turned by a Cayley rotation that starts at the identity. With r = n nothing is lost;
     r = 0 turns it off.
 
-    It saves stream state, not attention caches: keys and values come from the one vector that a mixer reads.
+    It shrinks the streams, not attention caches: keys and values come from the one vector that a mixer reads.
     """
 
     def __init__(self, config: Any, dims: Dims) -> None:
@@ -45,11 +45,11 @@ class FactorisedStreams(HyperStreams):
         return self.unpack(self.pack(x)) if self.r else x
 
     def pack(self, x: Tensor) -> Tensor:
-        """[B, T, n, D] -> [B, T, r, D]: what is kept."""
+        """Streams [B, T, n, D] -> s = Uᵀx [B, T, r, D]."""
         return fp32_linear(x.mT, self.basis().mT).mT.to(x.dtype)
 
     def unpack(self, s: Tensor) -> Tensor:
-        """[B, T, r, D] -> [B, T, n, D]."""
+        """s [B, T, r, D] -> streams U·s [B, T, n, D]."""
         return fp32_linear(s.mT, self.basis()).mT.to(s.dtype)
 
     def carried(self) -> int:
@@ -66,7 +66,7 @@ def harmonics(n: int) -> Tensor:
 
 
 def retained(x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """The share of x [..., n, D] that U·Uᵀ keeps: (energy ‖UUᵀx‖²/‖x‖², relative error ‖x − UUᵀx‖/‖x‖), scalars.
+    """The share of x [..., n, D] that U·Uᵀ retains: (energy ‖UUᵀx‖²/‖x‖², relative error ‖x − UUᵀx‖/‖x‖), scalars.
 
     An energy of 0.99 is a relative error of 0.1: "99 % reconstruction" can mean either.
     """

@@ -17,7 +17,7 @@ from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
     source="Hyper-connections (arXiv:2409.19606), with the coefficients of mHC",
 )
 class HC(MatrixResidual):
-    """H_res = mα₂·mat(x̂φ_res) + b_res, b_res = I at first: nothing bounds its powers, so depth can blow up.
+    """H_res = mα₂·mat(x̂φ_res) + b_res, b_res = I at first: nothing bounds its powers, so deep models may diverge.
 
     Everything else as in zoo.residuals.hyper_connections.
     """

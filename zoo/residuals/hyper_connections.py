@@ -2,7 +2,7 @@
 
     x̂ = RMSNorm(vec x) ∈ R^{nD}, without gain                          x [B, T, n, D]: n streams a token
     H_pre = σ(mα₀·x̂φ_pre + b_pre)  [n],   H_post = 2σ(mα₁·x̂φ_post + b_post)  [n]
-    H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          what the schemes differ in
+    H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          `mixing` is each scheme's own
     y = H_pre·x,   z = F(norm(y)),   x ← H_res·x + H_postᵀ·z
 
 Coefficients are every token's own and computed in at least fp32. m rises from 0.1 to 1 during training.
@@ -37,8 +37,8 @@ class HyperConfig:
 
     n_streams: n; init: "identity" (the mean stream starts as the plain residual, and the streams differ) or
     "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal); readout: how
-    the head reads the streams, "mean" or "learned" weights; warmup_factor, warmup_hold, warmup_ramp: α counts
-    warmup_factor times for warmup_hold steps, then rises linearly to 1 over warmup_ramp steps.
+    the head reads the streams, "mean" or "learned" weights; warmup_factor, warmup_hold, warmup_ramp: α is multiplied
+    by warmup_factor for warmup_hold steps, then by a factor that rises linearly to 1 over warmup_ramp steps.
     """
 
     n_streams: int = 4
@@ -85,7 +85,7 @@ class HyperStreams(Streams):
 
 
 class HyperResidual(Residual):
-    """One sub-block's coefficients. Calling it computes them."""
+    """A residual scheme with n streams around one sub-block; calling it computes the coefficients of every token."""
 
     streams = HyperStreams
     parameter_group = COEFFICIENTS
@@ -213,7 +213,7 @@ def initial_biases(n: int, init: str) -> tuple[Tensor, Tensor]:
 
 
 def check(config: HyperConfig) -> None:
-    """Refuse options that mean nothing. Raises UserError."""
+    """Refuse options that are out of range. Raises UserError."""
     if config.n_streams < 2:
         raise UserError(f"n_streams={config.n_streams} must be at least 2; for one stream: residual.name=add")
     one_of(config.init, ("identity", "seed"), "init of a residual scheme")

@@ -1,4 +1,4 @@
-"""Products of residual mixing matrices, and the several numbers that are called the "norm" of one.
+"""Products of residual mixing matrices, and the different numbers that are called the "norm" of one.
 
 They differ: an orthogonal 4×4 matrix has σ_max = 1 and may have an Amax gain of 2, and a bound on σ_max from
 above does not keep σ_min from vanishing.

@@ -21,7 +21,7 @@ START_STD = 0.01
 
 @dataclass
 class SHCConfig(HyperConfig):
-    """k: rotations in the mixture; factorise: carry so many vectors a token between layers instead of n (0:
+    """k: rotations in the mixture; factorise: vectors a token that are carried between layers instead of n (0:
     all n, as they are); the rest as in HyperConfig."""
 
     k: int = 2

@@ -1,6 +1,6 @@
-"""The calls that suite=kernels measures: every operation that has a Triton form, at sizes that people train.
+"""The calls that suite=kernels measures: every operation that has a Triton form, at sizes used in training.
 
-Sizes are those of the reference model (width 768; SPEC's default mixer sizes), and those of published comparisons
+Sizes are those of the reference model (width 768, the mixers' default sizes), and those of published comparisons
 where there are any. A case holds batch times length fixed while the length grows; past that the batch is 1.
 """
 
@@ -56,8 +56,8 @@ CASES = {
 }
 
 
-def chosen(wanted: list[str] | None, known: list[str]) -> list[str]:
-    """The names that begin as one of the wanted does. Raises UserError for a beginning that none has."""
+def matching_names(wanted: list[str] | None, known: list[str]) -> list[str]:
+    """The names that begin with one of `wanted` (None: all). Raises UserError for a beginning that none has."""
     for start in wanted or []:
         if not any(name.startswith(start) for name in known):
             raise unknown("bench.cases", start, known)

@@ -16,7 +16,7 @@ NSA = {"block_size": 32, "stride": 16, "select_size": 64, "n_select": 16, "windo
 def path(d: InputFactory) -> list[Call]:
     """PaTH attention over the whole sequence, 12 heads of 64."""
     q, k, v, w = d.normal(HEADS, HEAD), d.normal(HEADS, HEAD), d.normal(HEADS, HEAD), d.unit(HEADS, HEAD)
-    return [call("path_attention", q, k, v, w, d.share(HEADS), d.log_gate(HEADS))]
+    return [call("path_attention", q, k, v, w, d.gate(HEADS), d.log_gate(HEADS))]
 
 
 def path_step(d: InputFactory) -> list[Call]:
@@ -28,7 +28,7 @@ def path_step(d: InputFactory) -> list[Call]:
     q, w, beta, g = (
         x[:, 0]
         for x in (
-            token.normal(HEADS, HEAD), token.unit(HEADS, HEAD), token.share(HEADS), token.log_gate(HEADS)
+            token.normal(HEADS, HEAD), token.unit(HEADS, HEAD), token.gate(HEADS), token.log_gate(HEADS)
         )
     )  # fmt: skip
     return [call("path_step", q, keys, values, w, beta, g, forgotten)]
@@ -36,7 +36,7 @@ def path_step(d: InputFactory) -> list[Call]:
 
 def _indexer(d: InputFactory) -> tuple[Tensor, ...]:
     heads = 4
-    return d.normal(heads, HEAD), d.normal(HEAD), d.share(heads), d.weight(heads, dtype=torch.float32)
+    return d.normal(heads, HEAD), d.normal(HEAD), d.gate(heads), d.weight(heads, dtype=torch.float32)
 
 
 def _attention(
@@ -92,7 +92,7 @@ def nsa(d: InputFactory, heads: int = HEADS, width: int = HEAD) -> list[Call]:
     q, *selected = _attention(d, heads, KV_HEADS, width)
     sliding = tuple(d.normal(KV_HEADS, width) for _ in range(2))
     compressed = tuple(d.weight(d.batch, blocks, KV_HEADS, width) for _ in range(2))
-    return [call("nsa_attention", q, compressed, tuple(selected), sliding, d.share(heads, 3), **NSA)]
+    return [call("nsa_attention", q, compressed, tuple(selected), sliding, d.gate(heads, 3), **NSA)]
 
 
 def timelines(d: InputFactory) -> list[Call]:
@@ -100,5 +100,5 @@ def timelines(d: InputFactory) -> list[Call]:
     timelines = 6
     q, k, v = _attention(d, HEADS, HEADS)
     route = d.choice(timelines, HEADS)
-    options = {"n_timelines": timelines, "rope_base": 1e4, "weight": d.share(HEADS)}
+    options = {"n_timelines": timelines, "rope_base": 1e4, "weight": d.gate(HEADS)}
     return [call("timeline_attention", q, k, v, route, **options)]

@@ -17,7 +17,7 @@ from kernels.dispatch import Operation
 from kernels.triton_common.work import Work
 
 TOKENS = 131_072
-"""Batch times length of a case that says nothing else."""
+"""Batch times length of a case by default."""
 
 
 @dataclass(frozen=True)
@@ -77,5 +77,5 @@ class Case:
 
 
 def call(operation: str, *arguments: Any, **options: Any) -> Call:
-    """A call of this operation, written as it is made."""
+    """A `Call` of an operation, with its arguments and options as in the call itself."""
     return Call(operation, arguments, options)

@@ -14,14 +14,14 @@ def kda(d: InputFactory) -> list[Call]:
     """The delta rule with a gate a channel, 96 heads of 128, as published comparisons have it."""
     heads, width = 96, 128
     q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
-    return [call("delta_rule", q, k, v, d.log_gate(heads, width), d.share(heads))]
+    return [call("delta_rule", q, k, v, d.log_gate(heads, width), d.gate(heads))]
 
 
 def gated_delta(d: InputFactory) -> list[Call]:
     """The delta rule with a gate a head, 16 query and 64 value heads of 128."""
     few, heads, width = 16, 64, 128
     q, k, v = d.unit(few, width), d.unit(few, width), d.normal(heads, width)
-    return [call("delta_rule", q, k, v, d.log_gate(heads), d.share(heads))]
+    return [call("delta_rule", q, k, v, d.log_gate(heads), d.gate(heads))]
 
 
 def kda_step(d: InputFactory) -> list[Call]:
@@ -36,8 +36,8 @@ def memory_mixture(d: InputFactory, **options: Any) -> list[Call]:
     heads, width, memories, chosen = 2, 128, 5, 3
     q, k = d.unit(heads, width), d.unit(memories, heads, width)
     v, routes = d.normal(memories, heads, width), d.subset(memories, chosen)
-    gates = d.log_gate(memories, heads), d.share(memories, heads)
-    return [call("memory_mixture", q, k, v, *gates, routes, d.share(chosen), **options)]
+    gates = d.log_gate(memories, heads), d.gate(memories, heads)
+    return [call("memory_mixture", q, k, v, *gates, routes, d.gate(chosen), **options)]
 
 
 def memory_step(d: InputFactory) -> list[Call]:
@@ -49,7 +49,7 @@ def memory_step(d: InputFactory) -> list[Call]:
 def mesa(d: InputFactory, heads: int = 6, width: int = 128, **options: Any) -> list[Call]:
     """The mesa layer, six heads of 128."""
     q, k, v = d.unit(heads, width), d.unit(heads, width), d.normal(heads, width)
-    return [call("mesa", q, k, v, d.log_gate(heads), d.share(heads), d.ones(heads, width), **options)]
+    return [call("mesa", q, k, v, d.log_gate(heads), d.gate(heads), d.ones(heads, width), **options)]
 
 
 def mesa_step(d: InputFactory, heads: int = 6, width: int = 128) -> list[Call]:

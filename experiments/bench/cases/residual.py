@@ -36,13 +36,13 @@ def mixing_map(d: InputFactory, operation: str) -> Call:
 
 def pre(d: InputFactory) -> Call:
     """The input of a layer, read from the streams."""
-    return call("hyper_pre", d.normal(STREAMS, WIDTH), d.share(STREAMS))
+    return call("hyper_pre", d.normal(STREAMS, WIDTH), d.gate(STREAMS))
 
 
 def post(d: InputFactory) -> Call:
     """The output of a layer, written to the streams."""
-    mixing, streams = d.share(STREAMS, STREAMS), d.normal(STREAMS, WIDTH)
-    return call("hyper_post", streams, d.normal(WIDTH), mixing, d.share(STREAMS))
+    mixing, streams = d.gate(STREAMS, STREAMS), d.normal(STREAMS, WIDTH)
+    return call("hyper_post", streams, d.normal(WIDTH), mixing, d.gate(STREAMS))
 
 
 def wrapped(d: InputFactory, operation: str) -> list[Call]:

@@ -1,4 +1,4 @@
-"""Other people's kernels, where they are installed: one file a peer, imported only when its peer is measured.
+"""Kernels of other libraries, where they are installed: one file a peer, imported only when that is timed.
 
 A file has `refuses(device)`, why it cannot be used here (None: it can), and `CALLS`: the name of a case -> a function
 of the case's calls that gives a function without arguments, which runs the peer and returns its outputs. A peer

@@ -1,4 +1,4 @@
-"""Copying the largest input: what memory allows an operation that reads and writes as much and does next to nothing."""
+"""Copying the largest input: the bound by memory for operations that read and write as much and compute little."""
 
 from __future__ import annotations
 

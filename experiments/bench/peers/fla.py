@@ -1,4 +1,4 @@
-"""flash-linear-attention. It differs in what follows.
+"""flash-linear-attention (fla). Differences to our operations:
 
 path_attention multiplies the summed log gates by the scale, too;
 nsa_attention pools its blocks by the mean, with keys and values that all branches share, and wants groups of at least

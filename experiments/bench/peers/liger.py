@@ -1,4 +1,4 @@
-"""Liger-Kernel's hyper-connections (mHC), its four steps: coefficients with Sinkhorn, what is read, what is written.
+"""Liger-Kernel's hyper-connections (mHC): coefficients with Sinkhorn, reading the streams, writing to them.
 
 Its coefficients include the map, which ours have as an operation of its own; its streams are half precision.
 """

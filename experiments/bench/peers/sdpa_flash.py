@@ -11,7 +11,7 @@ from experiments.bench.peers.shared import dense
 
 
 def refuses(device: torch.device) -> str | None:
-    """None: SDPA says by itself, when it is called, that a device has no FlashAttention."""
+    """None: where a device has no FlashAttention, SDPA raises when it is called."""
     return None
 
 

@@ -10,9 +10,8 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import passes, result_table, timing
-from experiments.bench.budget import lengths_within_budget
+from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
 from experiments.bench.cases.call import Call
-from experiments.bench.constants import SHORT_LENGTHS
 from experiments.bench.inputs import InputFactory
 from experiments.schema import Config
 
@@ -69,7 +68,7 @@ def _compare(call: Call, length: int, device: torch.device, repeats: int) -> lis
                 tokens=length,
                 peak_memory_bytes=timing.peak_memory(forms[backend], device),
             )
-            tqdm.write(result_table.line(row))
+            tqdm.write(result_table.format_row(row))
             rows.append(row)
     return rows
 

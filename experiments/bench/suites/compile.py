@@ -1,10 +1,10 @@
-"""suite=compile: every Triton kernel made into machine code for an H200, on any machine, without a GPU.
+"""suite=compile: compile every Triton kernel for an H200, on any machine, without a GPU.
 
 The interpreter checks what kernels compute; this checks that a GPU's compiler takes them, and what they need there:
 registers, memory that registers spill to, shared memory. The calls are those of `cases`, short and in bf16; kernels
-are compiled where they would be launched, so that every launch configuration, size and type is the real one. What
-comes back from such a call is memory as it was found; attention that PyTorch does in between takes segments of
-equal length, as boundaries may be such memory.
+are compiled where they would be launched, so that every launch configuration, size and type is the real one. The
+outputs of such a call are uninitialised memory; attention by PyTorch in between therefore takes segments of equal
+length, as boundaries may be such outputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from experiments.bench.cases import CASES, chosen
+from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call
 from experiments.bench.passes import forward, forward_backward
 from experiments.schema import Config
@@ -61,7 +61,9 @@ def run(config: Config) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with _compiling(rows), _equal_segments():
         for name in tqdm(
-            chosen(config.bench.cases, list(CASES)), desc="compile", disable=not config.trainer.progress
+            matching_names(config.bench.cases, list(CASES)),
+            desc="compile",
+            disable=not config.trainer.progress,
         ):
             case, before = CASES[name], len(rows)
             length = case.length or LENGTH
@@ -173,7 +175,7 @@ def _compiled(kernel, source, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """Registers a thread, and bytes of its stack: what did not fit into registers."""
+    """Registers a thread, and bytes of its stack, to which registers spill."""
     import triton
 
     with tempfile.TemporaryDirectory() as folder:

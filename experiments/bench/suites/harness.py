@@ -1,13 +1,12 @@
-"""suite=harness: what the harness costs, Lightning with rows and progress bar against a bare PyTorch loop.
+"""suite=harness: the overhead of the harness, Lightning with rows and progress bar against a bare PyTorch loop.
 
-Pairs of equally many steps on the same model, batches and threads, taken in turns. The ratio of a pair is harness time
-over loop time; reported is the median with a 95 % bootstrap interval.
+Pairs of equally many steps on the same model, batches and threads, in alternating order. The ratio of a pair is harness
+time over loop time; reported is the median with a 95 % bootstrap interval.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import random
 import statistics
 import tempfile
 import time
@@ -19,14 +18,15 @@ import torch
 from tqdm import tqdm
 
 from experiments import callbacks, data, machine, optim
-from experiments.bench import result_table
-from experiments.bench.training_step import update
-from experiments.factory import make_batches, make_model, tokens_per_step
-from experiments.metric_log import MetricLog
+from experiments.bench import result_table, timing
+from experiments.bench.model_steps import update
+from experiments.costs import tokens_per_step
 from experiments.progress import Bar
+from experiments.runs import MetricLog
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.trainer import make_trainer, silence_lightning
+from experiments.training import make_batches, make_model
 from zoo.modules.step_buffer import set_step
 
 STEP_MS = 120.0
@@ -105,16 +105,9 @@ def _task(config: Config, corpus: data.Corpus) -> LanguageModelling:
     )
 
 
-def bootstrap_interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the median."""
-    generator = random.Random(0)
-    medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws) - 1]
-
-
 def _report(config: Config, bare: list[float], harness: list[float]) -> None:
     ratios = [h / b for h, b in zip(harness, bare, strict=True)]
-    low, high = bootstrap_interval(ratios)
+    low, high = timing.bootstrap_interval(ratios)
     print(
         f"harness overhead: median {statistics.median(ratios):.4f}x, 95 % interval {low:.4f} to {high:.4f} "
         f"({len(ratios)} pairs of {config.bench.steps} steps, {statistics.median(bare):.1f} ms a step bare, "

@@ -2,7 +2,8 @@
 
 Forward and forward+backward of the calls in `cases`, over growing lengths at a fixed number of tokens. `ratio` is the
 time of the best peer (named in `peer`; where there is none, of our own PyTorch form) over this row's, `roofline` the
-share of what the GPU's memory and arithmetic allow. Rows that stand in the table are not measured again.
+share of what the GPU's memory and arithmetic allow. Rows that are in the table already are not
+measured again.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import peers, result_table, roofline, timing
-from experiments.bench.cases import CASES, chosen
+from experiments.bench.budget import GPU_LENGTHS
+from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call, Case
-from experiments.bench.constants import GPU_LENGTHS
 from experiments.bench.passes import Form, forward, forward_backward
 from experiments.schema import Config
 from kernels.triton_common import interpreted
@@ -47,7 +48,7 @@ def finished(config: Config) -> bool:
 
 def _cells(config: Config, device: torch.device) -> Iterator[result_table.Cell]:
     b = config.bench
-    for name in chosen(b.cases, list(CASES)):
+    for name in matching_names(b.cases, list(CASES)):
         case = CASES[name]
         for length in [case.length] if case.length else b.lengths or LENGTHS[device.type]:
             tokens = b.tokens or (case.tokens if device.type == "cuda" else CPU_TOKENS)
@@ -70,7 +71,7 @@ class _Measurement:
         try:
             calls = self.case.calls(self.length, self.batch * self.length, self.device, self.dtype)
         except torch.OutOfMemoryError:
-            self._remark("", "", "out of memory: the inputs alone do not fit")
+            self._add_note("", "", "out of memory: the inputs alone do not fit")
             return self.rows
         forms = dict(self._forms(calls))
         able = self._measure("forward", forms, calls, forward)
@@ -88,14 +89,14 @@ class _Measurement:
             if reason is None:
                 yield backend, lambda b=backend: [call.run(b) for call in calls]
             elif backend == "triton":
-                self._remark(backend, "", reason)
+                self._add_note(backend, "", reason)
         yield from peers.peers_of(self.case.name, calls, self.device)
 
     def _reason_to_skip(self, backend: str, calls: list[Call]) -> str | None:
-        """Why a backend is not even tried; None if it is."""
-        lacking = [call.operation for call in calls if backend not in call.registry.backends]
-        if lacking:
-            return f"no {backend.capitalize()} form of {', '.join(lacking)}"
+        """The reason to skip a backend; None to time it."""
+        missing = [call.operation for call in calls if backend not in call.registry.backends]
+        if missing:
+            return f"no {backend.capitalize()} form of {', '.join(missing)}"
         if backend == "triton" and interpreted() and self.device.type != "cuda":
             return "interpreted: no time to speak of"
         if backend == "torch" and self.length > self.case.torch_limit:
@@ -103,7 +104,7 @@ class _Measurement:
         return "a definition, not meant to be fast" if backend == "reference" else None
 
     def _measure(self, mode: str, forms: dict[str, Form], calls: list[Call], work: Callable) -> list[str]:
-        """Time forms against each other; returns the names of those that could do it."""
+        """Time forms against each other; returns the names of those that ran."""
         leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
         runs = {name: (lambda f=form: work(f, leaves)) for name, form in forms.items()}
         if mode != "forward":  # a copy has no backward
@@ -125,14 +126,14 @@ class _Measurement:
         return self.length, self.batch * self.length, roofline.META, self.dtype
 
     def _time_once(self, name: str, mode: str, run: Callable[[], object]) -> float | None:
-        """Milliseconds of a second call, the first having compiled; None where it cannot be done, which is noted."""
+        """Milliseconds of a second call, the first having compiled; None where it fails, with a note in the table."""
         try:
             run()
             return timing.on_device(run, self.device)
         except torch.OutOfMemoryError:
-            self._remark(name, mode, "out of memory")
+            self._add_note(name, mode, "out of memory")
         except Exception as error:  # whatever a library raises: one that fails is a row, and the others go on
-            self._remark(name, mode, result_table.failure_reason(error))
+            self._add_note(name, mode, result_table.failure_reason(error))
             if result_table.is_fatal(error):
                 raise result_table.Crashed(f"{self.case.name}, {name}: {error}", self.rows) from error
         if self.device.type == "cuda":
@@ -157,7 +158,7 @@ class _Measurement:
             row |= {"roofline_milliseconds": total.milliseconds, "roofline": share}
         self._add(row)
 
-    def _remark(self, name: str, mode: str, note: str) -> None:
+    def _add_note(self, name: str, mode: str, note: str) -> None:
         more = {"backend": name, "mode": mode, **self._size}
         self._add(result_table.note_row("kernels", self.case.name, note, self.device, **more))
 
@@ -168,4 +169,4 @@ class _Measurement:
 
     def _add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
-        tqdm.write(result_table.line(row))
+        tqdm.write(result_table.format_row(row))

@@ -13,10 +13,9 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table, timing
-from experiments.bench.budget import lengths_within_budget
-from experiments.bench.constants import SHORT_LENGTHS
-from experiments.bench.training_step import autocast, random_tokens
-from experiments.meta_model import nominal_vocabulary
+from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
+from experiments.bench.model_steps import autocast, random_tokens
+from experiments.costs import nominal_vocabulary
 from experiments.schema import Config
 from zoo.model import LanguageModel
 
@@ -24,7 +23,7 @@ PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """Rows of both models at every length, batch 1, taken in turns; ratio: dense time over this model's time."""
+    """Rows of both models at every length, batch 1, interleaved; ratio: dense time over this model's time."""
     device = machine.pick(config.device)
     half = machine.precision(config.trainer.precision, device) == "bf16"
     models = {name: _model(config, pattern, device) for name, pattern in PATTERNS.items()}
@@ -47,7 +46,7 @@ def run(config: Config) -> list[dict[str, Any]]:
                 tokens=length,
                 peak_memory_bytes=timing.peak_memory(calls[name], device),
             )
-            tqdm.write(result_table.line(row))
+            tqdm.write(result_table.format_row(row))
             rows.append(row)
     return rows
 

@@ -2,11 +2,11 @@
 
     training step  forward, backward, clipping and AdamW; as many sequences as the tokens of a step (8,192) allow
     prefill        a forward pass over one sequence, with the logits of all its tokens
-    decode         one token after so many, from a state of that length
+    decode         one token after a context of that length
 
 Presets have the configured width, heads and depth (size=reference is the reference model's), and are configured for
-each length. ratio: the transformer's time over this one's. What runs out of memory, or would by its growth so far take
-minutes, is a row that says so. Rows that stand in the table are not measured again.
+each length. ratio: the transformer's time over this one's. A case that runs out of memory, or would take minutes by
+its growth so far, is a row that says so. Rows that are in the table already are not measured again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table, timing
-from experiments.bench.cases import chosen
-from experiments.bench.constants import GPU_LENGTHS
+from experiments.bench.budget import GPU_LENGTHS
+from experiments.bench.cases import matching_names
 from experiments.bench.decoding import state_after
-from experiments.bench.training_step import TrainingStep, autocast, make_model, random_tokens
+from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.model import LanguageModel
@@ -55,7 +55,7 @@ def finished(config: Config) -> bool:
 
 
 def _cells(bench: _Bench) -> Iterator[result_table.Cell]:
-    names = chosen(bench.config.bench.cases, list(architectures(bench.config.model)))
+    names = matching_names(bench.config.bench.cases, list(architectures(bench.config.model)))
     for length in sorted(bench.config.bench.lengths or LENGTHS[bench.device.type]):
         for name in names:
             for mode in MODES:
@@ -87,12 +87,12 @@ class _Cell:
             except Exception as error:  # of a model at a length; the others go on
                 note = result_table.failure_reason(error)
                 if result_table.is_fatal(error):
-                    raise result_table.Crashed(f"{self.name}: {error}", self._remark(note)) from error
+                    raise result_table.Crashed(f"{self.name}: {error}", self._note_row(note)) from error
         self.bench.forget()
-        return self._remark(note)
+        return self._note_row(note)
 
     def _reason_to_skip(self) -> str | None:
-        """Why not to try, from what the shorter sequences took."""
+        """The reason to skip a cell, from the time and memory of shorter sequences; None to measure it."""
         found = self.table.find(model=self.name, mode=self.mode, recompute=self.recompute)
         shorter = [row for row in found if int(row["tokens"]) < self.length]
         if any(str(row.get("note", "")).startswith(NO_ROOM) for row in shorter):
@@ -126,7 +126,7 @@ class _Cell:
         found = [row["milliseconds_median"] for row in self.table.find(**names) if not row.get("note")]
         return float(found[0]) if found else None
 
-    def _remark(self, note: str) -> list[dict[str, Any]]:
+    def _note_row(self, note: str) -> list[dict[str, Any]]:
         return self._print(result_table.note_row("models", self.name, note, self.device) | self._columns)
 
     @property
@@ -135,7 +135,7 @@ class _Cell:
         return {**self.cell.names, "precision": precision}
 
     def _print(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        tqdm.write(result_table.line(row))
+        tqdm.write(result_table.format_row(row))
         return [row]
 
     @property
@@ -176,7 +176,7 @@ _CALLS = {"training step": _training_step, "prefill": _prefill, "decode": _decod
 
 
 class _Bench:
-    """State that the cells of a run share: its table, and the model of the last cell, whose other modes come next."""
+    """State that all cells share: the table, and the model of the last cell, for its other modes."""
 
     def __init__(self, config: Config, device: torch.device, table: result_table.ResumableTable) -> None:
         self.config, self.device, self.table = config, device, table
@@ -192,7 +192,7 @@ class _Bench:
         return self._made[2]
 
     def forget(self) -> None:
-        """Give all memory back."""
+        """Free the memory of the last model."""
         self._made = None
         gc.collect()
         if self.device.type == "cuda":

@@ -1,7 +1,7 @@
 """suite=recompute: a training step of the configured model under trainer.recompute=none, full and selective.
 
-kept_bytes is what the forward pass leaves for the backward, counted by storage; peak_memory_bytes, on a GPU, the most
-that a whole step takes. ratio: the time without recomputing over this one's.
+kept_bytes is the memory that the forward pass saves for the backward, counted by storage; peak_memory_bytes, on a GPU,
+the peak of a whole step. ratio: the time without recomputing over this one's.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tqdm import tqdm
 from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.activation_memory import saved_bytes
-from experiments.bench.training_step import TrainingStep, make_model, random_tokens
-from experiments.labels import label
+from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
+from experiments.presets import label
 from experiments.schema import Config
 from zoo.model import letters_of
 from zoo.recompute import MODES
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """A row a mode, timed in turns, at data.batch_size x data.seq_len."""
+    """A row a mode, interleaved, at data.batch_size x data.seq_len."""
     device, d = machine.pick(config.device), config.data
     model = make_model(config, config.model, d.seq_len, device)
     step = TrainingStep(config, model, random_tokens(config, d.batch_size, d.seq_len, device))
@@ -40,7 +40,7 @@ def run(config: Config) -> list[dict[str, Any]]:
         row["peak_memory_bytes"] = timing.peak_memory(_under(mode, step), device)
         step.set_recompute(mode)
         row["kept_bytes"] = saved_bytes(step.loss)
-        tqdm.write(f"{result_table.line(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB saved")
+        tqdm.write(f"{result_table.format_row(row)}  {mode}: {row['kept_bytes'] / 2**20:.1f} MiB saved")
         rows.append(row)
     return rows
 

@@ -16,7 +16,7 @@ from zoo.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 EVALUATION_SHARE = 20
-"""One document in so many is for testing, and as many for validation."""
+"""One document in EVALUATION_SHARE is for testing, and one for validation."""
 
 SOURCES: dict[str, Source] = {}
 
@@ -61,9 +61,9 @@ class Source(ABC):
 
     @abstractmethod
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
-        """Cheap identity of the input as it lies on disk: an equal stamp means equal text.
+        """The identity of the input files, without reading them: an equal stamp means equal text.
 
-        None if there is none (files too young to tell); the text is then read again.
+        None if a file is too new to tell; the text is then read again.
         """
 
     @abstractmethod

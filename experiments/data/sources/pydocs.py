@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments.data.cache import build_once
+from experiments.data.cache import build_once, content_hash
 from experiments.data.config import DataConfig
 from experiments.data.sources.base import (
     EVALUATION_SHARE,
@@ -31,7 +31,6 @@ from experiments.data.sources.base import (
     register_source,
 )
 from experiments.data.sources.prose import module_blocks
-from experiments.hashing import content_hash
 from zoo.errors import UserError
 
 _FOREIGN = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}

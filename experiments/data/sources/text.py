@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.data.config import DataConfig
+from experiments.data.plain_text import decode_text
 from experiments.data.sources.base import (
     EVALUATION_SHARE,
     SPLITS,
@@ -123,20 +124,7 @@ def read_text(file: Path) -> str:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
     if not raw.strip(b"\xef\xbb\xbf \t\r\n"):
         raise UserError(f"{file} is empty; give a file with text, or a glob that leaves it out")
-    nul = raw.find(b"\0")
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if nul < 0 or error.start < nul:
-            raise UserError(
-                f"{file} is not UTF-8 text: byte {error.start} is 0x{raw[error.start]:02x}; convert it "
-                f"(iconv -f ENCODING -t UTF-8), or leave it out with a glob"
-            ) from error
-    if nul >= 0:
-        raise UserError(
-            f"{file} is binary, not text: byte {nul} is NUL; leave it out with a glob, or convert it"
-        )
-    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    return decode_text(raw, str(file), "leave it out with a glob")
 
 
 def _hidden(path: Path) -> bool:

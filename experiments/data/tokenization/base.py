@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
         """Ids of each text as integer arrays, in parallel where the library can."""
 
     def identity(self) -> dict[str, Any]:
-        """The facts that tell this tokenizer from others: kind, size, hash of its tables."""
+        """The facts that identify this tokenizer: kind, size, hash of its tables."""
 
     def to_json(self) -> str:
         """Everything `from_json` needs to make the same tokenizer anywhere."""
@@ -45,7 +45,7 @@ class TokenizerKind(Protocol):
     """An entry of the table: how the configuration makes a tokenizer."""
 
     def check(self, cfg: DataConfig) -> None:
-        """Raise UserError for what a person can correct; stay off the network."""
+        """Raise UserError for settings that cannot work; no network access."""
 
     def spec(self, cfg: DataConfig) -> dict[str, Any]:
         """The facts that decide the tokenizer's content, besides the training text. May read the hub."""
@@ -53,7 +53,7 @@ class TokenizerKind(Protocol):
     def make(
         self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
     ) -> Tokenizer:
-        """The tokenizer. texts: the training documents anew at each call; training: hash of their content."""
+        """The tokenizer. texts: returns a new iterator over the training documents; training: hash of their content."""
 
     def restore(self, saved: dict[str, Any]) -> Tokenizer:
         """The tokenizer from what `to_json` wrote."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from tokenizers import models
 
+from experiments.data.cache import content_hash
 from experiments.data.config import DataConfig
 from experiments.data.tokenization.base import SEPARATOR, Tokenizer, register_tokenizer
-from experiments.data.tokenization.byte_level_bpe import BytePairTokenizer, assemble, restore
-from experiments.hashing import content_hash
+from experiments.data.tokenization.bpe import BytePairTokenizer, assemble, restore
 from zoo.errors import UserError
 
 _REPOSITORY = "gpt2"

@@ -42,7 +42,7 @@ def _cayley_1(raw: Tensor) -> Tensor:
 
 
 def _cayley_2(raw: Tensor) -> Tensor:
-    """A turn by 2·arctan a: [[1 − a², −2a], [2a, 1 − a²]] / (1 + a²)."""
+    """A rotation by 2·arctan a: [[1 − a², −2a], [2a, 1 − a²]] / (1 + a²)."""
     a = (raw[..., 0, 1] - raw[..., 1, 0]) / 2
     t = 2 / (1 + a * a)
     return torch.stack([t - 1, -t * a, t * a, t - 1], -1).view(raw.shape)

@@ -79,7 +79,7 @@ def _cayley_eliminated(raw, q, MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM
         largest = tl.argmax(tl.where(solved < 0, tl.abs(entries), -1.0), axis=1)
         chosen = index == largest[:, None]
         pivot = tl.sum(tl.where(chosen, entries, 0.0), axis=1)[:, None]
-        # row of the pivot over it, and the other rows less their multiple: column k of I − A becomes one of I
+        # divide the pivot's row by it and subtract its multiples from the others: column k of I − A becomes that of I
         left = _cleared(left, entries, chosen, pivot)
         right = _cleared(right, entries, chosen, pivot)
         solved = tl.where(chosen, k, solved)
@@ -88,7 +88,7 @@ def _cayley_eliminated(raw, q, MATRICES, SIZE: tl.constexpr, N: tl.constexpr, BM
 
 @triton.jit
 def _cleared(matrix, entries, chosen, pivot):
-    """One side of the equations after a step: the chosen row over its pivot, and its multiple off the others."""
+    """One side of the equations after a step: the chosen row divided by its pivot, its multiples subtracted."""
     own = chosen[:, :, None]
     scaled = (tl.sum(tl.where(own, matrix, 0.0), axis=1) / pivot)[:, None, :]
     return tl.where(own, scaled, matrix - entries[:, :, None] * scaled)

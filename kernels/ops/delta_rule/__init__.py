@@ -20,7 +20,7 @@ def _refuses(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, initia
 
 
 def _with_heads_repeated(form: Callable) -> Callable:
-    """Wrap a form that wants q, k and v to have as many heads as beta."""
+    """Wrap a form that needs q, k and v with as many heads as beta."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, **options):
         heads = beta.shape[2]

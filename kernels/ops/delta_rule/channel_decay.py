@@ -17,7 +17,7 @@ class Neighbours:
     right: Tensor
 
     def sides(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the right rows [M, 2, C/2, K], not decayed, and the left keys [M, C/2, K], decayed in their stead."""
+        """Return the right rows [M, 2, C/2, K], not decayed, and the left keys [M, C/2, K], decayed for both."""
         pairs = rows.view(*rows.shape[:2], -1, 2, rows.shape[-1])
         return pairs[:, :, :, 1], pairs[:, 1, :, 0] * self.right
 
@@ -41,7 +41,7 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Level:
-    """A higher level: blocks of 2·half tokens, and what their right rows and left keys decay by.
+    """A higher level: blocks of 2·half tokens, and the decays of their right rows and left keys.
 
     right  the decay from the middle to the token, its own included, [M, C/2h, h, K]
     left   the decay from the token, its own excluded, to the middle, likewise
@@ -141,7 +141,7 @@ class ChannelDecay:
         for level in self.levels:
             level.backward(d_products, rows, d_rows, d_keys)
         d_queries, d_right_keys = d_rows.unbind(1)
-        # A product of tokens i > j has the gates up to i and lacks those up to j.
+        # The log decay of tokens i > j is the sum of gates up to i less the sum up to j.
         d_upto = (queries * d_queries).addcmul_(keys, d_right_keys).addcmul_(keys, d_keys, value=-1)
         d_upto[:, -1] += d_whole
         lower = lower_triangle(rows, rows.shape[2])

@@ -74,7 +74,7 @@ class Inputs:
 
 
 def take(x: Tensor, group: Group) -> Tensor:
-    """Gather the group's rows of x [tokens·H, width] in at least fp32, [M, C, width]; anything for padding."""
+    """Gather the group's rows of x [tokens·H, width] in at least fp32, [M, C, width]; padding is undefined."""
     rows = group.rows.clamp_max(x.shape[0] - 1) if group.padded else group.rows
     taken = x.index_select(0, rows.flatten()).view(*rows.shape, x.shape[-1])
     return taken.to(torch.promote_types(x.dtype, torch.float32))
@@ -83,7 +83,7 @@ def take(x: Tensor, group: Group) -> Tensor:
 def forward(
     flat: list[Tensor], state: Tensor, chunks: Chunks, scale: float, saved: Saved | None
 ) -> tuple[Tensor, Tensor]:
-    """Return o [tokens·H, V], group of chunks by group.
+    """Return o [tokens·H, V], computed one group of chunks after another.
 
     flat   q, k, v, g, beta as [tokens·H, width]
     state  [N·H, K, V] by rank, overwritten with the final one
@@ -125,7 +125,7 @@ def _forward_group(x: Inputs, v: Tensor, state: Tensor, scale: float, group: Gro
 def backward(
     flat: list[Tensor], d_out: Tensor, d_state: Tensor, chunks: Chunks, scale: float, saved: Saved
 ) -> list[Tensor]:
-    """Return the gradients of `flat`, group of chunks by group, from the last to the first.
+    """Return the gradients of `flat`, computed one group of chunks after another, from the last to the first.
 
     d_out    [tokens·H, V]
     d_state  [N·H, K, V] by rank, the final state's gradient, overwritten with the initial's
@@ -149,7 +149,7 @@ def _backward_group(
     """d_o [M, C, V], scaled. Returns the gradients of q, k, v, g and β."""
     d_errors, d_after = _inter_chunk_backward(x, d_o, d_state, group, saved)
     d_v = torch.bmm(saved.inverse.transpose(1, 2), d_errors)
-    # What stands left of S₀ and E for queries and for keys: o = Q̄·S₀ + P·Diag(β)·E and N·E = V − K̄·S₀.
+    # The left factors of S₀ and E for queries and for keys: o = Q̄·S₀ + P·Diag(β)·E and N·E = V − K̄·S₀.
     outer = torch.stack([d_o, d_v], 1)
     outer[:, 1].neg_()
     outer = outer.flatten(1, 2)

@@ -12,11 +12,11 @@ CHUNK = 32
 """Tokens a chunk at most: more make larger products, fewer more steps."""
 
 GROUP = 2**17
-"""Numbers that a tensor of one group of chunks may hold on a CPU, so that what is in use stays in its cache."""
+"""Numbers that a tensor of one group of chunks may hold on a CPU, so that they stay in its cache."""
 
 
 def chunk_length(tokens: int, sequences: int) -> int:
-    """Choose the tokens a chunk, up to CHUNK: a power of two of which sequences of average length fill over half."""
+    """Choose the tokens per chunk, up to CHUNK: a power of two that sequences of average length fill by over half."""
     average = tokens / max(sequences, 1)
     return next((c for c in (2, 4, 8, 16) if c >= average), CHUNK)
 
@@ -75,7 +75,7 @@ class Chunks:
 
     @staticmethod
     def of(lengths: Tensor, heads: int) -> Chunks:
-        """lengths: int64 [N] on the CPU, the lengths of sequences that stand one after another."""
+        """Cut sequences that follow one another into chunks; lengths: int64 [N] on the CPU."""
         tokens = int(lengths.sum())
         length = chunk_length(tokens, lengths.shape[0])
         order = torch.argsort(lengths, descending=True, stable=True)
@@ -91,7 +91,7 @@ class Chunks:
         return Chunks(tokens, heads, length, order, start, filled, active.tolist())
 
     def groups(self, width: int, device: torch.device) -> Iterator[Group]:
-        """Yield all groups in the order of time; tensors of `width` numbers a slot are what a group is sized for."""
+        """Yield all groups in the order of time; a group is sized for tensors of `width` numbers a slot."""
         slots = self.length * self.heads * width
         room = GROUP if device.type == "cpu" else 64 * GROUP
         begin = done = 0

@@ -50,7 +50,7 @@ def chunked_delta_rule(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return o, the final state and, if `keep`, what the backward needs (else empty tensors).
 
-    g [B, T, H, K or 1], beta [B, T, H, 1]; the rest as `delta_rule` has it.
+    g [B, T, H, K or 1], beta [B, T, H, 1]; the rest as in `delta_rule`.
     """
     chunks = _chunks(q, cu_seqlens)
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""The tensors that the steps of the chunked delta rule pass on, in packs; the steps' order is in triton_ops.py."""
+"""Tuples of the tensors that the steps of the chunked delta rule pass on; the steps' order is in triton_ops.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ChunkOperands(NamedTuple):
 
     from_start  Q̄ [B·T, H, K]        reads   W [B·T, H, K]
     to_end      K̃ [B·T, H, K]        values  U [B·T, H, V]
-    whole       exp(G_last), what a whole chunk decays by: [chunks, H, K or 1]
+    whole       exp(G_last), the decay of a whole chunk: [chunks, H, K or 1]
     """
 
     from_start: Tensor

@@ -7,9 +7,9 @@ From F = Diag(β)·E, and dS and dF of the inter-chunk backward (triton_inter_ch
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
     dP  = scale·dO·Fᵀ    dA = −dV·Fᵀ    dQ̄ = scale·dO·S₀ᵀ    dK̄ = −dV·S₀ᵀ    dK̃ = F·dSᵀ
 
-(N·E = V − K̄·S₀ is differentiated as it stands: no inverse has a gradient of its own.) A product of tokens i > j has
-the gates up to i and lacks those up to j, so that gates get from each factor the product with its own gradient, summed
-from the chunk's end.
+(N·E = V − K̄·S₀ is differentiated as written, so that no inverse needs a gradient.) The log decay of tokens i > j is
+the sum of gates up to i less the sum up to j, so that each factor contributes to the gates its product with its own
+gradient, summed from the chunk's end.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def _keys_and_gates(
         up_to = queries * by_query + keys * (right - left)
         up_to += tl.where((token == last - 1)[:, None], by_whole[None], 0.0)
         gate = tl.cumsum(up_to, axis=0, reverse=True)
-        # dg_l += Σ_{j<l} k_j⊙dK̃_j. As the sum up to this token less itself, it would lose a small rest to a large
-        # term; and the 0 and 1 that select are exact in any precision.
+        # dg_l += Σ_{j<l} k_j⊙dK̃_j. As the sum up to this token less the token itself, a small sum would be
+        # lost to a large term; the 0 and 1 that select are exact in any precision.
         earlier = tl.where(column[:, None] > column[None], 1.0, 0.0)
         gate += tl.dot(earlier, keys * by_end, input_precision="tf32x3")
         # P_ii = q_i·k_i has no gate: dq_i += dP_ii·k_i,  dk_i += dP_ii·q_i
@@ -156,8 +156,8 @@ def _key_tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
     ]
 
 
-# Parts of a shared gate's gradient are as many as tiles, which so have to be known beforehand: BK is 64 there. Gates of
-# channels keep many more tiles alive: at 64 wide, or on four warps, more than a kilobyte of them is spilled.
+# A shared gate's gradient has one part a tile, and their number must be known beforehand: BK is 64 there. Gates of
+# channels need many more tiles at a time: at 64 wide, or on four warps, more than a kilobyte of them is spilled.
 _keys_and_gates_tuned = {
     False: Tuned(
         _keys_and_gates,

@@ -1,12 +1,12 @@
 """The inter-chunk recurrence of the delta rule: states forward over a sequence's chunks, and gradients back.
 
-A program holds K × BV of a head's state in fp32; columns of values know nothing of each other. With the notation of
-triton_forward.py, and dS the gradient of the state after a chunk, dF that of what the state takes in, F = Diag(β)·E:
+A program holds K × BV of a head's state in fp32; columns of values are independent. With the notation of
+triton_forward.py, dS the gradient of the state after a chunk, and dF that of F = Diag(β)·E, which is written into it:
 
     E  = U − W·S₀                        S   = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E
     dF = scale·Pᵀ·dO + K̃·dS             dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
 
-E are the errors that the tokens correct; dF is the gradient where E did not depend on F.
+E are the errors that the tokens correct; dF is the gradient with E taken as independent of F.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _sequence_chunks(firsts, cu, sequence):
 
 @triton.jit
 def _outer_state(states, sequence, head, H, key, value, K, V, BK: tl.constexpr, BV: tl.constexpr):
-    """A sequence's tile of states [N, H, K, V] given from outside, in fp32; zeros where none are given."""
+    """A sequence's tile of the given states [N, H, K, V], in fp32; zeros where none are given."""
     tile = tl.zeros((BK, BV), tl.float32)
     if states is not None:
         tile += load_matrix(head_state(states, sequence, head, H, K, V), key, value, K, V).to(tl.float32)
@@ -101,7 +101,7 @@ def _inter_chunk_backward(
     from_start, to_end, reads, whole, beta, p, d_o, d_final, d_states, d_writes, d_initial, firsts, cu, scale, H,
     K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of the states after chunks and of what these take in, from the last chunk to the first.
+    """The gradients of the states after chunks and of F, from the last chunk to the first.
 
     inputs     from_start Q̄, to_end K̃, reads W, whole exp(G_last) as in `ChunkOperands`; beta [tokens, H];
                p P [tokens, H, C]; d_o dO [tokens, H, V]; d_final [N, H, K, V] or None

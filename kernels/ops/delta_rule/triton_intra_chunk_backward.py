@@ -15,8 +15,8 @@ from kernels.ops.delta_rule.triton_tiles import BLOCK, across_middle, decay_betw
 def intra_chunk_backward_shared(
     d_q, d_right, queries, keys, gate, d_p, d_a, dtype: tl.constexpr, C: tl.constexpr
 ):
-    """Through P and A of tokens i > j under gates [C]: gradients of queries and of keys as row i, added to what is
-    there already, and of keys as row j."""
+    """Gradients through P and A of tokens i > j under shared gates [C]: d_q and d_right, of keys as row i, with these
+    added, and d_left, of keys as row j."""
     i = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None]
     # dP_ij and dA_ij under the decay exp(Σ_{j<l≤i} g_l) of i > j
@@ -39,7 +39,7 @@ def intra_chunk_backward_channels(
     d_q, d_right, queries, keys, gates, after, d_p, d_a, d_p_blocks, d_a_blocks,
     dtype: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Likewise under gates [C, BK], level by level.
+    """Gradients through P and A under gates of channels [C, BK], level by level.
 
     inputs     d_q, d_right [C, BK], added to; queries, keys, gates, after [C, BK]
     gradients  d_p, d_a [C, C], and their blocks on the diagonal [C/16, 16, 16]

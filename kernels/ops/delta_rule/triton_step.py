@@ -1,7 +1,7 @@
-"""One token of the gated delta rule for every sequence: what decoding does.
+"""One token of the gated delta rule for every sequence, as in decoding.
 
-A program has K × BV of a head's state; the columns of values know nothing of each other. The state is read once and
-written once, and that is all the time there is.
+A program has K × BV of a head's state; the columns of values are independent. The state is read once and
+written once, which takes nearly all the time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Device functions of the delta rule's kernels: gates of a chunk, and what its tokens decay by.
+"""Device functions of the delta rule's kernels: gates of a chunk, and the decays between its tokens.
 
 Everywhere: a chunk has C tokens of one sequence, `token` [C] are their places on the packed axis and `last` is where
 the chunk or its sequence ends. Rows beyond it read as zero, gates too, so that they leave the state alone.
@@ -59,8 +59,9 @@ def decay_between(gate, C: tl.constexpr):
 def decay_to_middle(g, after, HALF: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
     """In blocks of 2·HALF tokens, the decay between a token and its block's middle, [C, W].
 
-    For tokens i > j of two halves of a block, exp(g_{j+1} + … + g_i) is the product of what row i and row j
-    have here: the sum from the middle up to i, i's gate included, and from j, its gate excluded, up to the middle.
+    For tokens i > j of two halves of a block, exp(g_{j+1} + … + g_i) is the product of the entries of
+    row i and row j: the sums from the middle up to i, i's gate included, and from j, its gate excluded, up to the
+    middle.
     """
     place = tl.arange(0, C)
     own_half = tl.where(((place + 1) % HALF == 0)[:, None], 0.0, after)

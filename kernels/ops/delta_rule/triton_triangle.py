@@ -1,6 +1,6 @@
 """The inverse of a chunk's triangle I + A·Diag(β), for A of triton_intra_chunk.py.
 
-What a chunk adds to its states follows from that inverse. Stored is Z, zero on and above the diagonal:
+A chunk's errors follow from that inverse. Stored is Z, zero on and above the diagonal:
 
     Z = (I + A·Diag(β))⁻¹·A        (I + A·Diag(β))⁻¹ = I − Z·Diag(β)        (I + Diag(β)·A)⁻¹ = I − Diag(β)·Z
 

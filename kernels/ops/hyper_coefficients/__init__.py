@@ -42,7 +42,7 @@ def hyper_coefficients(
     bias     [2n + m], b
     backend  auto, triton (what auto takes on a GPU; 2n + m ≤ 256), torch (scales the product, so that the
              normalised x is never written, as triton does), reference
-    returns  h_pre [B, T, n], h_post [B, T, n], res [B, T, m] in at least fp32, whatever autocast says
+    returns  h_pre [B, T, n], h_post [B, T, n], res [B, T, m] in at least fp32, under autocast too
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.
     Source: mHC (arXiv:2512.24880), equations 5 and 7, and its section on fused kernels, which divides after the

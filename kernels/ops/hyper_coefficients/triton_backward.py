@@ -13,9 +13,9 @@ from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 
 SPANS, SPAN = 64, 512
-"""Of the weight's gradient: at most so many parts, each of at least so many tokens, a multiple of every BT."""
+"""For the weight's gradient: the most spans of tokens, and the fewest tokens of one, a multiple of every BT."""
 NUMBER_SPANS, NUMBER_SPAN = 256, 64
-"""The same of bias and scale, whose parts are small."""
+"""The same for bias and scale, whose parts are small."""
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def _numbers_backward(
     raw, inverse, scale, bias, dpre, dpost, dres, dproduct, along, sums, TOKENS, K, ROWS, SPAN,
     N: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """The backward of the few numbers a token: p̄ and c, and of every span its part of b̄ and s̄.
+    """The backward of the coefficients: p̄ and c, and the part of every span in b̄ and s̄.
 
     inputs     raw [M, ROWS]; inverse r [M]; scale s [3]; bias b [ROWS]; dpre, dpost [M, N]; dres [M, ROWS − 2N]
     outputs    dproduct p̄ [M, ROWS]; along c [M]; sums [spans, ROWS + 3]
@@ -63,7 +63,7 @@ def _streams_backward(
     x, phi, dproduct, along, dx, dphi, TOKENS, K, ROWS, SPAN,
     PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx, and of every span its part of the weight's gradient.
+    """dx, and the part of every span in the weight's gradient.
 
     inputs     x [M, K]; phi φ [ROWS, K]; dproduct p̄ [M, ROWS]; along c [M]
     outputs    dx [M, K]; dphi [spans, ROWS, K]
@@ -130,6 +130,6 @@ def streams_gradients(x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor) -
 
 
 def _spans(tokens: int, most: int, least: int) -> tuple[int, int]:
-    """Tokens of a span, a multiple of `least`, so that there are at most so many, and how many there are."""
+    """Tokens of a span, a multiple of `least`, and the number of spans, at most `most`."""
     span = triton.cdiv(max(1, tokens), most * least) * least
     return span, triton.cdiv(tokens, span)

@@ -4,8 +4,8 @@ With K = n·D numbers a token, φ [ROWS, K] for its 2n + m coefficients, and r =
 
     forward   a program has BT tokens and goes over their K numbers: product and squares from one reading, then
               raw = r·φ·vec x, l = s·raw + b and the sigmoids. Saved: the arguments, raw and r
-    backward  (triton_backward.py) first the few numbers a token, without the streams, a span of tokens a program:
-              l̄ from the sigmoids made again, b̄ = Σ l̄, s̄ = Σ l̄·raw, and for the streams p̄ = r·s·l̄ and
+    backward  (triton_backward.py) first the coefficients, without the streams, a span of tokens a program:
+              l̄ from the sigmoids computed again, b̄ = Σ l̄, s̄ = Σ l̄·raw, and for the streams p̄ = r·s·l̄ and
               c = r·(p̄·raw)/K.
               Then a program has BK of the K numbers and a span of tokens, and from one reading of x
               x̄ = φᵀp̄ − c·x,   φ̄ = Σ p̄·xᵀ
@@ -36,7 +36,7 @@ def _forward(
     x, phi, scale, bias, pre, post, res, raw, inverse, TOKENS, K, ROWS, eps,
     N: tl.constexpr, PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """All coefficients of BT tokens, and what the backward needs of them.
+    """All coefficients of BT tokens, and the numbers that the backward needs.
 
     inputs     x [M, K]; phi φ [ROWS, K]; scale s [3]; bias b [ROWS]
     outputs    pre, post [M, N]; res [M, ROWS − 2N]; raw [M, ROWS]; inverse r [M]

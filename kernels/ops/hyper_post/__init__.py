@@ -29,7 +29,7 @@ OPERATION.register("reference", hyper_post_reference, suits=only_when_named)
 
 
 def hyper_post(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, *, backend: str = "auto") -> Tensor:
-    """Return the streams after a sub-block: mixed among each other, plus its output in shares.
+    """Return the streams after a sub-block: mixed with each other, plus its output times h_post.
 
         x_i ← Σ_j h_res_ij · x_j + h_post_i · z
 
@@ -38,7 +38,7 @@ def hyper_post(streams: Tensor, z: Tensor, h_res: Tensor, h_post: Tensor, *, bac
     h_res    [B, T, n, n], or [n, n] for all tokens
     h_post   [B, T, n]
     backend  auto, triton (what auto takes on a GPU; at most 8 streams), torch, reference
-    returns  [B, T, n, D] in the streams' dtype, computed in at least fp32 whatever autocast says
+    returns  [B, T, n, D] in the streams' dtype, computed in at least fp32, under autocast too
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.
     Source: hyper-connections (arXiv:2409.19606), equation 3; mHC (arXiv:2512.24880), equation 3.

@@ -36,7 +36,7 @@ def hyper_pre(streams: Tensor, h_pre: Tensor, *, backend: str = "auto") -> Tenso
     streams  [B, T, n, D], x; any floating dtype
     h_pre    [B, T, n] coefficients of every token
     backend  auto, triton (what auto takes on a GPU; at most 8 streams), torch, reference
-    returns  [B, T, D] in the streams' dtype, computed in at least fp32 whatever autocast says
+    returns  [B, T, D] in the streams' dtype, computed in at least fp32, under autocast too
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.
     Source: hyper-connections (arXiv:2409.19606), equation 3; mHC (arXiv:2512.24880), equation 3.

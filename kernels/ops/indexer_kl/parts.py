@@ -1,4 +1,4 @@
-"""The pairs of tokens that the indexer's loss is about, a block of queries at a time."""
+"""The pairs of tokens in the indexer's loss, a block of queries at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gathers(selected: int, keys: int, copied: int) -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """A block of queries, the keys it reads, a mask of those that count, and, where gathered, their places."""
+    """A block of queries, the keys it reads, a mask of the keys in the loss, and, where gathered, their places."""
 
     queries: slice
     keys: slice
@@ -51,7 +51,7 @@ class Part:
 def parts(
     q: Tensor, k: Tensor, q_idx: Tensor, indices: Tensor | None, cu_seqlens: Tensor | None
 ) -> Iterator[Part]:
-    """Yield blocks of queries with all keys that they see or, given indices, with those."""
+    """Yield blocks of queries with all keys that they see or, given indices, with the selected ones."""
     batch, time = q.shape[:2]
     heads, index_width = max(q.shape[2], q_idx.shape[2]), q_idx.shape[3]
     if indices is None:

@@ -29,7 +29,7 @@ def indexer_kl_torch(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.indexer_kl` in blocks of queries; gradients only where they will be asked for."""
+    """Compute `kernels.indexer_kl` in blocks of queries; gradients only where autograd needs them."""
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -58,7 +58,7 @@ def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor
 def divergence(
     indexer: list[Tensor], p: Tensor, mask: Tensor, weight: Tensor, kind: str, learns: bool
 ) -> tuple[Tensor, list[Tensor]]:
-    """The loss Σ_t weight_t·KL(p_t ‖ π_t), π = softmax(τ·I) over the mask, and, where asked for, its gradients.
+    """The loss Σ_t weight_t·KL(p_t ‖ π_t), π = softmax(τ·I) over the mask, and, if `learns`, its gradients.
 
     indexer: q [B, C, HI, DI], k [B, S, DI] or gathered [B, C, S, DI], w [B, C, HI], bias [HI], tau []. With
     z the logits of the indexer's heads: ∂/∂(τI) = weight·(π − p), ∂I/∂w = σ(z), ∂I/∂z = w·σ′(z), where σ′ is

@@ -57,7 +57,7 @@ def _keys(
             bits = tl.load(lists_bits + place, mask=exists, other=0)
             visible = (bits[:, None] >> tl.arange(0, BS).to(tl.int64)[None]) & 1 == 1
         else:
-            # the queries at the block's first key and behind it
+            # the queries from the block's first key on
             query = place
             visible = exists[:, None] & is_key[None] & (key[None] <= query[:, None])
         # p_ts, and I_ts again

@@ -1,15 +1,15 @@
 """The indexer's loss and its gradients without a matrix of scores.
 
-    attention's sums   log Σ exp of every query and head, as attention's forward has them
+    attention's sums   log Σ exp of every query and head, as in attention's forward
     by query           p from those sums, one head after another; the indexer's own log Σ exp by a first pass over
                        its scores; then loss, d_q, d_w and, a part a program, d_bias and d_τ
     by key             p and the scores again for d_k: a program owns a block of keys, and goes over the queries
-                       behind it or, given indices, over those whose lists name one of the block
+                       from its first key on or, given indices, over those whose lists name one of the block
 
 The target p is needed for the value and for every gradient, so that all are made in the forward pass, as in the
 torch form; the backward multiplies them by the loss's own gradient. Nothing is added atomically. With indices a
 query is a program that gathers its list; without them a program has a block of queries. Index queries and keys in
-fp16 become fp32: derivatives by a pair of tokens are below what fp16 holds.
+fp16 become fp32: derivatives with respect to a pair's score are below fp16's range.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kernels.triton_common.device import padded, sum_rows
 from kernels.triton_common.gradients import first_order
 
 PARTS = 32
-"""Programs' parts are added this many a row first."""
+"""Rows to which the parts of all programs are added first; then these rows are added."""
 
 
 class _Call(NamedTuple):
@@ -170,7 +170,7 @@ def indexer_kl_triton(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Compute `kernels.indexer_kl` on a GPU; gradients only where they will be asked for."""
+    """Compute `kernels.indexer_kl` on a GPU; gradients only where autograd needs them."""
     indexer = q_idx, k_idx, w_idx, bias, tau
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -21,9 +21,9 @@ def work(
 ) -> list[Work]:
     """Operations and bytes of a call with gradients: the attention's products once, the indexer's thrice.
 
-    All are made in the forward pass; the backward scales gradients. The kernels make the attention's products
-    three times and the indexer's scores three, rather than keep them, which is not counted. Pairs are those
-    visible in a batch or, of those, as many as the lists have places for; packed sequences see fewer.
+    All are made in the forward pass; the backward scales gradients. The kernels compute the attention's
+    products and the indexer's scores three times each rather than store them; repetitions are not counted. Pairs are
+    those visible in a batch or, of those, as many as the lists have places for; packed sequences have fewer.
     """
     batch, time, heads, width = q.shape
     pairs = batch * listed_pairs(time, time, time if indices is None else indices.shape[2])

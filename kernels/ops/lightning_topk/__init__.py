@@ -62,7 +62,7 @@ def lightning_topk(
     w_idx       [B, Tq, HI], the heads' weights: with sigmoid scores ≥ 0 (after their own sigmoid), with ReLU of
                 any sign
     bias        [HI]; DeepSeek-V3.2 has none, which is 0
-    k           how many keys a query keeps: an int, an integer tensor [B, Tq], or an AdaptiveK, which looks at
+    k           how many keys a query selects: an int, an integer tensor [B, Tq], or an AdaptiveK, which decides by
                 the query's own scores; at least 1, at most k_max and as many as the query sees
     k_max       width of the result; None: k, or the most that an AdaptiveK gives
     scores      "sigmoid": σ(z) = 1/(1 + e^−z), or "relu": σ(z) = max(z, 0)

@@ -1,4 +1,4 @@
-"""The number of keys that a query keeps, from how much its scores discriminate."""
+"""The number of keys that a query selects, adapted to the variance of its scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning top-k as its definition has it: one query after another, a sorted list of what it sees."""
+"""Lightning top-k as its definition has it: one query after another, a sorted list of the keys it sees."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _shares(scores: Tensor, w: Tensor) -> Tensor:
 
 
 def _ordered_bits(scores: Tensor) -> Tensor:
-    """The bits of an fp32 are its size in order, beside a sign; half of that size, so that ranks have 31 bits."""
+    """Integers of 31 bits in the order of fp32 scores: the bits of the magnitude without the last, signed, plus 2³⁰."""
     bits = scores.to(torch.float32).view(torch.int32)
     size = (bits & 0x7FFFFFFF) >> 1
     return torch.where(bits < 0, -size, size).add_(1 << 30).to(torch.int64)

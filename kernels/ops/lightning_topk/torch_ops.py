@@ -128,7 +128,7 @@ def _(q, k_idx, w, bias, counts, rule, base, least, most, beta, reference, k_max
 
 @register_flop_formula(torch.ops.archzoo.lightning_topk)
 def _flops(q, k_idx, *_args, out_shape=None, **_options) -> int:
-    """Scores of all Tq × Tk pairs, as attention is counted."""
+    """Scores of all Tq × Tk pairs, masked or not, as for attention."""
     batch, queries, heads, width = q
     return 2 * batch * queries * k_idx[1] * heads * width
 

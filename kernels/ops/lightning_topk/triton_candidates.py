@@ -87,7 +87,7 @@ def write_best(
         tl.store(
             target + tl.cumsum(chosen.to(tl.int32), axis=1) - 1, (first + places).to(tl.int32), mask=chosen
         )
-        # −1 behind them
+        # −1 after them
         unused = (column >= many[:, None]) & (column < K_MAX) & (fewest > 0)[:, None]
         tl.store(target + column, tl.full((ROWS, CAPACITY), -1, tl.int32), mask=unused)
     tl.debug_barrier()  # the next queries write to the same buffers

@@ -2,9 +2,9 @@
 
 Scores become ranks, 31 bits in the scores' order with ties where the definition has them. A program has BQ queries
 of one sequence, with all their index heads as rows of one product, and goes over the keys that they see from the
-latest to the earliest. What ranks above a query's floor goes into the query's candidate buffer; a full buffer is
-pruned to its best k_max, the lowest of which is the new floor. Of random scores k·ln(T/k) or so ever reach the buffer,
-which is then pruned ln(T/k) times or so. At the end, when the variance of the scores is known, an adaptive k says how
+latest to the earliest. Keys that rank above a query's floor go into its candidate buffer; a full buffer is pruned to
+its best k_max, the lowest of which is the new floor. With random scores about k·ln(T/k) keys reach the buffer, which is
+then pruned about ln(T/k) times. At the end, when the variance of the scores is known, an adaptive k says how
 many of the buffer's best are written down. As keys come from the latest, the buffer is in the result's order, and of
 equal ranks it is the later that stay.
 
@@ -26,11 +26,11 @@ from kernels.triton_common.device import padded
 
 MOST_ROWS = 128
 PROGRAMS = 528
-"""At most so many have candidate buffers at one time: four on each of an H200's multiprocessors."""
+"""The most programs, each with its candidate buffers: four for each multiprocessor of an H200."""
 ROOM = 128
-"""A buffer has room for so many more candidates than k_max at least, as many as any BS."""
+"""The least room of a buffer beyond k_max, in candidates: as many as the largest BS."""
 PRUNED = 2048
-"""Candidates that a program prunes at a time, in as many rows as that is, if a buffer is not longer."""
+"""Candidates that a program prunes at a time, in several rows if one has fewer."""
 
 
 def queries_a_program(heads: int) -> int:

@@ -12,7 +12,7 @@ def work(
 ) -> list[Work]:
     """Operations and bytes of a call: the scores of the pairs that are visible in a batch, once; no backward.
 
-    What goes into candidate buffers is not counted. Packed sequences see fewer pairs than this.
+    Writes to candidate buffers are not counted. Packed sequences have fewer pairs than this.
     """
     batch, queries, heads, width = q_idx.shape
     keys = k_idx.shape[1]

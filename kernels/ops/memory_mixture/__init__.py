@@ -54,7 +54,7 @@ def memory_mixture(
     g, beta        [B, T, M, H]: log decay ≤ 0 in nats and write strength, not checked
     routes         integer [B, T, R], 1 ≤ R ≤ M different memories in [0, M) a token. Only `reference` reports
                    others; elsewhere the result is undefined. An always-on memory is one that every token names
-    weights        [B, T, R], what each of them counts in the output, not checked
+    weights        [B, T, R], the weight of each of them in the output, not checked
     scale          None: K^(−1/2)
     initial_state  [N, M, H, K, V], the memories before every sequence (None: zeros); N = B, or packed the sequences
     cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own

@@ -1,4 +1,4 @@
-"""The mixture of memories over sorted tokens: what goes to one memory is a sequence of its own."""
+"""The mixture of memories over sorted tokens: the tokens routed to one memory form a sequence."""
 
 from __future__ import annotations
 

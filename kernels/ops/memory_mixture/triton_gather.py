@@ -1,7 +1,7 @@
 """Inputs gathered into the memories' segments, and their gradients scattered back.
 
 All heads of a token or of one of its memories lie together, a row of H·K or H·V numbers. A visit is one (token, route)
-pair; its place is where it stands on the axis that visits.py sorts.
+pair; its place is its index on the axis that visits.py sorts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels.triton_common.tuning import Tuned
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the visits of a call stand, integers alone.
+    """The places of a call's visits, as integers.
 
     visits  the sorted axis
     place   int32 [B·T·M], the place of every (token, memory)'s visit; −1: there is none

@@ -1,6 +1,6 @@
 """The mixture of memories on a GPU: inputs are gathered, the delta rule's kernels run over segments, outputs are mixed.
 
-Which visit stands where is integer sorting by PyTorch (visits.py); floating-point numbers move and are summed in
+PyTorch sorts integers to find the place of every visit (visits.py); floating-point numbers are moved and summed in
 kernels (triton_gather.py, triton_mix.py). Saved: the gathered inputs, what the delta rule saves, and the memories'
 outputs. One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 """

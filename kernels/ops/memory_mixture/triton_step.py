@@ -1,4 +1,4 @@
-"""One token of the mixture of memories for every sequence: what decoding does.
+"""One token of the mixture of memories for every sequence, as in decoding.
 
 A program goes through the memories of one head, BV columns of values at a time. A memory that the token does not name
 is copied, bit for bit.

@@ -1,4 +1,4 @@
-"""Tokens sorted by the memory that they visit: what goes to one memory is a sequence of its own."""
+"""Tokens sorted by the memory that they visit: the tokens routed to one memory form a sequence."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Visits:
 
 
 def sort_visits(routes: Tensor, memories: int, cu_seqlens: Tensor | None) -> Visits:
-    """Every shape follows from the arguments' shapes, so that it can be traced. routes [B, T, R]: not checked."""
+    """Sort all (token, route) pairs of routes [B, T, R], not checked. Shapes follow from shapes: it can be traced."""
     batch, time, slots = routes.shape
     cu, token = boundaries(routes, cu_seqlens), torch.arange(batch * time, device=routes.device)
     memory = routes.reshape(-1, slots).to(torch.int64)

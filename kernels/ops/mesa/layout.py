@@ -81,7 +81,7 @@ class Chunks:
     def states(self, writes: Tensor, gates: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
         """The states before every chunk [B, H, n, F], and those after every sequence [N, H, F].
 
-        writes [B, H, n, F]: what a chunk adds; gates [B, H, n]: the log of what it leaves; initial [N, H, F]
+        writes [B, H, n, F]: the sum that a chunk adds; gates [B, H, n]: its log decay; initial [N, H, F]
         """
         if self.packing is None:
             after = torch.cat([initial.unsqueeze(2), scan(writes, gates, initial)], 2)

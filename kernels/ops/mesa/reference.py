@@ -52,7 +52,7 @@ def mesa_reference(
 
 
 def with_symmetric_part(state: State) -> State:
-    """Return ((H + Hᵀ)/2, G), what an initial state (H, G) counts as."""
+    """Return ((H + Hᵀ)/2, G), the part of an initial state (H, G) that is used."""
     h_kk, h_kv = state
     return 0.5 * (h_kk + h_kk.mT), h_kv
 
@@ -116,5 +116,5 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _ratio(numerator: Tensor, denominator: Tensor, done: Tensor) -> Tensor:
-    """numerator / denominator, and 0 where the solution is there already (0/0 among them)."""
+    """numerator / denominator, and 0 where the solution has been reached (0/0 among them)."""
     return (numerator / denominator.masked_fill(done, 1)).masked_fill(done, 0)

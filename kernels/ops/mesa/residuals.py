@@ -30,7 +30,7 @@ def mesa_residuals(
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, beta, lamb = (x.to(wide) for x in (q, k, beta, lamb))
     gamma = g.to(wide).exp()
-    if cu_seqlens is not None:  # a sequence starts with nothing left
+    if cu_seqlens is not None:  # a sequence starts without the state of the one before
         starts = cu_seqlens[:-1].long()
         gamma = gamma.index_fill(1, starts[starts < q.shape[1]], 0)
     h_kk = q.new_zeros(q.shape[0], *q.shape[2:], q.shape[3])

@@ -14,7 +14,7 @@ def pair_sums(gates: Tensor) -> Tensor:
     """Return Σ gates from s+1 to t at [..., t, s] for s ≤ t, −inf for s > t: [..., n] -> [..., n, n].
 
     Every pair is summed by itself: the difference of two sums from the start would lose a small gate that
-    follows large ones, and would be NaN behind a gate of −inf.
+    follows large ones, and would be NaN after a gate of −inf.
     """
     size = gates.shape[-1]
     later = torch.ones(size, size, dtype=torch.bool, device=gates.device).tril(-1)
@@ -40,5 +40,5 @@ def scan(writes: Tensor, gates: Tensor, before: Tensor) -> Tensor:
 
 
 def _left(gates: Tensor) -> Tensor:
-    """What is left after each step of what was there before the first, [..., n, 1]."""
+    """The decay from before the first step to after each, [..., n, 1]."""
     return gates.cumsum(-1).exp().unsqueeze(-1)

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.flops import backward_costs
 
 BLOCK_BYTES = 1 << 20
-"""What one step reads of a block of chunks, about: as much as stays in a core's L2 cache."""
+"""Bytes that one step reads of a block of chunks, about: as many as stay in a core's L2 cache."""
 
 
 class Systems(NamedTuple):
@@ -19,8 +19,8 @@ class Systems(NamedTuple):
 
     k        [L, C, K], the keys of L chunks of C tokens
     start    [L, K, K], S: Σ k·kᵀ before a chunk, symmetric
-    carry    [L, C, 1], c: what is left at a token of the chunk's start
-    weights  [L, C, C], W: what is left at token t of what s wrote; 0 for s > t
+    carry    [L, C, 1], c: the decay from the chunk's start to a token
+    weights  [L, C, C], W: β_s times the decay from s to t; 0 for s > t
     lamb     [L, 1, K], the diagonal of Λ
     """
 
@@ -100,7 +100,7 @@ def conjugate_gradient(systems: Systems, b: Tensor, steps: int) -> Tensor:
     """Take at most `steps` steps from x = 0 for every token by itself, preconditioned by the diagonal (Jacobi).
 
     b is scaled to 1, so that a small gradient does not underflow when it is squared. A token whose residual
-    has fallen to a hundredth of the rounding error stands still from then on; 0/0 cannot occur.
+    has fallen to a hundredth of the rounding error does not change from then on; 0/0 cannot occur.
     """
     scale = b.abs().amax(-1, keepdim=True)
     r = b / scale.masked_fill(scale == 0, 1)

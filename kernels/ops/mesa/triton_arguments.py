@@ -1,4 +1,4 @@
-"""The tensors that the steps of the mesa layer pass on, in packs; the steps' order is in triton_ops.py."""
+"""Tuples of the tensors that the steps of the mesa layer pass on; the steps' order is in triton_ops.py."""
 
 from __future__ import annotations
 

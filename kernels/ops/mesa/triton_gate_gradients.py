@@ -1,7 +1,7 @@
 """The gradients of the mesa layer's gates, write strengths and Λ, in the notation of triton_key_gradients.py.
 
-dg_r gathers all that passes gate r: sums of such terms, never differences of them, so that a gate that lets
-nothing pass has a gradient of nothing.
+dg_r sums all terms that pass gate r, and is never a difference of such sums, so that a gate that lets nothing pass
+has the gradient 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _exchange(
     x, y, k, v, h, dh, first, row, rows, head, H, i, K, V,
     PRECISION: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """Of rows i of a state h before the chunk, and of its gradient dh after it: x·h·y [C], k·dh·v [C] and Σ h⊙dh."""
+    """x·h·y [C], k·dh·v [C] and Σ h⊙dh over rows i of a state h before the chunk and its gradient dh after it."""
     solution = load_tokens(x, first, row, rows, head, H, i, K)
     keys = load_tokens(k, first, row, rows, head, H, i, K)
     from_start = tl.zeros_like(row).to(tl.float32)
@@ -70,7 +70,7 @@ def _gate_gradients(
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     row, rows = tl.arange(0, C), (end - first).to(tl.int32)
     if sequence < 0:
-        rows = 0  # what an idle row of the table loads is 0, and so is its part of dΛ
+        rows = 0  # an idle row of the table loads zeros, and its part of dΛ is 0
     state = (chunk * H + head) * K
     met = tl.zeros((C, C), tl.float32)
     back = tl.zeros((C, C), tl.float32)

@@ -1,10 +1,10 @@
-"""The gradients of what the mesa layer's states are written with: of keys here, of gates in triton_gate_gradients.py.
+"""The gradients of the mesa layer's keys; those of gates are in triton_gate_gradients.py.
 
 Those of values are a read backward in time (triton_read.py).
 
-Of what a token s has written, −y_t·x_tᵀ (of H_t) and x_t·do_tᵀ (of G_t) come back from the tokens t ≥ s of its
-chunk; dH and dG are what comes back from after it. With d_ts = exp(Σ_{s<r≤t} g_r), what is left at t of what s wrote,
-and e_s the same at the chunk's end:
+For what a token s writes, the tokens t ≥ s of its chunk give the gradients −y_t·x_tᵀ (of H_t) and x_t·do_tᵀ (of G_t),
+and later chunks dH and dG. With d_ts = exp(Σ_{s<r≤t} g_r), the decay from s to t, and e_s that from s to the chunk's
+end:
 
     dv_s = β_s·( e_s·dGᵀ·k_s + Σ_t d_ts·(x_t·k_s)·do_t )
     dk_s = β_s·( e_s·(2·dH·k_s + dG·v_s) + Σ_t d_ts·((do_t·v_s − y_t·k_s)·x_t − (x_t·k_s)·y_t) )

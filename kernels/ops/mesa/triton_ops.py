@@ -16,7 +16,7 @@ no matrix of a token is written down: products of all tokens' H_t or G_t with a 
 
 States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or
 fp16 number exactly, and in the solver with operands split into two bf16 each (relative errors of 2⁻¹⁶), for a
-conjugate gradient multiplies what is lost by the condition number. Products of fp32 inputs are fp32; the solver's
+conjugate gradient multiplies rounding errors by the condition number. Products of fp32 inputs are fp32; the solver's
 use tensor cores, on three bf16 each, where shared memory allows, for tiles of plain fp32 do not fit the registers.
 One token without gradients is decoding, and one kernel (triton_step).
 """
@@ -109,7 +109,7 @@ def _precisions(*tensors: Tensor) -> Precisions:
     """The precisions for inputs q, k and v.
 
     Three bf16 parts of an fp32 number hold all its bits; those of a whole state of 128 × 128 exceed shared memory.
-    The interpreter multiplies in fp32 whatever it is told, and knows no parts.
+    The interpreter multiplies in fp32 at any setting, and has no such parts.
     """
     if interpreted():
         return Precisions("ieee", "ieee")

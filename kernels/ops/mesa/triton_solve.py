@@ -6,8 +6,8 @@ Conjugate gradients, preconditioned by the diagonal D of H_t + Λ = A: from x = 
 
 A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: every
 step reads it again, from the L2 cache, in tiles of rows, and since the vectors are longer too, a program solves for
-half a chunk or less. A tile of rows is multiplied by the same columns of p; what a program holds cannot be cut, so p
-goes through memory, where the solution will stand.
+half a chunk or less. A tile of rows is multiplied by the same columns of p; a tile in registers cannot be sliced, so p
+goes through memory, the place of the solution.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _solve(
         # W_ts = β_s·exp(Σ_{s<r≤t} g_r)
         weights = decay_of_pairs(gates, row, source)
         weights *= load_scalars(beta, first, source, rows, head, H)[None]
-        if R < C:  # what is left when the first of the R tokens comes
+        if R < C:  # the decay up to the first of the R tokens
             earlier = tl.minimum(rows, offset)
             carry *= tl.exp(tl.sum(load_scalars(g, first, source, earlier, head, H), axis=0))
             weights *= decay_to_end(g, first, source, earlier, head, H, C)[None]

@@ -31,8 +31,8 @@ def _states(
 ):  # fmt: skip
     """One tile [BA, BB] of one sequence's and head's states. Chunk after chunk, S stored first:
 
-    forward    S ← γ·S + Σ_s w_s·a_s·b_sᵀ, w_s: β_s and what is left of it at the chunk's end
-    backward   S ← γ·S + Σ_t c_t·a_t·b_tᵀ, c_t: what is left at t of the chunk's start; from the last chunk
+    forward    S ← γ·S + Σ_s w_s·a_s·b_sᵀ, w_s: β_s times the decay from s to the chunk's end
+    backward   S ← γ·S + Σ_t c_t·a_t·b_tᵀ, c_t: the decay from the chunk's start to t; from the last chunk
 
     Backward and symmetric, a·bᵀ counts as its negative symmetric part: the gradient of a solution.
 

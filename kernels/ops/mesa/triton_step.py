@@ -94,7 +94,7 @@ def _step(
     p = r * inverse
     x = tl.zeros((BK,), tl.float32)
     rz = tl.sum(r * p, axis=0)
-    enough = rz * 1.4e-18  # as in triton_solve; here nothing can be divided by 0 behind it
+    enough = rz * 1.4e-18  # as in triton_solve; here nothing can be divided by 0 after it
     step = 0
     while (step < steps) & (rz > enough):
         # A·p = Λ·p + H·p
@@ -160,7 +160,7 @@ def mesa_step(
     (sequences, _, heads, width), value_width = q.shape, v.shape[3]
     o = torch.empty(v.shape, dtype=q.dtype, device=q.device)
     columns, in_tiles = padded(width), width > RESIDENT
-    # Read in tiles, the new H is in memory whether anybody asked for it or not.
+    # Read in tiles, the new H is in memory even where no final state is returned.
     final = [
         torch.empty(sequences, heads, width, size, dtype=torch.float32, device=q.device) if wanted else None
         for size, wanted in ((width, output_final_state or in_tiles), (value_width, output_final_state))

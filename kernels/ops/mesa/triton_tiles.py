@@ -1,10 +1,10 @@
 """Device functions of the mesa layer's kernels: tiles of a chunk's tokens and of states, and decays between tokens.
 
-A chunk's tokens stand from `first` on the packed axis, `row` are numbers within the chunk, and what is not the chunk's,
-from `rows` on, reads as zero. Only the address of the first token needs 64 bits: those of a whole tile would fill the
+A chunk's tokens begin at `first` on the packed axis, `row` are numbers within the chunk, and rows from `rows` on, not
+the chunk's own, read as zero. Only the address of the first token needs 64 bits: those of a whole tile would fill the
 registers.
 
-Sums of gates are sums, never differences of longer sums: a small gate behind a large one would be lost.
+Sums of gates are sums, never differences of longer sums: a small gate after a large one would be lost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def load_symmetric(state, row, column, WIDTH):
 
 @triton.jit
 def decay_to_end(g, first, row, rows, head, H, C: tl.constexpr):
-    """exp(Σ_{r>s} g_r) [C]: what is left, after the chunk's last token, of what each token s has written."""
+    """exp(Σ_{r>s} g_r) [C]: the decay from each token s to the chunk's last."""
     later = (row + 1 < rows) & (row + 1 < C)
     gates = tl.load(g + first * H + head + (row + 1) * H, mask=later, other=0.0).to(tl.float32)
     return tl.exp(tl.cumsum(gates, axis=0, reverse=True))
@@ -70,7 +70,7 @@ def decay_to_end(g, first, row, rows, head, H, C: tl.constexpr):
 
 @triton.jit
 def decay_of_pairs(gates, row, source):
-    """exp(Σ_{s<r≤t} g_r) [t, s]: what is left after token t of what s has written; 0 for s > t.
+    """exp(Σ_{s<r≤t} g_r) [t, s]: the decay from s to t; 0 for s > t.
 
     gates of the tokens `row`, which are the t; `source` are the s.
     """

@@ -19,7 +19,7 @@ MOST_SELECTED = 256
 """The longest list of blocks that the kernel holds while it selects."""
 
 MOST_GROUP_BYTES = 1 << 16
-"""The queries (or values) of one token's group that fit shared memory beside the keys, heads and width as powers of
+"""The queries (or values) of one token's group that fit shared memory with the keys, heads and width as powers of
 two: 128 heads of 256 channels in 16 bit, 64 in fp32."""
 
 

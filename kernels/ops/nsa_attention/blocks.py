@@ -58,7 +58,7 @@ def nsa_blocks(x: Tensor, *, block_size: int, stride: int, cu_seqlens: Tensor | 
     block_size  a multiple of stride
     cu_seqlens  int32 [N+1] for packed sequences (B = 1): blocks start anew in each, and follow one another
     returns     [B, M, l, H, D]; M = ⌊(T − l)/d⌋ + 1, or 0. Packed: M = ⌊T/d⌋, which is room for the blocks of
-                any N sequences; the blocks come first, what is in the other places is not meant to be read
+                any N sequences; the blocks come first, the other places are undefined
 
     Raises ValueError if stride does not divide block_size.
     Source: Yuan et al. 2025, Native Sparse Attention, equation 7.

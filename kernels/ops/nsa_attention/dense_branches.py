@@ -1,7 +1,7 @@
 """The dense branches, compression and window: attention in blocks of queries, each over one range of keys.
 
 One sequence, or a batch of one length: q [B, Tq, H, K] with the scale in it, k [B, S, Hkv, K], v [B, S, Hkv, V].
-A block of queries holds its own scores and keeps none: the backward computes them again.
+The scores of a block of queries are not saved: the backward computes them again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class QueryBlock:
     """Queries `here`, the keys `seen` that any of them sees, and masks for the keys that some of them do not see.
 
     masks  (columns of the seen keys, bool [C, columns], true where hidden)
-    blind  how many queries, the first ones, see no key
+    blind  the number of leading queries that see no key
     """
 
     here: slice
@@ -116,7 +116,7 @@ def attend_backward(
 
 
 def _grouped(x: Tensor, kv_heads: int) -> Tensor:
-    """[B, C, H, D] -> [B, Hkv, C·G, D], the G heads of a KV head beside each other."""
+    """[B, C, H, D] -> [B, Hkv, C·G, D], the G heads of a KV head next to each other."""
     return x.unflatten(2, (kv_heads, -1)).transpose(1, 2).flatten(2, 3)
 
 

@@ -1,4 +1,4 @@
-"""Native sparse attention in memory linear in T, as two operators that tracing does not look into.
+"""Native sparse attention in memory linear in T, as two operators that are opaque to tracing.
 
 Their loops depend on lengths, which for packed sequences are data: so `torch.compile` and the meta device see
 operators with a shape, a gradient and a cost. Packed sequences become batches of about one length.
@@ -112,7 +112,7 @@ def branches_op(
     sizes: list[int],
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run `forward` on every sequence; selected blocks are counted in their own sequence. q's hold the scale."""
+    """Run `forward` on every sequence; selected blocks are numbered within their sequence. q, q_rotated are scaled."""
     inputs = (q, q_rotated, k_compressed, v_compressed, k_selected, v_selected, k_sliding, v_sliding)
     s = Sizes(*sizes)
     with without_autocast(q):

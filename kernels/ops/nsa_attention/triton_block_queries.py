@@ -38,7 +38,7 @@ class BlockQueries:
 
 
 def block_queries(chosen: Tensor, k: Tensor, select_size: int, cu_seqlens: Tensor | None) -> BlockQueries:
-    """Invert the lists chosen [B, Tq, Hkv, n] of first keys, −1 where there is none. Waits for nothing."""
+    """Invert the lists chosen [B, Tq, Hkv, n] of first keys, −1 where there is none. Nothing waits for the GPU."""
     tokens, heads = k.shape[0] * k.shape[1], k.shape[2]
     first_key, blocks = boundaries(k, cu_seqlens), chunk_table(k, cu_seqlens, select_size)
     head = torch.arange(heads, device=k.device)

@@ -84,9 +84,7 @@ def _dense_branches(
         first = F.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     packed, queries = cu is not None, q.shape[1]
     coarse = DenseBranch(0, first, packed, selected.shape[1] - queries, sizes.block_size, sizes.stride)
-    window = min(
-        sizes.window, sliding.shape[1]
-    )  # of any sequence everything, and int32 sums stay far from the end
+    window = min(sizes.window, sliding.shape[1])  # all of any sequence, and int32 sums cannot overflow
     near = DenseBranch(2, boundaries(sliding, cu), packed, sliding.shape[1] - queries, window=window)
     return coarse, near
 

@@ -12,7 +12,7 @@ from kernels.triton_common.device import padded
 from kernels.triton_common.tiles import load_rows
 
 TILE_BYTES = 32 * 1024
-"""Of one operand in shared memory; a program holds about four."""
+"""Bytes of one operand's tile in shared memory; a program holds about four."""
 
 
 class BranchInputs(NamedTuple):
@@ -32,7 +32,7 @@ class BranchInputs(NamedTuple):
 
 
 class BranchGradient(NamedTuple):
-    """The gradient that arrives at a branch, and the numbers that take it through the branch's softmax.
+    """The gradient that arrives at a branch, and the tensors that carry it through the branch's softmax.
 
     do     [B, Tq, H, V], of the sum of the branches
     gates  [B, Tq, H, 3]; delta fp32 [B, Tq, H, 3]: δ_b = g_b·(do·o_b) of all branches

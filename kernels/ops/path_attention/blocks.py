@@ -21,8 +21,8 @@ class Blocks(NamedTuple):
     """The blocks of all heads, or the gradients of these; i, j, first, last are tokens of one block.
 
     logits  [G, M, R, C]  k_jᵀ·H_{j+1}·…·H_i·q_i + Σ_{s=j+1..i} g_s where j ≤ i, −∞ elsewhere
-    q       [G, M, R, K]  H_first·…·H_i·q_i: the query as the end of the block before sees it
-    k       [G, M, C, K]  H_last·…·H_{j+1}·k_j: the key as the start of the block after sees it
+    q       [G, M, R, K]  H_first·…·H_i·q_i: the query transformed to the end of the block before
+    k       [G, M, C, K]  H_last·…·H_{j+1}·k_j: the key transformed to the start of the block after
     path    [G, M, K, K]  H_first·…·H_last; None where every H is I
     before  [G, Q, M, C]  Σ_{s=first..i} g_s; like the following None without gates
     after   [G, Q, M, C]  Σ_{s=j+1..last} g_s

@@ -1,4 +1,4 @@
-"""The gradient of blocks.py, written out: torch.func does not run inside an operator that a dispatch mode watches."""
+"""The gradient of blocks.py, written out: torch.func does not run inside an operator under a dispatch mode."""
 
 from __future__ import annotations
 

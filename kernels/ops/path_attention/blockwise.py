@@ -1,8 +1,8 @@
 """Blockwise softmax: one block of queries after another, while the path carries the keys of earlier blocks along.
 
-When block m is reached, the keys of all earlier blocks stand at its start, turned by every H since their own token.
-Its queries meet them there, and then its path takes them on. A key is turned once a block, which costs T²·K²/C a KV
-head beside the T²·(K + V) of the scores. Letters as in blocks.py, V the width of values.
+When block m is reached, the keys of all earlier blocks have been multiplied by every H from their own token to its
+start. Its queries are scored with them, and then its path carries them on. A key is transformed once a block, which
+costs T²·K²/C a KV head, where scores cost T²·(K + V). Letters as in blocks.py, V the width of values.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def exp_(x: Tensor) -> Tensor:
     """e^x in place, exactly 0 below e^FLOOR.
 
     On CPUs exp is up to 200 times slower where it underflows, which exp2 is not, and products with denormal numbers
-    are slow as well. Beside a largest weight of 1 even 10⁶ weights below e^FLOOR vanish in fp64's rounding.
+    are slow as well. Next to a largest weight of 1 even 10⁶ weights below e^FLOOR vanish in fp64's rounding.
     """
     return F.threshold_(x, FLOOR, -torch.inf).mul_(LOG2E).exp2_()
 
@@ -101,7 +101,7 @@ def none_carried(blocks: Blocks) -> Carried:
 
 
 def carry(blocks: Blocks, m: int, carried: Carried, *, joined: bool = True) -> Carried:
-    """Carry keys from the start of block m to the start of the next one; unless told, block m's own keys join."""
+    """Carry keys from the start of block m to the start of the next one; if `joined`, with block m's own keys."""
     keys, sums = carried
     if blocks.path is not None:
         keys = keys @ blocks.path[:, m]

@@ -1,6 +1,6 @@
 """The gradient of blockwise.py, in memory linear in T.
 
-A path can lose what it turns (β = 1 is a projection), so that the keys at one block cannot be had from those at the
+A path can lose information (β = 1 is a projection), so that the keys at one block do not follow from those at the
 next. The keys of SPAN tokens at a time are therefore carried again, with a copy for every block, and the gradient goes
 back through these copies.
 """
@@ -83,7 +83,7 @@ class Backward:
             d.sums.add_(gated.sum(-2))
 
     def _carry_back(self, m: int, carried: Carried, d: Carried) -> Carried:
-        """The gradient of `carry`: from what stands after block m to what stood before it."""
+        """The gradient of `carry`: from the keys after block m to those before it."""
         n = carried.keys.shape[1]
         joined = d.keys.shape[1] > n
         keys, sums = d.keys[:, :n], None if d.sums is None else d.sums[..., :n]

@@ -26,7 +26,7 @@ def block_size(time: int) -> int:
 class Layout:
     """B sequences of T tokens with Hkv heads, in blocks; the last one is filled up with zeros.
 
-    A token of zeros has H = I and comes after all others, so that nobody notices it.
+    A token of zeros has H = I and comes after all others, so that no result depends on it.
     """
 
     batch: int

@@ -1,4 +1,4 @@
-"""PaTH attention in blocks, as two operators that tracing does not look into.
+"""PaTH attention in blocks, as two operators that are opaque to tracing.
 
 Their loops over blocks would be traced once a pair of blocks, and the lengths of packed sequences are data: so
 `torch.compile` and the meta device see operators with a shape, a gradient and a cost.

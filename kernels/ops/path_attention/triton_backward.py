@@ -1,11 +1,11 @@
 """The gradient of triton_forward.py, in memory linear in T.
 
-A path can lose what it turns (β = 1 is a projection), so that neither queries nor keys at one block can be had from
-those at the next. The keys of one span of SPAN tokens at a time are therefore carried through all later blocks, their
+A path can lose information (β = 1 is a projection), so that neither queries nor keys at one block follow from those
+at the next. The keys of one span of SPAN tokens at a time are therefore carried through all later blocks, their
 copies kept, one a block; then, all blocks at once,
 
     carry       the copies of the span's keys, and of their sums of gates, at the start of every later block
-    query_side  queries of a later block meet the copies there: dq there, and the sums over keys of dS
+    query_side  queries of a later block attend to the copies there: dq there, and the sums over keys of dS
     key_side    a key block goes back from the last block: d of its copy after every block (stored as well), dk and dv
     turn_side   dD = −Σ over the copies before a block ⊗ d of the copies after it
 
@@ -93,7 +93,7 @@ def _query_side(
     query, v, grad, lse, delta, before, sums, copies, dquery, across, table, cu, span, SLOT, HEADS, GROUP, VALUES,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BLOCKS: tl.constexpr, SPLIT: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries of all blocks behind the span's first one, from the span's keys.
+    """Gradients of the queries of all blocks after the span's first one, from the span's keys.
 
     in      query, v, lse, before as in the forward; grad = do, delta; copies, sums of `carry`, `carry_gates`
     out     dquery [2, M, HEADS, C, K], across [2, M, HEADS, C] = Σ_j dS_ij; read from one slot, written to the other
@@ -190,7 +190,7 @@ def _key_side(
                 store_block(dcopies + at, total, place * C + row, k_column, K)
                 # back through the block: dk̃ ← dk̃ − dk̃·Dᵀ
                 total = minus_turned(total, turns + (block * KV_HEADS + kv) * K * K, K, True)
-            # k̃_j as it stood at the start of this block, where its queries met it
+            # k̃_j at the start of this block, where its queries were scored with it
             keys = load_block(copies + at, place * C + row, k_column, K)
             later = first + (block - own) * C
             for step in range(0, GROUP * C, BC):
@@ -225,7 +225,7 @@ def _turn_side(
     copies, dcopies, dturns, table, span, SLOT, HEADS,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the turns of all blocks behind the span's first one; a tile [BK, BK] a program.
+    """Gradients of the turns of all blocks after the span's first one; a tile [BK, BK] a program.
 
     in   copies and dcopies [M, HEADS, BLOCKS·C, K]; HEADS: KV heads
     out  dturns [2, M, HEADS, K, K]; read from one slot, written to the other

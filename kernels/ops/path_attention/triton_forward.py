@@ -1,8 +1,8 @@
 """Softmax over blocks of keys, from the query's own block back to the first, with the queries carried along.
 
-A program has C / SPLIT queries of one block and head. In their own block the logits are ready. They meet the keys of an
-earlier block, which stand turned at its end, and then go through the block: q ← q − q·Dᵀ, which costs K² a query and
-block beside C·(K + V). Between blocks runs the sum of gates, outside the scale, in fp32.
+A program has C / SPLIT queries of one block and head. In their own block the logits are ready. They are scored with the
+keys of an earlier block, which are transformed to its end, and then go through the block: q ← q − q·Dᵀ, which costs K²
+a query and block, where scores cost C·(K + V). The sum of gates runs on across blocks, outside the scale, in fp32.
 
     o_i = Σ_j p_ij·v_j,   p_ij = e^(a_ij − lse_i),   lse_i = log Σ_j e^(a_ij),
     a_ij = q̃_i·k̃_j + Σ_{s=j+1..i} g_s    q̃_i: scale·q_i turned to the end of j's block; k̃_j: k_j turned to there

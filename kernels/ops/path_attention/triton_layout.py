@@ -55,13 +55,13 @@ class Shapes:
         }
 
     def empty(self, *shape: int, dtype: torch.dtype = torch.float32, slots: int = 0) -> Tensor:
-        """Uninitialised numbers [M, …] or [slots, M, …], fp32 unless told."""
+        """Uninitialised numbers [M, …] or [slots, M, …], fp32 by default."""
         leading = (slots, self.blocks) if slots else (self.blocks,)
         return torch.empty(*leading, *shape, dtype=dtype, device=self.table.device)
 
 
 class Prepared:
-    """The results of the kernels of triton_prepare.py, whose docstring has the names."""
+    """The results of the kernels of triton_prepare.py, whose docstring explains the names."""
 
     def __init__(self, shapes: Shapes, x: Inputs, *, for_gradients: bool) -> None:
         s, options, w = shapes, shapes.preparing, x.w

@@ -1,8 +1,8 @@
 """Tiles that the kernels of PaTH attention share.
 
-What the kernels hand each other stands in blocks: [M, heads, C, KP] for M rows of the chunk table, C tokens a block
-and a width padded to a power of two, zeros behind the sequence's end and behind the width. So only inputs, which
-stand on the token axis, are read with masks.
+The tensors that kernels pass to each other are in blocks: [M, heads, C, KP] for M rows of the chunk table, C tokens a
+block and a width padded to a power of two, zeros after the sequence's end and beyond the width. So only inputs, which
+are on the token axis, are read with masks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def store_block(x, values, row, column, WIDTH):
 
 @triton.jit
 def minus_turned(x, turn, K: tl.constexpr, FLIP: tl.constexpr):
-    """x − x·D for x [rows, K] and D [K, K] in main memory, or x − x·Dᵀ; a wide D comes in halves, to fit."""
+    """x − x·D for x [rows, K] and D [K, K] in main memory, or x − x·Dᵀ; a wide D is loaded in halves, to fit."""
     out = tl.arange(0, K)
     if K <= 128:
         x -= tl.dot(x.to(turn.dtype.element_ty), _slice(turn, out, out, K, FLIP), input_precision="ieee")
@@ -80,7 +80,7 @@ def block_of_span(firsts, span, SPLIT, BLOCKS):
 
     Programs of axis 0 are sequences · BLOCKS · SPLIT.
 
-    The rows are the block's own and the end of its sequence's; no such block: they do not rise.
+    The rows are the block's own and the end of its sequence's; a block exists where the first is below the second.
     """
     sequence = tl.program_id(0) // (BLOCKS * SPLIT)
     place = (tl.program_id(0) // SPLIT) % BLOCKS

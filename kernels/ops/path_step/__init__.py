@@ -59,13 +59,13 @@ def path_step(
         o = Σ_j softmax_j(scale · k_jᵀ·q + f_j) · v_j
 
     q          [B, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
-    keys       [B, Hkv, n, K], written in place. Row n−1 is the newest token's; it and what stands around the rows, in
-               storage that they are a view of, stay as they are. In at least fp32 where they are turned, because
+    keys       [B, Hkv, n, K], written in place. Row n−1 is the newest token's; it, and the storage around the rows
+               where they are a view, stay unchanged. In at least fp32 where they are turned, because
                rounding would add up over tokens
     values     [B, Hkv, n, V], only read
     w, beta    [B, Hkv, K], [B, Hkv], of the newest token; None, both: keys are not turned (FoX)
     g          [B, H], the newest token's log forget gate ≤ 0; None, with `forgotten`: nothing is forgotten (PaTH)
-    forgotten  [B, H, n], Σ g since every token, in at least fp32, written in place; row n−1 is read as it stands: 0
+    forgotten  [B, H, n], Σ g since every token, in at least fp32, written in place; row n−1 is only read: 0
     scale      None: K^(−1/2)
     backend    auto, triton (what auto takes on a GPU: one pass over the cache, at most 64 query heads a KV head),
                torch (a pass for each of the three), reference (token by token)

@@ -1,4 +1,4 @@
-"""One token of PaTH attention in one pass over the cache, which is all the time there is.
+"""One token of PaTH attention in one pass over the cache, which takes nearly all the time.
 
     attend   a program has one KV head and a span of its tokens, with all the query heads that read it. Of every tile of
              keys it takes the products with w, turns it, stores it, and while it is at hand scores the queries; gates
@@ -11,8 +11,8 @@ Keys are turned and scored in fp32. A single query is multiplied with sums, as n
 of them; a group's, padded to 16, with TF32, which holds 16-bit queries exactly, or in fp32 with three products of high
 and low halves. Spans depend on sizes only, not on the GPU, so that the same call gives the same bits.
 
-No launch configuration is measured: running it again would turn the cache again, and at the first token, when a tuner
-would be asked, there is no cache to measure.
+Launch configurations are not autotuned: a second run would turn the cache again, and at the first token, when a tuner
+would run, the cache is empty.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from kernels.triton_common.device import padded
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 
 PROGRAMS = 512
-"""About how many programs share the work: a few for each multiprocessor of a large GPU."""
+"""Programs that share the work, about: a few for each multiprocessor of a large GPU."""
 SPAN = 128
-"""At least so many tokens has a program; a multiple of every tile."""
+"""The fewest tokens of a program; a multiple of every tile."""
 
 
 @triton.jit

@@ -19,7 +19,7 @@ def work(
 ) -> list[Work]:
     """Operations and bytes of a call: the cache read once; keys and `forgotten` written once, but for the newest row.
 
-    A key that is turned takes two products with w; what a split softmax keeps between its kernels is not counted.
+    A key that is turned takes two products with w; a split softmax's partial sums are not counted.
     """
     (batch, heads, width), tokens = q.shape, keys.shape[2]
     turned = 0 if w is None else keys.shape[1] * (tokens - 1)

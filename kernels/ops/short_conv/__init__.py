@@ -39,12 +39,12 @@ def short_conv(
 ) -> tuple[Tensor, Tensor]:
     """Compute a depthwise causal convolution over time, without bias.
 
-        y_t = act( Σ_{i=0…k−1} weight[:, i] ⊙ x_{t−(k−1)+i} )     weight[:, k−1] meets the current token
+        y_t = act( Σ_{i=0…k−1} weight[:, i] ⊙ x_{t−(k−1)+i} )     weight[:, k−1] multiplies the current token
 
     x           [B, T, D], any floating dtype
     weight      [D, k], k ≥ 1; any floating dtype
     activation  None or "silu"
-    state       [N, D, k−1], the inputs before the first token of every sequence, older first (None: zeros)
+    state       [N, D, k−1], the inputs before the first token of every sequence, oldest first (None: zeros)
     cu_seqlens  int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
                 (N = B without it)
     backend     auto, triton (what auto takes on a GPU), torch, reference (a loop over tokens)

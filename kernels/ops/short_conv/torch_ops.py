@@ -35,7 +35,7 @@ def short_conv_torch(
 
 
 def _convolve(axis: Tensor, weight: Tensor) -> Tensor:
-    """axis [..., T+k−1, D], weight [D, k] -> [..., T, D] in at least fp32; row t meets rows t … t+k−1."""
+    """axis [..., T+k−1, D], weight [D, k] -> [..., T, D] in at least fp32; row t reads rows t … t+k−1."""
     wide = torch.promote_types(axis.dtype, torch.float32)
     axis, taps = axis.to(wide), weight.to(wide).t()
     time = axis.shape[-2] - len(taps) + 1

@@ -24,7 +24,7 @@ def _backward(
     x, weight, state, dy, dafter, dx, dweight, table, cu, D,
     TAPS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dx, and of every tile its part of the weight's gradient.
+    """dx, and the part of every tile in the weight's gradient.
 
     inputs     x, dy [T, D]; weight [D, TAPS]; state, or None, and dafter [N, D, TAPS−1]
     outputs    dx [T, D]; dweight [rows of the table, D, TAPS]
@@ -71,7 +71,7 @@ def _state_gradient(
     x, weight, state, dy, dafter, dstate, cu, D,
     TAPS: tl.constexpr, SILU: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dstate_c = Σ_{r=0…c} w_{c−r} ⊙ dpre_r, r counted from the sequence's start, or moved on in the state after.
+    """dstate_c = Σ_{r=0…c} w_{c−r} ⊙ dpre_r, r from the sequence's start, plus dafter of inputs still in that state.
 
     inputs     x, dy [T, D]; weight [D, TAPS]; state, dafter [N, D, TAPS−1]
     outputs    dstate [N, D, TAPS−1]

@@ -56,7 +56,7 @@ def _forward(
 
 @triton.jit
 def _last_inputs(x, state, after, cu, D, TAPS: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr):
-    """after [N, D, TAPS−1]: the last inputs of a sequence, older first, from the state where it is too short."""
+    """after [N, D, TAPS−1]: the last inputs of a sequence, oldest first, from the state where it is too short."""
     sequence = tl.program_id(0).to(tl.int64)
     begin = tl.load(cu + sequence).to(tl.int64)
     end = tl.load(cu + sequence + 1).to(tl.int64)

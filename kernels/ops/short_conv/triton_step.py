@@ -1,4 +1,4 @@
-"""One token of the short convolution for every sequence: what decoding does.
+"""One token of the short convolution for every sequence, as in decoding.
 
 A program has the windows of BD channels of one sequence, k inputs each: k−1 from the state and the token. It reads the
 state once, and writes it once, moved by one.

@@ -16,7 +16,7 @@ class Selectors:
     """The queries that select any key of a block, block after block, in the queries' order.
 
     first  int64 [B·⌈Tk/BLOCK⌉ + 1]: where a block's queries begin in the other two, and where all end
-    query  int64 [E], E = B·Tq·n: a query's row on the axis of B·Tq; what lies beyond the last block's end is void
+    query  int64 [E], E = B·Tq·n: a query's row on the axis of B·Tq; entries after the last block's end are unused
     bits   int64 [E]: bit i says that this query selects the block's key i
     """
 

@@ -20,7 +20,7 @@ def sparse_attention_reference(
 ) -> Tensor:
     """Attention o_t = Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, 0 where S_t is empty; memory Tq × Tk a head.
 
-    The only form that looks at the indices: raises ValueError for one that is no position, that comes twice,
+    The only form that checks the indices: raises ValueError for one that is no position, that comes twice,
     or that lies outside the query's sequence.
     """
     keys = k.shape[1]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 GATHER_COST = 48
-"""Measured on a CPU core: how many masked keys cost as much as a gathered one, with one query head a KV head.
+"""The number of masked keys that cost as much as a gathered one, with one query head a KV head, on a CPU core.
 
 A gathered key is copied for one query and serves its group of heads; a masked one is read once for a block.
 """
@@ -50,5 +50,5 @@ def spans(indices: Tensor, size: int, keys: int) -> list[tuple[int, int, int, in
 
 
 def shifted(indices: Tensor, begin: int) -> Tensor:
-    """The indices counted from key `begin`; −1 stays."""
+    """The indices relative to key `begin`; −1 stays."""
     return torch.where(indices < 0, -1, indices - begin)

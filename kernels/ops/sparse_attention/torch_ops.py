@@ -1,4 +1,4 @@
-"""Sparse attention in blocks of queries, as two operators: the backward gathers again and keeps no copies."""
+"""Sparse attention in blocks of queries, as two operators: the backward gathers again, so that no copies are saved."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: flo
 
 @dataclass(frozen=True)
 class _Block:
-    """A block's queries, the keys among which they select, and the indices counted from the first of those."""
+    """A block's queries, the keys among which they select, and the indices relative to the first of those."""
 
     queries: slice
     keys: slice

@@ -10,8 +10,8 @@ from kernels.triton_common.work import Work, listed_pairs, nbytes
 def work(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, **_options) -> list[Work]:
     """Operations and bytes of a call: two products forward and five backward a query, head and key of its list.
 
-    Lists are taken to be causal, packed sequences to be one: a query has what it can see, and −1 in other places.
-    Keys count once however many queries gather them: what lies above this are gathers that miss the caches.
+    Lists are taken to be causal, packed sequences to be one: a query lists keys that it sees, and −1 elsewhere.
+    Keys count once however many queries gather them: traffic above this comes from gathers that miss the caches.
     """
     pairs = 2 * q.shape[0] * q.shape[2] * listed_pairs(q.shape[1], k.shape[1], indices.shape[2])
     width, value_width = q.shape[3], v.shape[3]

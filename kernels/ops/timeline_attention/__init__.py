@@ -69,7 +69,7 @@ def timeline_attention(
     assignment  integer [B, T, H], a_i: the timeline in [0, n_timelines) on which a query head puts a token.
                 Only `reference` reports values out of range; elsewhere the result is undefined
     rope_base   given: q and k are first rotated by the token's position inside its timeline (0 for the first
-                token there; counted anew in every sequence); None: no rotation
+                token there, in every sequence anew); None: no rotation
     weight      [B, T, H], any floating dtype, w_i; None: 1
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1)

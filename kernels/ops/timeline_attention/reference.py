@@ -22,7 +22,7 @@ def timeline_attention_reference(
 ) -> Tensor:
     """Attention in which token i sees j ≤ i of its sequence iff head h put both on one timeline; memory T × T.
 
-    The only form that looks at the assignment: raises ValueError if a value is outside [0, n_timelines).
+    The only form that checks the assignment: raises ValueError if a value is outside [0, n_timelines).
     """
     if assignment.numel() and not 0 <= int(assignment.min()) <= int(assignment.max()) < n_timelines:
         raise ValueError(

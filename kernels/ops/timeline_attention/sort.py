@@ -11,14 +11,14 @@ from kernels.grouping import sort_by_group
 from kernels.packing.boundaries import boundaries, token_sequences
 
 MAX_TIMELINES = 64
-"""A counting sort reads its tokens once a timeline: past some dozens, comparing is the better way."""
+"""A counting sort reads its tokens once a timeline: beyond a few dozen, a comparison sort is faster."""
 
 
 @dataclass(frozen=True)
 class Timelines:
     """The tokens of all heads, [B·T·H], sorted by (sequence, head, timeline) and, within those, by time.
 
-    order       int64 [M], M = B·T·H: for every place in the sorted axis, the flat (b, t, h) that stands there
+    order       int64 [M], M = B·T·H: for every place in the sorted axis, its flat (b, t, h)
     places      int64 [M], its inverse
     positions   int64 [B, T, H], the token's position inside its timeline
     cu_seqlens  int32 [S+1], the timelines as segments of the sorted axis; S = sequences · H · n_timelines

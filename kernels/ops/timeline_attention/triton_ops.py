@@ -1,7 +1,7 @@
 """Timeline attention with its routing in kernels: tokens are sorted, gathered and rotated, attended to, put back.
 
-sort      a counting sort (triton_sort.py): which token stands where, and its position inside its timeline
-gather    a program has BM places of the sorted axis, reads q, k and v of the tokens that stand there, rotates
+sort      a counting sort (triton_sort.py): the place of every token, and its position inside its timeline
+gather    a program has BM places of the sorted axis, reads q, k and v of their tokens, rotates
           q and k by their positions and writes all three; angles are computed once for both (triton_routing.py)
 attend    over segments, by the best kernel that takes the call
 put back  every token's output from its place, times its weight (triton_routing.py)

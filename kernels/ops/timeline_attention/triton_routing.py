@@ -1,6 +1,6 @@
 """Rows of tokens to the sorted axis of timelines and back: gathering with RoPE, putting back, and their gradients.
 
-The gather's backward goes by tokens: a KV head's gradients, turned back, are summed over the query heads that share
+The gather's backward goes by tokens: a KV head's gradients, rotated back, are summed over the query heads that share
 it in the order of the heads, so that nothing is added atomically. Putting back goes by tokens both ways, and finds the
 weight's gradient on the way.
 
@@ -35,7 +35,7 @@ def _angles(positions, frequencies, flat, known, WIDTH, BW: tl.constexpr):
 
 @triton.jit
 def _turned(rows, cos, sin):
-    """Rows [BM, BW] in fp32 with each pair (x, y) of neighbours turned: (x·cos − y·sin, x·sin + y·cos)."""
+    """Rows [BM, BW] in fp32 with each pair (x, y) of neighbours rotated: (x·cos − y·sin, x·sin + y·cos)."""
     pairs = tl.reshape(rows.to(tl.float32), (rows.shape[0], rows.shape[1] // 2, 2))
     even, odd = tl.split(pairs)
     return tl.interleave(even * cos - odd * sin, even * sin + odd * cos)

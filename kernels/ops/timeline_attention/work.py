@@ -21,7 +21,7 @@ def work(
 ) -> list[Work]:
     """Operations and bytes of a call, for timelines of equal length.
 
-    The sort reads the assignment to count and writes order, places and positions; its counts are small beside them.
+    The sort reads the assignment to count and writes order, places and positions; its counts are few in comparison.
     """
     batch, time, heads = q.shape[:3]
     places = batch * time * heads

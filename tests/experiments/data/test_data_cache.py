@@ -141,12 +141,12 @@ def test_processes_that_ask_at_once_tokenise_once(config, cache):
 
 KILLED = """
     import json, os, signal, sys
-    import experiments.data.pipeline as module
-    from experiments.data import DataConfig
+    import experiments.data.corpus as module
+    from experiments.data import DataConfig, prepare
     def die(*arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     module.token_dtype = die
-    module.prepare(DataConfig(**json.loads(sys.argv[1])), progress=False)
+    prepare(DataConfig(**json.loads(sys.argv[1])), progress=False)
 """
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.data import DataConfig, check, fingerprint, prepare
-from experiments.data.contents import check_sizes
+from experiments.data.pipeline import check_sizes
 from zoo.errors import UserError
 
 

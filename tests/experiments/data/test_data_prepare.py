@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.data import fingerprint, prepare
-from experiments.data.pipeline import token_dtype
+from experiments.data.corpus import token_dtype
 from experiments.data.sources import SOURCES, SPLITS
 
 

@@ -11,8 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from experiments.data import DataConfig, check, prepare
 from experiments.data.tokenization import SEPARATOR, TOKENIZERS, from_json
-from experiments.data.tokenization.byte_level_bpe import pieces
-from experiments.data.tokenization.trained_bpe import train
+from experiments.data.tokenization.bpe import pieces, train
 from zoo.errors import UserError
 
 ODD = [

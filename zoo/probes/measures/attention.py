@@ -20,7 +20,7 @@ class Attention(Measure):
     """Summaries of weights w [B, H, T, T], by head, as means over sequences and queries t:
 
     first_token_mass     w_t0 over t ≥ 1                  also by position
-    first_token_uniform  1/(t + 1), likewise: what even attention would give the first token
+    first_token_uniform  1/(t + 1), likewise: the first token's weight in uniform attention
     top_mass             the sum of the k largest w_ts, k = 1 and 8 (axis "rank", start 0, end k)
     attention_entropy    −Σ_s w_ts·ln w_ts in nats        also by position
     distance_mass        Σ_s w_ts over s with t − s in [start, end); the shares sum to 1 (axis "distance")
@@ -45,7 +45,7 @@ class Attention(Measure):
 
 
 def _first_token(event: ProbeEvent, w: Tensor) -> Iterator[Row]:
-    """The first query has no choice, so counting starts at the second."""
+    """Rows of the first token's mass over the queries t ≥ 1: the first query has no other token to attend to."""
     uniform = 1 / torch.arange(1, w.shape[-1] + 1, device=w.device, dtype=w.dtype)
     masses = {"first_token_mass": w[..., 0], "first_token_uniform": uniform.expand(w.shape[:3])}
     for measure, values in masses.items():

@@ -1,4 +1,4 @@
-"""Gradients of the loss by each sub-block's parameters, and by the streams before it."""
+"""Gradients of the loss with respect to each sub-block's parameters and the streams before it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gradients(Measure):
         self.events: list[ProbeEvent] = []
 
     def update(self, event: ProbeEvent) -> Iterator[Row]:
-        """No rows yet: the streams are remembered until the loss is known."""
+        """Store the streams until the loss is known; no rows yet."""
         self.events.append(event)
         return iter(())
 
@@ -47,7 +47,7 @@ class Gradients(Measure):
         wanted = [event.values["streams"] for event in self.events] + [
             p for group in parameters for p in group
         ]
-        # Other measures may want the graph after this one.
+        # Other measures may need the graph after this one.
         found = iter(
             torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
         )

@@ -1,4 +1,4 @@
-"""Norms of the matrices that mix the residual streams: each H_res, and the product of all so far."""
+"""Norms of the matrices that mix the residual streams: each H_res, and the product of all up to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Mixing(Measure):
         composite_*  of H_l·…·H_2·H_1: from the first sub-block up to and with this one
 
     * is sigma (axis "rank" [i, i+1): the i-th singular value), sigma_max, sigma_min, amax, row_sum. A plain residual is
-    H = (1): everything is 1. A product beyond fp64 shows as infinite norms and singular values that are NaN. The
+    H = (1): everything is 1. A product beyond fp64 has infinite norms and singular values that are NaN. The
     loss of factorised streams between layers (zoo.residuals.factorised_streams) is not in the product.
     """
 
@@ -37,8 +37,8 @@ class Mixing(Measure):
             return
         res = mixing_matrix(event)
         self.so_far = [chain_product([*self.so_far, res])]
-        yield from _gain_rows(event, "h_res", res)
-        yield from _gain_rows(event, "composite", self.so_far[0])
+        yield from _norm_rows(event, "h_res", res)
+        yield from _norm_rows(event, "composite", self.so_far[0])
 
 
 def mixing_matrix(event: ProbeEvent) -> Tensor:
@@ -48,7 +48,7 @@ def mixing_matrix(event: ProbeEvent) -> Tensor:
     return res.detach().double()
 
 
-def _gain_rows(event: ProbeEvent, of: str, matrix: Tensor) -> Iterator[Row]:
+def _norm_rows(event: ProbeEvent, of: str, matrix: Tensor) -> Iterator[Row]:
     tokens = matrix[..., 0, 0].numel()
     found = matrix_norms(matrix)
     for rank, value in enumerate(found.pop("sigma").flatten(0, -2).mean(0).tolist()):

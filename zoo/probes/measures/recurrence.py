@@ -17,7 +17,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 @register_measure
 class States(Measure):
-    """Size and dimension of the states S [K, V] of a head, means over the batch.
+    """Norm and effective rank of the states S [K, V] of a head, means over the batch.
 
     state_norm, state_rank    ‖S‖ (Frobenius) and effective rank after so many tokens, axis position, over all memories
     memory_norm, memory_rank  the same after the last token of every memory, axis expert, where there are several
@@ -42,9 +42,9 @@ class States(Measure):
 
 @register_measure
 class Decay(Measure):
-    """Rates at which a head forgets, over tokens and channels (and memories that a token writes to).
+    """Decay rates of a head, over tokens and channels (and memories that a token writes to).
 
-    decay            quantiles of exp(g), what a token leaves of the state
+    decay            quantiles of exp(g), the factor by which a token multiplies the state
     decay_half_life  ln 2 / −g in tokens at the same quantiles of g; infinite where nothing is forgotten
     """
 

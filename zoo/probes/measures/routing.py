@@ -19,7 +19,7 @@ class Routing(Measure):
     """Balance and certainty of a router to experts, memories or timelines, by head, in nats:
 
     load              l_e, the share of the k·B·T assignments that e got, axis expert; Σ_e l_e = 1
-    imbalance         max_e l_e / mean_e l_e: 1 when balanced, E when one gets all
+    imbalance         max_e l_e / mean_e l_e: 1 when balanced, E when one of E gets all
     load_entropy      H(l), at most ln E
     routing_entropy   the mean over tokens of H(p_t)
     top_probability   the mean over tokens of p_t of the first choice

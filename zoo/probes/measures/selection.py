@@ -1,4 +1,4 @@
-"""Selection of sparse attention: which tokens, and how much of full attention's weight these hold."""
+"""Tokens that sparse attention selects: how many, how far back, and their share of full attention's weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Selection(Measure):
     and, where `dense` is recorded, with p_ts its mean over heads, over queries t ≥ T/2 and by position:
 
         selected_mass         Σ_{s ∈ S_t} p_ts
-        selected_mass_random  |S_t|/(t + 1): what as many visible tokens hold on average
+        selected_mass_random  |S_t|/(t + 1): the mean for as many tokens s ≤ t drawn at random
     """
 
     name = "selection"

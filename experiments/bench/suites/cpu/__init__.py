@@ -1,9 +1,9 @@
-"""suite=cpu: what the torch forms cost on a CPU, as ratios in one run, in four parts.
+"""suite=cpu: the torch forms on a CPU, as ratios of times taken in one run, in four parts.
 
 recurrence   delta_rule, mesa and memory_mixture against their recurrences      ratio: recurrence / this
 length       every mixer alone at growing lengths         ratio: time a token at the shortest / here (1: flat)
 step         a training step of every preset, equal parameters      ratio: the transformer's time / this one's
-memory       what a forward and backward pass of every mixer takes at the longest length, in a process of its own
+memory       peak memory of a forward and backward pass of every mixer at the longest length, each in its own process
 """
 
 from __future__ import annotations

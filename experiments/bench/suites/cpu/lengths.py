@@ -9,8 +9,9 @@ import torch
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
-from experiments.bench.constants import CPU, LATE_STEP
 from experiments.bench.inputs import InputFactory
+from experiments.bench.model_steps import LATE_STEP
+from experiments.bench.timing import CPU
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
@@ -34,7 +35,7 @@ def run(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
                 "length", block.name, times[str(length)], first * length, CPU, tokens=length
             )
             rows.append({**row, "backend": "auto", "mode": "forward+backward", "precision": "float32"})
-            tqdm.write(result_table.line(rows[-1]))
+            tqdm.write(result_table.format_row(rows[-1]))
     return rows
 
 

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from experiments import machine
 from experiments.bench import result_table
-from experiments.bench.constants import CPU
 from experiments.bench.suites.cpu import lengths
+from experiments.bench.timing import CPU
 from zoo import registry
 
 WARM_UP = 256
@@ -20,7 +20,7 @@ WARM_UP = 256
 
 
 def run(length: int, threads: int) -> list[dict[str, Any]]:
-    """A row a mixer: peak_memory_bytes beyond what the process held before the pass; batch 1, 4 heads of 64."""
+    """A row a mixer: peak_memory_bytes beyond those of the process before the pass; batch 1, 4 heads of 64."""
     rows = []
     for block in tqdm(registry.blocks("mixer").values(), desc="memory", unit="mixer"):
         peak = peak_memory_of(block.letter, length, threads=threads)
@@ -47,9 +47,9 @@ def run(length: int, threads: int) -> list[dict[str, Any]]:
 def peak_memory_of(
     letter: str, length: int, *, threads: int = 1, configured: int | None = None, **size: int
 ) -> int:
-    """Bytes that one pass of a mixer takes at most; configured: the length it is made for, if not this one.
+    """Peak bytes of one pass of a mixer; configured: the length it is made for, if not this one.
 
-    The highest memory a process has had never sinks again, so that each is measured in one of its own.
+    The peak memory of a process never decreases, so that each pass runs in a process of its own.
     """
     context = mp.get_context("spawn")
     here, there = context.Pipe(duplex=False)

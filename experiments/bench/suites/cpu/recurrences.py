@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from experiments.bench import passes, result_table, timing
 from experiments.bench.cases.call import Call
-from experiments.bench.constants import CPU
 from experiments.bench.inputs import InputFactory
+from experiments.bench.timing import CPU
 
 TOKENS, HEADS, WIDTH = 2048, 4, 64
 MEMORIES, CHOSEN, CG_STEPS = 4, 2, 30
@@ -33,7 +33,7 @@ def run(tokens: int, repeats: int) -> list[dict[str, Any]]:
             for backend, milliseconds in times.items():
                 row = result_table.row("recurrence", name, milliseconds, peer, CPU, mode=mode, tokens=tokens)
                 rows.append({**row, "backend": backend, "precision": "float32"})
-                tqdm.write(result_table.line(rows[-1]))
+                tqdm.write(result_table.format_row(rows[-1]))
     return rows
 
 
@@ -59,12 +59,12 @@ def _output(call: Call, backend: str) -> Tensor:
 
 def _delta_rule(make: InputFactory, *gate_width: int) -> Call:
     q, k, v = make.unit(HEADS, WIDTH), make.unit(HEADS, WIDTH), make.normal(HEADS, WIDTH)
-    return Call("delta_rule", (q, k, v, make.log_gate(HEADS, *gate_width), make.share(HEADS)), {})
+    return Call("delta_rule", (q, k, v, make.log_gate(HEADS, *gate_width), make.gate(HEADS)), {})
 
 
 def _mesa(make: InputFactory) -> Call:
     q, k, v = make.unit(HEADS, WIDTH), make.unit(HEADS, WIDTH), make.normal(HEADS, WIDTH)
-    gates = make.log_gate(HEADS), make.share(HEADS)
+    gates = make.log_gate(HEADS), make.gate(HEADS)
     return Call("mesa", (q, k, v, *gates, make.ones(HEADS, WIDTH)), {"cg_steps": CG_STEPS})
 
 
@@ -72,7 +72,7 @@ def _memory_mixture(make: InputFactory) -> Call:
     """The chosen of MEMORIES routed memories and one that all tokens share."""
     each = MEMORIES + 1, HEADS
     q, k, v = make.unit(HEADS, WIDTH), make.unit(*each, WIDTH), make.normal(*each, WIDTH)
-    gates = make.log_gate(*each), make.share(*each)
+    gates = make.log_gate(*each), make.gate(*each)
     weights, routes = torch.softmax(make.normal(MEMORIES).detach(), -1).topk(CHOSEN, -1)
     routes, weights = F.pad(routes, (0, 1), value=MEMORIES), F.pad(weights, (0, 1), value=1.0)
     return Call("memory_mixture", (q, k, v, *gates, routes, weights), {})

@@ -7,8 +7,8 @@ from typing import Any
 from tqdm import tqdm
 
 from experiments.bench import result_table, timing
-from experiments.bench.constants import CPU
-from experiments.bench.training_step import TrainingStep, make_model, random_tokens
+from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
+from experiments.bench.timing import CPU
 from experiments.presets import architectures
 from experiments.schema import Config
 from zoo.matching import match_parameters
@@ -32,6 +32,6 @@ def run(config: Config) -> list[dict[str, Any]]:
     for name, milliseconds in times.items():
         row = result_table.row("step", name, milliseconds, plain, CPU, tokens=d.seq_len)
         row |= {"batch": d.batch_size, "backend": "auto", "mode": "training step", "precision": "float32"}
-        tqdm.write(result_table.line(row))
+        tqdm.write(result_table.format_row(row))
         rows.append(row)
     return rows

@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding (Sennrich et al. 2016; on bytes: Radford et al. 2019)."""
+"""Byte-level byte-pair encoding (Sennrich et al. 2016; on bytes: Radford et al. 2019), and its training."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from experiments.data.tokenization.base import SEPARATOR
+from experiments.data.cache import build_once, content_hash
+from experiments.data.config import DataConfig
+from experiments.data.tokenization.base import SEPARATOR, Tokenizer, register_tokenizer
+from zoo.errors import UserError
 
 _SWITCH = "TOKENIZERS_PARALLELISM"
 _SET_BY_USER = _SWITCH in os.environ
+
+_TRAINER_VERSION = 1
+_SMALLEST = 257
+_FILE = "tokenizer.json"
 
 PIECE = 1 << 16
 _SAFE = re.compile(r" (?=\S)")
@@ -74,9 +82,9 @@ def assemble(model: models.BPE) -> Backend:
 
 @contextlib.contextmanager
 def parallel() -> Iterator[None]:
-    """Let the library use its threads here, and nowhere after: in a forked child they would hang.
+    """While inside, let the library use its threads; not afterwards, for in a forked child they would hang.
 
-    A value of TOKENIZERS_PARALLELISM that the user set stands.
+    A value of TOKENIZERS_PARALLELISM that the user set is left as it is.
     """
     if _SET_BY_USER:
         yield
@@ -89,11 +97,10 @@ def parallel() -> Iterator[None]:
 
 
 def pieces(text: str, length: int = PIECE) -> Iterator[str]:
-    """Cut ``text`` into pieces of about ``length`` characters whose tokens joined are the whole text's
-    tokens.
+    """Pieces of ``text`` of about ``length`` characters whose tokens, joined, are those of the whole text.
 
     GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`) always starts a word
-    at a space that a non-space follows: whatever stands before matches the same way with the rest cut off.
+    at a space that a non-space follows: the text before it is split in the same way without the rest.
     Text without such a space stays whole. This bounds the memory of one call, and lets one long document use
     all cores.
     """
@@ -105,3 +112,58 @@ def pieces(text: str, length: int = PIECE) -> Iterator[str]:
         yield text[start : cut.start()]
         start = cut.start()
     yield text[start:]
+
+
+def train(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
+    """A BPE of ``vocab_size`` entries: `<|endoftext|>` (id 0), the 256 bytes, then merges, most frequent first.
+
+    A text too small for so many merges gives fewer entries. The result depends on nothing but the arguments.
+    """
+    backend = assemble(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    with parallel():
+        backend.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
+    return BytePairTokenizer("bpe", backend)
+
+
+@register_tokenizer("bpe")
+class _Trained:
+    def check(self, cfg: DataConfig) -> None:
+        if cfg.vocab_size < _SMALLEST:
+            raise UserError(
+                f"data.vocab_size={cfg.vocab_size} is too small for a byte-level BPE: the 256 bytes and the "
+                f"document separator alone take {_SMALLEST}; give at least that, or data.tokenizer=bytes"
+            )
+
+    def spec(self, cfg: DataConfig) -> dict[str, Any]:
+        return {"kind": "bpe", "vocab_size": cfg.vocab_size, "trainer": _TRAINER_VERSION}
+
+    def make(
+        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+    ) -> Tokenizer:
+        def build(folder: Path) -> None:
+            (folder / _FILE).write_text(train(texts(), cfg.vocab_size).to_json(), encoding="utf-8")
+
+        key = content_hash([training, self.spec(cfg)])
+        folder = build_once(cache / "tokenizers", key, build, _problem)
+        return restore(_read(folder))
+
+    def restore(self, saved: dict[str, Any]) -> Tokenizer:
+        return restore(saved)
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / _FILE).read_text(encoding="utf-8"))
+
+
+def _problem(folder: Path) -> str | None:
+    try:
+        restore(_read(folder))
+    except Exception as error:  # the library raises bare Exception for tables that do not fit
+        return f"{_FILE}: {error}"
+    return None

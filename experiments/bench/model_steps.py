@@ -7,14 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments import machine, optim
-from experiments.bench.constants import LATE_STEP
-from experiments.meta_model import nominal_vocabulary
+from experiments.costs import nominal_vocabulary
 from experiments.schema import Config
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.model import LanguageModel
 from zoo.modules.step_buffer import set_step
 from zoo.recompute import Recompute
+
+LATE_STEP = 10**6
+"""An optimiser step past every warm-up: models are timed as they are for most of their training."""
 
 
 class TrainingStep:

@@ -1,0 +1,87 @@
+"""The models that stand side by side in a cell: the one measured, its equal in transformers, the plain transformer."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+
+import torch
+
+from experiments import machine
+from experiments.bench import result_table
+from experiments.bench.hugging_face.architectures import family_of
+from experiments.bench.hugging_face.peer import NoPeer, Peer
+from experiments.bench.suites.inference.subjects import Subject
+from experiments.presets import architectures
+from experiments.schema import Config
+from zoo.config import used
+from zoo.generate import prefill
+from zoo.model import LanguageModel
+
+WARM_UP = 16
+"""Tokens."""
+
+
+class Bench:
+    """What the cells of a run share: configuration, table, device, and the models of the last cell."""
+
+    def __init__(self, config: Config, table: result_table.ResumableTable) -> None:
+        self.config, self.table, self.device = config, table, machine.pick(config.device)
+        half = machine.precision(config.trainer.precision, self.device) == "bf16"
+        self.precision = torch.bfloat16 if half else torch.float32
+        self._made: tuple[Subject, int, Entrants] | None = None
+
+    def entrants(self, subject: Subject, length: int) -> Entrants:
+        """The models for contexts of a length."""
+        if self._made is None or self._made[:2] != (subject, length):
+            self.forget()
+            self._made = subject, length, Entrants(subject.build(length), self.precision)
+        return self._made[2]
+
+    def forget(self) -> None:
+        """Give all memory back."""
+        self._made = None
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class Entrants:
+    """A model and what it is compared with.
+
+    peer: its equal in transformers; None: there is none, and no_peer says why where there should be one.
+    plain: the plain transformer of its size; None where it is that itself.
+    """
+
+    def __init__(self, model: LanguageModel, precision: torch.dtype) -> None:
+        self.model, self.plain = model, _plain_like(model)
+        for one in (model, self.plain):
+            if one is not None:
+                _warm_up(one)
+        self.peer: Peer | None = None
+        self.no_peer = ""
+        if family_of(model) is None:
+            return
+        try:
+            self.peer = Peer(model, precision)
+        except NoPeer as reason:
+            self.no_peer = str(reason)
+        except Exception as error:  # another version of transformers has other arguments, say
+            self.no_peer = result_table.failure_reason(error)
+
+
+@torch.no_grad()
+def _warm_up(model: LanguageModel) -> None:
+    """Each kind of call once on a few tokens: the first of its kind may import what takes seconds."""
+    tokens = torch.zeros(1, WARM_UP, dtype=torch.int64, device=model.embedding.weight.device)
+    model(tokens)
+    _, state = prefill(model, list(tokens), room=1)
+    model.step(tokens[:, 0], state)
+
+
+def _plain_like(model: LanguageModel) -> LanguageModel | None:
+    config = architectures(dataclasses.replace(model.config, depth=len(model.letters)))["transformer"]
+    plain = LanguageModel(config, vocab_size=model.vocab_size, seq_len=model.seq_len)
+    if used(config, plain.letters) == used(model.config, model.letters):
+        return None
+    return plain.to(model.embedding.weight.device).eval()

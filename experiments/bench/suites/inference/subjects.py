@@ -1,0 +1,65 @@
+"""What is measured: presets, and the models of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+import zoo
+from experiments.bench.cases import matching_names
+from experiments.bench.model_steps import make_model
+from experiments.presets import architectures
+from experiments.probing.find_runs import find_runs
+from experiments.schema import Config
+from zoo.config import ModelConfig, from_dict
+from zoo.errors import UserError
+from zoo.io import CARD, read_card
+from zoo.model import LanguageModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model to measure: its name in the table, its configuration, and what makes it for contexts of a length."""
+
+    name: str
+    config: ModelConfig
+    build: Callable[[int], LanguageModel]
+
+
+def subjects(config: Config, device: torch.device) -> list[Subject]:
+    """The models of bench.runs, and the presets that bench.cases names: all where there are no runs and no cases."""
+    bench, known = config.bench, architectures(config.model)
+    names = [] if bench.runs and bench.cases is None else matching_names(bench.cases, list(known))
+    presets = [
+        Subject(name, known[name], functools.partial(_preset, config, known[name], device)) for name in names
+    ]
+    paths = [path for place in bench.runs or [] for path in _models_at(Path(place), config)]
+    return presets + [_run(path, device) for path in dict.fromkeys(paths)]
+
+
+def _preset(config: Config, model: ModelConfig, device: torch.device, length: int) -> LanguageModel:
+    return make_model(config, model, length, device).eval()
+
+
+def _models_at(place: Path, config: Config) -> Iterator[Path]:
+    """A run, an exported model or a checkpoint itself; of another folder the complete runs in it."""
+    if place.is_file() or (place / CARD).is_file():
+        yield place
+    else:
+        found, _ = find_runs(dataclasses.replace(config, run=None, runs=str(place)))
+        yield from found
+
+
+def _run(path: Path, device: torch.device) -> Subject:
+    """The model at a path. Raises UserError where there is none."""
+    card = read_card(path)
+    if not isinstance(card.get("model"), dict):
+        raise UserError(f"the {CARD} at {path} describes no model; export the model again")
+    parts = path.resolve().parts
+    name = "/".join(parts[-4:] if path.is_file() else parts[-2:])  # a checkpoint lies in its run
+    config = from_dict(ModelConfig, card["model"], recorded=True)
+    return Subject(name, config, lambda length: zoo.load(path, device))

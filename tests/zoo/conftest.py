@@ -1,0 +1,9 @@
+"""A block whose file cannot be imported has no tests that could fail: pytest says so at once and runs none."""
+
+import pytest
+
+import zoo.probes  # noqa: F401 (imports every block and every measure)
+from zoo.discovery import left_out
+
+if left_out():
+    pytest.exit("; ".join(left_out()), returncode=pytest.ExitCode.USAGE_ERROR)
