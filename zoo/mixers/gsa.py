@@ -171,7 +171,8 @@ class GSA(GroupedQueryMixer):
         options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
         indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
         if q.shape[1] == 1:
-            return kernels.sparse_step(q[:, 0], keys, values, indices[:, 0])[:, None]
+            form = "reference" if self.backend == "reference" else "auto"  # it has no others
+            return kernels.sparse_step(q[:, 0], keys, values, indices[:, 0], backend=form)[:, None]
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
         return kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 import torch.nn.functional as F
@@ -53,3 +54,12 @@ class AdaptiveK:
         else:
             k = self.base * torch.sqrt(self.reference / variance)
         return k.clamp(self.least, self.most).round().to(torch.int64)
+
+    def of_number(self, variance: float) -> int:
+        """The number of keys for one variance: a decoding step has one, and tensors of one number are slow."""
+        k = float(self.base)
+        if self.rule == "seed":
+            k *= 1 + self.beta * (variance + math.log1p(math.exp(-variance)))  # softplus, of a number ≥ 0
+        elif self.rule == "inverse":
+            k = k * math.sqrt(self.reference / variance) if variance > 0 else math.inf
+        return self.base if self.rule == "none" else round(min(max(k, self.least), self.most))

@@ -76,9 +76,13 @@ def lightning_topk_step(
     """`lightning_topk_blocks` of one query, the last token: it sees every key, so that nothing is masked."""
     with without_autocast(q):
         found = newest_scores(q, k_idx, w, bias, scores)
-        counts = k if isinstance(k, Tensor) else k(torch.var(found / len(bias), -1, correction=0))
         rank = ranks(found, w, scores)
         rank[..., -1] = FIRST
+        if isinstance(k, AdaptiveK) and found.numel() == found.shape[-1] and found.device.type == "cpu":
+            count = k.of_number(float(torch.var(found, correction=0)) / len(bias) ** 2)
+            best = rank.topk(min(count, k_max, rank.shape[-1]), -1).indices
+            return _latest_first(best.to(torch.int32), k_max)
+        counts = k if isinstance(k, Tensor) else k(torch.var(found / len(bias), -1, correction=0))
         return _best(rank, counts.clamp(1, k_max), k_max)
 
 
@@ -95,8 +99,14 @@ def _best(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
     take = min(k_max, rank.shape[-1])
     best = rank.topk(take, -1).indices
     used = torch.arange(take, device=rank.device) < counts.unsqueeze(-1)
-    chosen = torch.where(used, best, -1).to(torch.int32).sort(-1, descending=True).values
-    return chosen if take == k_max else F.pad(chosen, (0, k_max - take), value=-1)
+    return _latest_first(torch.where(used, best, -1).to(torch.int32), k_max)
+
+
+def _latest_first(chosen: Tensor, k_max: int) -> Tensor:
+    """Places [..., n] in falling order, and −1 behind them up to k_max."""
+    missing = k_max - chosen.shape[-1]
+    chosen = chosen.sort(-1, descending=True).values
+    return F.pad(chosen, (0, missing), value=-1) if missing else chosen
 
 
 @torch.library.custom_op("archzoo::lightning_topk", mutates_args=())

@@ -349,3 +349,26 @@ def test_errors_name_what_is_wrong(change, message):
 def test_adaptive_k_refuses_what_it_cannot_be(values, message):
     with pytest.raises(ValueError, match=message):
         AdaptiveK(*values)
+
+
+RULES = [
+    AdaptiveK("none", 5, 1, 5),
+    AdaptiveK("seed", 5, 2, 12),
+    AdaptiveK("inverse", 5, 2, 12, reference=0.01),
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.rule for rule in RULES])
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("time", [1, 2, 4, 40])
+def test_one_query_selects_what_the_last_of_many_does(rule, batch, time):
+    q, k, w, bias = indexer(batch, time)
+    one = lightning_topk(q[:, -1:], k, w[:, -1:], bias, k=rule)
+    assert torch.equal(one, lightning_topk(q[:, -1:], k, w[:, -1:], bias, k=rule, backend="reference"))
+    assert torch.equal(one, lightning_topk(q, k, w, bias, k=rule)[:, -1:])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule.rule for rule in RULES])
+@pytest.mark.parametrize("variance", [0.0, 1e-12, 1e-4, 0.003, 0.02, 0.25, 1e4])
+def test_the_rule_is_the_same_for_a_number(rule, variance):
+    assert rule.of_number(variance) == int(rule(torch.tensor(variance, dtype=torch.float64)))
