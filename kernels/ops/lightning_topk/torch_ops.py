@@ -10,7 +10,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.checks import without_autocast
 from kernels.flops import backward_costs
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
-from kernels.ops.lightning_topk.scores import FIRST, index_scores_alike, ranks, variances, wide
+from kernels.ops.lightning_topk.scores import FIRST, index_scores_alike, newest_scores, ranks, variances, wide
 from kernels.query_blocks import Block, block_size, query_blocks
 
 
@@ -75,7 +75,7 @@ def lightning_topk_step(
 ) -> Tensor:
     """`lightning_topk_blocks` of one query, the last token: it sees every key, so that nothing is masked."""
     with without_autocast(q):
-        found = index_scores_alike(q, k_idx, w, bias, scores)
+        found = newest_scores(q, k_idx, w, bias, scores)
         counts = k if isinstance(k, Tensor) else k(torch.var(found / len(bias), -1, correction=0))
         rank = ranks(found, w, scores)
         rank[..., -1] = FIRST

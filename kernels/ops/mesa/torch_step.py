@@ -1,4 +1,4 @@
-"""One token of the mesa layer in plain PyTorch: its matrix is formed, and the conjugate gradient is few operations a step."""
+"""One token of the mesa layer in plain PyTorch: its matrix is formed once; a solver step is few operations."""
 
 from __future__ import annotations
 

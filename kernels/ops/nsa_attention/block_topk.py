@@ -51,9 +51,26 @@ def block_topk(p: Tensor, positions: Tensor, last: int, sizes: Sizes) -> Tensor:
         chosen = torch.where(place <= own[:, None], place, -1).to(torch.int32)
         return chosen.expand(*p.shape[:-1], -1)
     place = place[:blocks]
-    steps = importance(p, blocks, sizes).double().div_(TIE).round_().to(torch.int64)
-    rank = steps.mul_(MOST).add_(MOST - 1 - place)
+    rank = _ranks(p, place, sizes)
     forced = (place == 0) | (place == own[:, None]) | (place == own[:, None] - 1)
     rank = rank.masked_fill_(forced, FORCED).masked_fill_(place > own[:, None], -1)
     best = rank.topk(sizes.n_select, -1)
     return torch.where(best.values < 0, -1, best.indices).to(torch.int32)
+
+
+def newest_block_topk(p: Tensor, time: int, sizes: Sizes) -> Tensor:
+    """`block_topk` of the last of `time` tokens: p [..., M] -> int64 [..., n], fewer where there are fewer blocks."""
+    blocks = sizes.selectable(time)
+    place = torch.arange(blocks, device=p.device)
+    if blocks <= sizes.n_select:
+        return place.expand(*p.shape[:-1], -1)
+    rank = _ranks(p, place, sizes)
+    rank[..., 0] = FORCED
+    rank[..., -2:] = FORCED
+    return rank.topk(sizes.n_select, -1).indices
+
+
+def _ranks(p: Tensor, place: Tensor, sizes: Sizes) -> Tensor:
+    """Ranks int64 of the blocks `place` = 0, 1 …: higher for a higher importance, then a lower index."""
+    steps = importance(p, len(place), sizes).double().div_(TIE).round_().to(torch.int64)
+    return steps.mul_(MOST).add_(MOST - 1 - place)

@@ -25,6 +25,7 @@ from kernels.ops.nsa_attention.dense_branches import (
     window_blocks,
 )
 from kernels.ops.nsa_attention.selected import selected_backward, selected_forward
+from kernels.ops.nsa_attention.torch_step import nsa_torch_step
 from kernels.packing.rectangles import Axis, Rectangles
 
 Pair = tuple[Tensor, Tensor]
@@ -43,13 +44,22 @@ def nsa_attention_torch(
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute `kernels.nsa_attention`: the three branches, then their gated sum."""
-    wide = torch.promote_types(q.dtype, torch.float32)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if _is_step(q, cu_seqlens):
+        kv = (compressed, selected, sliding)
+        return nsa_torch_step(q, *kv, gates, q_rotated=q_rotated, sizes=sizes, scale=scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
     numbers = (sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window)
     queries = (x.to(wide) * scale for x in (q, q_rotated))
     coarse, fine, near, *_ = branches_op(*queries, *compressed, *selected, *sliding, numbers, cu_seqlens)
     g = gates.unsqueeze(-1)
     return (g[..., 0, :] * coarse + g[..., 1, :] * fine + g[..., 2, :] * near).to(q.dtype)
+
+
+def _is_step(q: Tensor, cu_seqlens: Tensor | None) -> bool:
+    """Whether a call decodes one token."""
+    decodes = q.shape[1] == 1 and cu_seqlens is None and not torch.is_grad_enabled()
+    return decodes and not (q.is_meta or torch.compiler.is_compiling())
 
 
 def forward(
