@@ -7,14 +7,14 @@ import json
 import pandas as pd
 
 from analysis import machines, matching, speeds
-from analysis.comparison import FINAL, NAMES, counted, order_metric, unique_seeds, with_final_validation
+from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
 from analysis.loading import probed_steps
 from analysis.loading.probe_tables import FOLDER, interrupted, records
 from analysis.loading.results import Results
 from analysis.units import engineering, listing, whole
 
 SHOWN = 12
-"""Problems inside runs that are told one by one; `Results.problems` has them all."""
+"""The number of problems inside runs that are listed one by one; `Results.problems` has them all."""
 
 
 def caveats(results: Results) -> list[str]:
@@ -36,7 +36,7 @@ def caveats(results: Results) -> list[str]:
 
 
 def _untested(runs: pd.DataFrame) -> list[str]:
-    """Caveats about runs that were not scored as the others were."""
+    """Caveats about runs without a test loss, or without the loss that orders the models."""
     metric, unique = order_metric(runs), unique_seeds(runs)
     found = []
     if runs["test_loss"].isna().all():
@@ -44,7 +44,7 @@ def _untested(runs: pd.DataFrame) -> list[str]:
             "no test split was scored: models are compared by the validation loss at the end of training, which "
             "may cover a part of its split. Add test to evaluate.splits."
         )
-    without = unique[~unique.index.isin(counted(unique).index)]
+    without = unique[~unique.index.isin(scored(unique).index)]
     if len(without):
         each = (f"{row.label} seed {whole(row.seed)} ({row.run})" for row in without.itertuples())
         found.append(f"no {NAMES[metric]}, so not counted as a seed: {listing(each)}.")
@@ -56,9 +56,7 @@ def _untested(runs: pd.DataFrame) -> list[str]:
 def _seeds(runs: pd.DataFrame) -> list[str]:
     """Caveats about the number of seeds scored by the metric that ranks the models."""
     seeds = (
-        counted(unique_seeds(runs))
-        .groupby("label")["seed"]
-        .agg(lambda values: tuple(sorted(values.dropna())))
+        scored(unique_seeds(runs)).groupby("label")["seed"].agg(lambda values: tuple(sorted(values.dropna())))
     )
     alone = [label for label, values in seeds.items() if len(values) < 2]
     if len(alone) == len(seeds):
@@ -91,7 +89,7 @@ def _unfinished(unfinished: pd.DataFrame) -> list[str]:
     return found
 
 
-def _counted(values: pd.Series) -> str:
+def _values_with_counts(values: pd.Series) -> str:
     counts = values.value_counts(sort=True)
     return listing(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts.items())
 
@@ -100,7 +98,7 @@ def _code(runs: pd.DataFrame) -> list[str]:
     found = []
     commits = runs["commit"].str.slice(0, 10).fillna("no commit recorded")
     if commits.nunique() > 1:
-        found.append(f"runs from different commits: {_counted(commits)}.")
+        found.append(f"runs from different commits: {_values_with_counts(commits)}.")
     elif runs["commit"].isna().all():
         found.append("no commit recorded: these results cannot be traced to a version of the code.")
     dirty = int(runs["dirty"].fillna(False).sum())
@@ -120,7 +118,7 @@ def _texts(runs: pd.DataFrame) -> list[str]:
     found = []
     for column, what in (("training_set", "training sets"), ("test_set", "test sets")):
         if runs[column].nunique() > 1:
-            found.append(f"mixed {what}: {_counted(runs[column])}.")
+            found.append(f"mixed {what}: {_values_with_counts(runs[column])}.")
     same_names = runs[["training_set", "test_set", "tokenizer", "vocab_size"]].drop_duplicates().shape[0] == 1
     if same_names and runs["data_fingerprint"].nunique() > 1:
         found.append("the text behind these names differs between runs (different content fingerprints).")
@@ -131,7 +129,7 @@ def _tokenizers(runs: pd.DataFrame) -> list[str]:
     tokenizer = runs["tokenizer"] + " " + runs["vocab_size"].map(whole)
     if tokenizer.nunique() > 1:
         return [
-            f"mixed tokenizers: {_counted(tokenizer)}. Loss and perplexity per token cannot be compared; "
+            f"mixed tokenizers: {_values_with_counts(tokenizer)}. Loss and perplexity per token cannot be compared; "
             "bits per byte and word perplexity can."
         ]
     return []
@@ -140,7 +138,7 @@ def _tokenizers(runs: pd.DataFrame) -> list[str]:
 def _budgets(runs: pd.DataFrame) -> list[str]:
     budget = runs["planned_steps"] * runs["tokens_per_step"]
     if budget.nunique() > 1:
-        return [f"unequal training budgets: {_counted(budget.map(engineering) + ' tokens')}."]
+        return [f"unequal training budgets: {_values_with_counts(budget.map(engineering) + ' tokens')}."]
     return []
 
 

@@ -26,7 +26,7 @@ ESTIMATED = (
 """Averaged over seeds; each has a column ``<name>_ci`` with the half width of its 95 % interval."""
 
 FINAL = "final_validation_loss"
-"""What orders models that no test split was scored of: see `with_final_validation`."""
+"""The metric that orders models when no run has a test loss: see `with_final_validation`."""
 
 NAMES = {"test_loss": "test loss", "test_bits_per_byte": "bits per byte", FINAL: "final validation loss"}
 
@@ -72,7 +72,7 @@ def order_metric(runs: pd.DataFrame) -> str:
     return metric if runs[metric].notna().any() or FINAL not in runs else FINAL
 
 
-def counted(runs: pd.DataFrame) -> pd.DataFrame:
+def scored(runs: pd.DataFrame) -> pd.DataFrame:
     """Select the runs that have the metric that orders the models; all runs if none has it."""
     known = runs[order_metric(runs)].notna()
     return runs[known] if known.any() else runs
@@ -82,10 +82,10 @@ def compare(runs: pd.DataFrame) -> pd.DataFrame:
     """Make the comparison table: one row per label, best first by `order_metric`.
 
     Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
-    seeds (those `counted`), and those of `analysis.matching.deviations`.
+    seeds (those `scored`), and those of `analysis.matching.deviations`.
     runs: Results.runs, or `with_final_validation`.
     """
-    known = set(counted(runs).index)
+    known = set(scored(runs).index)
     rows = [
         _summarise(label, group, group.index.isin(known))
         for label, group in unique_seeds(runs).groupby("label", sort=False)

@@ -1,8 +1,8 @@
 """The resolved configurations and the identities of a study's runs, in two files.
 
-configs.yaml has `common`, what all runs share, and `runs`, what each has beside it; merged, nested node by nested node,
-they are a run's config.yaml, but for folders of the machine, of which the last part is left. identities.json has a
-line a run: what its name is a hash of (the first 12 digits of the SHA-256 of that very text).
+configs.yaml has `common`, the settings that all runs share, and `runs`, those in which each run differs. Merged
+recursively, they are a run's config.yaml, except that folders of the machine are cut to their last part.
+identities.json has a line per run: the text whose SHA-256 gives the run's name (its first 12 digits).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tree = dict[str, Any]
 
 
 class _Plain(yaml.SafeLoader):
-    """YAML without aliases: a few lines of them stand for gigabytes."""
+    """YAML loader without aliases, with which a few lines can expand to gigabytes."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.events.AliasEvent):
@@ -41,7 +41,7 @@ def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
     Raises ResultsError where a run has none that can be read.
     """
     stored = {folder: read(folder) for folder in dict.fromkeys(results.exported.values())}
-    configs, identities, lacking = {}, {}, []
+    configs, identities, unreadable = {}, {}, []
     for home, row in zip(results.homes(), results.runs.itertuples(), strict=True):
         try:
             if home is None:
@@ -49,12 +49,12 @@ def gather(results: Results) -> tuple[dict[str, Tree], dict[str, Tree]]:
             else:
                 found = _load(home, "config.yaml"), _load(home, "identity.json")
         except Unreadable as error:
-            lacking.append(f"{row.experiment}/{row.run} ({error})")
+            unreadable.append(f"{row.experiment}/{row.run} ({error})")
             continue
         configs[row.run], identities[row.run] = found
-    if lacking:
+    if unreadable:
         raise ResultsError(
-            f"no configuration or identity of {listing(lacking, limit=3)}: a study is published from the folders of "
+            f"no configuration or identity of {listing(unreadable, limit=3)}: a study is published from the folders of "
             f"its runs, or from a published folder with {CONFIGS} and {IDENTITIES}"
         )
     return configs, identities
@@ -106,7 +106,7 @@ def write(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -
     """Write configs.yaml and identities.json into a folder; returns their paths."""
     portable = {run: _portable(config) for run, config in configs.items()}
     shared = common(list(portable.values()))
-    both = {"common": shared, "runs": {run: beside(shared, config) for run, config in portable.items()}}
+    both = {"common": shared, "runs": {run: difference(shared, config) for run, config in portable.items()}}
     text = yaml.safe_dump(both, sort_keys=False, allow_unicode=True, width=110)
     lines = [f"{json.dumps(run)}: {_hashed(identity)}" for run, identity in identities.items()]
     return [
@@ -116,7 +116,7 @@ def write(folder: Path, configs: dict[str, Tree], identities: dict[str, Tree]) -
 
 
 def _hashed(identity: Tree) -> str:
-    """The text that a run's name is a hash of."""
+    """Return the text whose hash is a run's name."""
     return json.dumps(identity, sort_keys=True, separators=(",", ":"))
 
 
@@ -143,19 +143,19 @@ def common(trees: list[Tree]) -> Tree:
     return out
 
 
-def beside(shared: Tree, tree: Tree) -> Tree:
-    """Return the part of a tree that is not in the shared part."""
+def difference(shared: Tree, tree: Tree) -> Tree:
+    """Return the part of a tree that the shared part does not have; `joined` is the inverse."""
     out = {}
     for key, value in tree.items():
         if key not in shared:
             out[key] = value
-        elif isinstance(value, dict) and (rest := beside(shared[key], value)):
+        elif isinstance(value, dict) and (rest := difference(shared[key], value)):
             out[key] = rest
     return out
 
 
 def joined(shared: Tree, own: Tree) -> Tree:
-    """Merge a shared part and the rest back into one tree."""
+    """Merge a shared part and the rest into one tree."""
     out = dict(shared)
     for key, value in own.items():
         nested = isinstance(value, dict) and isinstance(out.get(key), dict)

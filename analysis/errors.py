@@ -6,4 +6,4 @@ class ResultsError(ValueError):
 
 
 class NoData(Exception):
-    """Raised where results lack what a figure draws; the message gives the reason and replaces the figure."""
+    """Raised where results lack the data that a figure draws; the message gives the reason and replaces the figure."""

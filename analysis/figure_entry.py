@@ -6,18 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SECTIONS = ("Quality", "Cost", "Attention", "Residual streams", "Routing", "Recurrences", "Length")
-"""In the order of a report; figures of other sections, and those without one, come after these."""
+"""Sections in the order of a report; figures of other sections, and those without one, come last."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """Registration of one figure of the report, listed in ``FIGURES`` of the module that draws it.
 
-    needs: what must be there, or the figure's place says what is not: "runs.COLUMN" and "metrics.COLUMN" (not empty in
-    at least one run), "measures.NAME" (a measure of the probes), "table.NAME" (a table of the probes), "bench.FILE" (a
-    table of job=bench). options: keywords of the module's table, draw and caption. section: one of SECTIONS or a new
-    one; place: its order inside the section. compares: models that are not matched in size (`analysis.matching`) are
-    marked. family: the module's name, set when it is found.
+    needs: data the figure requires; where some is missing, the report names it instead: "runs.COLUMN" and
+    "metrics.COLUMN" (not empty in at least one run), "measures.NAME" (a measure of the probes), "table.NAME" (a table
+    of the probes), "bench.FILE" (a table of job=bench). options: keywords of the module's table, draw and caption.
+    section: one of SECTIONS or a new one; place: its order inside the section. compares: models that are not matched
+    in size (`analysis.matching`) are marked. family: the module's name, set when it is found.
     """
 
     name: str

@@ -15,10 +15,10 @@ _PARTIAL = ".partial"
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
-    """Call ``write(temporary path)`` beside ``path``, then rename over ``path``; a failure leaves ``path`` alone.
+    """Call ``write(temporary path in the same folder)``, then rename to ``path``; a failure leaves ``path`` unchanged.
 
     The temporary name keeps the suffix, because pandas and matplotlib choose a format by it. It is locked as long as
-    its writer lives, so that `remove_partials` knows whose writer was killed.
+    its writer lives, so that `remove_partials` can recognise files whose writer was killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=_PARTIAL + path.suffix)

@@ -94,7 +94,7 @@ def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[Repor
         return list(bar(draw_figure(entry, results, folder) for entry in entries))
     for kind, _, name in sorted({need.partition(".") for entry in entries for need in entry.needs}):
         if kind == "table":
-            results.table(name)  # read here: what cannot be read belongs into this process's list of problems
+            results.table(name)  # read here: this process lists the files that cannot be read
         elif kind == "bench":
             results.bench(name)
     results.table("measures")
@@ -115,9 +115,9 @@ def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[Repor
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Processes started inside never get Ctrl-C, which a terminal sends to all: the one that started them ends them.
+    """Block Ctrl-C in processes started inside (a terminal sends it to all): the parent process ends them.
 
-    What arrives here meanwhile is kept until the end.
+    A signal that arrives in the parent meanwhile is delivered at the end.
     """
     resource_tracker.ensure_running()  # a process that, started inside, would let Ctrl-C in again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -139,8 +139,8 @@ def _draw_inherited(entry: Entry, folder: Path) -> ReportFigure:
 def draw_figure(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     """Draw one figure into ``folder``, or return the reason why it is missing.
 
-    A figure that fails on odd data must not take the others with it: its place names the error, and the traceback
-    is logged. Raises OSError where files cannot be written: no other figure could be.
+    A figure that fails on odd data must not stop the others: its reason names the error, and the traceback is logged.
+    Raises OSError where files cannot be written: no other figure could be.
     """
     try:
         return _drawn(entry, results, folder)
@@ -191,7 +191,7 @@ def _data_url(path: Path) -> str:
 
 
 def require(need: str, results: Results) -> None:
-    """Raise NoData, with a command that helps, if the results lack what a figure needs."""
+    """Raise NoData, with a command that helps, if the results lack data that a figure needs."""
     kind, _, name = need.partition(".")
     _CHECKS[kind](name, results)
 

@@ -83,7 +83,7 @@ def models_across_machines(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _spread(values: pd.Series) -> float:
-    """How far seeds lie apart; unknown of one."""
+    """Return the range of the seeds' values; NaN for a single seed."""
     return values.max() - values.min() if len(values) > 1 else math.nan
 
 
@@ -105,7 +105,7 @@ def caveats(runs: pd.DataFrame) -> list[str]:
 
 
 def _repeated(runs: pd.DataFrame) -> list[str]:
-    """Runs that several machines trained, each of which counts once."""
+    """Caveat about runs that were trained on several machines and count once."""
     there = runs.drop_duplicates(["run", "place"])
     again = there[there.duplicated("run", keep=False)]
     if again.empty:

@@ -1,8 +1,8 @@
 """Size differences between models: parameters beside the embedding, FLOPs a token and decode state.
 
-Models are drawn together and compared within an experiment, at one depth. There each stands against the plain
-transformer (attention, plain residual, SwiGLU in every layer), or where there is none against the model whose
-parameters the most others share.
+Models are drawn together and compared within an experiment, at one depth. The reference is the plain transformer
+(attention, plain residual, SwiGLU in every layer) or, where there is none, the model whose number of parameters the
+most others share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def deviations(runs: pd.DataFrame) -> pd.DataFrame:
     """Return by label matched_with, the label it is compared with, the shares MARKS by which it is more or less
     (the farthest of the three states; empty where unknown), and marks, those of the shares above MATCHED.
 
-    Nothing is set where a model has no other beside it.
+    Values are empty for a model without any other to compare with.
     """
     models = runs.drop_duplicates("label").set_index("label")
     sizes = models[["parameters_non_embedding", "flops_forward", *STATES]].astype("float64")
@@ -58,7 +58,7 @@ def deviations(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _reference(group: pd.DataFrame) -> str:
-    """The label that a group is held against."""
+    """Return the label that the others of a group are compared with."""
     plain = group["pattern"].str.fullmatch("F+") & pd.concat(
         [group[column] == value for column, value in _PLAIN.items()], axis=1
     ).all(axis=1)
@@ -83,7 +83,7 @@ def bare(label: str) -> str:
 def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
     """Explain the marks of models (rows of `deviations`), with the largest deviations; "" without any.
 
-    Models that differ in their depth only are told together. runs: Results.runs.
+    Models that differ in depth alone share one entry. runs: Results.runs.
     """
     found = found[found["marks"] != ""]
     if found.empty:
@@ -93,17 +93,17 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
     names = short_names(models["name"]).where(
         ~models.duplicated(["experiment", "name", "depth"], keep=False), models.index
     )
-    told = []
+    differences = []
     for column, mark in MARKS.items():
         off = found.loc[found["marks"].str.contains(mark), column]
         spread = off.groupby(names).agg(["min", "max"])
         spread = spread.loc[spread.abs().max(axis=1).sort_values(ascending=False, kind="stable").index]
         if len(spread):
             each = (f"{name} {_range(low, high)}" for name, low, high in spread.itertuples())
-            told.append(f"{mark} {WHAT[column]} ({listing(each, limit=5)})")
+            differences.append(f"{mark} {WHAT[column]} ({listing(each, limit=5)})")
     references = listing(found["matched_with"].map(names).drop_duplicates())
     same = " of the same depth" if several else ""
-    return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(told)}."
+    return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(differences)}."
 
 
 def _range(low: float, high: float) -> str:

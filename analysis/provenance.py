@@ -1,6 +1,7 @@
 """Provenance of a study: its question, commands, code, texts and probe passes.
 
-provenance.json in a published folder holds what neither runs.parquet nor configs.yaml say; README.md tells all of it.
+provenance.json in a published folder holds the facts that are neither in runs.parquet nor in configs.yaml; README.md
+lists them all.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ PUBLIC = {
 class Pass:
     """One pass of job=probe over some runs.
 
-    settings: what decided its tables; known_from: where this is known from, if the pass itself did not record it.
+    settings: the settings of the pass; known_from: the source of these, if the pass itself did not record them.
     """
 
     runs: list[str]
@@ -47,9 +48,9 @@ class Pass:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Facts about a published study that stand in no table.
+    """Facts about a published study that are in no table.
 
-    question: what the study asks; command, commit, dirty: of its publication; source: where texts can be had that
+    question: what the study asks; command, commit, dirty: of its publication; source: where to get texts that
     have no public name; probing: the passes that made the tables; notes: what else a reader has to know; files: names
     of the files that this publication wrote."""
 

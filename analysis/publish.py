@@ -33,7 +33,7 @@ DRAWN = (".png", ".svg", ".txt")
 class Publication:
     """Options of a publication that a person chooses: question, figures, notes.
 
-    question: what it asks; figures: names of figures; source: where its text can be had, if it has no public name;
+    question: what it asks; figures: names of figures; source: where to get its text, if it has no public name;
     leave_out: tables of probes to leave out, for their size; command, commit, dirty: of this publication.
     """
 
@@ -50,16 +50,16 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
     """Write a study into the folder ``published``/EXPERIMENT and return that; `load_results` reads it back.
 
     Written are README.md, configs.yaml, identities.json, provenance.json, runs.parquet, metrics.parquet, the probes'
-    tables, comparison.csv and figures (PNG, SVG, caption as text); figures and tables of an earlier publication go.
+    tables, comparison.csv and figures (PNG, SVG, caption as text); those of an earlier publication are deleted.
     Nothing in it knows this machine's folders: a run's folder becomes experiment/run, an absolute path its last part.
     The runs may come from their own folders or from what was published of them.
 
     Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
-    of which nobody says where to get it, for a figure that does not exist or that these results do not support, and
-    for a place that is none (`analysis.publish_folder`).
+    without a recorded source, for a figure that does not exist or that these results do not support, and
+    for a folder that cannot be used (`analysis.publish_folder`).
     """
     folder = target(results, Path(published))
-    told = _provenance(results, publication)
+    facts = _provenance(results, publication)
     configs, identities = configurations.gather(results)
     figures = [_drawn(name, results) for name in _known(publication.figures)]
     warnings = [without_paths(text) for text in caveats(results)]
@@ -70,27 +70,27 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         earlier = _earlier(folder)
         (folder / README).unlink(
             missing_ok=True
-        )  # without it, a publication that was killed is seen to be none
+        )  # without it, a publication that was killed is recognised as incomplete
         files = [*shown.to_parquet(folder), *configurations.write(folder, configs, identities)]
         table = compare(with_final_validation(results))
         files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
         files += [file for one in figures for file in one.write(folder)]
         names = sorted({file.name for file in files} | {README, provenance.FILE})
-        told = replace(told, files=names)
-        provenance.write(folder, told)
+        facts = replace(facts, files=names)
+        provenance.write(folder, facts)
         for name in earlier - set(names):
             (folder / name).unlink(missing_ok=True)
-        write_text(folder / README, readme(shown, told, [one.name for one in figures], warnings))
+        write_text(folder / README, readme(shown, facts, [one.name for one in figures], warnings))
     return folder
 
 
-def lacking(folder: PathLike) -> list[str]:
-    """List what a published folder lacks to be traced to its commands, code, configurations and text."""
+def missing_parts(folder: PathLike) -> list[str]:
+    """List the missing parts: a published folder must lead to its commands, code, configurations and text."""
     from analysis.loading.results import load_results
 
     folder = Path(folder)
     try:
-        results, told = load_results(folder), provenance.read(folder)
+        results, facts = load_results(folder), provenance.read(folder)
     except ResultsError as error:
         return [str(error)]
     configs, identities = configurations.read(folder)
@@ -98,14 +98,14 @@ def lacking(folder: PathLike) -> list[str]:
     found = [f"no {README}"] * (not (folder / README).is_file())
     for name, rows in ((configurations.CONFIGS, configs), (configurations.IDENTITIES, identities)):
         found += [f"{name} lacks run {run}" for run in sorted(runs - rows.keys())]
-    if told is None:
+    if facts is None:
         return [*found, f"no {provenance.FILE}"]
-    probed = {run for one in told.probing for run in one.runs}
+    probed = {run for one in facts.probing for run in one.runs}
     tables = [results.table(name) for name in TABLES if name != "training"]
     seen = {run for table in tables for run in table["run"]}
     found += [f"nothing says how run {run} was probed" for run in sorted(seen - probed)]
-    found += [f"no {name}" for name in told.files if name != README and not (folder / name).is_file()]
-    return found + ["no question"] * (not told.question.strip())
+    found += [f"no {name}" for name in facts.files if name != README and not (folder / name).is_file()]
+    return found + ["no question"] * (not facts.question.strip())
 
 
 def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
@@ -176,20 +176,20 @@ def _provenance(results: Results, publication: Publication) -> Provenance:
 
 
 def _earlier(folder: Path) -> set[str]:
-    """Names of figures and tables in a folder that publications write, by what it says and by what there is."""
+    """Names of the figures and tables that earlier publications wrote: those listed and those found in the folder."""
     try:
-        told = provenance.read(folder)
+        facts = provenance.read(folder)
     except ResultsError:
-        told = None
+        facts = None
     figures = {f"{entry.name}{suffix}" for entry in listed() for suffix in DRAWN}
     known = figures | {f"{name}.parquet" for name in TABLES}
-    written = {name for name in (told.files if told else ()) if name.endswith((*DRAWN, ".parquet"))}
+    written = {name for name in (facts.files if facts else ()) if name.endswith((*DRAWN, ".parquet"))}
     return {path.name for path in folder.iterdir() if path.name in known | written and not path.is_dir()}
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold a folder for this publication; another one waits."""
+    """Lock a folder for this publication; another one waits."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks

@@ -17,7 +17,7 @@ def target(results: Results, published: Path) -> Path:
     """Return the folder ``published``/EXPERIMENT of runs of one experiment; creates nothing.
 
     The name comes from the runs' files, which a stranger may have written. Raises ResultsError for runs of several
-    experiments, for a name that is not one plain folder name, and where the place is a link or a file.
+    experiments, for a name that is not one plain folder name, and where the path is a link or a file.
     """
     names = sorted(set(results.runs["experiment"]))
     if len(names) > 1:
@@ -41,7 +41,7 @@ def target(results: Results, published: Path) -> Path:
 
 
 def _plain(name: str) -> bool:
-    """Whether a name is one part of a path that `load_results` finds again."""
+    """Return whether a name is a single path component that `load_results` can find."""
     return (
         0 < len(name) <= LONGEST_NAME
         and name.isprintable()

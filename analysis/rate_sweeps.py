@@ -10,19 +10,22 @@ from analysis.loading.labels import labels
 from analysis.loading.results import Results
 
 
-def swept(runs: pd.DataFrame) -> pd.DataFrame:
-    """Drop repeated (setting, seed) pairs and add ``model`` (label without rates) and ``rates`` (number tried)."""
+def sweeps_as_models(runs: pd.DataFrame) -> pd.DataFrame:
+    """Treat each sweep as one model: drop repeated (setting, seed) pairs and add two columns.
+
+    model: the label without rates; rates: the number of settings tried.
+    """
     tried = runs.groupby("sweep")["setting"].transform("nunique")
     return unique_seeds(runs.assign(model=labels(runs, "sweep", RATES), rates=tried))
 
 
 def best_rates(results: Results) -> pd.DataFrame:
-    """Select the runs of every model at its best learning rate, with the columns of `swept`.
+    """Select the runs of every model at its best learning rate, with the columns of `sweeps_as_models`.
 
     The best has the lowest mean over seeds of a run's lowest validation loss (the test loss chooses nothing).
     A model without validation rows keeps all its rates.
     """
-    runs, metrics = swept(results.runs), results.metrics
+    runs, metrics = sweeps_as_models(results.runs), results.metrics
     lowest = metrics[metrics["split"] == "validation"].groupby(["experiment", "run"])["loss"].min()
     scores = (
         runs.join(lowest.rename("lowest"), on=["experiment", "run"])

@@ -7,7 +7,7 @@ import pandas as pd
 from analysis.units import engineering, listing, whole
 
 PEAKS_APART = 0.1
-"""Two measurements of one machine's peak that differ by more tell that the machine was busy."""
+"""Two measurements of one machine's peak that differ by more than this share mean that the machine was busy."""
 
 MACHINE = ("cpu", "gpu", "cores", "threads", "capability")
 
@@ -26,20 +26,22 @@ def above_peak(runs: pd.DataFrame) -> pd.Series:
 def conditions(runs: pd.DataFrame) -> str:
     """Return the load while each run trained, such as "2 cells at a time on 2 cores"."""
     known = runs.dropna(subset=["workers"])
-    told = [_beside(*each) for each in known[["workers", "cores"]].drop_duplicates().itertuples(index=False)]
+    texts = [
+        _load_text(*each) for each in known[["workers", "cores"]].drop_duplicates().itertuples(index=False)
+    ]
     if len(known) < len(runs):
-        told.append("how many runs at a time was not recorded" + ("" if known.empty else " for some"))
-    return listing(told)
+        texts.append("how many runs at a time was not recorded" + ("" if known.empty else " for some"))
+    return listing(texts)
 
 
-def _beside(workers: int, cores: int) -> str:
+def _load_text(workers: int, cores: int) -> str:
     one = "1 core" if cores == 1 else f"{whole(cores)} cores"
     return f"one cell at a time on {one}" if workers == 1 else f"{workers} cells at a time on {one}"
 
 
 def caveats(runs: pd.DataFrame) -> list[str]:
     """Caveats of comparing speeds, one sentence each."""
-    return [*_peaks(runs), *_company(runs)]
+    return [*_peaks(runs), *_shared_machine(runs)]
 
 
 def _peaks(runs: pd.DataFrame) -> list[str]:
@@ -60,8 +62,8 @@ def _peaks(runs: pd.DataFrame) -> list[str]:
     return found
 
 
-def _company(runs: pd.DataFrame) -> list[str]:
-    """Whether runs were timed beside others; a load is above their own where others took more than one core more."""
+def _shared_machine(runs: pd.DataFrame) -> list[str]:
+    """Caveats about runs timed while others ran: several workers, or a load more than one core above their own."""
     found = []
     if (runs["workers"] > 1).any():
         found.append(

@@ -25,7 +25,7 @@ FILES = {
 
 
 def readme(results: Results, provenance: Provenance, figures: Iterable[str], warnings: Iterable[str]) -> str:
-    """Return the page as Markdown; warnings: caveats beside the provenance's own notes."""
+    """Return the page as Markdown; warnings: caveats to list in addition to the provenance's notes."""
     runs = results.runs
     parts = [
         f"# {_text(runs['experiment'].iloc[0])}",
@@ -154,5 +154,5 @@ def _points(lines: Iterable[str]) -> str:
 
 
 def _text(value: Any) -> str:
-    """What a result file says, as text on one line: neither markup nor HTML."""
+    """Escape a value from a result file as text on one line, without markup or HTML."""
     return re.sub(r"([`<>|\[\]*\\])", r"\\\1", " ".join(str(value).split()))

@@ -61,7 +61,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _perplexity_axis(axes: Axes) -> None:
-    """The same positions read as perplexity, on top."""
+    """Add an axis of perplexity on top."""
     upper = axes.secondary_xaxis("top", functions=(np.exp, lambda value: np.log(np.maximum(value, 1e-12))))
     upper.set_xlabel("test perplexity per token", color=INK)
     upper.tick_params(length=3)

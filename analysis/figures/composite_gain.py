@@ -91,19 +91,19 @@ def final_gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Define the gains, and give their values after the last sub-block."""
-    told = []
+    """Define the gains and state their values after the last sub-block."""
+    texts = []
     for series, by_depth in final_gains(table).groupby("series"):
         numbers = [
             f"{' / '.join(f'{gains[name]:.3g}' for name in PANELS)} ({depth} layers)"
             for (_, depth), gains in by_depth.iterrows()
         ]
-        told.append(f"{series} {', '.join(numbers)}")
+        texts.append(f"{series} {', '.join(numbers)}")
     plain = table.loc[table["series"] == PLAIN, "label"].unique()
     joined = f"{PLAIN.capitalize()}: {listing(plain, 20)}, 1 by definition. " if len(plain) else ""
     return (
         "Gains of the product of the mixing matrices from the first sub-block up to and with this one (sub-block = "
         "2·layer, + 1 for the channel mixer), mean over tokens; Amax: largest absolute row or column sum; "
         f"{band_text(table)}. Below {ROUNDING:g} is rounding. After the last sub-block, Amax / largest / "
-        f"smallest singular value: {'; '.join(told)}. {joined}{left_out_text(table)}{provenance_text(table)}"
+        f"smallest singular value: {'; '.join(texts)}. {joined}{left_out_text(table)}{provenance_text(table)}"
     )

@@ -47,7 +47,7 @@ DENSE = ("transformer", "dense", "baseline", "F", "attention")
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Read the latency table beside the results and add the colours of its models."""
+    """Read the latency table that belongs to the results and add the colours of its models."""
     path = results.bench(FILE)
     if path is None:
         raise NoData(f"unmeasured: no {FILE} beside these runs")
@@ -61,10 +61,10 @@ def _colors(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def read(path: Path, colors: dict[str, str] | None = None) -> pd.DataFrame:
-    """Read a bench CSV and keep the suite, device and batch with the most points of two or more models.
+    """Read a bench CSV and select the suite, device and batch with the most points of two or more models.
 
-    colors: by model, added as the column ``color``, so that a model looks as in the other figures.
-    Raises NoData if columns are missing or if no model was timed at two lengths beside another one.
+    colors: by model, added as the column ``color``, so that a model has the colour it has in other figures.
+    Raises NoData if columns are missing or if no two models were timed at the same two lengths.
     """
     try:
         rows = pd.read_csv(path)

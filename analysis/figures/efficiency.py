@@ -100,7 +100,7 @@ def _draw_models(axes: Axes, found: pd.DataFrame, cost: str, styles: dict[str, S
 
 
 def _draw_front(axes: Axes, found: pd.DataFrame, cost: str) -> None:
-    """A staircase: what the cheapest models reach, up to any cost."""
+    """Draw the Pareto front as a staircase: the lowest loss of the models up to each cost."""
     front = found.loc[pareto_front(found[[cost, "loss"]])].sort_values(cost)
     dashed = {"color": INK, "linestyle": "--", "linewidth": 1.1, "zorder": 2}
     axes.step(front[cost], front["loss"], where="post", label="_front", **dashed)
@@ -112,7 +112,7 @@ def caption(table: pd.DataFrame) -> str:
     fronts = {
         name: found.loc[pareto_front(found[[cost, "loss"]])].sort_values(cost) for cost, name in COSTS.items()
     }
-    told = [f"in {name}: {listing(front.index, 40)}" for name, front in fronts.items()]
+    members = [f"in {name}: {listing(front.index, 40)}" for name, front in fronts.items()]
     both = found.index[pareto_front(found[[*COSTS, "loss"]])]
     several = (found["low"] < found["high"]).any()
     symbols = (
@@ -120,7 +120,7 @@ def caption(table: pd.DataFrame) -> str:
     )
     return (
         f"Symbols: {symbols}. "
-        f"Pareto front, the models of which none is both cheaper and better: {'; '.join(told)}; "
+        f"Pareto front, the models of which none is both cheaper and better: {'; '.join(members)}; "
         f"in all three together: {listing(both, 40)}. The fronts are of the means: chance is not ruled out."
         f"{rates_text(table)} {provenance_text(table)} "
         f"{test_set_text(table)}"

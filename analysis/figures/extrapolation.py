@@ -122,12 +122,12 @@ def caption(table: pd.DataFrame) -> str:
     lengths = listing(f"{length:,}" for length in sorted(set(known.astype(int))))
     far = shown.loc[shown["end"].idxmax()]
     times = math.nan if known.empty else far["end"] / known.max()
-    told = "; ".join(f"{label} {gap:+.3f}" for label, gap in gaps.items())
+    differences = "; ".join(f"{label} {gap:+.3f}" for label, gap in gaps.items())
     return (
         f"Mean loss of the tokens at a position, the same tokens at all ({band_text(table)}); trained on {lengths} "
         f"tokens, scored on up to {far['end']:,.0f} ({times:.3g}×). "
         f"Loss in the last bucket ({far['start']:,.0f} to {far['end']:,.0f}) "
         "minus loss in the last bucket within the trained length, nats/token: "
-        f"{told or 'unknown, the trained length is not recorded'}. "
+        f"{differences or 'unknown, the trained length is not recorded'}. "
         f"Above {STRAIGHT:g} the lower panel is logarithmic. {provenance_text(table)}"
     )

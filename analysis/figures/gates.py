@@ -87,7 +87,7 @@ def caption(table: pd.DataFrame) -> str:
     """Give the mean of each gate and the share of it that is closed."""
     means = table.dropna(subset=["gate"]).groupby(["label", "gate", "part"])["value"].mean()
     parts = means.unstack().reindex(columns=PARTS)
-    told = [
+    models = [
         f"{label}, {gate}: {row['mean']:.2f} ({100 * row['low']:.0f} %)"
         for (label, gate), row in parts.iterrows()
     ]
@@ -96,5 +96,5 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"Lines: mean over heads ({band_text(table)}); dots: {dots_text(table)}. "
         "Mean over layers, in brackets the share of "
-        f"values below 0.1: {'; '.join(told)}. {none}{provenance_text(table)}"
+        f"values below 0.1: {'; '.join(models)}. {none}{provenance_text(table)}"
     )

@@ -57,7 +57,7 @@ def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per run of a group of layouts, best layout first.
 
     A group is the runs of one preset in two patterns or more, equal in all else, with the runs of other presets that
-    use only letters of these patterns: the dense baseline of a sparse model. letters: colour by letter, JSON.
+    use only letters of these patterns, such as the dense baseline of a sparse model. letters: colour by letter (JSON).
     """
     runs, metric = best_rates(results), ranking_metric(results.runs)
     runs = runs[runs[metric].notna()]
@@ -136,7 +136,7 @@ def draw(table: pd.DataFrame) -> Figure:
 def _strip(
     axes: Axes, height: int, label: str, pattern: str, colors: dict[str, list[str]], depth: int
 ) -> None:
-    """The label, and under it a coloured cell for each layer."""
+    """Draw the label and, below it, a coloured cell for each layer."""
     axes.text(0, height - 0.2, label, fontsize=9, va="bottom")
     for layer, letter in enumerate(pattern):
         color = _color(colors, letter)
@@ -154,7 +154,7 @@ def _color(colors: dict[str, list[str]], letter: str) -> str:
 
 
 def _legend(table: pd.DataFrame) -> list[Line2D]:
-    """A square for each letter that occurs."""
+    """Return a coloured square as legend entry for each letter that occurs."""
     known = {
         letter: block for text in table["letters"].unique() for letter, block in json.loads(text).items()
     }

@@ -14,7 +14,7 @@ from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text, test_set_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import new_figure, styled, table_styles
-from analysis.rate_sweeps import swept
+from analysis.rate_sweeps import sweeps_as_models
 from analysis.statistics import estimate
 from analysis.units import listing
 
@@ -34,7 +34,7 @@ COLUMNS = ("run", "model", "color", "seed", "setting", "lr", "metric", "value", 
 
 def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per run of each model that was trained with two learning rates or more."""
-    runs, metric = swept(results.runs), ranking_metric(results.runs)
+    runs, metric = sweeps_as_models(results.runs), ranking_metric(results.runs)
     runs = runs[runs[metric].notna() & (runs["lr"] > 0)]
     runs = runs[runs.groupby("model")["lr"].transform("nunique") > 1]
     if runs.empty:

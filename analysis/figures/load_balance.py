@@ -79,22 +79,22 @@ def _draw_imbalance(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, s
 
 
 def _draw_load(axes: Axes, rows: pd.DataFrame, series_style: SeriesStyle, series: str) -> None:
-    """The line is the mean, the band goes from the least to the most uneven head."""
+    """Draw the mean over heads as a line, with a band from the least to the most uneven head."""
     spread = rows.groupby("place")["value"].agg(["mean", "min", "max"])
     draw_line(axes, spread, series_style, series)
 
 
 def caption(table: pd.DataFrame) -> str:
     """Give the number of choices and the imbalance of each router."""
-    told = []
+    models = []
     for (series, word), rows in table.groupby(["series", "noun"], sort=False):
         imbalance = rows.loc[rows["measure"] == "imbalance", "value"]
         choices = int(rows["place"].max()) if rows["place"].notna().any() else 0
-        told.append(
+        models.append(
             f"{series}: {choices} {plural(word)}, imbalance {imbalance.mean():.2f} (highest {imbalance.max():.2f})"
         )
     return (
         f"Above: lines, mean over heads ({band_text(table)}); dots, {dots_text(table)}. Below: mean over all heads, "
         "each with its own order of loads; bands: all of them. Dotted: perfect balance. First and further choices "
-        f"count alike. {'; '.join(told)}. {provenance_text(table)}"
+        f"count alike. {'; '.join(models)}. {provenance_text(table)}"
     )

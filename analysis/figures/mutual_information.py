@@ -1,4 +1,4 @@
-"""Mutual information of a router's choice and the token, beside chance and token frequency."""
+"""Mutual information of a router's choice and the token, compared with chance and with token frequency."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def information(choices: pd.Series, tokens: pd.Series, counts: pd.Series) -> dic
     """Return four information measures (nats) of counts n_ct of token t with choice c, N in all.
 
         token      I(C; T) = Σ_ct n_ct/N · ln(n_ct·N / (n_c·n_t))
-        frequency  the same with floor(log2 n_t) in place of t: what a token's frequency alone tells of its choice;
+        frequency  the same with floor(log2 n_t) in place of t: the information in a token's frequency alone;
                    never above `token`
-        shuffled   the same as `token`, choices dealt out anew among the N occurrences (n_c and n_t stay), mean of
-                   SHUFFLES: what would show if the choice had nothing to do with the token, as N is finite
-        entropy    H(C) = −Σ_c n_c/N · ln(n_c/N): the most there can be
+        shuffled   the same as `token` with choices permuted among the N occurrences (n_c and n_t unchanged), mean of
+                   SHUFFLES permutations: the estimate's bias at finite N, if choice and token were independent
+        entropy    H(C) = −Σ_c n_c/N · ln(n_c/N): the upper bound of the others
 
-    choices, tokens, counts: a row a pair, int64. The shuffles are the same at every call.
+    choices, tokens, counts: int64, a row per pair. The permutations are the same at every call.
     """
     _, choice = np.unique(choices.to_numpy("int64"), return_inverse=True)
     _, token = np.unique(tokens.to_numpy("int64"), return_inverse=True)
@@ -129,7 +129,7 @@ def caption(table: pd.DataFrame) -> str:
 
 
 def _by_construction(table: pd.DataFrame) -> str:
-    """Who says all there is in layer 0, where a router reads the token alone: that is no finding."""
+    """Name models whose router in layer 0, which reads the token alone, has all the information by construction."""
     first = table[table["layer"] == 0].pivot_table(
         index=["series", "run", "head"], columns="measure", values="value"
     )

@@ -68,7 +68,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def _sketch(block: dict) -> str:
-    """The block's own sketch as JSON; "" without one."""
+    """Return the block's own sketch as JSON; "" without one."""
     return json.dumps(block["sketch"], ensure_ascii=False) if block.get("sketch") else ""
 
 
@@ -99,7 +99,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _draw_pattern(axes: Axes, mixer: pd.DataFrame, groups: list[str]) -> None:
-    """A cell for each row: its group's colour, the paler the weaker; grey where it is out of reach."""
+    """Draw a cell for each row in its group's colour, paler for weaker weights; grey outside the mask."""
     squares = [Rectangle((row.key, row.query), 1, 1) for row in mixer.itertuples()]
     faces = [_shade(groups[row.group], row.strength) for row in mixer.itertuples()]
     axes.add_collection(PatchCollection(squares, facecolors=faces, edgecolors="white", linewidths=0.5))
@@ -120,7 +120,7 @@ def _shade(color: str, strength: float) -> np.ndarray:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Explain the drawing, and say that it is schematic: nothing in it was measured."""
+    """Explain the drawing and say that it is schematic, not measured."""
     masks = set(table["mask"])
     told = [text for mask, text in _READ.items() if mask in masks]
     seeds = [int(seed) for seed in table["seeds"].iloc[0].split()]

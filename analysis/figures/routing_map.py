@@ -58,7 +58,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def _layers(layers: pd.Series) -> list[int]:
-    """The first, the last and those evenly between, LAYERS in all."""
+    """Return the first, the last and evenly spaced layers between, LAYERS in all."""
     found = sorted(int(layer) for layer in layers.unique())
     places = np.linspace(0, len(found) - 1, min(LAYERS, len(found))).round().astype(int)
     return [found[place] for place in places]
@@ -119,7 +119,7 @@ def caption(table: pd.DataFrame) -> str:
 
 
 def _which(table: pd.DataFrame) -> str:
-    """The model, its router and the layers shown, and what there is beside them."""
+    """Name the model, its router and the layers drawn, and the routers and layers that are not drawn."""
     first, shown = table.iloc[0], listing(sorted(table["layer"].unique()), 40)
     layers = f"layer{'s' * (table['layer'].nunique() > 1)} {shown}"
     of_layers = "" if shown == first.routed_layers else f" (routed: {first.routed_layers})"

@@ -83,7 +83,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def _middle(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows by position, with the middle of their bucket."""
+    """Return the rows by position, with the middle of each bucket."""
     rows = select_axis(table, "position")
     return rows.assign(middle=(rows["start"] + rows["end"]) / 2)
 
@@ -113,7 +113,7 @@ def _draw_mass(axes: Axes, rows: pd.DataFrame, by: str, styles: dict[str, Series
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Give each model's keys, their distance, and their share of dense attention beside that of random keys."""
+    """State each model's number of keys, their distance, and their share of dense attention, as of random keys."""
     whole = select_axis(table, SUMMARY)
     means = whole.groupby(["label", "measure"])["value"].mean().unstack()
     told = "; ".join(_told(label, row) for label, row in means.iterrows())

@@ -31,7 +31,7 @@ FIGURES = (
 )
 
 FAINTEST = 1e-3
-"""What the probes leave out is below this."""
+"""Lower end of the colour scale: the probes leave out weights below this."""
 
 HEADS = ("sink", "mean")
 
@@ -46,7 +46,7 @@ def table(results: Results, heads: str = "sink") -> pd.DataFrame:
 
 
 def _strongest(maps: pd.DataFrame) -> pd.DataFrame:
-    """Of each layer the head with the most weight on key 0, summed over queries t >= 1."""
+    """Select in each layer the head with the most weight on key 0, summed over queries t >= 1."""
     first = maps.assign(mass=maps["weight"].where((maps["key"] == 0) & (maps["query"] > 0), 0.0))
     mass = first.groupby(["label", "layer", "head"])["mass"].sum()
     winners = mass.groupby(["label", "layer"]).idxmax()
@@ -55,7 +55,7 @@ def _strongest(maps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _mean(maps: pd.DataFrame) -> pd.DataFrame:
-    """Weights averaged over the heads; what is left out counts as 0."""
+    """Average the weights over the heads; weights that are not in the table count as 0."""
     heads = maps.groupby(["label", "layer"])["head"].transform("nunique")
     shares = maps.assign(weight=maps["weight"] / heads, heads="mean of " + heads.astype("str"))
     by = [column for column in COLUMNS if column != "weight"]

@@ -32,7 +32,7 @@ FIGURES = (
 )
 
 SINK = 3.0
-"""A layer whose heads give the first token, on average, this many times what uniform attention would has a sink."""
+"""A layer has a sink if its heads, on average, give the first token this many times its share in uniform attention."""
 
 GATES = ("output", "value")
 COLUMNS = ("run", "label", "color", "seed", "training_set", "gates", "layer", "head", "value", "uniform")
@@ -159,7 +159,7 @@ def _verdict(table: pd.DataFrame) -> str:
 
 
 def _of_seeds(row: pd.Series) -> str:
-    """Of several seeds the one a sink was told of, and how many have one."""
+    """Name the seed with the strongest sink and the number of seeds with one; "" where there is one seed."""
     return f" with seed {row.seed}; in {row.sinks} of {row.runs} seeds" if row.runs > 1 else ""
 
 

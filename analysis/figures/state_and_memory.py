@@ -15,7 +15,7 @@ from analysis.plotting.axes import byte_axis, bytes_text, length_axis, row_axis
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
-from analysis.rate_sweeps import swept
+from analysis.rate_sweeps import sweeps_as_models
 from analysis.units import listing
 
 FIGURES = (
@@ -36,7 +36,7 @@ MEBIBYTE = 2**20
 
 def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per run whose decode state is known at all three lengths."""
-    runs = swept(results.runs).dropna(subset=list(STATES))
+    runs = sweeps_as_models(results.runs).dropna(subset=list(STATES))
     if runs.empty:
         raise NoData("no run recorded its decode state at 1,024, 8,192 and 131,072 tokens")
     frame = runs.assign(machine=runs["gpu"].fillna(runs["cpu"]))[list(COLUMNS)]

@@ -49,7 +49,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def _layers(rows: pd.DataFrame) -> list[tuple[str, pd.Series]]:
-    """Each place with the layer whose input it is, by row; what comes after the last layer counts as one more."""
+    """Return each place with the layer, by row, whose input it is; after the last layer counts as one layer more."""
     depth = rows["depth"].astype("Int64")
     return list(zip(PLACES, (depth.clip(upper=1), (depth // 2).clip(lower=1), depth), strict=True))
 
@@ -79,7 +79,7 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Define the directions, and give the energy of the first one before the head."""
+    """Define the directions and state the energy of the first one before the head."""
     last = table[
         (table["place"] == PLACES[-1]) & (table["rank"] == 1) & (table["measure"] == "stream_energy")
     ]

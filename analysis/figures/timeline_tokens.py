@@ -39,7 +39,8 @@ def table(results: Results) -> pd.DataFrame:
     """Make the table: a row per choice and typical token of the head with the most mutual information.
 
     lift: how much likelier the token is in this choice than anywhere, (n_ct/n_c) / (n_t/N); count: n_ct, at least
-    LEAST; total: n_t; share: n_c/N; information: the head's, in nats. The most loaded MOST_CHOICES are kept.
+    LEAST; total: n_t; share: n_c/N; information: the head's, in nats. Only the MOST_CHOICES
+    most loaded choices are in the table.
     """
     rows = one_model(routing_rows(results, "assignments"))
     heads = [group.assign(information=_information(group)) for _, group in rows.groupby(["layer", "head"])]
@@ -96,8 +97,8 @@ def _draw(axes: Axes, rows: pd.DataFrame, color: str) -> None:
     places = range(len(rows))
     axes.barh(places, rows["lift"], color=color, height=0.7)
     for place, row in zip(places, rows.itertuples(index=False), strict=True):
-        beside = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
-        axes.annotate(f"{row.count} of {row.total}", (row.lift, place), **beside)
+        right_of_bar = {"xytext": (3, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
+        axes.annotate(f"{row.count} of {row.total}", (row.lift, place), **right_of_bar)
     axes.set_yticks(places, [token_label(text, 14) for text in rows["text"]], fontsize=8)
     axes.set_ylim(MOST_TOKENS - 0.5, -0.5)
     axes.grid(axis="y", visible=False)

@@ -2,7 +2,7 @@
 
 A block of summary.json has letter, name, title, family, color and mask and, where its author gave them, ``choice`` (a
 noun for what its router chooses: "timeline") and ``sketch`` (rows of boxes, `analysis.plotting.sketches`). What is
-missing, as in older summaries, is told from the mask.
+missing, as in older summaries, follows from the mask.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 NOUNS = {"timeline": "timeline", "memories": "memory", "recurrent": "memory"}
-"""What a router chooses between, by the mask of its block."""
+"""Nouns for the choices of a router, by the mask of its block."""
 
 DEFAULT_NOUN = "expert"
 

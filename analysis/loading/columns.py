@@ -206,7 +206,7 @@ AUX_PREFIX = "aux:"
 SETTING_COLUMNS = tuple(column.name for column in RUN_COLUMNS if column.setting)
 
 RATES = ("lr", "lr_min")
-"""What a sweep of learning rates changes."""
+"""Columns that a sweep of learning rates changes."""
 
 
 def markdown(columns: tuple[Column, ...]) -> str:

@@ -56,9 +56,9 @@ class Broken(Exception):
 def find_folders(path: Path) -> Iterator[tuple[Path, str]]:
     """Yield (folder, kind) of every run or export in a run, an experiment or the whole results folder.
 
-    What it is: a run; an export, the folder of a runs.parquet; foreign, with no file of a run anywhere; closed,
-    which may not be looked into; or a link out of ``path``: these so that they can be named. Beside exported tables
-    other folders (figures, say) are nobody's concern.
+    Kinds: a run; an export, the folder of a runs.parquet; foreign, without any file of a run; closed, which may not
+    be read; or a link out of ``path``. The last three are yielded so that messages can name them. Other folders next
+    to exported tables (figures, say) are ignored.
     """
     yield from _find(path, DEPTH, path)
 
@@ -212,7 +212,7 @@ def _convert(value: Any, dtype: str, source: str) -> Any:
 
 
 def _setting(folder: Path, row: dict[str, Any], leave_out: tuple[str, ...]) -> str:
-    """Hash of what the run's identity covers but for some keys, or of the setting columns where it is absent.
+    """Return a hash of the run's identity without some keys, or of the setting columns where it has no identity.
 
     The identity also covers options that have no column of their own, which must not be averaged over.
     """

@@ -10,7 +10,7 @@ from analysis.loading.columns import SETTING_COLUMNS
 def short_names(names: pd.Series) -> pd.Series:
     """Return the names without words that all share: "kda" for "kda relu2" if every model has relu2.
 
-    The first word, the preset, stays, and so does a name that no other stands beside.
+    The first word, the preset, stays; a single name is not shortened.
     """
     names = names.astype("str")
     words = {name: name.split() for name in names.unique()}
@@ -27,7 +27,7 @@ def short_names(names: pd.Series) -> pd.Series:
 def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
     """Return a label for each row: its name and, where a name has several values of ``key``, what differs.
 
-    leave_out: columns that ``key`` does not cover. What no column tells apart shows part of its hash.
+    leave_out: columns that ``key`` does not cover. Values that no column distinguishes show part of their hash.
     """
     labels = short_names(runs["name"])
     columns = [column for column in SETTING_COLUMNS if column not in leave_out]
@@ -35,7 +35,9 @@ def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.
         if group[key].nunique() == 1:
             continue
         differing = [column for column in columns if group[column].nunique(dropna=False) > 1]
-        shown = group[differing].drop(columns=["data_fingerprint", *_told_by_depth(group)], errors="ignore")
+        shown = group[differing].drop(
+            columns=["data_fingerprint", *_determined_by_depth(group)], errors="ignore"
+        )
         described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
         ambiguous = group[key].groupby(described).transform("nunique") > 1
         suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
@@ -43,8 +45,8 @@ def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.
     return labels
 
 
-def _told_by_depth(group: pd.DataFrame) -> list[str]:
-    """The pattern, where it is the same but for the number of layers: thirty-two letters say no more than a depth."""
+def _determined_by_depth(group: pd.DataFrame) -> list[str]:
+    """Return "pattern", as a column to leave out of labels, if the number of layers determines it."""
     return ["pattern"] if group.groupby("depth")["pattern"].nunique().le(1).all() else []
 
 

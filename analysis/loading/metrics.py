@@ -18,8 +18,8 @@ _RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KE
 
 
 def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.DataFrame, list[str]]:
-    """Return the metrics of all runs, and a sentence for everything that is missing or was dropped."""
-    lacking: list[str] = []
+    """Return the metrics of all runs, and a sentence for each missing or dropped part."""
+    incomplete: list[str] = []
 
     def read(source: Source) -> pd.DataFrame:
         path = source.path
@@ -29,12 +29,12 @@ def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.Data
             text, torn = _whole_lines(source.own())
             raw = pd.read_csv(BytesIO(text), low_memory=False)
             if raw.empty:
-                lacking.append(f"{source.title}: its metrics have no row: it has no curve")
+                incomplete.append(f"{source.title}: its metrics have no row: it has no curve")
             if torn:
-                lacking.append(f"{source.title}: {path.name}: its last row is cut off and was left out")
+                incomplete.append(f"{source.title}: {path.name}: its last row is cut off and was left out")
         missing = [c.name for c in _RECORDED if c.name not in raw and not c.optional]
         if missing:
-            lacking.append(f"{source.title}: {path.name}: no column {', '.join(missing)}")
+            incomplete.append(f"{source.title}: {path.name}: no column {', '.join(missing)}")
         return raw
 
     found = sources(runs, exported, "metrics.csv", EXPORTED_METRICS)
@@ -45,11 +45,11 @@ def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.Data
         for row, run in enumerate(runs.itertuples(index=False))
         if (count := int(unreadable[owners == row].sum()))
     ]
-    return _typed(keyed(runs, owners, frame)), unread + lacking + problems + _short(runs, owners, frame)
+    return _typed(keyed(runs, owners, frame)), unread + incomplete + problems + _short(runs, owners, frame)
 
 
 def _whole_lines(path: Path) -> tuple[bytes, bool]:
-    """A file up to its last end of line, and whether there was more: half a number reads as another number."""
+    """Return a file up to its last end of line and whether more follows: a cut number would read as another number."""
     text = path.read_bytes()
     end = text.rfind(b"\n") + 1
     return (text[:end], end < len(text)) if end else (text, False)
@@ -68,7 +68,7 @@ def _short(runs: pd.DataFrame, owners: np.ndarray, frame: pd.DataFrame) -> list[
 
 
 def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
-    """Recorded and auxiliary columns only, and for each row how many cells were no numbers."""
+    """Return the recorded and auxiliary columns, and for each row the number of cells that are no numbers."""
     whole = {column.name for column in _RECORDED if column.dtype == "Int64"}
     data, unreadable = {}, np.zeros(len(raw), dtype=int)
     for name in [c.name for c in _RECORDED] + sorted(n for n in raw.columns if n.startswith(AUX_PREFIX)):
@@ -86,7 +86,7 @@ def _clean(raw: pd.DataFrame) -> tuple[pd.DataFrame, np.ndarray]:
 
 
 def _numbers(values: pd.Series) -> pd.Series:
-    """The values as numbers, empty where one is none."""
+    """Return the values as numbers, empty where a value is no number."""
     try:
         return pd.to_numeric(values, errors="coerce")
     except OverflowError:  # a whole number of hundreds of digits

@@ -13,7 +13,7 @@ from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
 
 SUMMARY = ""
-"""`axis` of a row with one number over everything; rows of buckets say there what start and end count."""
+"""Value of `axis` in rows over all positions; in rows of buckets `axis` names the unit of start and end."""
 
 JOINED_COLUMNS = ("experiment", "run", "color", "residual", "depth", "training_set", "seq_len")
 COLUMNS = (
@@ -26,7 +26,7 @@ def probe_measures(results: Results, names: Collection[str]) -> pd.DataFrame:
     """Return the rows of these measures (COLUMNS): one run a setting and seed, of each run the last step.
 
     Models without any of them have one row with nothing but label and color, so that all figures of these results
-    give a model the same look, and captions can say who is missing. Raises NoData if there is no row at all.
+    draw a model in the same style, and captions can name the missing ones. Raises NoData if there is no row at all.
     """
     rows = results.table("measures")
     rows = rows[rows["measure"].isin(names) & rows["value"].notna()]

@@ -1,6 +1,6 @@
 """Tables that probes wrote into a run's folder probes/, as frames.
 
-`results.table("measures")` gives one frame over all runs, each row with the run it is of.
+`results.table("measures")` gives one frame over all runs; each row names its run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FOLDER = "probes"
 RECORD = "probes.json"
-"""Written last: the settings, the code and the machine of the pass that made the tables beside it."""
+"""Written last: the settings, code and machine of the pass that made the tables in the same folder."""
 _KEYS = tuple(column for column in RUN_COLUMNS if column.name in METRIC_KEYS)
 
 
@@ -165,7 +165,7 @@ def advice(results: Results) -> str:
 
 
 def _homes(results: Results) -> list[str]:
-    """The folders that hold the runs; of exported runs, where experiments are kept, if theirs is not there."""
+    """Return the folders that hold the runs; for exported runs without one, the folder of all experiments."""
     if len(results.places) == 1 and not results.exported:
         return [str(results.places[0])]
     found = []
@@ -177,7 +177,7 @@ def _homes(results: Results) -> list[str]:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether there is a file, also one in a folder that may not be entered: reading it says so."""
+    """Return whether a file exists or its folder may not be entered: reading it then gives the error."""
     try:
         return path.is_file()
     except PermissionError:

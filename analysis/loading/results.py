@@ -39,7 +39,7 @@ class Results:
 
     runs: one row per complete run. metrics: every row of their metrics.csv. The columns of both are
     documented in ``analysis.loading.columns`` (RUN_COLUMNS, METRIC_COLUMNS) and in analysis/README.md.
-    problems: one sentence for everything that was left out or looks wrong.
+    problems: one sentence for each thing that was left out or seems wrong.
     unfinished: one row per folder without a complete run (experiment, run, status, step, reason, folder);
     status is failed, incomplete, broken or foreign. places: the folders that were loaded. exported: of runs that
     were read from an exported folder (experiment, run), that folder; their own may be gone or elsewhere.
@@ -113,7 +113,7 @@ class Results:
     def to_parquet(self, folder: PathLike) -> list[Path]:
         """Write runs.parquet, metrics.parquet and the tables of probes that there are, each atomically.
 
-        Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export go.
+        Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export are deleted.
         """
         tables = {f"{name}.parquet": self.table(name) for name in TABLES}
         frames = {name: frame for name, frame in tables.items() if not frame.empty}

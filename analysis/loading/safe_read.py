@@ -1,7 +1,7 @@
 """Reading files inside a folder without following symbolic links out of it.
 
 Results may come from strangers, and a report carries texts and tables of every run's folder with it. The folder that
-was asked for is trusted, also where it is itself a link; what lies below it is read only where it really lies there.
+was asked for is trusted, even if it is itself a link; a path below it is read only if no link leads out of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 LARGEST = 2**28
-"""Bytes above which a file of a run is taken for none: the largest that a run writes have some millions."""
+"""Bytes above which a file is not accepted as a run's: the largest that a run writes have some millions."""
 
 
 def leads_out(path: Path, root: Path) -> bool:

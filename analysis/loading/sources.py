@@ -28,7 +28,7 @@ from analysis.loading.folders import (
 from analysis.loading.safe_read import own_file
 
 EXPORTED_METRICS = "metrics.parquet"
-# What reading a damaged or foreign file raises; pyarrow's errors are among these.
+# Exceptions raised by reading a damaged or foreign file; pyarrow's errors are subclasses of these.
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, NotImplementedError, OverflowError)
 
 Key = tuple[str, str]  # experiment, run

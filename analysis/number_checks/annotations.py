@@ -12,7 +12,7 @@ COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
 NUMBER = r"[+\-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[+\-−]?\d+)?(?!\d)(?!\.\d)"
 START = r"(?<!\d)(?<!\d[.,])"
-"""A number does not begin in the middle of another one."""
+"""Condition before a number: it does not begin in the middle of another one."""
 ROWS = "rows "
 
 
@@ -74,7 +74,7 @@ def prose(text: str, mark: Mark) -> tuple[str, int]:
 
 
 def _without_comments(text: str) -> str:
-    """The text with blanks in place of comments, so that everything stands where it stood."""
+    """The text with blanks in place of comments, so that all positions stay the same."""
     return COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
 
 

@@ -21,7 +21,7 @@ RELATIONS = {
     ">=": lambda a, b: a >= b,
 }
 ELSEWHERE = "_"
-"""In place of an expression: this number of a row is another mark's."""
+"""Placeholder for an expression: another mark checks this number of a row."""
 
 
 @dataclass
@@ -90,7 +90,7 @@ def _compare(
     name: str, written: Written, words: list[str], shared: tuple[str, ...], mark: Mark, table: pd.DataFrame,
     outcome: Outcome,
 ) -> None:  # fmt: skip
-    """Hold one number against one expression and note what came of it."""
+    """Compare one number with one expression and record the result."""
     relation = words[0] if words and words[0] in RELATIONS else "="
     rest = words[1:] if words[:1] == [relation] else words
     value = evaluate(rest, table, shared) * (100 if written.percent else 1)

@@ -1,9 +1,9 @@
 """Tables below results/published that a mark can name.
 
-sinks/measures              results/published/sinks/measures.parquet, each row beside its run's columns of
-                            runs.parquet; with another ending: cpu.csv
-routing:mutual_information  what that figure of results/published/routing draws
-quickstart/measures@58d7e9a the same as it stood in that commit: for a text older than today's table
+sinks/measures              results/published/sinks/measures.parquet, each row joined with its run's columns
+                            of runs.parquet; with another ending: cpu.csv
+routing:mutual_information  the table of that figure of results/published/routing
+quickstart/measures@58d7e9a the table as of that commit: for a text older than today's table
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Tables:
         return archive
 
     def _git(self, *words: str) -> bytes | None:
-        """What git prints, None where it fails or is not installed."""
+        """Return the output of git; None where it fails or is not installed."""
         try:
             done = subprocess.run(["git", "-C", str(self.root), *words], capture_output=True, check=False)
         except OSError:
@@ -93,7 +93,7 @@ def _stored(place: Path) -> pd.DataFrame:
 
 
 def _with_runs(table: pd.DataFrame, runs: Path) -> pd.DataFrame:
-    """A table of measures beside what is known of each row's run: its residual scheme, depth, learning rate ..."""
+    """Join a table of measures with the columns of each row's run: residual scheme, depth, learning rate ..."""
     if "run" not in table or not runs.is_file():
         return table
     known = pd.read_parquet(runs)
@@ -116,7 +116,7 @@ def _drawn(folder: Path, figure: str) -> pd.DataFrame:
 
 
 def _name(path: Path) -> str:
-    """As it is called inside the repository."""
+    """Return the path relative to the repository."""
     parts = path.parts
     start = max(n for n in range(len(parts)) if parts[n : n + 2] == PUBLISHED.parts)
     return "/".join(parts[start:])

@@ -66,7 +66,7 @@ def _length(value: float, _: object) -> str:
 def plain_log_ticks(axis: Axis, multiples: tuple[float, ...] = (1.0, 2.0, 5.0)) -> None:
     """Tick a logarithmic axis with numbers that do not crowd: 20, not 2 × 10¹. Call it after drawing.
 
-    Over less than a factor of WIDE they stand at these multiples of powers of ten, else at powers of ten alone.
+    Over less than a factor of WIDE the ticks are these multiples of powers of ten, else powers of ten alone.
     """
     low, high = axis.get_view_interval()
     if high < WIDE * low:

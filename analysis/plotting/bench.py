@@ -19,9 +19,9 @@ HEIGHT = 1.75
 
 
 def draw_table(path: Path) -> list[Path]:
-    """Draw a suite's CSV file as SUITE_WHICH.svg and .png beside it; nothing for suites without figure or times.
+    """Draw a suite's CSV file as SUITE_WHICH.svg and .png in its folder; nothing for suites without figure or times.
 
-    Rows without a time (what was refused, or ran out of memory) leave gaps.
+    Rows without a time (refused, or out of memory) leave gaps.
     """
     layout = LAYOUTS.get(path.stem)
     if layout is None or not path.is_file():

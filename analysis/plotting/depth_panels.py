@@ -14,7 +14,7 @@ MOST = 3
 """So many columns have room for their numbers."""
 
 ROUNDING = 1e-16
-"""Singular values below this are what fp64 rounds to, not what a model does."""
+"""Singular values below this are rounding errors of fp64."""
 
 
 def with_series(rows: pd.DataFrame) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from analysis.plotting.style import STYLE, SeriesStyle
 
 LEGEND = 50
-"""Characters that stand side by side in a legend of this width, besides what is drawn before them."""
+"""Characters per row of a legend of this width, including the room of each entry's handle."""
 
 
 def legend_entry(label: str, series_style: SeriesStyle, **options) -> Line2D:

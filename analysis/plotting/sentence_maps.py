@@ -61,7 +61,7 @@ def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
 
 
 def _layers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of one run the rows of at most three layers, each with its place among PLACES."""
+    """Select at most three layers of one run; the column of places says which of PLACES each is."""
     layers = sorted(rows["layer"].unique())
     chosen = dict(zip(PLACES, (layers[0], layers[len(layers) // 2], layers[-1]), strict=True))
     places = {layer: place for place, layer in reversed(chosen.items())}
@@ -79,7 +79,7 @@ def matrix(rows: pd.DataFrame, length: int, floor: float) -> np.ndarray:
 def draw_maps(table: pd.DataFrame, norm: Normalize, unit: str) -> Figure:
     """Draw all maps of the table on one colour scale; tokens label the axes where there is room.
 
-    table: COLUMNS. norm: a LogNorm shows what is below its vmin, or absent, as vmin.
+    table: COLUMNS. norm: with a LogNorm, weights that are absent or below vmin are drawn as vmin.
     """
     labels, length = list(table["label"].unique()), int(table["query"].max()) + 1
     places = [place for place in PLACES if (table["place"] == place).any()]
@@ -117,7 +117,7 @@ def _ticks(rows: pd.DataFrame, length: int) -> tuple[list[int], list[str]]:
 
 
 def _named_below(grid: list[list[Axes]], labels: list[str], alike: bool) -> Iterator[tuple[Axes, str]]:
-    """The axes whose keys are named: of each column the lowest, or all where the models' tokens differ."""
+    """Return the axes with tick labels of keys: the lowest of each column, or all where the models' tokens differ."""
     for column in zip(*grid, strict=True):
         shown = [(axes, label) for axes, label in zip(column, labels, strict=True) if axes.axison]
         yield from shown[-1:] if alike else shown

@@ -1,6 +1,6 @@
 """Diagrams of mixers as rows of boxes from the input down to the output.
 
-↻ marks what carries over from token to token.
+↻ marks a state that is carried from token to token.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ ARROW = {
 def path(mask: str, own: object = None) -> tuple[tuple[Box, ...], ...]:
     """Return the rows of boxes of a block: from its own sketch, else from its mask.
 
-    own: JSON or what it stands for, [["x"], ["q", "k", "v"], [["line 1", 0], ["line 2", 1]], ["y"]]: rows of texts or
-    of [text, group], the group None for the mixer's own colour; anything else counts as none.
+    own: JSON or the parsed list, [["x"], ["q", "k", "v"], [["line 1", 0], ["line 2", 1]], ["y"]]: rows of texts or
+    of [text, group], the group None for the mixer's own colour; anything else is ignored.
     """
     try:
         rows = json.loads(own) if isinstance(own, str) else own
@@ -144,7 +144,7 @@ def _draw_box(axes: Axes, box: Box, centre: Place, width: float, color: str) -> 
 
 
 def _connect(axes: Axes, above: list[Place], below: list[Place]) -> None:
-    """Arrows from row to row: one to all, all to one, or each to each where both rows have several."""
+    """Draw arrows from row to row: one to all, all to one, or pairwise where both rows have several boxes."""
     for x0, y0 in above:
         for x1, y1 in below:
             axes.add_patch(FancyArrowPatch((x0, y0 - TALL / 2), (x1, y1 + TALL / 2), **ARROW))

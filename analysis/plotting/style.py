@@ -6,6 +6,8 @@ Figures are built without pyplot, so they need no display and leave no global st
 from __future__ import annotations
 
 import colorsys
+import contextlib
+import warnings
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -60,18 +62,24 @@ STYLE = {
 }
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b", "#8c564b")
-"""Okabe and Ito's colours (yellow replaced: too faint on white), for what brings no colour of its own."""
+"""Okabe and Ito's colours (yellow replaced: too faint on white), for series without a colour of their own."""
 
 LINESTYLES = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.4, 1.2, 1.4)))
 DARKEST, LIGHTEST = 0.16, 0.72
 BRIGHT = 0.35
-"""Lightness that shades of a colour reach, and the luminance above which a lighter one is lost on white."""
+"""Lightness limits of a colour's shades, and the luminance above which a lighter shade is illegible on white."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 SPREAD = 33
-"""A colour's number modulo this says where it begins among line styles and markers: the architectures, whose colours
-differ, then differ in these too, and look the same in every figure, whichever others are in it."""
+"""A colour's RGB number modulo this is the index of its first line style and marker. So architectures of different
+colours differ in these as well, and each has the same style in every figure, whichever others are drawn."""
+
+LARGEST_LEGEND = 0.4
+"""A legend that takes more than this share of a figure's height makes the figure higher by as much."""
+
+GROWTH = ((1, 1), (1, 1.5), (1, 2), (1.5, 1), (2, 1), (2, 2), (4, 4))
+"""Multiples of width and height that a figure tries in turn until its axes have room."""
 
 styled = mpl.rc_context(STYLE)
 """Decorator of every function that builds a figure."""
@@ -118,12 +126,12 @@ def table_styles(table: pd.DataFrame, column: str = "label") -> dict[str, Series
 
 
 def _unmarked(series: tuple[str, str | None]) -> str:
-    """What the order goes by: a mark behind a label must not move its shade."""
+    """Return the sort key of a series: its label without marks, so that a mark does not change its shade."""
     return bare(str(series[0]))
 
 
 def _shade(color: str, place: int, count: int) -> str:
-    """The colour first, then alternately darker and lighter ones; of a bright colour only darker ones."""
+    """Return the colour itself at place 0, then darker and lighter shades in turn; of a bright colour only darker."""
     if place == 0:
         return color
     hue, lightness, saturation = colorsys.rgb_to_hls(*to_rgb(color))
@@ -168,12 +176,29 @@ def save(figure: Figure, stem: Path) -> list[Path]:
         ".svg": {"metadata": {"Date": None, "Creator": "archzoo"}},
         ".png": {"metadata": {"Software": "archzoo"}, "dpi": 200},
     }
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # solved once; for a grid of maps it costs more than drawing
+    _lay_out(figure)
     return [
         write_atomically(stem.with_name(stem.name + suffix), partial(figure.savefig, **options))
         for suffix, options in formats.items()
     ]
+
+
+def _lay_out(figure: Figure) -> None:
+    """Place the axes; a figure grows where its legend or its labels leave them no room.
+
+    A legend of many models is as high as a whole figure of few panels, and matplotlib then leaves the axes unplaced.
+    """
+    width, height = figure.get_size_inches()
+    legends = sum(legend.get_window_extent().height for legend in figure.legends) / figure.dpi
+    if legends > LARGEST_LEGEND * height:
+        height += legends
+    for wider, higher in GROWTH:
+        figure.set_size_inches(wider * width, higher * height)
+        with warnings.catch_warnings(), contextlib.suppress(UserWarning):
+            warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
+            figure.draw_without_rendering()
+            break
+    figure.set_layout_engine("none")  # solved once; for a grid of maps it costs more than drawing
 
 
 def figure_note(figure: Figure, text: str) -> None:

@@ -1,6 +1,6 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
-content.py   what a report holds, gathered once; summary.py: its sentences; samples.py: what the models wrote
+content.py   the content of a report, gathered once; summary.py: its sentences; samples.py: generated text
 tables.py    the columns of its tables
 page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
 """
@@ -27,15 +27,15 @@ def write_report(
 ) -> Path:
     """Write a report and return the path of its page.
 
-    index.html needs no other file and no network. Beside it: report.md with figures/NAME.svg, .png and .csv (what
-    it draws); tables/ with comparison and runs as .tex (booktabs) and .csv (full precision), and samples.csv where
-    there are samples; runs.parquet and metrics.parquet.
+    index.html needs no other file and no network. Its folder also gets report.md with figures/NAME.svg, .png and .csv
+    (the data drawn); tables/ with comparison and runs as .tex (booktabs) and .csv (full precision), and samples.csv
+    where there are samples; runs.parquet and metrics.parquet.
 
     runs: a run, experiment or results folder, a list of them, or loaded Results.
     out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
     workers: processes that draw figures; above 1 only from under ``if __name__ == "__main__"``.
     Raises ResultsError if there is nothing complete to report, or where the folder cannot be written; it may be a
-    link only where ``out`` names it. What a killed report left half-written goes.
+    link only where ``out`` names it. Partial files of a killed report are deleted.
     """
     folder = _target(runs, out)
     parts = (folder / "figures", folder / "tables")

@@ -45,9 +45,8 @@ class Content:
 
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
     place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
-    blocks). figures: all
-    figures; sections: the same by kind. metric: what ranks the models; fields: the columns that show the comparison;
-    speeds: how many runs trained at a time.
+    blocks). figures: all figures; sections: the same by section. metric: the metric that ranks the models; fields: the
+    columns of the comparison; speeds: the load while each run trained.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""The report as Markdown (CommonMark with tables), figures linked as files beside it."""
+"""The report as Markdown (CommonMark with tables), figures linked as files of the same folder."""
 
 from __future__ import annotations
 

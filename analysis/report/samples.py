@@ -16,7 +16,7 @@ KEYS = ["prompt", "temperature", "sample_seed"]
 
 
 class Continuation(NamedTuple):
-    """The sample of one run: the model's label, the run's seed, the text, and the decoding speed."""
+    """Generated text of one run: the model's label, the run's seed, the text, and the decoding speed."""
 
     label: str
     seed: str

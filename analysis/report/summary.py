@@ -41,7 +41,7 @@ def paragraph(runs: pd.DataFrame, labels: pd.Series) -> str:
 
 
 def _tested(runs: pd.DataFrame) -> str:
-    """How the runs were tested, or that they were not and what they are compared by."""
+    """Describe how the runs were tested, or say that they were not and which loss compares them."""
     tested = runs[runs["test_loss"].notna()]
     if tested.empty:
         return (
@@ -57,7 +57,7 @@ def _tested(runs: pd.DataFrame) -> str:
 
 
 def _yardsticks(runs: pd.DataFrame) -> str:
-    """How equal the models are, and what loss takes no model: each where it is known."""
+    """State the spread of model sizes and the losses that need no model, each where it is known."""
     found, sizes = "", runs["parameters_non_embedding"].dropna()
     if sizes.nunique() > 1:
         spread = f"{sizes.max() / sizes.min() - 1:.1%}"
@@ -82,7 +82,7 @@ def blocks(described: object) -> str:
 
 def machines(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row a machine with n_runs, the busiest first."""
-    return _counted(
+    return _with_counts(
         runs, ["gpu", "cpu", "cores", "threads", "capability", "workers", "memory_bytes", "platform"]
     )
 
@@ -92,10 +92,10 @@ def versions(runs: pd.DataFrame) -> pd.DataFrame:
     trees = {"True": "uncommitted changes", "False": "clean"}
     tree = runs["dirty"].astype("str").map(lambda dirty: trees.get(dirty, "not recorded"))
     described = runs.assign(tree=tree, versions=runs["versions"].map(_versions))
-    return _counted(described, ["commit", "tree", "versions"])
+    return _with_counts(described, ["commit", "tree", "versions"])
 
 
-def _counted(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+def _with_counts(runs: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     counts = runs.groupby(keys, dropna=False).size().reset_index(name="n_runs")
     return counts.sort_values("n_runs", ascending=False)
 

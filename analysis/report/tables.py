@@ -63,7 +63,7 @@ BESIDE = "beside how many other runs says the line under the heading"
 
 
 def _matched(row: Any) -> str:
-    """By how much a model is more or less than the one it is held against, where that is above the limit."""
+    """Format the relative differences from the model of comparison that exceed the limit."""
     names = {"parameters_off": "params", "flops_off": "FLOPs", "state_off": "state"}
     off = [
         f"{what} {units.deviation(getattr(row, name))}"

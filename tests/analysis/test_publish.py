@@ -12,7 +12,7 @@ import yaml
 
 from analysis import ResultsError, configurations, load_results
 from analysis.provenance import without_paths
-from analysis.publish import Publication, lacking, publish
+from analysis.publish import Publication, missing_parts, publish
 
 ASKED = Publication("Does it work?", command="python run.py job=publish runs=/home/me/results/exp")
 
@@ -52,7 +52,7 @@ def test_published_results_read_back_without_this_machines_paths(tmp_path, write
     assert configs == {
         run.name: {"data": {"path": "wiki", "cache_dir": "cache"}, "lr": 1e-3, "names": ["a", "c"]}
     }
-    assert lacking(folder) == []
+    assert missing_parts(folder) == []
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ def test_exported_runs_without_their_configurations_are_refused(tmp_path, probed
 
 def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs, monkeypatch):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
-    assert lacking(folder) == []
+    assert missing_parts(folder) == []
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -230,9 +230,9 @@ def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs,
         during.setattr(configurations, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             publish(load_results(probed_runs), tmp_path / "published", ASKED)
-    assert lacking(folder) == ["no README.md"]
+    assert missing_parts(folder) == ["no README.md"]
     publish(load_results(folder), tmp_path / "published", ASKED)
-    assert lacking(folder) == []
+    assert missing_parts(folder) == []
 
 
 def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
@@ -244,7 +244,7 @@ def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
 
 def test_what_a_published_folder_lacks_is_found(tmp_path, probed_runs):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
-    assert lacking(folder) == []
+    assert missing_parts(folder) == []
     runs = sorted(path.name for path in probed_runs.iterdir())
     for name, said in (
         ("README.md", ["no README.md"]),
@@ -255,11 +255,11 @@ def test_what_a_published_folder_lacks_is_found(tmp_path, probed_runs):
     ):
         text = (folder / name).read_bytes()
         (folder / name).unlink()
-        assert lacking(folder) == said
+        assert missing_parts(folder) == said
         (folder / name).write_bytes(text)
     told = json.loads((folder / "provenance.json").read_text())
     (folder / "provenance.json").write_text(json.dumps({**told, "probing": [], "question": " "}))
-    assert [text.split(" run ")[0] for text in lacking(folder)] == ["nothing says how", "no question"]
+    assert [text.split(" run ")[0] for text in missing_parts(folder)] == ["nothing says how", "no question"]
 
 
 NESTED = [
@@ -273,8 +273,8 @@ def test_shared_and_own_parts_of_configurations_make_them_whole():
     shared = configurations.common(NESTED)
     assert shared == {"b": {"c": 2}, "x": {}}
     for tree in NESTED:
-        own = configurations.beside(shared, tree)
+        own = configurations.difference(shared, tree)
         again = configurations.joined(shared, own)
         assert json.dumps(again, sort_keys=True) == json.dumps(tree, sort_keys=True)
     assert configurations.common([NESTED[0]]) == NESTED[0]
-    assert configurations.beside(NESTED[0], NESTED[0]) == {}
+    assert configurations.difference(NESTED[0], NESTED[0]) == {}

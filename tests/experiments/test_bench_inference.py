@@ -263,13 +263,14 @@ def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, withou
     state = 8 * cost.state_bytes(model_of("kda_pure"), 8)
     for memory, folder in ((2 * state + 1, "tight"), (1, "none")):
         facts = {"memory_bytes": memory, "gpu": None, "host_cpu": "", "threads": 1}
-        with mock.patch.object(cells.machine, "describe", return_value=facts):
+        with (
+            mock.patch.object(cells.machine, "describe", return_value=facts),
+            mock.patch.object(suite, "BATCHES", (8,)),
+        ):
             rows = own(measured(tmp_path / folder, "kda_pure", lengths=[8]))
-        timed = [row for row in rows if row["milliseconds_median"]]
-        assert bool(timed) == (folder == "tight")
-        assert {row["note"] for row in rows if row not in timed} <= {"out of memory"}
-        large = [row for row in timed if row["batch"] == "8"]
-        assert not any(row["ratio_transformer"] or row["ratio_forward"] for row in large)
+        assert [bool(row["milliseconds_median"]) for row in rows] == [folder == "tight"] * 2
+        assert {row["note"] for row in rows} == {"" if folder == "tight" else "out of memory"}
+        assert not any(row["ratio_transformer"] or row["ratio_forward"] for row in rows)
 
 
 @pytest.mark.parametrize("preset", architectures(LIKE))

@@ -30,7 +30,7 @@ def parts(study: Path):
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
 def test_a_published_folder_says_where_it_comes_from(study):
-    assert lacking(study) == []
+    assert missing_parts(study) == []
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
@@ -48,7 +48,7 @@ def test_published_runs_are_found_by_their_configurations(study):
 def test_a_folder_without_its_readme_is_seen(tmp_path):
     study = shutil.copytree(next(path for path in STUDIES if path.name == "sinks"), tmp_path / "sinks")
     (study / "README.md").unlink()
-    assert "no README.md" in lacking(study)
+    assert "no README.md" in missing_parts(study)
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
     done = lab.here(*words, "question=Do all eleven train?")
     assert (done.status, done.err) == (0, "")
     folder = lab.results / "published" / "architectures"
-    assert lacking(folder) == []
+    assert missing_parts(folder) == []
     page = (folder / "README.md").read_text()
     assert "'question=Do all eleven train?'" in page
     assert "runs=architectures" in page  # the last part of this machine's path

@@ -33,7 +33,7 @@ from kernels.ops.delta_rule.triton_tiles import (
     head_state,
     load_gates,
 )
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds, sum_rows
 from kernels.triton_common.masked_tiles import (
     load_head_rows,

@@ -12,7 +12,7 @@ from kernels.ops.delta_rule.triton_heads import empty_for_heads
 from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
 )
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import (
     load_head_rows,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.ops.delta_rule.triton_arguments import ChunkOperands, ChunkStates, Inputs
 from kernels.ops.delta_rule.triton_tiles import CHUNK, decay_from_start, decay_to_end, head_state, load_gates
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import (
     load_head_rows,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.ops.delta_rule.triton_arguments import ChunkOperands, ChunkStates, StateGradients
 from kernels.ops.delta_rule.triton_tiles import CHUNK, head_state
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import padded
 from kernels.triton_common.masked_tiles import (
     load_head_rows,

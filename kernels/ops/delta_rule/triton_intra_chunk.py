@@ -25,7 +25,7 @@ from kernels.ops.delta_rule.triton_tiles import (
     load_gates,
 )
 from kernels.ops.delta_rule.triton_triangle import invert_triangle
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import load_head_rows, store_head_rows
 from kernels.triton_common.tuning import Tuned

@@ -26,7 +26,7 @@ from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, inter_chunk_b
 from kernels.ops.delta_rule.triton_intra_chunk import intra_chunk
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.gradients import first_order
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.delta_rule.triton_tiles import BLOCK, CHUNK, across_middle, block_places
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import load_head_scalars, store_head_rows
 from kernels.triton_common.tuning import Tuned

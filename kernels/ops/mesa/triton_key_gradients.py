@@ -29,7 +29,7 @@ from kernels.ops.mesa.triton_tiles import (
     store_tokens,
 )
 from kernels.ops.mesa.work import CHUNK
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.tuning import Tuned
 

@@ -34,8 +34,8 @@ from kernels.ops.mesa.triton_solve import RESIDENT, solve
 from kernels.ops.mesa.triton_states import chunk_states
 from kernels.ops.mesa.triton_step import mesa_step
 from kernels.ops.mesa.work import CHUNK
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common import interpreted
-from kernels.triton_common.chunk_layout import ChunkLayout
 from kernels.triton_common.device import sum_rows
 from kernels.triton_common.gradients import first_order
 

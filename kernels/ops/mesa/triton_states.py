@@ -18,7 +18,7 @@ from kernels.ops.mesa.triton_tiles import (
     load_tokens,
 )  # fmt: skip
 from kernels.ops.mesa.work import CHUNK
-from kernels.triton_common.chunk_layout import ChunkLayout
+from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 

@@ -1,4 +1,4 @@
-"""The arguments by which kernels find the chunks of packed sequences."""
+"""Boundaries, chunks and first chunks of packed sequences, as the one argument that chunked kernels take."""
 
 from __future__ import annotations
 
