@@ -10,7 +10,7 @@ import pytest
 from support.program import ROOT, Lab
 
 from analysis import configurations, load_results
-from analysis.publish import lacking
+from analysis.publish import missing_parts
 from experiments.plan import identify, recorded_config, run_name
 from zoo.model import letters_of
 
