@@ -81,18 +81,18 @@ def _unknown_key(text: str, cause: str) -> str | None:
 def _similar_keys(key: str, known: list[str]) -> list[str]:
     """Up to three keys that may have been meant by an unknown one; none where nothing is alike.
 
-    Those with the same last word, inside the same node if it has any (model.residual.iters: model.residual.mhc.iters),
-    else anywhere (lr: optim.lr); else the one that is written most alike, in the same node if there is that node. A
-    node in which one chooses is meant by its name (residual: model.residual.name).
+    Those with the same last word deeper inside the same node (model.residual.iters: model.residual.mhc.iters); else the
+    one of the node that is written most alike (probe.window: probe.windows); else those with the same last word
+    anywhere (lr: optim.lr); else the key that is written most alike, if the node is unknown. A node in which one
+    chooses is meant by its name (residual: model.residual.name).
     """
     node, _, word = key.rpartition(".")
     same = [k for k in known if k.rpartition(".")[2] == word]
-    same = [k for k in same if k.startswith(f"{node}.")] or same
-    if same:
-        found = difflib.get_close_matches(key, same, n=3, cutoff=0.0)
-    elif node in known:
-        found = [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)]
-    else:
+    inside = [k for k in same if node and k.startswith(f"{node}.")]
+    alike = [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)] if node else []
+    found = difflib.get_close_matches(key, inside, n=3, cutoff=0.0) or alike
+    found = found or difflib.get_close_matches(key, same, n=3, cutoff=0.0)
+    if not found and node not in known:
         found = difflib.get_close_matches(key, known, n=1)
     return [f"{k}.name" if f"{k}.name" in known else k for k in found]
 
