@@ -89,7 +89,9 @@ def _similar_keys(key: str, known: list[str]) -> list[str]:
     node, _, word = key.rpartition(".")
     same = [k for k in known if k.rpartition(".")[2] == word]
     inside = [k for k in same if node and k.startswith(f"{node}.")]
-    alike = [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)] if node else []
+    alike = (
+        [f"{node}.{k}" for k in difflib.get_close_matches(word, _keys_of(node, known), n=1)] if node else []
+    )
     found = difflib.get_close_matches(key, inside, n=3, cutoff=0.0) or alike
     found = found or difflib.get_close_matches(key, same, n=3, cutoff=0.0)
     if not found and node not in known:

@@ -34,8 +34,8 @@ def _refuses(
     sizes: Sizes,
     **_options,
 ) -> str | None:
-    if sliding[0].shape[1] != selected[0].shape[1]:
-        return "needs as many keys under the window as to select from"
+    if q.shape[1] > 1 and sliding[0].shape[1] != selected[0].shape[1]:
+        return "needs as many keys under the window as to select from, for more than one query"
     if sizes.n_select > MOST_SELECTED:
         return f"chooses at most {MOST_SELECTED} blocks, got n_select={sizes.n_select}"
     widths = (q.shape[3], selected[1].shape[3])
