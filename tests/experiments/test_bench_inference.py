@@ -86,6 +86,7 @@ def test_every_mode_length_and_batch_once(tmp_path, without_transformers):
         assert row["repeats"] == "2"
         assert (row["d_model"], row["depth"], row["precision"]) == ("16", "1", "float32")
         assert bool(row["ratio_forward"]) == (row["mode"] == "prefill")
+        assert bool(row["ratio_shortest"]) == (row["mode"] == "decode" and row["tokens"] == "16")
     kda = [row for row in rows if row["model"] == "kda_pure"]
     for row in kda:
         assert row["peer"] == "transformer"
@@ -271,6 +272,20 @@ def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, withou
         assert [bool(row["milliseconds_median"]) for row in rows] == [folder == "tight"] * 2
         assert {row["note"] for row in rows} == {"" if folder == "tight" else "out of memory"}
         assert not any(row["ratio_transformer"] or row["ratio_forward"] for row in rows)
+
+
+def test_a_step_is_compared_with_one_after_the_shortest_context(tmp_path, without_transformers):
+    with mock.patch.object(cells, "decode_call", side_effect=calls.decode_call) as made:
+        measured(tmp_path, "kda_pure", lengths=[8, 32])
+    batch = 8
+    contexts = [call.args[1].shape[1] for call in made.call_args_list if call.args[1].shape[0] == batch]
+    assert sorted(contexts) == [
+        8,
+        8,
+        8,
+        32,
+        32,
+    ]  # own and the transformer's at both, and the shortest once more
 
 
 @pytest.mark.parametrize("preset", architectures(LIKE))

@@ -14,6 +14,7 @@ the median of the pairs with its 95 % bootstrap interval:
                        DeepseekV3; both must give the same logits first); else the plain transformer
     ratio_transformer  the plain transformer of the same width, heads, depth and vocabulary
     ratio_forward      the model's own forward pass over the prompt as in training, with the logits of all tokens
+    ratio_shortest     the model's own step after the shortest context of this run: 1 where length costs nothing
 
 A model that runs out of memory, or would by its growth so far take too long, is a row that says so; what it is compared
 with is then left out of the turns. Rows that stand in the table are not measured again.
@@ -59,9 +60,11 @@ def _table(config: Config) -> result_table.ResumableTable:
 
 def _cells(config: Config, table: result_table.ResumableTable) -> Iterator[result_table.Cell]:
     """Short contexts first: they say how long the longer ones would take."""
-    bench = Bench(config, table)
-    measured = subjects(config, bench.device)
-    for length in sorted(config.bench.lengths or LENGTHS[bench.device.type]):
+    device = machine.pick(config.device)
+    lengths = sorted(config.bench.lengths or LENGTHS[device.type])
+    bench = Bench(config, table, shortest=lengths[0])
+    measured = subjects(config, device)
+    for length in lengths:
         for subject in measured:
             for mode in MODES:
                 for batch in BATCHES:

@@ -19,8 +19,14 @@ from experiments.bench.suites.inference.subjects import Subject
 from experiments.presets import model_color
 from zoo.model import letters_of
 
-OWN, PEER, PLAIN, FORWARD = "own", "transformers", "transformer", "forward"
-RATIO = {OWN: None, PEER: "ratio", PLAIN: "ratio_transformer", FORWARD: "ratio_forward"}
+OWN, PEER, PLAIN, FORWARD, SHORTEST = "own", "transformers", "transformer", "forward", "shortest"
+RATIO = {
+    OWN: None,
+    PEER: "ratio",
+    PLAIN: "ratio_transformer",
+    FORWARD: "ratio_forward",
+    SHORTEST: "ratio_shortest",
+}
 """What may take part, and the column that compares it with the model itself."""
 MODES = {"prefill": 1, "decode": STEPS}
 """Mode -> steps that are timed together."""
@@ -81,13 +87,16 @@ class Cell:
         expected = expected_ms(timed, RATIO[name], self.length, MOST_GROWTH[self.mode]) or 0.0
         return MODES[self.mode] * expected / 1e3
 
+    def _is_quick(self, name: str) -> bool:
+        return name == SHORTEST or self._expected_s(name) <= LIMIT_S  # a step after less takes no longer
+
     def _what_fits(self) -> list[dict[str, Any]]:
         """All that are quick enough, in turns; where memory does not hold them together, the model alone."""
         entrants = self.bench.entrants(self.subject, self.length)
-        there = {OWN: True, PEER: entrants.peer, PLAIN: entrants.plain, FORWARD: self.mode == "prefill"}
-        names = [
-            name for name, takes_part in there.items() if takes_part and self._expected_s(name) <= LIMIT_S
-        ]
+        reads, longer = self.mode == "prefill", self.length > self.bench.shortest
+        there = {OWN: True, PEER: entrants.peer, PLAIN: entrants.plain, FORWARD: reads}
+        there[SHORTEST] = longer and not reads
+        names = [name for name, takes_part in there.items() if takes_part and self._is_quick(name)]
         try:
             return self._time(entrants, names)
         except torch.OutOfMemoryError:
@@ -105,7 +114,7 @@ class Cell:
         return self._rows(entrants, times)
 
     def _call(self, entrants: Entrants, name: str) -> Call:
-        model, tokens = self._model(entrants, name), self._tokens(entrants)
+        model, tokens = self._model(entrants, name), self._tokens(entrants)[:, : self._context(name)]
         if name == FORWARD:
             return forward_call(entrants.model, tokens)
         if self.mode == "prefill":
@@ -114,6 +123,9 @@ class Cell:
 
     def _model(self, entrants: Entrants, name: str) -> Any:
         return {PEER: entrants.peer, PLAIN: entrants.plain}.get(name, entrants.model)
+
+    def _context(self, name: str) -> int:
+        return self.bench.shortest if name == SHORTEST else self.length
 
     def _tokens(self, entrants: Entrants) -> torch.Tensor:
         shape, generator = (self.batch, self.length), torch.Generator().manual_seed(0)
@@ -132,7 +144,7 @@ class Cell:
         model = self._model(entrants, name)
         if isinstance(model, Peer):
             return model.state_bytes(self.length, self.batch)
-        return decoding.state_bytes(model, self.length, self.bench.precision, self.batch)
+        return decoding.state_bytes(model, self._context(name), self.bench.precision, self.batch)
 
     def _rows(self, entrants: Entrants, times: dict[str, list[float]]) -> list[dict[str, Any]]:
         ratios: dict[str, Any] = {}

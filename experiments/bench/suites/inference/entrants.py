@@ -23,10 +23,11 @@ WARM_UP = 16
 
 
 class Bench:
-    """What the cells of a run share: configuration, table, device, and the models of the last cell."""
+    """What the cells of a run share: configuration, table, device, shortest length, and the models of the last cell."""
 
-    def __init__(self, config: Config, table: result_table.ResumableTable) -> None:
+    def __init__(self, config: Config, table: result_table.ResumableTable, shortest: int) -> None:
         self.config, self.table, self.device = config, table, machine.pick(config.device)
+        self.shortest = shortest
         half = machine.precision(config.trainer.precision, self.device) == "bf16"
         self.precision = torch.bfloat16 if half else torch.float32
         self._made: tuple[Subject, int, Entrants] | None = None

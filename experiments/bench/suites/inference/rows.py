@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.bench import timing
 
-RATIOS = ("ratio", "ratio_transformer", "ratio_forward")
+RATIOS = ("ratio", "ratio_transformer", "ratio_forward", "ratio_shortest")
 
 COLUMNS = [
     *("suite", "model", "color", "backend", "mode", "device", "precision", "d_model", "depth", "tokens"),
@@ -29,7 +29,12 @@ def format_row(row: dict[str, Any]) -> str:
     start = f"{row['tokens']:>7} tokens x {row['batch']}  {row['mode']:<8} {name:<27}"
     if row.get("note"):
         return f"{start} {row['note']}"
-    others = {"ratio_transformer": "transformer", "ratio_forward": "own forward", "ratio": row.get("peer")}
+    others = {
+        "ratio_transformer": "transformer",
+        "ratio_forward": "own forward",
+        "ratio_shortest": "own shortest",
+        "ratio": row.get("peer"),
+    }
     ratios = {name: row[ratio] for ratio, name in others.items() if row.get(ratio) and not theirs}
     return (
         f"{start}{row['milliseconds_median']:10.2f} ms ({row['milliseconds_low']:.2f} to "
