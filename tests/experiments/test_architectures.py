@@ -23,7 +23,7 @@ ELEVEN = presets_to_compare()
 def test_the_eleven_are_all_presets_but_variants():
     assert len(ELEVEN) == 11
     assert ELEVEN[0] == "transformer"
-    assert set(architectures(ModelConfig())) - set(ELEVEN) == {"kda_pure"}
+    assert set(architectures(ModelConfig())) - set(ELEVEN) == {"conv_pure", "kda_pure"}
 
 
 @pytest.mark.slow
@@ -50,6 +50,15 @@ def test_matching_is_part_of_what_a_run_is(lab: Lab):
         (["model=transformer", "model.mixers.kda.neg_eigval=true"], "transformer"),  # no mixer of this model
         (["model=lfm2", "model.mixers.attention.qk_norm=false"], "lfm2 no qk_norm"),  # which the preset sets
         (["model=hypergraph", "model.mixers.hypergraph.aux_weight=0"], "hypergraph aux_weight=0"),
+        (["model=orthgsa", "model.residual.ohc.gain=0.3"], "orthgsa gain=0.3"),
+        (
+            ["model=transformer", "model.residual.name=ohc", "model.residual.ohc.gain=null"],
+            "transformer ohc gain=null",
+        ),
+        (
+            ["model=transformer", "model.residual.ohc.gain=0.3", "model.channel.swiglu.hidden=64"],
+            "transformer",
+        ),
     ],
 )
 def test_a_label_says_what_departs_from_the_preset(lab: Lab, words: list[str], label: str):
