@@ -61,6 +61,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "sizes": {"block_size": 6, "stride": 3, "select_size": 3, "window": 5, "n_kv_heads": 4},
     },
     "swiglu": {"hidden": {"hidden": 24}},
+    "mlp": {"relu2": {"activation": "relu2", "hidden": 24}},
     "moe": {"one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1}},
 }
 
