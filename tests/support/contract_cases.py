@@ -55,6 +55,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},
         "one_route": {"top_k": 1, "n_memories": 3},
         "one_memory": {"n_memories": 1, "top_k": 1},
+        "gated_linear": {"update": "gated_linear"},
+        "linear": {"update": "linear"},
     },
     "nsa": {
         "grouped": {"n_kv_heads": 2, "n_select": 3},
