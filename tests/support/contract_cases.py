@@ -41,6 +41,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "global": {"positions": "global"},
         "one_timeline": {"n_timelines": 1},
         "sharp": {"n_heads": 2, "n_timelines": 3, "temperature": 0.5, "aux_weight": 1.0},
+        "top_1": {"top_k": 1, "entropy_weight": 0.1, "z_weight": 0.0},
     },
     "gated_conv": {"wide": {"kernel_size": 5}},
     "mla": {"no_positions": {"rope_dim": 0}},
