@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "top_1": {"top_k": 1, "entropy_weight": 0.1, "z_weight": 0.0},
     },
     "gated_conv": {"wide": {"kernel_size": 5}},
-    "mla": {"no_positions": {"rope_dim": 0}},
+    "mla": {"no_positions": {"rope_dim": 0}, "per_head": {"rope_keys": "per_head"}},
     "path_fox": {
         "path": {"forget_gate": False},
         "fox": {"householder": False},
