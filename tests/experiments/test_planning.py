@@ -46,7 +46,7 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         "quickstart": (11, 2),
         "architectures": (11, 9),
         "layouts": (len(LAYOUTS), 3),
-        "residuals": (5, 3),
+        "residuals": (6, 18),
         "sinks": (3, 2),
         "routing": (2, 1),
         "extrapolation": (11, 1),
