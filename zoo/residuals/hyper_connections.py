@@ -91,7 +91,7 @@ class HyperStreams(Streams):
         """Streams [B, T, n, D] -> their mean or learned weighted sum [B, T, D]."""
         return x.mean(-2) if self.readout is None else (self.readout[:, None] * x).sum(-2)
 
-    def carried(self) -> int:
+    def inside(self) -> int:
         """n."""
         return self.n
 
