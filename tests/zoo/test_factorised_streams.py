@@ -106,6 +106,19 @@ def test_factorise_saves_stream_state_and_no_attention_cache():
     assert (cost.stream_bytes(plain), cost.state_bytes(plain, 64)) == (32 * 4, cache)
 
 
+def test_flops_are_of_the_model_and_not_of_what_is_computed_again():
+    """A product with U [4, 1] at each of two places, and its gradient; U is no parameter at r = 1."""
+    plain, one = (
+        cost.flops_per_token(
+            cost.on_meta(config_with(factorise=r, depth=2, pattern="F"), vocab_size=VOCAB, seq_len=SEQ_LEN),
+            SEQ_LEN,
+            backward=True,
+        )
+        for r in (0, 1)
+    )
+    assert one - plain == 2 * 2 * (2 * 4 * 32)
+
+
 # Training
 
 

@@ -38,7 +38,7 @@ class Recompute:
 
         carried, inside: vectors of a token between and inside layers.
         """
-        if not torch.is_grad_enabled() or ctx.probe is not None:
+        if not torch.is_grad_enabled() or ctx.probe is not None or x.is_meta:
             return run_layers(layers, x, ctx)
         found: list[dict[str, Tensor]] = []
         for run in self._groups(layers, carried, inside):
