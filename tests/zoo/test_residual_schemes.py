@@ -147,7 +147,8 @@ OPTIONS = [
     ("ohc", {"readout": "learned"}),
     ("ohc", {"init": "seed", "n_streams": 5}),
     ("shc", {"k": 3, "factorise": 2, "readout": "learned"}),
-    ("shc", {"k": 1, "factorise": 1}),
+    ("shc", {"k": 1, "factorise": 1, "expansion": "learned"}),
+    ("ohc", {"inverse": "neumann", "neumann_terms": 3}),
 ]
 
 
@@ -172,6 +173,43 @@ def test_the_streams_start_as_copies_and_are_read_as_a_mean():
     assert all(torch.equal(spread[:, :, i], x) for i in range(4))
     torch.testing.assert_close(model.streams.collapse(torch.randn(2, 5, 4, 32)).shape, x.shape)
     torch.testing.assert_close(model.streams.collapse(spread), x)
+
+
+@every_scheme
+def test_learned_expansion_is_a_gain_of_every_stream_and_channel(scheme):
+    """x_i = g_i ⊙ e, which starts as the copies and has a gradient at the first step."""
+    plain = LanguageModel(config_with(scheme), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    model = LanguageModel(config_with(scheme, expansion="learned"), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    batch, e = tokens(2, SEQ_LEN), torch.randn(2, 5, 32)
+    assert torch.equal(model(batch)[0], plain(batch)[0])
+    logits, _ = model(batch)
+    (logits * torch.randn(logits.shape)).sum().backward()
+    assert model.streams.expansion.grad.abs().min() > 0
+    gains = torch.nn.init.normal_(model.streams.expansion)
+    found = model.streams.expand(e)
+    for i in range(N):
+        assert torch.equal(found[:, :, i], gains[i] * e)
+    assert found.is_contiguous()
+    assert not torch.allclose(model(batch)[0], plain(batch)[0], atol=1e-2)
+
+
+@torch.no_grad()
+def test_a_neumann_series_is_the_inverse_of_ohc_up_to_its_last_power():
+    """(I − A)·Σ (−A)^k over k = 0 … K, in a pass and while decoding."""
+    x = streams()
+    for terms in (1, 4):
+        series, exact = (
+            random_residual("ohc", gain=None, cayley_scale=0.2, inverse=inverse, neumann_terms=terms)
+            for inverse in ("neumann", "exact")
+        )
+        kept = {}
+        exact.project = lambda raw, kept=kept: kept.setdefault("raw", raw)
+        exact(x)
+        a = 0.2 * (kept["raw"] - kept["raw"].mT) / 2
+        eye = torch.eye(N, dtype=torch.float64)
+        wanted = (eye - a) @ sum(torch.linalg.matrix_power(-a, k) for k in range(terms + 1))
+        torch.testing.assert_close(series(x).res, wanted, rtol=0, atol=1e-13)
+        torch.testing.assert_close(series.step(x[:, :1]).res, wanted[:, :1], rtol=0, atol=1e-13)
 
 
 def test_schemes_share_the_weights_of_the_plain_model_under_one_seed():
@@ -238,6 +276,9 @@ def test_composites_over_depth():
         ("hc", {"warmup_share": 1.5}, "warmup_share=1.5 must lie"),
         ("mhc", {"lr_scale": -1.0}, "lr_scale=-1.0"),
         ("shc", {"alpha": 0.0}, "alpha=0 would keep coefficients from depending on the streams"),
+        ("hc", {"expansion": "tile"}, "expansion of a residual scheme is one of copy, learned, not 'tile'"),
+        ("ohc", {"inverse": "solve"}, "ohc.inverse is one of exact, neumann, not 'solve'"),
+        ("ohc", {"neumann_terms": 0}, "ohc.neumann_terms=0 must be at least 1"),
         ("ohc", {"clip": "layer"}, "clip of a residual scheme is one of together, each, not 'layer'"),
         ("ohc", {"cayley_scale": 0.0}, "ohc.cayley_scale=0.0 must be a number above 0"),
     ],
