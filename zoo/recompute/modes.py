@@ -51,12 +51,10 @@ class Recompute:
             return [_full(layer) for layer in layers]
         if self.mode == "selective":
             length = self.block or block_length(carried, inside, len(layers))
-        elif (
-            carried < inside and not torch.compiler.is_compiling()
-        ):  # a compiler decides itself what is saved
-            length = 1
-        else:
+        elif carried == inside or torch.compiler.is_compiling():  # a compiler decides itself what is saved
             return [_chain(layers)]
+        else:
+            length = 1
         return [selective(_chain(layers[i : i + length])) for i in range(0, len(layers), length)]
 
 
