@@ -47,6 +47,8 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         "architectures": (11, 9),
         "layouts": (len(LAYOUTS), 3),
         "residuals": (6, 18),
+        "ablation": (4, 9),
+        "coefficient_rates": (1, 36),
         "sinks": (3, 2),
         "routing": (2, 1),
         "extrapolation": (11, 1),
