@@ -170,6 +170,8 @@ def check_probe(probe: ProbeConfig) -> None:
         value = getattr(probe, key)
         if value is not None and value < 1:
             raise UserError(f"probe.{key}={value} must be at least 1")
+    if not 0 < probe.stream_energy <= 1:
+        raise UserError(f"probe.stream_energy={probe.stream_energy} must lie above 0 and at most at 1")
     if not 0 <= probe.temperature < math.inf:
         raise UserError(
             f"probe.temperature={probe.temperature} must be 0 (most likely token) or a number above"

@@ -146,6 +146,7 @@ class ProbeConfig:
     prompts: texts to continue by `tokens` tokens, sampled at `temperature` (0: the most likely) among the `top_k` most
         likely (null: all), with the seed `sample_seed`.
     tokens, temperature, top_k, sample_seed: see prompts.
+    stream_energy: share of the residual streams' energy for which the job names the smallest rank to factorise them to.
     """
 
     at: str | None = None
@@ -160,6 +161,7 @@ class ProbeConfig:
     temperature: float = 0.8
     top_k: int | None = 50
     sample_seed: int = 0
+    stream_energy: float = 0.99
 
 
 @dataclass

@@ -121,17 +121,25 @@ class Streams(nn.Module):
         """Embedding [B, T, D] -> streams."""
         return x
 
-    def between(self, x: Tensor) -> Tensor:
-        """Streams that a layer returned -> streams that the next layer receives."""
+    def pack(self, x: Tensor) -> Tensor:
+        """Streams that a layer returned -> what is carried to the next layer, and what its backward starts from."""
         return x
+
+    def unpack(self, s: Tensor) -> Tensor:
+        """What was carried -> the streams that a layer receives."""
+        return s
 
     def collapse(self, x: Tensor) -> Tensor:
         """Streams after the last layer -> [B, T, D]."""
         return x
 
+    def inside(self) -> int:
+        """The number of vectors of width D that a token has inside a layer."""
+        return 1
+
     def carried(self) -> int:
         """The number of vectors of width D that a token carries from one layer to the next."""
-        return 1
+        return self.inside()
 
 
 class Residual(nn.Module, ABC):

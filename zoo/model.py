@@ -19,7 +19,7 @@ from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.layer import Layer
 from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
-from zoo.recompute import Recompute
+from zoo.recompute import Recompute, run_layers
 
 
 @dataclasses.dataclass
@@ -77,9 +77,14 @@ class LanguageModel(nn.Module):
         """
         ctx = ctx or Context.of(tokens)
         x = self.streams.expand(self.embedding(tokens))
-        recompute = self.recompute if self.training else Recompute()
         layers = [functools.partial(self._layer, i) for i in range(len(self.layers))]
-        x, found = recompute.run(layers, x, ctx, self.streams.carried())
+        carried, inside = self.streams.carried(), self.streams.inside()
+        run = (
+            functools.partial(self.recompute.run, carried=carried, inside=inside)
+            if self.training
+            else run_layers
+        )
+        x, found = run(layers, x, ctx)
         losses: dict[str, list[Tensor]] = {}
         for aux in found:
             for name, value in aux.items():
@@ -88,7 +93,16 @@ class LanguageModel(nn.Module):
         return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
 
     def _layer(self, index: int, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
-        return self.layers[index](self.streams.between(x) if index else x, ctx.at(layer=index))
+        x, aux = self.layers[index](self._received(index, x), ctx.at(layer=index))
+        return self._handed_on(index, x), aux
+
+    def _received(self, index: int, x: Tensor) -> Tensor:
+        """The streams that a layer receives: the embedding's, or those that the layer before handed on."""
+        return self.streams.unpack(x) if index else x
+
+    def _handed_on(self, index: int, x: Tensor) -> Tensor:
+        """What goes from a layer to the next; all streams after the last."""
+        return self.streams.pack(x) if index < len(self.layers) - 1 else x
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> DecodeState:
         """Decode state before the first token; capacity: tokens to make room for at once."""
@@ -107,7 +121,8 @@ class LanguageModel(nn.Module):
         x = self.streams.expand(self.embedding(tokens))
         states = []
         for i, (layer, before) in enumerate(zip(self.layers, state.layers, strict=True)):
-            x, after = layer.extend(self.streams.between(x) if i else x, before)
+            x, after = layer.extend(self._received(i, x), before)
+            x = self._handed_on(i, x)
             states.append(after)
         logits = self._logits(x if every else x[:, -1:])
         return logits if every else logits[:, 0], DecodeState(states)

@@ -1,4 +1,4 @@
-"""job=cost: parameters, FLOPs a token and decode-state bytes of a model, derived from the built module.
+"""job=cost: parameters, FLOPs a token, stream and decode-state bytes of a model, derived from the built module.
 
 A row at length T is of a model configured for T (data.seq_len=T), as rules that depend on the configured length,
 such as how many tokens a sparse mixer keeps, would have it.
@@ -22,7 +22,8 @@ from zoo.model import LanguageModel, letters_of
 FOOTNOTE = (
     "A multiply-add is two FLOPs; dense attention counts all T×T scores; routing is taken as balanced.\n"
     "Counted are matrix products and attention. Elementwise work (norms, gates, scans written elementwise) is not.\n"
-    "Decode-state bytes are of one sequence, in fp32; a row at T is of a model configured for T tokens."
+    "Decode-state bytes are of one sequence, in fp32; a row at T is of a model configured for T tokens.\n"
+    "Stream bytes are what a token carries from one layer to the next, in fp32."
 )
 EXTRAPOLATED = (
     "~ extrapolated from shorter lengths, up to {} tokens, where total FLOPs are a polynomial of T."
@@ -43,6 +44,10 @@ def run(config: Config) -> None:
     print(f"parameters: {cost.parameters(model)}")
     print(f"parameters without embedding and head: {cost.parameters_non_embedding(model)}")
     print(f"vocabulary: {model.vocab_size}")
+    print(
+        f"streams from layer to layer: {model.streams.carried()} of width {config.model.d_model}, "
+        f"{cost.stream_bytes(model)} bytes a token"
+    )
     print("\n  tokens   forward FLOPs/token   training FLOPs/token   decode-state bytes")
     notes = _Notes()
     for length in config.cost.lengths:
@@ -61,7 +66,7 @@ def run_sweep(configs: list[Config]) -> None:
     """Print the costs of several models as one Markdown table: FLOPs of the forward pass."""
     configs = [_checked(config) for config in configs]
     lengths = configs[0].cost.lengths
-    head = ["model", "layers", "parameters"]
+    head = ["model", "layers", "parameters", "streams"]
     head += [f"FLOPs/token at {short(n)}" for n in lengths] + [f"state at {short(n)}" for n in lengths]
     print(f"| {' | '.join(head)} |\n|{'---|' * 2}{'---:|' * (len(head) - 2)}")
     notes = _Notes()
@@ -71,7 +76,7 @@ def run_sweep(configs: list[Config]) -> None:
 
 
 def table_row(config: Config, notes: _Notes | None = None) -> list[str]:
-    """A model's layers and parameters, and at every length FLOPs a token and state bytes, as text."""
+    """A model's layers, parameters and stream bytes, and at every length FLOPs a token and state bytes, as text."""
     flops, states = [], []
     for length in config.cost.lengths:
         model = at_length(config, length)
@@ -80,8 +85,9 @@ def table_row(config: Config, notes: _Notes | None = None) -> list[str]:
             notes.add(length, count)
         flops.append(_mark(length, count) + _millions(count.per_token))
         states.append(format_bytes(cost.state_bytes(model, length)))
-    layers = shorten_pattern(letters_of(config.model))
-    return [layers, f"{cost.parameters(meta_model(config)):,}", *flops, *states]
+    model = meta_model(config)
+    numbers = [f"{cost.parameters(model):,}", format_bytes(cost.stream_bytes(model))]
+    return [shorten_pattern(letters_of(config.model)), *numbers, *flops, *states]
 
 
 def at_length(config: Config, length: int) -> LanguageModel:
@@ -148,4 +154,6 @@ def _checked(config: Config) -> Config:
     return apply_match(config)
 
 
-JOB = Job("cost", "parameters, FLOPs a token and decode-state bytes of a model", run, run_sweep=run_sweep)
+JOB = Job(
+    "cost", "parameters, FLOPs a token, stream and decode-state bytes of a model", run, run_sweep=run_sweep
+)

@@ -19,6 +19,7 @@ from experiments.jobs import Job
 from experiments.probing import probe_tables
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
+from experiments.probing.stream_rank import stream_rank
 from experiments.progress import Bar
 from experiments.runs import FAILURE, RunFailed, RunFolder
 from experiments.schema import Config
@@ -50,6 +51,9 @@ def run(config: Config) -> None:
             bar("runs", done, len(todo))
     finally:
         bar.close()
+    for run in runs:
+        if line := stream_rank(run, config.probe.stream_energy):
+            print(f"{run_title(run)}: {line}")
     if failed:
         raise RunFailed(
             f"{failed} of {len(runs)} runs could not be probed; the same command tries them again"

@@ -63,7 +63,7 @@ def weights_to_probe(run: Path, probe: ProbeConfig) -> str:
 def settings(probe: ProbeConfig, at: str = saved_weights.BEST) -> dict[str, Any]:
     """The settings that decide the tables of a run, besides its weights and text; with `at` where it is not best."""
     given = {"format": _FORMAT, "measures": sorted(all_measures()), **dataclasses.asdict(probe)}
-    del given["at"]
+    del given["at"], given["stream_energy"]
     return given if at == saved_weights.BEST else {**given, "at": at}
 
 

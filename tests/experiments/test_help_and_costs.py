@@ -92,6 +92,16 @@ def test_costs_say_what_is_not_counted(lab: Lab):
     assert "extrapolated" not in outcome.out
 
 
+def test_costs_say_how_much_goes_from_layer_to_layer(lab: Lab):
+    """One vector of width 64 in fp32 in place of four."""
+    words = ["job=cost", "model=shc", "model.depth=2", "model.d_model=64", "cost.lengths=[64]"]
+    one = lab.here(*words, "model.residual.shc.factorise=1")
+    assert one.status == 0, one.err
+    assert "streams from layer to layer: 1 of width 64, 256 bytes a token" in one.out
+    table = lab.here("--multirun", *words, "model.residual.shc.factorise=0,1").out
+    assert [line.split("|")[4].strip() for line in table.splitlines()[2:4]] == ["1.0 KiB", "256 B"]
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_extrapolated_flops_are_the_counted_ones(backward: bool):
     """Dense attention is a square, the rest a line: both are followed exactly."""

@@ -153,9 +153,10 @@ def test_longer_blocks_keep_fewer_streams():
 
 
 def test_the_length_of_a_block():
-    assert block_length(4, 14) == 3  # √(56/6) = 3.06
-    assert block_length(4, 60) == 6  # √(240/6) = 6.3
-    assert block_length(1, 1) == 1
+    assert block_length(4, 4, 14) == 3  # √(56/6) = 3.06
+    assert block_length(4, 4, 60) == 6  # √(240/6) = 6.3
+    assert block_length(1, 4, 60) == 3  # one vector between layers, four streams inside: √(60/6) = 3.2
+    assert block_length(1, 1, 1) == 1
 
 
 def test_evaluation_forgets_nothing():

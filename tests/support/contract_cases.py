@@ -50,7 +50,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "fox": {"householder": False},
         "grouped": {"n_kv_heads": 2},
     },
-    "shc": {"factorised": {"factorise": 2, "readout": "learned"}},
+    "ohc": {"neumann": {"inverse": "neumann", "neumann_terms": 4, "expansion": "learned"}},
+    "shc": {"factorised": {"factorise": 2, "readout": "learned"}, "one_carried": {"factorise": 1}},
     "kda": {"negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4}},
     "mom": {
         "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},

@@ -52,7 +52,11 @@ def relative(got: torch.Tensor, wanted: torch.Tensor) -> float:
 # (a)
 @every_scheme
 @pytest.mark.parametrize("pattern", ["F", "SF"])
-@pytest.mark.parametrize("options", [{}, {"n_streams": 2}, {"n_streams": 3}, {"readout": "learned"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"n_streams": 2}, {"n_streams": 3}, {"readout": "learned"}, {"expansion": "learned"}],
+    ids=str,
+)
 @torch.no_grad()
 def test_a_identity_starts_as_the_plain_residual(scheme, pattern, options):
     """Logits in fp32, though the streams differ: patterns are on."""

@@ -12,6 +12,7 @@ from zoo import LanguageModel, ModelConfig, registry
 from zoo.errors import UserError
 from zoo.interfaces import Dims
 from zoo.modules.step_buffer import set_step
+from zoo.residuals.ohc import series_slope
 from zoo.residuals.path_gain import CappedResidual
 
 D, GAIN = 6, 0.1
@@ -55,6 +56,31 @@ def largest(module: CappedResidual, size: float = 1.0) -> float:
 def test_the_way_through_the_coefficients_never_exceeds_the_gain(scheme, n, spread):
     for size in (1e-2, 1.0, 1e3):
         assert largest(made(scheme, spread, n, gain=GAIN), size) <= GAIN * ROUNDING
+
+
+SERIES = {"inverse": "neumann", "neumann_terms": 4}
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_the_cap_holds_for_a_neumann_series_also_where_it_diverges(n, spread):
+    for size in (1e-2, 1.0, 1e3):
+        assert largest(made("ohc", spread, n, gain=GAIN, **SERIES), size) <= GAIN * ROUNDING
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0])
+def test_without_the_cap_a_series_is_within_its_own_bound_and_not_that_of_a_rotation(spread):
+    free = made("ohc", spread, gain=None, **SERIES)
+    assert largest(free) <= free.path_gain().item() * ROUNDING
+    assert (largest(free) > made("ohc", spread, gain=None).path_gain()) == (spread >= 1)
+
+
+def test_the_slope_of_a_series_is_its_derivative_at_worst():
+    """Σ kθ^(k−1) + (K + 1)θ^K/2: half the derivative of 2·Σ θ^k + θ^(K+1)."""
+    for norm in (0.0, 0.3, 1.5):
+        theta = torch.tensor(norm, dtype=torch.float64, requires_grad=True)
+        (2 * sum(theta**k for k in range(1, 5)) + theta**5).backward()
+        assert series_slope(theta, 4).item() == pytest.approx(theta.grad.item() / 2)
 
 
 @capped_schemes

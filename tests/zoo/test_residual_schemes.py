@@ -8,7 +8,6 @@ from support.margins import below
 import kernels
 from zoo import LanguageModel, ModelConfig, UserError, cost, registry
 from zoo.interfaces import Dims
-from zoo.residuals.factorised_streams import FactorisedStreams, harmonics, retained
 from zoo.residuals.hyper_connections import HyperResidual
 from zoo.residuals.matrix_norms import chain_product, matrix_norms
 from zoo.residuals.ohc import OHC, OHCConfig
@@ -148,7 +147,8 @@ OPTIONS = [
     ("ohc", {"readout": "learned"}),
     ("ohc", {"init": "seed", "n_streams": 5}),
     ("shc", {"k": 3, "factorise": 2, "readout": "learned"}),
-    ("shc", {"k": 1, "factorise": 1}),
+    ("shc", {"k": 1, "factorise": 1, "expansion": "learned"}),
+    ("ohc", {"inverse": "neumann", "neumann_terms": 3}),
 ]
 
 
@@ -175,6 +175,43 @@ def test_the_streams_start_as_copies_and_are_read_as_a_mean():
     torch.testing.assert_close(model.streams.collapse(spread), x)
 
 
+@every_scheme
+def test_learned_expansion_is_a_gain_of_every_stream_and_channel(scheme):
+    """x_i = g_i ⊙ e, which starts as the copies and has a gradient at the first step."""
+    plain = LanguageModel(config_with(scheme), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    model = LanguageModel(config_with(scheme, expansion="learned"), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    batch, e = tokens(2, SEQ_LEN), torch.randn(2, 5, 32)
+    assert torch.equal(model(batch)[0], plain(batch)[0])
+    logits, _ = model(batch)
+    (logits * torch.randn(logits.shape)).sum().backward()
+    assert model.streams.expansion.grad.abs().min() > 0
+    gains = torch.nn.init.normal_(model.streams.expansion)
+    found = model.streams.expand(e)
+    for i in range(N):
+        assert torch.equal(found[:, :, i], gains[i] * e)
+    assert found.is_contiguous()
+    assert not torch.allclose(model(batch)[0], plain(batch)[0], atol=1e-2)
+
+
+@torch.no_grad()
+def test_a_neumann_series_is_the_inverse_of_ohc_up_to_its_last_power():
+    """(I − A)·Σ (−A)^k over k = 0 … K, in a pass and while decoding."""
+    x = streams()
+    for terms in (1, 4):
+        series, exact = (
+            random_residual("ohc", gain=None, cayley_scale=0.2, inverse=inverse, neumann_terms=terms)
+            for inverse in ("neumann", "exact")
+        )
+        kept = {}
+        exact.project = lambda raw, kept=kept: kept.setdefault("raw", raw)
+        exact(x)
+        a = 0.2 * (kept["raw"] - kept["raw"].mT) / 2
+        eye = torch.eye(N, dtype=torch.float64)
+        wanted = (eye - a) @ sum(torch.linalg.matrix_power(-a, k) for k in range(terms + 1))
+        torch.testing.assert_close(series(x).res, wanted, rtol=0, atol=1e-13)
+        torch.testing.assert_close(series.step(x[:, :1]).res, wanted[:, :1], rtol=0, atol=1e-13)
+
+
 def test_schemes_share_the_weights_of_the_plain_model_under_one_seed():
     plain = LanguageModel(config_with("add"), vocab_size=VOCAB, seq_len=SEQ_LEN).state_dict()
     for scheme in SCHEMES:
@@ -190,85 +227,6 @@ def test_parameters_a_sub_block(scheme, per_block):
     module = random_residual(scheme)
     extra = {"shc": 2, "identity": 0}.get(scheme, 1) * N * N
     assert sum(p.numel() for p in module.parameters()) == per_block * N * D + 2 * N + 3 + extra
-
-
-# Factorised streams
-
-
-# The harmonics are kept in fp32: products of up to 8 entries, each a few units of 6e-8 off, applied to numbers up
-# to 4. A basis that is not one is off by 0.1.
-HARMONIC = 8 * 4 * 4 * 2.0**-24
-
-
-def factorised(n: int, r: int) -> FactorisedStreams:
-    module = FactorisedStreams(SHCConfig(n_streams=n, factorise=r), DIMS).double()
-    if module.turn is not None:
-        torch.nn.init.normal_(module.turn, generator=torch.Generator().manual_seed(0))
-    return module
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
-def test_harmonics_are_an_orthonormal_basis_with_the_mean_first(n):
-    basis = harmonics(n)
-    assert basis.shape == (n, n)
-    torch.testing.assert_close(basis.T @ basis, torch.eye(n), rtol=0, atol=HARMONIC)
-    torch.testing.assert_close(basis[:, 0], torch.full((n,), n**-0.5))
-
-
-@pytest.mark.parametrize(("n", "r"), [(4, 1), (4, 2), (4, 3), (4, 4), (3, 2), (2, 1)])
-@torch.no_grad()
-def test_factorised_streams_are_a_projection_that_keeps_the_mean(n, r):
-    module, x = factorised(n, r), streams(n=n)
-    u = module.basis()
-    torch.testing.assert_close(u.mT @ u, torch.eye(r, dtype=torch.float64), rtol=0, atol=HARMONIC)
-    once = module.between(x)
-    torch.testing.assert_close(once, torch.einsum("ir,jr,btjd->btid", u, u, x))
-    torch.testing.assert_close(module.between(once), once, rtol=0, atol=HARMONIC)
-    torch.testing.assert_close(once.mean(-2), x.mean(-2), rtol=0, atol=HARMONIC)
-    assert module.pack(x).shape == (2, 5, r, D)
-    assert torch.allclose(once, x, atol=HARMONIC) == (r == n)
-
-
-def test_factorised_streams_are_not_rounded_under_autocast():
-    module, x = factorised(4, 2).float(), streams().float()
-    wanted = module.between(x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(module.between(x), wanted)
-
-
-def test_factorise_changes_the_model_between_layers_only():
-    """With r = n it is the model without; with r = 1 it is another, unless there is one layer."""
-    batch = tokens(2, 9)
-    for depth, same in ((1, True), (3, False)):
-        outputs = []
-        for r in (0, 4, 1):
-            config = config_with("shc", factorise=r)
-            config.depth = depth
-            outputs.append(build(config)(batch)[0])
-        torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-5)
-        assert torch.allclose(outputs[2], outputs[0]) == same
-
-
-def test_energy_and_relative_error_are_two_numbers():
-    """x with 99 % of its energy along the mean is reconstructed with an error of 10 %."""
-    basis = harmonics(4).double()
-    x = basis[:, :1] * 0.99**0.5 + basis[:, 1:2] * 0.01**0.5
-    energy, error = retained(x, basis[:, :1])
-    assert energy.item() == pytest.approx(0.99, abs=1e-6)
-    assert error.item() == pytest.approx(0.1, abs=1e-5)
-
-
-def test_factorise_saves_stream_state_and_no_attention_cache():
-    def bytes_of(**options) -> tuple[int, int]:
-        model = cost.on_meta(config_with("shc", **options), vocab_size=VOCAB, seq_len=SEQ_LEN)
-        return cost.stream_bytes(model), cost.state_bytes(model, 64)
-
-    whole, cache = bytes_of()
-    assert whole == 4 * 32 * 4
-    assert bytes_of(factorise=1) == (whole // 4, cache)
-    assert bytes_of(factorise=2) == (whole // 2, cache)
-    plain = cost.on_meta(config_with("add"), vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert (cost.stream_bytes(plain), cost.state_bytes(plain, 64)) == (32 * 4, cache)
 
 
 # Gains
@@ -318,6 +276,9 @@ def test_composites_over_depth():
         ("hc", {"warmup_share": 1.5}, "warmup_share=1.5 must lie"),
         ("mhc", {"lr_scale": -1.0}, "lr_scale=-1.0"),
         ("shc", {"alpha": 0.0}, "alpha=0 would keep coefficients from depending on the streams"),
+        ("hc", {"expansion": "tile"}, "expansion of a residual scheme is one of copy, learned, not 'tile'"),
+        ("ohc", {"inverse": "solve"}, "ohc.inverse is one of exact, neumann, not 'solve'"),
+        ("ohc", {"neumann_terms": 0}, "ohc.neumann_terms=0 must be at least 1"),
         ("ohc", {"clip": "layer"}, "clip of a residual scheme is one of together, each, not 'layer'"),
         ("ohc", {"cayley_scale": 0.0}, "ohc.cayley_scale=0.0 must be a number above 0"),
     ],

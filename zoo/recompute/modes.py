@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -21,7 +22,7 @@ Layers = Callable[[Tensor, Context], tuple[Tensor, list[dict[str, Tensor]]]]
 
 @dataclasses.dataclass(frozen=True)
 class Recompute:
-    """A mode of recomputation, one of MODES; block: layers in a group of "selective" (None: √(nL/(n+2)))."""
+    """A mode of recomputation, one of MODES; block: layers in a group of "selective" (None: √(rL/(n+2)))."""
 
     mode: str = "none"
     block: int | None = None
@@ -31,38 +32,51 @@ class Recompute:
             raise unknown("trainer.recompute", self.mode, MODES)
 
     def run(
-        self, layers: Sequence[Layer], x: Tensor, ctx: Context, streams: int
+        self, layers: Sequence[Layer], x: Tensor, ctx: Context, *, carried: int, inside: int
     ) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """All layers, one after the other: the streams x after the last, and the auxiliary losses of each."""
-        if self.mode == "none" or not torch.is_grad_enabled() or ctx.probe is not None:
-            return _chain(layers)(x, ctx)
+        """All layers, one after the other: the streams x after the last, and the auxiliary losses of each.
+
+        carried, inside: vectors of a token between and inside layers.
+        """
+        if not torch.is_grad_enabled() or ctx.probe is not None or x.is_meta:
+            return run_layers(layers, x, ctx)
         found: list[dict[str, Tensor]] = []
-        for run in self._groups(layers, streams):
+        for run in self._groups(layers, carried, inside):
             x, losses = run(x, ctx)
             found += losses
         return x, found
 
-    def _groups(self, layers: Sequence[Layer], streams: int) -> list[Layers]:
+    def _groups(self, layers: Sequence[Layer], carried: int, inside: int) -> list[Layers]:
         if self.mode == "full":
             return [_full(layer) for layer in layers]
-        length = self.block or block_length(streams, len(layers))
+        if self.mode == "selective":
+            length = self.block or block_length(carried, inside, len(layers))
+        elif carried == inside or torch.compiler.is_compiling():  # a compiler decides itself what is saved
+            return [_chain(layers)]
+        else:
+            length = 1
         return [selective(_chain(layers[i : i + length])) for i in range(0, len(layers), length)]
 
 
-def block_length(streams: int, layers: int) -> int:
-    """√(nL/(n+2)), rounded: the b that minimises nL/b streams before groups plus (n+2)b tensors inside one."""
-    return max(1, round(math.sqrt(streams * layers / (streams + 2))))
+def block_length(carried: int, inside: int, layers: int) -> int:
+    """√(rL/(n+2)), rounded: the b that minimises rL/b vectors before groups plus (n+2)b tensors inside one.
+
+    carried, inside: r vectors of a token between layers, n inside.
+    """
+    return max(1, round(math.sqrt(carried * layers / (inside + 2))))
+
+
+def run_layers(layers: Sequence[Layer], x: Tensor, ctx: Context) -> tuple[Tensor, list[dict[str, Tensor]]]:
+    """Layers one after the other, all saved for the backward: x after the last, and the auxiliary losses of each."""
+    found = []
+    for layer in layers:
+        x, losses = layer(x, ctx)
+        found.append(losses)
+    return x, found
 
 
 def _chain(layers: Sequence[Layer]) -> Layers:
-    def run(x: Tensor, ctx: Context) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        found = []
-        for layer in layers:
-            x, losses = layer(x, ctx)
-            found.append(losses)
-        return x, found
-
-    return run
+    return functools.partial(run_layers, layers)
 
 
 def _full(layer: Layer) -> Layers:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
+from kernels.checks import without_autocast
 from zoo.errors import UserError
 from zoo.interfaces import Dims
 from zoo.modules import fp32_linear
@@ -15,7 +16,10 @@ from zoo.residuals.hyper_connections import HyperStreams, patterns
 
 
 class FactorisedStreams(HyperStreams):
-    """Between layers x [B, T, n, D] becomes s = Uᵀx [B, T, r, D], and x = U·s again.
+    """From layer to layer goes s = Uᵀx [B, T, r, D] in place of x [B, T, n, D]; a layer starts from x = U·s.
+
+    So r vectors a token are kept for the backward of a layer, which computes the n streams inside it again
+    (zoo.recompute): x = U·s, and after the first sub-block H_res·x + H_postᵀ·z.
 
     U [n, r] is orthonormal, its first column 1/√n, so that the mean stream passes unchanged. The others are
     learned: the harmonics over the streams (the first of them p, along which the streams differ at
@@ -40,21 +44,27 @@ class FactorisedStreams(HyperStreams):
             turned = fp32_linear(turned, kernels.cayley(self.turn, backend=self.backend).mT)
         return torch.cat([self.harmonics[:, :1], turned], 1)[:, : self.r]
 
-    def between(self, x: Tensor) -> Tensor:
-        """U·Uᵀ·x for x [B, T, n, D]; x itself where factorisation is off."""
-        return self.unpack(self.pack(x)) if self.r else x
-
     def pack(self, x: Tensor) -> Tensor:
-        """Streams [B, T, n, D] -> s = Uᵀx [B, T, r, D]."""
-        return fp32_linear(x.mT, self.basis().mT).mT.to(x.dtype)
+        """Streams [B, T, n, D] -> s = Uᵀx [B, T, r, D]; x itself where factorisation is off."""
+        return _product(self.basis().mT, x) if self.r else x
 
     def unpack(self, s: Tensor) -> Tensor:
-        """s [B, T, r, D] -> streams U·s [B, T, n, D]."""
-        return fp32_linear(s.mT, self.basis()).mT.to(s.dtype)
+        """s [B, T, r, D] -> streams U·s [B, T, n, D]; s itself where factorisation is off."""
+        return _product(self.basis(), s) if self.r else s
 
     def carried(self) -> int:
         """r, or n where factorisation is off."""
         return self.r or self.n
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    """The matrix [m, n] times every token's x [B, T, n, D], in at least fp32 -> [B, T, m, D] in x's dtype.
+
+    As a batch: `matrix @ x` would fold tokens and channels into one dimension, in a copy of x.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    with without_autocast(x):
+        return (matrix.to(wide).expand(*x.shape[:-2], *matrix.shape) @ x.to(wide)).to(x.dtype)
 
 
 def harmonics(n: int) -> Tensor:

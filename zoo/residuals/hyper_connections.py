@@ -38,8 +38,9 @@ class HyperConfig:
 
     n_streams: n; init: "identity" (the mean stream starts as the plain residual, and the streams differ) or
     "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal); readout: how
-    the head reads the streams, "mean" or "learned" weights; warmup_factor, warmup_hold, warmup_ramp: α is multiplied
-    by warmup_factor for warmup_hold steps, then by a factor that rises linearly to 1 over warmup_ramp steps;
+    the head reads the streams, "mean" or "learned" weights; expansion: how the embedding e becomes streams, "copy" or
+    "learned", x_i = g_i ⊙ e with gains g [n, D] that start at 1; warmup_factor, warmup_hold, warmup_ramp: α is
+    multiplied by warmup_factor for warmup_hold steps, then by a factor that rises linearly to 1 over warmup_ramp steps;
     warmup_share: both are shortened so that they take at most this share of the training (null: never); lr_scale: the
     learning rate of coefficients over the model's; alpha: α at first; clip: the gradients of coefficients are clipped
     "together", all of the model to one norm, or "each" sub-block's to its own.
@@ -55,6 +56,7 @@ class HyperConfig:
     lr_scale: float = added(1.0, before=10.0)
     alpha: float = added(0.01, before=0.01)
     clip: str = added("together", before="together")
+    expansion: str = added("copy", before="copy")
 
     @property
     def parameter_group(self) -> ParameterGroup:
@@ -71,19 +73,24 @@ class Coefficients(NamedTuple):
 
 
 class HyperStreams(Streams):
-    """The embedding goes into all n streams; the head reads their mean, or a learned weighted sum."""
+    """The embedding goes into all n streams, as it is or times learned gains; the head reads their mean, or a learned
+    weighted sum."""
 
     def __init__(self, config: HyperConfig, dims: Dims) -> None:
         super().__init__(config, dims)
         check(config)
         self.parameter_group = config.parameter_group
         self.n = config.n_streams
+        learned = config.expansion == "learned"
+        self.expansion = nn.Parameter(torch.ones(self.n, dims.d_model)) if learned else None
         self.readout = (
             nn.Parameter(torch.full((self.n,), 1 / self.n)) if config.readout == "learned" else None
         )
 
     def expand(self, x: Tensor) -> Tensor:
-        """Embedding [B, T, D] -> n copies [B, T, n, D]."""
+        """Embedding [B, T, D] -> n copies [B, T, n, D], times the gains if there are any."""
+        if self.expansion is not None:
+            return (x.unsqueeze(-2) * self.expansion).to(x.dtype)
         # A copy: products with a view whose streams are one and the same memory are slow.
         return x.unsqueeze(-2).repeat(1, 1, self.n, 1)
 
@@ -91,7 +98,7 @@ class HyperStreams(Streams):
         """Streams [B, T, n, D] -> their mean or learned weighted sum [B, T, D]."""
         return x.mean(-2) if self.readout is None else (self.readout[:, None] * x).sum(-2)
 
-    def carried(self) -> int:
+    def inside(self) -> int:
         """n."""
         return self.n
 
@@ -242,6 +249,7 @@ def check(config: HyperConfig) -> None:
         raise UserError(f"n_streams={config.n_streams} must be at least 2; for one stream: residual.name=add")
     one_of(config.init, ("identity", "seed"), "init of a residual scheme")
     one_of(config.readout, ("mean", "learned"), "readout of a residual scheme")
+    one_of(config.expansion, ("copy", "learned"), "expansion of a residual scheme")
     one_of(config.clip, CLIPPING, "clip of a residual scheme")
     for key in ("warmup_factor", "warmup_hold", "warmup_ramp", "lr_scale"):
         at_least(getattr(config, key), 0, key)

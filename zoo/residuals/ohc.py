@@ -11,18 +11,22 @@ from torch import Tensor
 import kernels
 from kernels.ops.cayley.torch_ops import rotation_4
 from zoo.interfaces import Dims
-from zoo.option_checks import positive
+from zoo.option_checks import at_least, one_of, positive
 from zoo.options import added
 from zoo.registry import register_residual
-from zoo.residuals.hyper_connections import MatrixResidual
+from zoo.residuals.hyper_connections import HyperResidual, MatrixResidual
 from zoo.residuals.path_gain import CappedConfig, CappedResidual
 
 
 @dataclass
 class OHCConfig(CappedConfig):
-    """cayley_scale: factor of A before the Cayley map; the rest as in CappedConfig and HyperConfig."""
+    """cayley_scale: factor of A before the Cayley map; inverse: of I + A, "exact" or "neumann", a series that is no
+    rotation and diverges where ‖A‖ reaches 1; neumann_terms: its highest power, better an even one; the rest as in
+    CappedConfig and HyperConfig."""
 
     cayley_scale: float = added(1.0, before=1.0)
+    inverse: str = added("exact", before="exact")
+    neumann_terms: int = added(8, before=8)
 
 
 @register_residual(
@@ -38,35 +42,63 @@ class OHC(MatrixResidual, CappedResidual):
 
     b_res = 0 at first, where Cayley is the identity; c is `cayley_scale`. Of φ_res and b_res only skew parts matter:
     n(n−1)/2 free numbers a token. Everything else as in zoo.residuals.hyper_connections.
+
+    inverse="neumann" sums Σ (−A)^k over k = 0 … K in place of (I + A)⁻¹: H_res is off a rotation by ‖A‖^(K+1)
+    (kernels.cayley has the errors). Nothing keeps ‖A‖ below 1 but `gain`, and b_res not even that.
     """
 
     config: OHCConfig
 
     def __init__(self, config: OHCConfig, dims: Dims) -> None:
         positive(config.cayley_scale, "ohc.cayley_scale")
+        one_of(config.inverse, ("exact", "neumann"), "ohc.inverse")
+        at_least(config.neumann_terms, 1, "ohc.neumann_terms")
         super().__init__(config, dims)
+        self.terms = config.neumann_terms if config.inverse == "neumann" else None
 
     def project(self, raw: Tensor) -> Tensor:
-        """Matrices [..., n, n] -> rotations."""
-        return kernels.cayley(self._scaled(raw), backend=self.dims.backend)
+        """Matrices [..., n, n] -> rotations, or nearly."""
+        return kernels.cayley(self._scaled(raw), neumann_terms=self.terms, backend=self.dims.backend)
 
     def step_mixing(self, raw: list[float]) -> list[float]:
         """`mixing` of one token; of four streams by the closed form, on numbers."""
-        if self.config.n_streams != 4:
+        if self.config.n_streams != 4 or self.terms is not None:
             return super().step_mixing(raw)
         return rotation_4([self.config.cayley_scale * y for y in raw])
 
     def sensitivity(self) -> Tensor:
-        """√2·c·‖skew φ_res‖_F.
+        """√2·c·‖skew φ_res‖_F, times `series_slope` of a Neumann series.
 
         dH_res = −2(I + A)⁻¹dA(I + A)⁻¹ with ‖(I + A)⁻¹‖ ≤ 1, and singular values of a skew dA come in pairs, so that
-        ‖dA‖₂ ≤ ‖dA‖_F/√2 ≤ |mα₂|·c·‖skew φ_res‖_F·‖dx̂‖/√2.
+        ‖dA‖₂ ≤ ‖dA‖_F/√2 ≤ |mα₂|·c·‖skew φ_res‖_F·‖dx̂‖/√2. A series has no such (I + A)⁻¹: its slope grows with ‖A‖,
+        which with ‖x̂‖ ≤ √(nD) is at most c·(|mα₂|·‖skew φ_res‖_F·√(nD) + ‖skew b_res‖_F)/√2, the first part of it at
+        most g/2 under a cap of g.
         """
         n = self.config.n_streams
-        phi = self.phi_res.unflatten(0, (n, n))
-        skew = torch.linalg.vector_norm((phi - phi.transpose(0, 1)) / 2)
-        return math.sqrt(2) * self.config.cayley_scale * skew
+        exact = math.sqrt(2) * self.config.cayley_scale * _skew_norm(self.phi_res.unflatten(0, (n, n)))
+        if self.terms is None:
+            return exact
+        varying = HyperResidual.scale(self)[2].abs() * exact * self.phi_res.shape[1] ** 0.5 / 2
+        if self.config.gain is not None:
+            varying = varying.clamp(max=self.config.gain / 2)
+        fixed = self.config.cayley_scale * _skew_norm(self.b_res) / math.sqrt(2)
+        return exact * series_slope(varying + fixed, self.terms)
 
     def _scaled(self, raw: Tensor) -> Tensor:
         scale = self.config.cayley_scale
         return raw if scale == 1 else scale * raw
+
+
+def series_slope(norm: Tensor, terms: int) -> Tensor:
+    """Σ_{k=1…K} kθ^(k−1) + (K + 1)θ^K/2 for θ = ‖A‖ []: the most that ‖dQ_K‖₂ is, over 2‖dA‖₂.
+
+    Q_K = (I − A)·Σ (−A)^k = I + 2·Σ_{k=1…K} (−A)^k + (−A)^(K+1), and ‖d(A^k)‖ ≤ k‖A‖^(k−1)·‖dA‖. An exact inverse
+    has at most 1 at any ‖A‖; this is 1 at A = 0.
+    """
+    slopes = [k * norm ** (k - 1) for k in range(1, terms + 1)]
+    return sum(slopes) + (terms + 1) / 2 * norm**terms
+
+
+def _skew_norm(x: Tensor) -> Tensor:
+    """‖(x − xᵀ)/2‖_F of x [n, n, ...], transposed over the first two dimensions; []."""
+    return torch.linalg.vector_norm((x - x.transpose(0, 1)) / 2)

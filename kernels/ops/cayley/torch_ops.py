@@ -14,9 +14,21 @@ from kernels.ops.cayley.reference import cayley_reference
 Number = TypeVar("Number", float, Tensor)
 
 
-def cayley_torch(raw: Tensor) -> Tensor:
-    """Compute `kernels.cayley`; saves Q alone for the backward."""
-    return _Cayley.apply(raw.to(torch.promote_types(raw.dtype, torch.float32)))
+def cayley_torch(raw: Tensor, neumann_terms: int | None = None) -> Tensor:
+    """Compute `kernels.cayley`; saves Q alone for the backward, or of a series its partial sums."""
+    raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
+    return _Cayley.apply(raw) if neumann_terms is None else _series(raw, neumann_terms)
+
+
+def _series(raw: Tensor, terms: int) -> Tensor:
+    """(I − A)·S_K, by Horner's rule: S_0 = I, S_k = I − A·S_{k−1}."""
+    eye = torch.eye(raw.shape[-1], dtype=raw.dtype, device=raw.device)
+    with without_autocast(raw):
+        a = (raw - raw.mT) / 2
+        total = eye - a
+        for _ in range(terms - 1):
+            total = eye - a @ total
+        return total - a @ total
 
 
 class _Cayley(torch.autograd.Function):

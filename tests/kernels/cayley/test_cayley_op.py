@@ -91,16 +91,58 @@ def test_the_closed_form_stays_orthogonal_however_large_its_input(n, size):
     below((q.mT @ q - torch.eye(n)).abs().max(), 4e-6)
 
 
-@pytest.mark.parametrize(("norm", "terms", "low", "high"), [(0.9, 5, 0.3, 3.0), (0.1, 5, 0.0, 1e-5)])
-def test_a_neumann_series_is_no_substitute(norm, terms, low, high):
-    """Σ_{k≤K} (−A)^k instead of the inverse: at ‖A‖ = 0.9 and K = 5 QᵀQ is off I by about 1."""
-    a = skew(normal(200, 4, 4))
-    a = norm * a / torch.linalg.matrix_norm(a, 2)[:, None, None]
-    eye = torch.eye(4, dtype=torch.float64)
-    series = sum(torch.linalg.matrix_power(-a, k) for k in range(terms + 1))
-    q = (eye - a) @ series
-    error = torch.linalg.matrix_norm(q.mT @ q - eye, 2).max()
-    assert low <= error < high
+def of_norm(norm: float, n: int) -> torch.Tensor:
+    """Skew matrices of this spectral norm."""
+    a = skew(normal(50, n, n))
+    return norm * a / torch.linalg.matrix_norm(a, 2)[:, None, None]
+
+
+def largest(x: torch.Tensor) -> float:
+    return torch.linalg.matrix_norm(x, 2).max().item()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("norm", [0.1, 0.5, 0.9, 1.0, 1.1])
+@pytest.mark.parametrize("terms", [1, 2, 5, 8])
+def test_the_errors_of_a_neumann_series(n, norm, terms):
+    """Of the inverse, of Q and of QᵀQ against ‖A‖ and K: small where ‖A‖ is, 1 and more from ‖A‖ = 1 on."""
+    a, eye = of_norm(norm, n), torch.eye(n, dtype=torch.float64)
+    q, exact = cayley(a, neumann_terms=terms), cayley(a)
+    last = norm ** (terms + 1)
+    rounding = 1e-12 * (1 + last) ** 2
+    assert largest(torch.linalg.solve(eye - a, q) - torch.linalg.inv(eye + a)) <= last + rounding
+    if norm < 1:
+        assert last <= last / (1 - norm)  # the bound of a matrix that is not skew
+    assert largest(q - exact) == pytest.approx(last, abs=rounding)
+    found = largest(q.mT @ q - eye)
+    if terms % 2 == 0:
+        assert found == pytest.approx(last**2, abs=rounding)
+    else:
+        assert last < found <= 2 * last + last**2 + rounding
+    if norm >= 1 - 1e-9:
+        assert found >= 1 - rounding
+
+
+@pytest.mark.parametrize("terms", [1, 2, 7])
+@dtypes
+def test_the_series_equals_its_definition_with_all_gradients(terms, dtype):
+    raw = normal(3, 7, 4, 4, dtype=dtype)
+    forms = (partial(cayley, backend=backend, neumann_terms=terms) for backend in ("torch", "reference"))
+    assert_agree(*forms, [raw / 4])
+
+
+def test_the_series_is_fp32_under_autocast_and_not_for_triton():
+    raw = normal(5, 4, 4, dtype=torch.float32) / 4
+    wanted = cayley(raw, neumann_terms=4)
+    for backend in ("auto", "reference"):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.testing.assert_close(cayley(raw, neumann_terms=4, backend=backend), wanted)
+    with pytest.raises(
+        ValueError, match="'triton' cannot serve this call: inverts exactly, without a Neumann"
+    ):
+        cayley(raw, neumann_terms=4, backend="triton")
+    with pytest.raises(ValueError, match="neumann_terms of at least 1, got 0"):
+        cayley(raw, neumann_terms=0)
 
 
 def test_sixteen_bit_inputs_are_computed_in_fp32():
