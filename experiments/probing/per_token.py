@@ -49,7 +49,7 @@ def routes(model: LanguageModel, sentence: Tensor) -> Rows:
 
 
 def alternatives(model: LanguageModel, sentence: Tensor) -> Rows:
-    """Rows as of `routes` for what the router did not choose, the most probable first; ranks go on from its k choices."""
+    """Rows as of `routes` for what the router did not choose, by probability; ranks go on from its k choices."""
 
     def others(event: ProbeEvent) -> Tensor:
         choices, probabilities = event.values["choices"][0], event.values["probabilities"][0]
