@@ -33,10 +33,9 @@ def test_layouts_follow_the_reports_protocol_and_can_be_made_small(lab: Lab):
     assert (tokens, c.data.seq_len, c.evaluate.stride) == (8192, 512, 512)
     assert (c.optim.lr, c.optim.lr_min, c.optim.warmup_steps) == (3e-4, 3e-5, 2000)
     assert (c.trainer.max_steps, c.trainer.val_every, c.trainer.patience) == (50_000, 500, 5)
-    small = lab.compose("size=small", "data=pydocs", "seed=0,1")
-    assert [(c.seed, c.model.d_model, c.model.depth, c.data.name, c.evaluate.stride) for c in small] == [
-        (seed, 64, 14, "pydocs", 128) for seed in (0, 1)
-    ]
+    (c,) = lab.compose("size=small", "data=pydocs", "seed=2")
+    assert (c.seed, c.model.d_model, c.model.depth) == (2, 64, 14)
+    assert (c.data.name, c.evaluate.stride) == ("pydocs", 128)
 
 
 @pytest.mark.slow
