@@ -184,8 +184,8 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels and models, batch times length (null: the suite's own).
-    cases: suites kernels, compile, models and inference, beginnings of the names to measure (null: all; of inference
-        none where there are runs).
+    cases: suites kernels, compile, models, traffic and inference, beginnings of the names to measure (null: all;
+        of inference none where there are runs).
     runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
     pairs, steps: suite harness, pairs of loops and steps of each loop.

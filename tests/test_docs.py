@@ -1,14 +1,18 @@
 """The pages that are written from the code, and the links of the README."""
 
 import dataclasses
+import functools
 import re
 import sys
+from collections.abc import Iterator
 
 import pytest
+import yaml
 from support.tree_copy import ROOT
 
 import kernels
 from analysis.plotting.sketches import path
+from experiments import schema
 from zoo import registry
 
 
@@ -108,3 +112,29 @@ def test_every_figure_of_the_report_is_listed(reference):
     assert "| `loss_against_tokens` | Loss while training | Quality | `metrics.tokens`, `metrics.loss` |" in (
         reference.figures_page()
     )
+
+
+WHOLE = ("model.", "data.", "optim.", "trainer.", "evaluate.")
+
+
+def options_of_the_departures() -> Iterator[tuple[str, str]]:
+    """Every option in the last column of docs/departures.md, as a whole key, and the default that the page names."""
+    prefix = None
+    for line in (ROOT / "docs" / "departures.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            prefix = None
+        elif line.startswith("Keys "):
+            prefix = line.split("`")[1] if "`" in line else ""
+        elif line.startswith("|") and prefix is not None:
+            for key, default in re.findall(
+                r"`([a-z_0-9.]+)(?:=[^` ]+)?`(?: \[`(.+?)`\])?", line.split("|")[-2]
+            ):
+                yield key if key.startswith(WHOLE) else prefix + key, default
+
+
+def test_every_option_of_the_departures_exists_and_has_the_default_that_the_page_names():
+    found = list(options_of_the_departures())
+    assert len(found) > 50
+    for key, default in found:
+        value = functools.reduce(getattr, key.split("."), schema.Config())
+        assert not default or value == yaml.safe_load(default), key

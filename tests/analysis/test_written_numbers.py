@@ -56,7 +56,7 @@ def tables() -> Tables:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["LOG.md", "docs/architectures.md", "docs/probes.md"])
+@pytest.mark.parametrize("name", ["LOG.md", "docs/architectures.md", "docs/probes.md", "docs/departures.md"])
 def test_the_numbers_of_log_and_pages_are_those_of_their_tables(tables, name):
     outcome = check(ROOT / name, tables)
     assert outcome.problems == []

@@ -12,9 +12,11 @@ from zoo.modules.parameter_groups import MAIN, ParameterGroup, grouped_parameter
 CONFIG = OptimConfig(lr=1e-3, weight_decay=0.1, clip=1.0)
 
 
-def model(residual: str = "ohc", channel: str = "moe") -> LanguageModel:
+def model(residual: str = "ohc", channel: str = "moe", **options) -> LanguageModel:
     config = ModelConfig(pattern="SF", depth=2, d_model=32, n_heads=4)
     config.residual.name, config.channel.name = residual, channel
+    for key, value in options.items():
+        setattr(getattr(config.residual, residual), key, value)
     return LanguageModel(config, vocab_size=29, seq_len=16)
 
 
@@ -38,14 +40,31 @@ def test_a_plain_model_has_two_groups():
     ]
 
 
-@pytest.mark.parametrize("residual", ["hc", "mhc", "ohc", "shc"])
-def test_coefficients_learn_ten_times_as_fast_and_only_phi_decays(residual):
-    for name, (lr, decay, clip) in treatment(model(residual)).items():
+@pytest.mark.parametrize("residual", ["hc", "identity", "mhc", "ohc", "shc"])
+@pytest.mark.parametrize("lr_scale", [1.0, 3.0])
+def test_coefficients_learn_at_their_own_rate_and_only_phi_decays(residual, lr_scale):
+    for name, (lr, decay, clip) in treatment(model(residual, lr_scale=lr_scale)).items():
         ours = "_residual." in name
-        assert lr == pytest.approx(1e-2 if ours else 1e-3), name
+        assert lr == pytest.approx(1e-3 * lr_scale if ours else 1e-3), name
         assert clip == ("coefficients" if ours else "main"), name
         if ours:
             assert decay == (0.1 if ".phi_" in name else 0.0), name
+
+
+def test_clipping_each_sub_block_bounds_the_norm_of_each():
+    m = model("ohc", clip="each", readout="learned")
+    steps = optimizer(m, CONFIG)
+    for parameter in m.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    clip_gradients(steps, 0.5)
+    parts = {f"layers.{i}.{part}_residual" for i in range(2) for part in ("mixer", "channel")} | {"streams"}
+    for part in parts:
+        norms = torch.stack([p.grad.norm() for p in m.get_submodule(part).parameters()])
+        assert norms.norm().item() == pytest.approx(0.5, rel=1e-4), part
+    assert {group["clip_group"] for group in steps.param_groups} == {
+        "main",
+        *(f"coefficients of {part}" for part in parts),
+    }
 
 
 def test_projections_embeddings_and_experts_decay_and_gains_do_not():
@@ -78,7 +97,7 @@ def test_a_part_may_leave_the_group_of_its_whole():
 
 
 def test_the_schedule_keeps_the_ratio_of_learning_rates():
-    adam = optimizer(model(), CONFIG)
+    adam = optimizer(model(lr_scale=10.0), CONFIG)
     schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: lr_factor(step, CONFIG, 100))
     for _ in range(50):
         adam.step()

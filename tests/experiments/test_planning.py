@@ -62,7 +62,9 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
     expected = {
         "quickstart": (11, 2),
         "architectures": (11, 9),
-        "residuals": (5, 3),
+        "residuals": (6, 18),
+        "ablation": (4, 9),
+        "coefficient_rates": (1, 36),
         "sinks": (3, 2),
         "routing": (2, 1),
         "extrapolation": (11, 1),

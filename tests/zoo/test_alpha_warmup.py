@@ -7,32 +7,53 @@ from support.margins import below
 
 import zoo
 from zoo import ModelConfig
-from zoo.modules.step_buffer import set_step
+from zoo.modules.step_buffer import StepBuffer, set_step
 from zoo.residuals.hyper_connections import HyperConfig, warmup
 
 
 def small(scheme: str = "ohc") -> zoo.LanguageModel:
     config = ModelConfig(pattern="F", depth=2, d_model=32, n_heads=4)
     config.residual.name = scheme
+    if scheme in ("ohc", "shc"):
+        getattr(config.residual, scheme).gain = None
     return build(config).eval()
 
 
+def factor(step: int, config: HyperConfig, total: int = 0) -> float:
+    clock = StepBuffer()
+    clock.set(step, total)
+    return warmup(clock, config).item()
+
+
 @pytest.mark.parametrize(
-    ("step", "factor"),
+    ("step", "wanted"),
     [(0, 0.1), (999, 0.1), (1000, 0.1), (2000, 0.28), (3500, 0.55), (6000, 1.0), (1_000_000, 1.0)],
 )
-def test_a_tenth_for_1000_steps_then_to_one_over_5000(step, factor):
-    assert warmup(torch.tensor(step), HyperConfig()).item() == pytest.approx(factor)
+def test_a_tenth_for_1000_steps_then_to_one_over_5000(step, wanted):
+    assert factor(step, HyperConfig()) == pytest.approx(wanted)
+    assert factor(step, HyperConfig(), total=36_000) == pytest.approx(wanted)  # a sixth is long enough
+    assert factor(step, HyperConfig(warmup_share=None), total=100) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("step", "wanted"), [(0, 0.1), (10, 0.1), (35, 0.55), (60, 1.0), (360, 1.0)])
+def test_of_a_short_training_it_takes_a_sixth(step, wanted):
+    assert factor(step, HyperConfig(), total=360) == pytest.approx(wanted)
+
+
+def test_the_share_of_a_training_that_it_may_take():
+    config = HyperConfig(warmup_hold=20, warmup_ramp=20, warmup_share=0.5)
+    assert [factor(step, config, total=40) for step in (0, 10, 15, 20)] == pytest.approx(
+        [0.1, 0.1, 0.55, 1.0]
+    )
 
 
 def test_other_schedules():
     config = HyperConfig(warmup_factor=0.0, warmup_hold=10, warmup_ramp=0)
-    assert [warmup(torch.tensor(step), config).item() for step in (0, 10, 11)] == [0, 0, 1]
-    config = HyperConfig(warmup_factor=1.0)
-    assert warmup(torch.tensor(0), config).item() == 1
+    assert [factor(step, config) for step in (0, 10, 11)] == [0, 0, 1]
+    assert factor(0, HyperConfig(warmup_factor=1.0)) == 1
 
 
-@pytest.mark.parametrize("scheme", ["hc", "mhc", "ohc", "shc"])
+@pytest.mark.parametrize("scheme", ["hc", "identity", "mhc", "ohc", "shc"])
 @torch.no_grad()
 def test_the_step_changes_the_model_as_larger_alphas_would(scheme):
     model, larger = small(scheme), small(scheme)

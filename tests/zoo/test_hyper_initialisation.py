@@ -9,7 +9,7 @@ from support.margins import above, below
 from zoo import LanguageModel, ModelConfig
 from zoo.config import from_dict
 
-SCHEMES = ("hc", "mhc", "ohc", "shc")
+SCHEMES = ("hc", "identity", "mhc", "ohc", "shc")
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -159,10 +159,11 @@ def test_d_unconstrained_mixing_does_learn_from_equal_streams():
 
 def test_a_the_starting_values_are_those_of_the_table():
     starts = {"hc": torch.eye(4), "mhc": 4 * torch.eye(4), "ohc": torch.zeros(4, 4)}
-    for scheme in ("hc", "mhc", "ohc", "shc"):
+    for scheme in SCHEMES:
         config = from_dict(ModelConfig, {"residual": {"name": scheme}})
         residual = LanguageModel(config, vocab_size=7, seq_len=8).layers[0].mixer_residual
         torch.testing.assert_close(residual.alpha, torch.full((3,), 0.01))
-        assert not any(residual.get_parameter(f"phi_{part}").any() for part in ("pre", "post", "res"))
+        assert not any(residual.get_parameter(f"phi_{part}").any() for part in ("pre", "post"))
+        assert residual.phi_res is None if scheme == "identity" else not residual.phi_res.any()
         if scheme in starts:
             assert torch.equal(residual.b_res, starts[scheme])

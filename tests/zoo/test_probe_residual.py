@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from zoo.probes.rows import Row
 
 BATCH, TIME = 2, 5
 PARTS = ("mixer", "channel")
-SCHEMES = ("add", "hc", "mhc", "ohc", "shc")
+SCHEMES = ("add", "hc", "identity", "mhc", "ohc", "shc")
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -120,6 +121,7 @@ def test_dimensions_are_those_of_streams_rebuilt_from_their_principal_directions
         n = 1 if scheme == "add" else 3
         x = x.reshape(BATCH * TIME, n, 8).numpy().transpose(1, 0, 2).reshape(n, -1)
         wanted[(*place, "stream_rms", "", None, None)] = np.sqrt((x**2).sum() / x.size)
+        wanted[(*place, "stream_spread", "", None, None)] = np.linalg.norm(x - x.mean(0)) / np.linalg.norm(x)
         _, directions = np.linalg.eigh(x @ x.T)
         for rank in range(1, n + 1):
             u = directions[:, n - rank :]
@@ -157,6 +159,41 @@ def test_gradient_norms_are_those_of_a_backward_pass(scheme):
     assert min(found.values()) > 0
 
 
+@pytest.mark.parametrize("scheme", SCHEMES[1:])
+def test_the_share_through_coefficients_is_what_the_gradient_lacks_where_they_are_constants(scheme):
+    model, batch = model_with(scheme), tokens(BATCH, TIME)
+    found = numbers(probe_model(model, batch, names=["coefficient_path"]))
+    shares = {k[:2]: v for k, v in found.items() if k[2] == "coefficient_gradient_share"}
+    assert set(shares) == {(i, part) for i in range(2) for part in PARTS}
+    for place, share in shares.items():
+        residual = getattr(model.layers[place[0]], f"{place[1]}_residual")
+        whole = gradient_of_streams(model, batch, place)
+        with mock.patch.object(residual, "forward", lambda x, r=residual: type(r).forward(r, x.detach())):
+            rest = gradient_of_streams(model, batch, place)
+        assert share == pytest.approx(
+            ((whole - rest).norm() / whole.norm()).item(), rel=1e-5
+        )  # its loss is fp32
+        above(torch.tensor(share), 1e-6)
+        if scheme in ("ohc", "shc"):
+            assert found[(*place, "path_gain", "", None, None)] == pytest.approx(
+                min(0.1, residual.path_gain().item())
+            )
+
+
+def gradient_of_streams(model: LanguageModel, batch: torch.Tensor, place: tuple) -> torch.Tensor:
+    """∂loss/∂x of the streams at a place."""
+    leaves = []
+
+    def nudge(at: tuple, x: torch.Tensor) -> torch.Tensor:
+        if at != place:
+            return x
+        leaves.append(x.detach().requires_grad_())
+        return leaves[0]
+
+    _, loss = walk(model, batch, nudge)
+    return torch.autograd.grad(loss, leaves)[0]
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_the_gradient_of_streams_is_what_moving_each_entry_does_to_the_loss():
@@ -188,5 +225,6 @@ def test_a_model_is_left_as_it_was_frozen_or_not():
 
 
 def test_gradients_where_no_graph_can_be_are_refused():
-    with torch.inference_mode(), pytest.raises(UserError, match="outside of inference mode"):
-        probe_model(model_with("add"), torch.randint(VOCAB, (1, 3)), names=["gradients"])
+    for measure in ("gradients", "coefficient_path"):
+        with torch.inference_mode(), pytest.raises(UserError, match=f"{measure}.* outside of inference mode"):
+            probe_model(model_with("ohc"), torch.randint(VOCAB, (1, 3)), names=[measure])

@@ -9,14 +9,14 @@ import kernels
 from zoo import LanguageModel, ModelConfig, UserError, cost, registry
 from zoo.interfaces import Dims
 from zoo.residuals.factorised_streams import FactorisedStreams, harmonics, retained
-from zoo.residuals.hyper_connections import HyperConfig, HyperResidual
+from zoo.residuals.hyper_connections import HyperResidual
 from zoo.residuals.matrix_norms import chain_product, matrix_norms
-from zoo.residuals.ohc import OHC
+from zoo.residuals.ohc import OHC, OHCConfig
 from zoo.residuals.shc import SHC, SHCConfig
 
 D, N = 6, 4
 DIMS = Dims(D, 2, seq_len=8, layer=0, depth=3)
-SCHEMES = ("hc", "mhc", "ohc", "shc")
+SCHEMES = ("hc", "identity", "mhc", "ohc", "shc")
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES)
 
 
@@ -47,7 +47,7 @@ def config_with(scheme: str, pattern: str = "SF", **options) -> ModelConfig:
 @torch.no_grad()
 def test_a_sub_block_is_its_definition(scheme):
     """Every formula of zoo.residuals.hyper_connections for one token, with m = 0.1 as at step 0."""
-    m = random_residual(scheme)
+    m = random_residual(scheme, **({"gain": None} if scheme in ("ohc", "shc") else {}))
     x = streams()
     y, coefficients = m.pre(x)
     z = torch.randn(2, 5, D, dtype=torch.float64)
@@ -58,12 +58,14 @@ def test_a_sub_block_is_its_definition(scheme):
     alpha = 0.1 * m.alpha
     pre = torch.sigmoid(alpha[0] * (m.phi_pre @ hat) + m.b_pre)
     post = 2 * torch.sigmoid(alpha[1] * (m.phi_post @ hat) + m.b_post)
-    raw = alpha[2] * (m.phi_res @ hat)
-    if scheme == "shc":
+    if scheme == "identity":
+        res = torch.eye(N, dtype=torch.float64)
+    elif scheme == "shc":
+        raw = alpha[2] * (m.phi_res @ hat)
         rotations = [kernels.cayley(turn, backend="reference") for turn in m.turns]
         res = sum(w * q for w, q in zip(raw.softmax(0), rotations, strict=True))
     else:
-        raw = raw.view(N, N) + m.b_res
+        raw = (alpha[2] * (m.phi_res @ hat)).view(N, N) + m.b_res
         project = {"hc": lambda r: r, "mhc": kernels.sinkhorn, "ohc": kernels.cayley}[scheme]
         res = project(raw)
     for got, wanted in zip(coefficients, (pre, post, res), strict=True):
@@ -73,12 +75,29 @@ def test_a_sub_block_is_its_definition(scheme):
 
 
 @torch.no_grad()
+def test_cayley_scale_and_alpha_scale_what_they_name():
+    x = streams()
+    scaled, plain = (random_residual("ohc", gain=None, cayley_scale=scale) for scale in (0.1, 1.0))
+    plain.alpha[2] *= 0.1
+    plain.b_res *= 0.1
+    for got, wanted in zip(scaled(x), plain(x), strict=True):
+        torch.testing.assert_close(got, wanted)
+    one = x[:, :1]  # decoding's form
+    for got, wanted in zip(scaled.step(one), plain.step(one), strict=True):
+        torch.testing.assert_close(got, wanted)
+    assert registry.get("residual", "ohc").cls(OHCConfig(alpha=0.3), DIMS).alpha.tolist() == pytest.approx(
+        3 * [0.3]
+    )
+
+
+@torch.no_grad()
 def test_shc_with_one_matrix_is_ohc_with_a_static_one():
     one = random_residual("shc", k=1)
-    other = OHC(HyperConfig(), DIMS).double()
+    other = OHC(OHCConfig(), DIMS).double()
     for name in ("phi_pre", "phi_post", "b_pre", "b_post", "alpha"):
         getattr(other, name).copy_(getattr(one, name))
     other.b_res.copy_(one.turns[0])
+    other.phi_res.zero_()
     x, z = streams(), torch.randn(2, 5, D, dtype=torch.float64)
     for got, wanted in zip(one(x), other(x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-14)
@@ -163,11 +182,13 @@ def test_schemes_share_the_weights_of_the_plain_model_under_one_seed():
         assert all(torch.equal(state[name], value) for name, value in plain.items()), scheme
 
 
-@pytest.mark.parametrize(("scheme", "per_block"), [("hc", 24), ("mhc", 24), ("ohc", 24), ("shc", 10)])
+@pytest.mark.parametrize(
+    ("scheme", "per_block"), [("hc", 24), ("identity", 8), ("mhc", 24), ("ohc", 24), ("shc", 10)]
+)
 def test_parameters_a_sub_block(scheme, per_block):
     """φ: nD columns for n + n + n² (or k) rows; biases, three α, and shc's k matrices."""
     module = random_residual(scheme)
-    extra = 2 * N * N if scheme == "shc" else N * N
+    extra = {"shc": 2, "identity": 0}.get(scheme, 1) * N * N
     assert sum(p.numel() for p in module.parameters()) == per_block * N * D + 2 * N + 3 + extra
 
 
@@ -293,6 +314,12 @@ def test_composites_over_depth():
         ("shc", {"k": 0}, "shc.k=0 must be at least 1"),
         ("shc", {"factorise": 5}, "shc.factorise=5 must lie between 0 (off) and n_streams=4"),
         ("ohc", {"warmup_ramp": -1}, "warmup_ramp=-1"),
+        ("hc", {"warmup_share": 0.0}, "warmup_share=0.0 must lie above 0 and at most at 1, or be null"),
+        ("hc", {"warmup_share": 1.5}, "warmup_share=1.5 must lie"),
+        ("mhc", {"lr_scale": -1.0}, "lr_scale=-1.0"),
+        ("shc", {"alpha": 0.0}, "alpha=0 would keep coefficients from depending on the streams"),
+        ("ohc", {"clip": "layer"}, "clip of a residual scheme is one of together, each, not 'layer'"),
+        ("ohc", {"cayley_scale": 0.0}, "ohc.cayley_scale=0.0 must be a number above 0"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(scheme, options, said):

@@ -18,22 +18,31 @@ from torch import nn
 
 @dataclasses.dataclass(frozen=True)
 class ParameterGroup:
-    """clip: the clipping group, whose gradients are clipped together; lr_scale: factor of the learning rate."""
+    """clip: the clipping group, whose gradients are clipped together; lr_scale: factor of the learning rate.
+
+    each: every module that has this group is a clipping group of its own.
+    """
 
     clip: str = "main"
     lr_scale: float = 1.0
+    each: bool = False
 
 
 MAIN = ParameterGroup()
 
 
 def grouped_parameters(
-    module: nn.Module, group: ParameterGroup = MAIN
+    module: nn.Module, group: ParameterGroup = MAIN, name: str = ""
 ) -> Iterator[tuple[nn.Parameter, ParameterGroup, bool]]:
-    """Every parameter in module order, with its group and whether it decays; a shared one once per module."""
-    group = getattr(module, "parameter_group", group)
+    """Every parameter in module order, with its group and whether it decays; a shared one once per module.
+
+    group, name: of the module, which is a part of another.
+    """
+    own = getattr(module, "parameter_group", None)
+    if own is not None:
+        group = dataclasses.replace(own, clip=f"{own.clip} of {name}") if own.each else own
     decays = ("weight",) if isinstance(module, nn.Linear | nn.Embedding) else getattr(module, "decays", ())
     for name, parameter in module.named_parameters(recurse=False):
         yield parameter, group, name in decays
-    for part in module.children():
-        yield from grouped_parameters(part, group)
+    for part_name, part in module.named_children():
+        yield from grouped_parameters(part, group, f"{name}.{part_name}".lstrip("."))

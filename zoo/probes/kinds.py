@@ -13,6 +13,7 @@ register_event(
     pre="[B, T, n], with several streams: how a sub-block reads them",
     post="[B, T, n], with several streams: how its output is written into them",
     res="[B, T, n, n], with several streams: H_res, how they mix",
+    path_gain="[], where a scheme has one: the bound of ‖∂(H_res(x)x)/∂x − H_res‖₂ for all x, after its cap",
 )
 register_event(
     "attention", weights="[B, H, T, T]: how much of token s (last axis) goes into token t; rows sum to 1"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from zoo.discovery import is_left_out
+from zoo.errors import UserError
 from zoo.probes.events import ProbeEvent
 from zoo.probes.rows import Row
 
@@ -39,6 +40,12 @@ class Measure(ABC):
     def correct_averages(cls, rows: list[Row]) -> list[Row]:
         """Rows averaged over batches, with values that are no means over tokens (a largest load, say) recomputed."""
         return rows
+
+
+def check_graph(loss: Tensor, measure: str) -> None:
+    """Raise UserError where the loss has no graph, which `torch.inference_mode` does not keep."""
+    if not loss.requires_grad:
+        raise UserError(f"the measure '{measure}' needs a graph: measure outside of inference mode")
 
 
 _MEASURES: dict[str, type[Measure]] = {}

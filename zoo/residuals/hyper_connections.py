@@ -5,7 +5,8 @@
     H_res = mixing(mα₂·x̂φ_res + b_res)  [n, n]                          `mixing` is each scheme's own
     y = H_pre·x,   z = F(norm(y)),   x ← H_res·x + H_postᵀ·z
 
-Coefficients are every token's own and computed in at least fp32. m rises from 0.1 to 1 during training.
+Coefficients are every token's own and computed in at least fp32. m rises from 0.1 to 1 during training. Adam moves α
+and φ together, so that α·φ grows with the square of the learning rate: a rate above the model's own lets it run away.
 Source: hyper-connections (arXiv:2409.19606); mHC (arXiv:2512.24880), equations 5 and 7; the OrthGSA document.
 """
 
@@ -25,10 +26,10 @@ from zoo.modules.derived import Derived
 from zoo.modules.parameter_groups import ParameterGroup
 from zoo.modules.step_buffer import StepBuffer
 from zoo.option_checks import at_least, one_of
+from zoo.options import added
 from zoo.residuals import hyper_step
 
-ALPHA = 0.01
-COEFFICIENTS = ParameterGroup("coefficients", lr_scale=10.0)
+CLIPPING = ("together", "each")
 
 
 @dataclass
@@ -38,7 +39,10 @@ class HyperConfig:
     n_streams: n; init: "identity" (the mean stream starts as the plain residual, and the streams differ) or
     "seed" (the literal values of the OrthGSA document, for ablations: all streams stay equal); readout: how
     the head reads the streams, "mean" or "learned" weights; warmup_factor, warmup_hold, warmup_ramp: α is multiplied
-    by warmup_factor for warmup_hold steps, then by a factor that rises linearly to 1 over warmup_ramp steps.
+    by warmup_factor for warmup_hold steps, then by a factor that rises linearly to 1 over warmup_ramp steps;
+    warmup_share: both are shortened so that they take at most this share of the training (null: never); lr_scale: the
+    learning rate of coefficients over the model's; alpha: α at first; clip: the gradients of coefficients are clipped
+    "together", all of the model to one norm, or "each" sub-block's to its own.
     """
 
     n_streams: int = 4
@@ -47,6 +51,15 @@ class HyperConfig:
     warmup_factor: float = 0.1
     warmup_hold: int = 1000
     warmup_ramp: int = 5000
+    warmup_share: float | None = added(1 / 6, before=None)
+    lr_scale: float = added(1.0, before=10.0)
+    alpha: float = added(0.01, before=0.01)
+    clip: str = added("together", before="together")
+
+    @property
+    def parameter_group(self) -> ParameterGroup:
+        """The optimiser's settings for all that decides coefficients."""
+        return ParameterGroup("coefficients", self.lr_scale, each=self.clip == "each")
 
 
 class Coefficients(NamedTuple):
@@ -60,11 +73,10 @@ class Coefficients(NamedTuple):
 class HyperStreams(Streams):
     """The embedding goes into all n streams; the head reads their mean, or a learned weighted sum."""
 
-    parameter_group = COEFFICIENTS
-
     def __init__(self, config: HyperConfig, dims: Dims) -> None:
         super().__init__(config, dims)
         check(config)
+        self.parameter_group = config.parameter_group
         self.n = config.n_streams
         self.readout = (
             nn.Parameter(torch.full((self.n,), 1 / self.n)) if config.readout == "learned" else None
@@ -88,20 +100,20 @@ class HyperResidual(Residual):
     """A residual scheme with n streams around one sub-block; calling it computes the coefficients of every token."""
 
     streams = HyperStreams
-    parameter_group = COEFFICIENTS
     decays = ("phi_pre", "phi_post", "phi_res")
 
     def __init__(self, config: HyperConfig, dims: Dims, n_res: int) -> None:
         super().__init__(config, dims)
         check(config)
         self.config = config
+        self.parameter_group = config.parameter_group
         n, width = config.n_streams, config.n_streams * dims.d_model
         self.phi_pre = nn.Parameter(torch.zeros(n, width))
         self.phi_post = nn.Parameter(torch.zeros(n, width))
-        self.phi_res = nn.Parameter(torch.zeros(n_res, width))
+        self.phi_res = nn.Parameter(torch.zeros(n_res, width)) if n_res else None
         b_pre, b_post = initial_biases(n, config.init)
         self.b_pre, self.b_post = nn.Parameter(b_pre), nn.Parameter(b_post)
-        self.alpha = nn.Parameter(torch.full((3,), ALPHA))
+        self.alpha = nn.Parameter(torch.full((3,), float(config.alpha)))
         self.clock = StepBuffer()
         self._weights = Derived()
 
@@ -115,7 +127,8 @@ class HyperResidual(Residual):
 
     def bias(self) -> Tensor:
         """b_pre, b_post and b_res [2n + n_res]; no b_res here."""
-        return torch.cat([self.b_pre, self.b_post, self.alpha.new_zeros(len(self.phi_res))])
+        mixing = [] if self.phi_res is None else [self.alpha.new_zeros(len(self.phi_res))]
+        return torch.cat([self.b_pre, self.b_post, *mixing])
 
     def forward(self, x: Tensor) -> Coefficients:
         """Streams [B, T, n, D] -> the coefficients of every token."""
@@ -127,7 +140,7 @@ class HyperResidual(Residual):
     def step(self, x: Tensor) -> Coefficients:
         """Streams [B, 1, n, D] of one token -> its coefficients, computed as numbers."""
         n, batch = self.config.n_streams, len(x)
-        sources = (*self._parameters.values(), self.clock.step)
+        sources = (*self._parameters.values(), self.clock.step, self.clock.total)
         weights = self._weights(lambda: hyper_step.StepWeights.of(*self._affine(), n), *sources)
         rows = []
         for logits in weights.logits(x, NORM_EPS):
@@ -138,8 +151,12 @@ class HyperResidual(Residual):
 
     def _affine(self) -> tuple[Tensor, Tensor, Tensor]:
         """φ [2n + n_res, nD], mα [3] and b [2n + n_res]."""
-        phi = torch.cat([self.phi_pre, self.phi_post, self.phi_res])
-        return phi, warmup(self.clock.step, self.config) * self.alpha, self.bias()
+        phi = torch.cat([phi for phi in (self.phi_pre, self.phi_post, self.phi_res) if phi is not None])
+        return phi, self.scale(), self.bias()
+
+    def scale(self) -> Tensor:
+        """mα [3], of H_pre, H_post and H_res."""
+        return warmup(self.clock, self.config) * self.alpha
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
@@ -182,9 +199,16 @@ class MatrixResidual(HyperResidual):
         return self.project(raw.unflatten(-1, self.b_res.shape))
 
 
-def warmup(step: Tensor, config: HyperConfig) -> Tensor:
-    """m: warmup_factor for warmup_hold steps, then linearly to 1 over warmup_ramp steps; step int64 []."""
-    risen = ((step - config.warmup_hold) / max(1, config.warmup_ramp)).clamp(0, 1)
+def warmup(clock: StepBuffer, config: HyperConfig) -> Tensor:
+    """m: warmup_factor for warmup_hold steps, then linearly to 1 over warmup_ramp steps, [].
+
+    Both are shortened alike where they would take more than warmup_share of a training whose length is known.
+    """
+    hold, ramp, step = config.warmup_hold, max(1, config.warmup_ramp), clock.step
+    if config.warmup_share is not None:
+        longest = torch.where(clock.total > 0, config.warmup_share * clock.total, math.inf)
+        step = step / (longest / (hold + ramp)).clamp(max=1)
+    risen = ((step - hold) / ramp).clamp(0, 1)
     return config.warmup_factor + (1 - config.warmup_factor) * risen
 
 
@@ -218,5 +242,12 @@ def check(config: HyperConfig) -> None:
         raise UserError(f"n_streams={config.n_streams} must be at least 2; for one stream: residual.name=add")
     one_of(config.init, ("identity", "seed"), "init of a residual scheme")
     one_of(config.readout, ("mean", "learned"), "readout of a residual scheme")
-    for key in ("warmup_factor", "warmup_hold", "warmup_ramp"):
+    one_of(config.clip, CLIPPING, "clip of a residual scheme")
+    for key in ("warmup_factor", "warmup_hold", "warmup_ramp", "lr_scale"):
         at_least(getattr(config, key), 0, key)
+    if config.warmup_share is not None and not 0 < config.warmup_share <= 1:
+        raise UserError(f"warmup_share={config.warmup_share} must lie above 0 and at most at 1, or be null")
+    if config.alpha == 0:
+        raise UserError(
+            "alpha=0 would keep coefficients from depending on the streams for ever; try alpha=0.01"
+        )

@@ -14,15 +14,15 @@ from zoo.modules.derived import Derived
 from zoo.option_checks import at_least
 from zoo.registry import register_residual
 from zoo.residuals.factorised_streams import FactorisedStreams
-from zoo.residuals.hyper_connections import HyperConfig, HyperResidual
+from zoo.residuals.path_gain import CappedConfig, CappedResidual
 
 START_STD = 0.01
 
 
 @dataclass
-class SHCConfig(HyperConfig):
+class SHCConfig(CappedConfig):
     """k: rotations in the mixture; factorise: vectors a token that are carried between layers instead of n (0:
-    all n, as they are); the rest as in HyperConfig."""
+    all n, as they are); the rest as in CappedConfig and HyperConfig."""
 
     k: int = 2
     factorise: int = 0
@@ -36,7 +36,7 @@ class SHCConfig(HyperConfig):
     color="#117733",
     source="the SHC document",
 )
-class SHC(HyperResidual):
+class SHC(CappedResidual):
     """H_res = Σ_i softmax_i(mα₂·x̂W_α)·Q_i, Q_i = Cayley(A_i) for k learned A_i, the same for all tokens.
 
     A_i starts at 0.01·randn, each its own: equal ones would get equal gradients and never part. W_α (here
@@ -60,6 +60,15 @@ class SHC(HyperResidual):
         """Scores [..., k] -> H_res [..., n, n], the mixture of k rotations."""
         rotations = kernels.cayley(self.turns, backend=self.dims.backend)
         return fp32_linear(raw.softmax(-1), rotations.flatten(1).T).unflatten(-1, rotations.shape[1:])
+
+    def sensitivity(self) -> Tensor:
+        """‖W_α − its mean row‖_F/√2.
+
+        ‖Σ_i ds_i·Q_i‖₂ ≤ Σ_i |ds_i| for the shares s of the softmax; with ds_i = s_i·(dl_i − Σ_j s_j·dl_j) this is at
+        most half the range of dl, which is at most ‖dl − mean dl‖/√2.
+        """
+        centred = self.phi_res - self.phi_res.mean(0)
+        return torch.linalg.vector_norm(centred) / math.sqrt(2)
 
     def step_mixing(self, raw: list[float]) -> list[float]:
         """`mixing` of one token, on numbers; the rotations are computed once for many tokens."""

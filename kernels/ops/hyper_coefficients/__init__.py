@@ -37,7 +37,7 @@ def hyper_coefficients(
         h_pre = σ(s₀·raw_pre + b_pre),   h_post = 2σ(s₁·raw_post + b_post),   res = s₂·raw_res + b_res
 
     streams  [B, T, n, D], x; any floating dtype
-    phi      [2n + m, n·D], m ≥ 1 (n² where a scheme's own map makes a matrix of res)
+    phi      [2n + m, n·D], m ≥ 0 (n² where a scheme's own map makes a matrix of res)
     scale    [3], s
     bias     [2n + m], b
     backend  auto, triton (what auto takes on a GPU; 2n + m ≤ 256), torch (scales the product, so that the
@@ -49,7 +49,7 @@ def hyper_coefficients(
     product too.
     """
     n, width = streams.shape[-2:] if streams.dim() == 4 else (0, 0)
-    rows = max(2 * n + 1, len(phi))
+    rows = max(2 * n, len(phi))
     check_streams(
         "hyper_coefficients", streams, phi=(phi, (rows, n * width)), scale=(scale, (3,)), bias=(bias, (rows,))
     )

@@ -30,6 +30,7 @@ def inputs(tokens: int, n: int, width: int, m: int) -> dict[str, torch.Tensor]:
         pytest.param((70, 2, 3, 4), marks=slow),
         pytest.param((3, 8, 9, 64), marks=slow),
         pytest.param((2, 3, 40, 2), marks=slow),
+        (5, 4, 18, 0),
     ],
     ids=str,
 )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from zoo.errors import UserError
 from zoo.probes.events import ProbeEvent
-from zoo.probes.measure import Measure, register_measure
+from zoo.probes.measure import Measure, check_graph, register_measure
 from zoo.probes.rows import Row, row
 
 if TYPE_CHECKING:  # blocks import this package, and the model imports blocks
@@ -41,8 +40,7 @@ class Gradients(Measure):
 
     def finish(self, model: LanguageModel, loss: Tensor) -> Iterator[Row]:
         """Rows of every sub-block, from one backward pass. Raises UserError where the loss has no graph."""
-        if not loss.requires_grad:
-            raise UserError("the measure 'gradients' needs a graph: measure outside of inference mode")
+        check_graph(loss, self.name)
         parameters = [sub_block_parameters(model, event) for event in self.events]
         wanted = [event.values["streams"] for event in self.events] + [
             p for group in parameters for p in group

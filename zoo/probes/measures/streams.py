@@ -18,6 +18,7 @@ class StreamDimensions(Measure):
     """Size and principal components of the streams x [B, T, n, D] before every sub-block and the head, in fp64.
 
         stream_rms                  root mean square of all numbers
+        stream_spread               ‖x − mean stream‖/‖x‖, all tokens together: 0 where all streams are equal
         λ_1 ≥ … ≥ λ_n               eigenvalues of Σ x_d·x_dᵀ [n, n], over all tokens and channels d, uncentred
         stream_energy  [0, r)       (λ_1 + … + λ_r) / Σλ: share of Σ‖x‖² in the r leading directions of R^n
         stream_error   [0, r)       √(1 − energy): ‖x − x_r‖/‖x‖ of the streams rebuilt from these directions
@@ -33,6 +34,8 @@ class StreamDimensions(Measure):
         x = as_streams(event.values["streams"])
         tokens = x.shape[0] * x.shape[1]
         yield row(event, "stream_rms", x.square().mean().sqrt(), count=tokens)
+        spread = (x - x.mean(-2, keepdim=True)).norm() / x.norm()
+        yield row(event, "stream_spread", spread, count=tokens)
         energy, error = retained_by_rank(x)
         for name, values in (("stream_energy", energy), ("stream_error", error)):
             for rank, value in enumerate(values.tolist(), 1):

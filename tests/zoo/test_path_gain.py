@@ -1,0 +1,160 @@
+"""The cap on the way through the coefficients: ‖∂(H_res(x)x)/∂x − H_res‖₂ ≤ gain, for random and trained weights."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support.contract_cases import SEQ_LEN, VOCAB, tokens
+from support.margins import below
+
+from zoo import LanguageModel, ModelConfig, registry
+from zoo.errors import UserError
+from zoo.interfaces import Dims
+from zoo.modules.step_buffer import set_step
+from zoo.residuals.path_gain import CappedResidual
+
+D, GAIN = 6, 0.1
+ROUNDING = 1 + 1e-9  # of products of 24 numbers in fp64, through a solve of 4 by 4
+capped_schemes = pytest.mark.parametrize("scheme", ["ohc", "shc"])
+
+
+def made(scheme: str, spread: float = 1.0, n: int = 4, **options) -> CappedResidual:
+    """One sub-block's scheme in fp64 after its warm-up, with random parameters."""
+    block = registry.get("residual", scheme)
+    module = block.cls(block.config(n_streams=n, **options), Dims(D, 2, seq_len=8, layer=0, depth=3)).double()
+    generator = torch.Generator().manual_seed(n)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(spread * torch.randn(parameter.shape, generator=generator))
+    set_step(module, 10_000, 10_000)
+    return module
+
+
+def way_through(module: CappedResidual, x: torch.Tensor) -> torch.Tensor:
+    """∂(H_res(x)x)/∂x − H_res of one token's streams x [n, D], [nD, nD]."""
+
+    def mixed(vec: torch.Tensor) -> torch.Tensor:
+        token = vec.view(1, 1, *x.shape)
+        return (module(token).res @ token).flatten()
+
+    whole = torch.autograd.functional.jacobian(mixed, x.flatten())
+    return whole - torch.kron(module(x[None, None]).res[0, 0], torch.eye(x.shape[1], dtype=x.dtype)).detach()
+
+
+def largest(module: CappedResidual, size: float = 1.0) -> float:
+    """The largest norm of the way through the coefficients over a few tokens."""
+    n = module.config.n_streams
+    drawn = torch.randn(4, n, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return max(torch.linalg.matrix_norm(way_through(module, size * x), ord=2).item() for x in drawn)
+
+
+@capped_schemes
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_the_way_through_the_coefficients_never_exceeds_the_gain(scheme, n, spread):
+    for size in (1e-2, 1.0, 1e3):
+        assert largest(made(scheme, spread, n, gain=GAIN), size) <= GAIN * ROUNDING
+
+
+@capped_schemes
+def test_without_the_cap_it_does_within_its_bound(scheme):
+    free = made(scheme, gain=None)
+    assert 2 * GAIN < largest(free) <= free.path_gain().item() * ROUNDING
+
+
+def test_the_bound_of_rotations_is_attained():
+    """Two streams at A = 0 that are orthogonal to the way φ turns them."""
+    free = made("ohc", n=2, gain=None)
+    x = torch.zeros(2, D, dtype=torch.float64)
+    x[0, 0] = 1e3  # the norm's eps is nothing beside it
+    with torch.no_grad():
+        free.b_res.zero_()
+        free.phi_res[:, 0] = 0
+    found = torch.linalg.matrix_norm(way_through(free, x), ord=2)
+    below((found / free.path_gain() - 1).abs(), 1e-9)
+
+
+def test_the_bound_of_mixtures_is_attained():
+    """Two rotations that are opposite, in equal shares."""
+    free = made("shc", n=2, gain=None)
+    x = torch.zeros(2, D, dtype=torch.float64)
+    x[0, 0] = 1e3
+    quarter = torch.tensor([[0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)  # Cayley turns it by 90 degrees
+    with torch.no_grad():
+        free.turns.copy_(torch.stack([quarter, -quarter]))
+        free.phi_res[:, 0] = 0
+    found = torch.linalg.matrix_norm(way_through(free, x), ord=2)
+    below((found / free.path_gain() - 1).abs(), 1e-9)
+
+
+@capped_schemes
+def test_below_the_cap_nothing_changes(scheme):
+    capped, free = made(scheme, 0.01, gain=1.0), made(scheme, 0.01, gain=None)
+    assert 0 < capped.path_gain() < 1
+    assert torch.equal(capped.scale(), free.scale())
+
+
+@capped_schemes
+def test_the_cap_scales_alpha_of_the_mixing_alone(scheme):
+    capped, free = made(scheme, gain=GAIN), made(scheme, gain=None)
+    factor = GAIN / free.path_gain()
+    wanted = free.alpha * torch.stack([torch.ones(()), torch.ones(()), factor])
+    torch.testing.assert_close(capped.scale(), wanted)
+
+
+@capped_schemes
+def test_weights_of_zero_have_a_gradient(scheme):
+    """φ = 0 as at the start: the norm's derivative there is not NaN."""
+    module = made(scheme, gain=GAIN)
+    torch.nn.init.zeros_(module.phi_res)
+    x = torch.randn(1, 3, 4, D, dtype=torch.float64)
+    (module(x).res * torch.randn(4, 4)).sum().backward()
+    assert module.phi_res.grad.isfinite().all()
+    assert module.phi_res.grad.any()
+
+
+def trained(scheme: str, gain: float | None) -> tuple[LanguageModel, list[torch.Tensor]]:
+    """A model of two layers after 30 steps of a rate at which coefficients run away, and the streams of every layer."""
+    config = ModelConfig(pattern="F", depth=2, d_model=16, n_heads=2)
+    config.residual.name = scheme
+    getattr(config.residual, scheme).gain = gain
+    model = LanguageModel(config, vocab_size=VOCAB, seq_len=SEQ_LEN, seed=0).double()
+    set_step(model, 10_000, 10_000)
+    residual = [p for name, p in model.named_parameters() if "_residual." in name]
+    optimizer = torch.optim.Adam([{"params": residual, "lr": 0.05}])
+    for step in range(30):
+        logits, _ = model(tokens(2, SEQ_LEN, seed=step))
+        optimizer.zero_grad()
+        F.cross_entropy(logits.flatten(0, 1), tokens(2, SEQ_LEN, seed=step + 1).flatten()).backward()
+        optimizer.step()
+    seen = []
+    handles = [
+        layer.register_forward_pre_hook(lambda _m, args: seen.append(args[0])) for layer in model.layers
+    ]
+    with torch.no_grad():
+        model(tokens(1, SEQ_LEN))
+    for handle in handles:
+        handle.remove()
+    return model, seen
+
+
+@capped_schemes
+def test_training_cannot_leave_the_cap(scheme):
+    found = {}
+    for gain in (GAIN, None):
+        model, streams = trained(scheme, gain)
+        norms = [
+            torch.linalg.matrix_norm(way_through(layer.mixer_residual, x[0, t]), ord=2).item()
+            for layer, x in zip(model.layers, streams, strict=True)
+            for t in (0, SEQ_LEN - 1)
+        ]
+        found[gain] = max(norms)
+    assert found[GAIN] <= GAIN * ROUNDING
+    assert found[None] > GAIN * ROUNDING
+
+
+@pytest.mark.parametrize("gain", [0.0, -1.0, math.nan, math.inf])
+def test_a_cap_that_means_nothing_is_refused(gain):
+    with pytest.raises(UserError, match=r"gain of a residual scheme=.* must be a number above 0"):
+        made("ohc", gain=gain)
