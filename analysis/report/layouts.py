@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.comparison import compare
 from analysis.errors import NoData
-from analysis.figures import load_balance
+from analysis.figures import layout_ranking, load_balance
 from analysis.loading.results import Results
 from analysis.plotting.captions import split_text
 from analysis.statistics import estimate
@@ -18,7 +18,7 @@ _SCORES = ("layout", "pattern", "test_loss", "test_loss_ci", "test_perplexity")
 
 
 class Layouts(NamedTuple):
-    """Two layouts or more, a row each; both tables are empty where there are fewer.
+    """A row a layout: two named ones or more, and what `layout_ranking` compares them with; empty where there are fewer.
 
     quality: the lowest validation loss first. balance: the lowest imbalance first, for those with a router; imbalance
     is the mean over heads and layers of the largest over the mean load. balance_note: what it was counted over, or why
@@ -31,13 +31,14 @@ class Layouts(NamedTuple):
 
 
 def layouts(results: Results) -> Layouts:
-    """Make both tables from the runs with a named layout."""
-    runs = results.runs[results.runs["layout"].notna() & results.runs["validation_loss"].notna()]
-    if runs["layout"].nunique() < 2:
+    """Make both tables from the runs that `layout_ranking` compares, where two or more of their layouts have a name."""
+    runs = _runs(results)
+    if runs.empty:
         return Layouts(pd.DataFrame(), pd.DataFrame())
     table = compare(runs)
     names = runs.drop_duplicates("label").set_index("label")["layout"]
-    names = names.where(~names.duplicated(keep=False), names.index.to_series())
+    unnamed = names.isna() | names.duplicated(keep=False)
+    names = names.where(~unnamed, names.index.to_series())
     quality = table.assign(layout=table["label"].map(names))
     quality = quality.sort_values(["validation_loss", "layout"], ignore_index=True)
     try:
@@ -48,6 +49,18 @@ def layouts(results: Results) -> Layouts:
     balance = _balance(quality, loads)
     return Layouts(
         quality, balance, f"Counted on {split_text(loads)}." if len(balance) else "No layout has a router."
+    )
+
+
+def _runs(results: Results) -> pd.DataFrame:
+    """Select the runs of the groups with two named layouts or more."""
+    try:
+        ranked = layout_ranking.table(results)
+    except NoData:
+        return results.runs.iloc[:0]
+    runs = results.runs.merge(ranked[["run", "group"]].drop_duplicates(), on="run")
+    return runs[runs.groupby("group")["layout"].transform("nunique") > 1].drop_duplicates(
+        ["experiment", "run"]
     )
 
 

@@ -10,8 +10,9 @@ from support.residual_tables import ROUTERS
 from analysis import load_results, write_report
 from analysis.report.layouts import layouts
 
-LAYOUTS = {  # pattern, validation and test loss by seed, imbalance of four heads in two layers by seed
-    "baseline": ("FFFF", [(2.90, 2.96), (2.94, 2.98)], None),
+# By layout (None: the dense baseline): pattern, validation and test loss by seed, imbalance of two layers' heads by seed.
+LAYOUTS = {
+    None: ("FFFF", [(2.90, 2.96), (2.92, 2.98)], None),
     "interlaced_sf": ("SFSF", [(2.91, 2.97), (2.93, 2.99)], [(1.0, 1.1, 1.2, 1.3), (1.1, 1.2, 1.3, 1.4)]),
     "bookend": ("FSSF", [(2.99, 3.00), (2.99, 3.00)], [(1.0, 1.0, 1.1, 1.1), (1.0, 1.0, 1.1, 1.1)]),
 }
@@ -20,9 +21,10 @@ LAYOUTS = {  # pattern, validation and test loss by seed, imbalance of four head
 def write_layouts(experiment, write_run, split: str | None = "test"):
     for layout, (pattern, losses, heads) in LAYOUTS.items():
         for seed, (validation, test) in enumerate(losses):
-            model = {"preset": "x", "layout": layout, "pattern": pattern}
+            model = {"preset": "x" if layout else "transformer", "layout": layout, "pattern": pattern}
+            name = f"x {layout}" if layout else "transformer"
             run = write_run(
-                experiment, f"x {layout}", seed, test, validation_loss=validation, model=model, blocks=ROUTERS
+                experiment, name, seed, test, validation_loss=validation, model=model, blocks=ROUTERS
             )
             if heads is None:
                 continue
@@ -52,8 +54,8 @@ def table_under(page: str, heading: str) -> list[list[str]]:
 
 def test_quality_by_validation_loss_and_balance_by_imbalance(tmp_path, write_run):
     found = layouts(write_layouts(tmp_path / "exp", write_run))
-    assert list(found.quality["layout"]) == ["baseline", "interlaced_sf", "bookend"]
-    assert found.quality["validation_loss"].tolist() == pytest.approx([2.92, 2.92, 2.99])
+    assert list(found.quality["layout"]) == ["transformer", "interlaced_sf", "bookend"]
+    assert found.quality["validation_loss"].tolist() == pytest.approx([2.91, 2.92, 2.99])
     assert list(found.balance["layout"]) == ["bookend", "interlaced_sf"]
     assert found.balance["imbalance"].tolist() == pytest.approx([1.05, 1.2])
     assert found.balance["imbalance_ci"].tolist() == pytest.approx([0, 12.706 * 0.05], rel=1e-3)
@@ -76,7 +78,7 @@ def test_the_report_has_both_tables_with_the_columns_of_the_hypergraph_report(tm
     ]
     assert quality[0] == heads
     assert [row[:2] for row in quality[1:]] == [
-        ["baseline", "FFFF"],
+        ["transformer", "FFFF"],
         ["interlaced\\_sf", "SFSF"],
         ["bookend", "FSSF"],
     ]
@@ -98,8 +100,8 @@ def test_the_report_has_both_tables_with_the_columns_of_the_hypergraph_report(tm
 
 
 def test_without_probes_the_note_says_what_to_run_and_without_layouts_there_is_no_table(tmp_path, write_run):
-    for seed, layout in enumerate(("late_full", "bookend")):
-        write_run(tmp_path / "exp", layout, seed, model={"layout": layout, "pattern": "SF" + "F" * seed})
+    for layout, pattern in (("late_full", "SSFF"), ("bookend", "FSSF")):
+        write_run(tmp_path / "exp", layout, model={"layout": layout, "pattern": pattern})
     found = layouts(load_results(tmp_path / "exp"))
     assert len(found.quality) == 2
     assert found.balance.empty
