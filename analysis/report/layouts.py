@@ -18,7 +18,7 @@ _SCORES = ("layout", "pattern", "test_loss", "test_loss_ci", "test_perplexity")
 
 
 class Layouts(NamedTuple):
-    """A row a layout: two named ones or more, and what `layout_ranking` compares them with; empty where there are fewer.
+    """A row a layout: two named or more, and what `layout_ranking` compares them with; empty where there are fewer.
 
     quality: the lowest validation loss first. balance: the lowest imbalance first, for those with a router; imbalance
     is the mean over heads and layers of the largest over the mean load. balance_note: what it was counted over, or why

@@ -10,7 +10,7 @@ from support.residual_tables import ROUTERS
 from analysis import load_results, write_report
 from analysis.report.layouts import layouts
 
-# By layout (None: the dense baseline): pattern, validation and test loss by seed, imbalance of two layers' heads by seed.
+# By layout (None: the dense baseline): pattern, validation and test loss by seed, imbalance of the heads by seed.
 LAYOUTS = {
     None: ("FFFF", [(2.90, 2.96), (2.92, 2.98)], None),
     "interlaced_sf": ("SFSF", [(2.91, 2.97), (2.93, 2.99)], [(1.0, 1.1, 1.2, 1.3), (1.1, 1.2, 1.3, 1.4)]),
