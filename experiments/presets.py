@@ -51,17 +51,25 @@ def overlay(name: str) -> dict[str, Any]:
 
 
 def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:
-    """A model's residual scheme, channel mixer and mixers' options where they differ from its preset, as words."""
-    defaults, preset = dataclasses.asdict(ModelConfig()), overlay(config.preset or "")
-    found = []
+    """What a model has and its preset has not, as words: residual scheme, channel mixer, options of scheme and mixers.
+
+    Options of the channel mixer are left out: its width is set for every model by `match=params`.
+    """
+    values, defaults = dataclasses.asdict(config), dataclasses.asdict(ModelConfig())
+    preset, found = overlay(config.preset or ""), []
+
+    def compare_options(part: str, block: str) -> None:
+        usual = {**defaults[part][block], **preset.get(part, {}).get(block, {})}
+        chosen = values[part][block]
+        found.extend(_describe_option(key, value) for key, value in chosen.items() if value != usual[key])
+
     for part in ("residual", "channel"):
-        chosen = getattr(config, part).name
+        chosen = values[part]["name"]
         found += [chosen] if chosen != preset.get(part, defaults[part])["name"] else []
+    compare_options("residual", values["residual"]["name"])
     mixers = registry.mixer_by_letter()
     for name in sorted({mixers[letter].name for letter in letters}):
-        usual = {**defaults["mixers"][name], **preset.get("mixers", {}).get(name, {})}
-        chosen = dataclasses.asdict(getattr(config.mixers, name))
-        found += [_describe_option(key, value) for key, value in chosen.items() if value != usual[key]]
+        compare_options("mixers", name)
     return found
 
 
@@ -69,14 +77,16 @@ def _describe_option(option: str, value: Any) -> str:
     """An option as a legend says it: "output_gate", "no output_gate", "aux_weight=0"."""
     if isinstance(value, bool):
         return option if value else f"no {option}"
+    if value is None:
+        return f"{option}=null"
     return f"{option}={value:g}" if isinstance(value, float) else f"{option}={value}"
 
 
 def label(config: Config, letters: str) -> str:
     """The name of a model in a legend: its preset, or its dominant mixer, and where it differs from that.
 
-    Differences are a layout or pattern of one's own, and a residual scheme, a channel mixer or mixers' options that
-    the preset does not have.
+    Differences are a layout or pattern of one's own, and a residual scheme, a channel mixer or options of scheme and
+    mixers that the preset does not have.
     """
     return " ".join([*_architecture(config, letters), *differences_from_preset(config.model, letters)])
 

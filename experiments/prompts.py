@@ -25,6 +25,8 @@ def read_prompts(config: GenerateConfig) -> list[str]:
         "generate.prompts": config.prompts,
         "generate.prompt": config.prompt if config.prompt != GenerateConfig.prompt else None,
     }
+    if config.file == "":
+        raise UserError("generate.file names no file; leave it out, or give one with a prompt in every line")
     named = [key for key, value in given.items() if value]
     if len(named) > 1:
         raise UserError(f"{named[0]} and {named[1]} are both given; leave one of them out")

@@ -10,6 +10,7 @@ from torch import Tensor
 from zoo.errors import UserError
 from zoo.model import DecodeState, LanguageModel
 from zoo.modules.states import join_states, select_sequences
+from zoo.probes.run import evaluation_mode
 from zoo.sampling import Sampling
 
 CHUNK = 2048
@@ -18,8 +19,8 @@ CHUNK = 2048
 ENDED = -1
 """In the place of a token: the sequence has met a stop token before."""
 
-Prompts = Tensor | Sequence[Tensor]
-Stop = Collection[int] | Callable[[int, int], bool]
+Prompts = Tensor | Sequence[Tensor] | Sequence[Sequence[int]]
+Stop = Tensor | Collection[int] | Callable[[int, int], bool]
 
 
 def generate(
@@ -36,31 +37,42 @@ def generate(
 ) -> Iterator[Tensor]:
     """An iterator over at most n_tokens sampled tokens of every prompt, int64 [B] each.
 
-    prompt: int64 [B, T], or B tensors [T_b] of any lengths of at least 1; temperature: 0 takes the most likely token;
-    top_k: sample among the k most likely; top_p: among the fewest tokens whose probabilities add up to at least p;
-    stop: tokens that end a sequence, of which they are the last: it is computed no further, its later tokens are −1
-    (ENDED), and where all sequences have ended so does the iterator. Or stop(b, token), whether sequence b ends with
-    this token; it is asked when the next tokens are wanted. chunk: tokens of a prompt that are read at once.
+    prompt: integers [B, T], or B tensors or lists [T_b] of any lengths of at least 1; temperature: 0 takes the most
+    likely token; top_k: sample among the k most likely; top_p: among the fewest tokens whose probabilities add up to at
+    least p; stop: tokens that end a sequence, of which they are the last: it is computed no further, its later tokens
+    are −1 (ENDED), and where all sequences have ended so does the iterator. Or stop(b, token), whether sequence b ends
+    with this token; it is asked when the next tokens are wanted. chunk: tokens of a prompt that are read at once.
 
     Sequence b draws from a generator of its own, seeded seed + b: its tokens depend on no other prompt and not on
     torch's global generator. Raises UserError for values out of range, at the call and not at the first token, and at
     a token for which the model has no numbers.
     """
-    prompts = list(prompt)
-    _check_prompts(model, prompt, prompts, n_tokens, chunk)
+    prompts = _as_prompts(model, prompt)
+    _check_chunk(chunk)
+    if n_tokens < 0:
+        raise UserError(f"n_tokens={n_tokens} must be 0 or above")
     sampling = Sampling(temperature, top_k, top_p)
     generators = [torch.Generator().manual_seed(seed + b) for b in range(len(prompts))]
-    return _generate(model, prompts, n_tokens, sampling, generators, stop, chunk)
+    return _generate(model, prompts, n_tokens, sampling, generators, _stop_rule(stop), chunk)
 
 
 @torch.no_grad()
 def prefill(
-    model: LanguageModel, prompts: Sequence[Tensor], *, room: int = 0, chunk: int = CHUNK
+    model: LanguageModel, prompts: Prompts, *, room: int = 0, chunk: int = CHUNK
 ) -> tuple[Tensor, DecodeState]:
-    """Read prompts int64 [T_b] into a new decode state: (logits after the last token of each [B, V], the state).
+    """Read prompts, integers [T_b], into a new decode state: (logits after the last token of each [B, V], the state).
 
-    room: tokens to make room for beside the prompt's own. Prompts of one length are read side by side.
+    room: tokens to make room for beside the prompt's own. Prompts of one length are read side by side. The model is in
+    evaluation mode meanwhile. Raises UserError for prompts and chunks that `generate` refuses.
     """
+    _check_chunk(chunk)
+    with evaluation_mode(model):
+        return _prefill(model, _as_prompts(model, prompts), room, chunk)
+
+
+def _prefill(
+    model: LanguageModel, prompts: list[Tensor], room: int, chunk: int
+) -> tuple[Tensor, DecodeState]:
     groups: dict[int, list[int]] = {}
     for b, prompt in enumerate(prompts):
         groups.setdefault(len(prompt), []).append(b)
@@ -83,7 +95,7 @@ def _generate(
     n_tokens: int,
     sampling: Sampling,
     generators: list[torch.Generator],
-    stop: Stop,
+    ends: Callable[[int, int], bool] | None,
     chunk: int,
 ) -> Iterator[Tensor]:
     training = model.training
@@ -95,7 +107,7 @@ def _generate(
         for i in range(n_tokens):
             drawn = sampling.draw(logits, [generators[b] for b in going])
             yield _spread(drawn, going, len(prompts))
-            stays = _staying(drawn, going, stop)
+            stays = _staying(drawn, going, ends)
             if i + 1 == n_tokens or not stays:
                 return
             if len(stays) < len(going):
@@ -107,11 +119,23 @@ def _generate(
         model.train(training)
 
 
-def _staying(drawn: Tensor, going: list[int], stop: Stop) -> list[int]:
+def _stop_rule(stop: Stop) -> Callable[[int, int], bool] | None:
+    """Whether a token ends a sequence; None where none does."""
+    if callable(stop):
+        return stop
+    try:
+        tokens = set(stop.flatten().tolist() if isinstance(stop, Tensor) else stop)
+    except TypeError as error:
+        raise UserError(
+            f"stop is a collection of tokens, or a function of (sequence, token), not {stop!r}"
+        ) from error
+    return (lambda _, token: token in tokens) if tokens else None
+
+
+def _staying(drawn: Tensor, going: list[int], ends: Callable[[int, int], bool] | None) -> list[int]:
     """The places in `going` of the sequences that their tokens do not end."""
-    if not stop:  # then nobody waits for the tokens of a GPU
+    if ends is None:  # then nobody waits for the tokens of a GPU
         return list(range(len(going)))
-    ends = stop if callable(stop) else lambda _, token: token in stop
     return [n for n, (b, token) in enumerate(zip(going, drawn.tolist(), strict=True)) if not ends(b, token)]
 
 
@@ -122,21 +146,36 @@ def _spread(drawn: Tensor, going: list[int], batch: int) -> Tensor:
     return drawn.new_full((batch,), ENDED).index_copy_(0, torch.tensor(going, device=drawn.device), drawn)
 
 
-def _check_prompts(
-    model: LanguageModel, given: Prompts, prompts: list[Tensor], n_tokens: int, chunk: int
-) -> None:
-    shape = f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor) else f"{len(prompts)} prompts"
-    if (isinstance(given, Tensor) and given.dim() != 2) or not prompts:
+def _as_prompts(model: LanguageModel, given: Prompts) -> list[Tensor]:
+    """Every prompt as int64 [T_b] on the model's device. Raises UserError for what is no prompt of this model."""
+    one = isinstance(given, Tensor)
+    if len(given) == 0 or (one and (given.dim() != 2 or given.numel() == 0)):
+        shape = _described(given) if one else "0 prompts"
         raise UserError(f"a prompt is int64 [batch, tokens], or a list of [tokens], not {shape}")
-    for prompt in prompts:
-        if prompt.dim() != 1 or prompt.numel() == 0 or prompt.is_floating_point():
-            raise UserError(f"a prompt is int64 [tokens] with at least one token, not {shape}")
-        low, high = int(prompt.min()), int(prompt.max())
-        if low < 0 or high >= model.vocab_size:
-            raise UserError(
-                f"prompt tokens {low} ... {high} are outside the model's vocabulary of {model.vocab_size}"
-            )
-    if n_tokens < 0:
-        raise UserError(f"n_tokens={n_tokens} must be 0 or above")
+    return [_as_prompt(model, prompt) for prompt in given]
+
+
+def _as_prompt(model: LanguageModel, given: Tensor | Sequence[int]) -> Tensor:
+    try:
+        prompt = torch.as_tensor(given, device=model.embedding.weight.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"a prompt is int64 [tokens] with at least one token, not {given!r:.80}") from error
+    whole = not (prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool)
+    if prompt.dim() != 1 or prompt.numel() == 0 or not whole:
+        raise UserError(f"a prompt is int64 [tokens] with at least one token, not {_described(prompt)}")
+    prompt = prompt.long()
+    low, high = int(prompt.min()), int(prompt.max())
+    if low < 0 or high >= model.vocab_size:
+        raise UserError(
+            f"prompt tokens {low} ... {high} are outside the model's vocabulary of {model.vocab_size}"
+        )
+    return prompt
+
+
+def _described(x: Tensor) -> str:
+    return f"{x.dtype} {tuple(x.shape)}"
+
+
+def _check_chunk(chunk: int) -> None:
     if chunk < 1:
         raise UserError(f"chunk={chunk} must be at least 1 token")

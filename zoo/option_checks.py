@@ -54,7 +54,12 @@ def kv_heads(own: int | None, n_heads: int, block: str, *, default: int) -> int:
 
 def default_kv_heads(n_heads: int) -> int:
     """The most KV heads that divide the heads and are at most a third of them; at least 1."""
-    return max(n for n in range(1, max(1, n_heads // 3) + 1) if n_heads % n == 0)
+    return grouped_kv_heads(n_heads, n_heads // 3)
+
+
+def grouped_kv_heads(n_heads: int, most: int) -> int:
+    """The most KV heads, up to `most`, that divide the heads and are fewer than they are; at least 1."""
+    return max(n for n in range(1, max(1, min(most, n_heads - 1)) + 1) if n_heads % n == 0)
 
 
 def default_recurrent_heads(n_heads: int) -> int:

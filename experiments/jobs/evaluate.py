@@ -10,7 +10,7 @@ from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.progress import Bar
 from experiments.schema import Config, EvaluateConfig
 from experiments.scoring import Score, count_scored, format_metrics, score_model
-from zoo.errors import UserError
+from zoo.errors import UserError, unknown
 
 
 def run(config: Config) -> None:
@@ -22,6 +22,9 @@ def run(config: Config) -> None:
     device = machine.pick(config.device)
     loaded = load_run(config.run, device)
     corpus = load_corpus(loaded, config.data)
+    for name in config.evaluate.splits:
+        if name not in corpus.splits:
+            raise unknown("split in evaluate.splits", name, corpus.splits)
     length = loaded.model.seq_len
     if not 1 <= (config.evaluate.stride or 1) <= length:
         raise UserError(
@@ -38,6 +41,8 @@ def _check(evaluate: EvaluateConfig) -> None:
     """Refuse what makes no sense, before a model is loaded. Raises UserError."""
     if evaluate.batch_size < 1:
         raise UserError(f"evaluate.batch_size={evaluate.batch_size} must be at least 1")
+    if not evaluate.splits:
+        raise UserError("evaluate.splits names nothing to score; give evaluate.splits=[validation,test]")
     if evaluate.carry and evaluate.stride is not None:
         raise UserError(
             f"evaluate.stride={evaluate.stride} moves a window, and with evaluate.carry=true there is none; "

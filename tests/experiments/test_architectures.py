@@ -14,7 +14,7 @@ from experiments.data.corpus import unigram_entropy
 from experiments.paths import CONF
 from experiments.plan import plan
 from experiments.presets import architectures, differences_from_preset, presets_to_compare
-from zoo import ModelConfig
+from zoo import ModelConfig, cost
 from zoo.model import letters_of
 
 ELEVEN = presets_to_compare()
@@ -23,7 +23,19 @@ ELEVEN = presets_to_compare()
 def test_the_eleven_are_all_presets_but_variants():
     assert len(ELEVEN) == 11
     assert ELEVEN[0] == "transformer"
-    assert set(architectures(ModelConfig())) - set(ELEVEN) == {"kda_pure"}
+    assert set(architectures(ModelConfig())) - set(ELEVEN) == {"conv_pure", "kda_moe", "kda_pure", "lfm2_gqa"}
+
+
+def test_variants_with_experts_and_with_grouped_queries_fit_every_size():
+    for d_model, heads, kv_heads in ((64, 4, 2), (768, 12, 6), (1024, 16, 8), (2048, 32, 8)):
+        models = architectures(ModelConfig(d_model=d_model, n_heads=heads, depth=4))
+        lfm2 = cost.on_meta(models["lfm2_gqa"], vocab_size=8, seq_len=8)
+        assert [getattr(x.mixer, "kv_heads", None) for x in lfm2.layers] == [None, None, kv_heads, None]
+        kda, sparse = (cost.on_meta(models[name], vocab_size=8, seq_len=8) for name in ("kda", "kda_moe"))
+        assert sparse.letters == kda.letters == "KKKL"
+        assert {type(layer.channel).__name__ for layer in sparse.layers} == {"MoE"}
+        used = 3 * sparse.layers[0].channel.up.shape[1]  # two routed experts and a shared one
+        assert 1 <= used / kda.layers[0].channel.up.out_features < 1.1
 
 
 @pytest.mark.slow
@@ -50,6 +62,15 @@ def test_matching_is_part_of_what_a_run_is(lab: Lab):
         (["model=transformer", "model.mixers.kda.neg_eigval=true"], "transformer"),  # no mixer of this model
         (["model=lfm2", "model.mixers.attention.qk_norm=false"], "lfm2 no qk_norm"),  # which the preset sets
         (["model=hypergraph", "model.mixers.hypergraph.aux_weight=0"], "hypergraph aux_weight=0"),
+        (["model=orthgsa", "model.residual.ohc.gain=0.3"], "orthgsa gain=0.3"),
+        (
+            ["model=transformer", "model.residual.name=ohc", "model.residual.ohc.gain=null"],
+            "transformer ohc gain=null",
+        ),
+        (
+            ["model=transformer", "model.residual.ohc.gain=0.3", "model.channel.swiglu.hidden=64"],
+            "transformer",
+        ),
     ],
 )
 def test_a_label_says_what_departs_from_the_preset(lab: Lab, words: list[str], label: str):

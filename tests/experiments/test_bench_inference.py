@@ -18,10 +18,11 @@ from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
 from experiments.bench.suites import inference as suite
 from experiments.bench.suites.inference import calls, cells
 from experiments.bench.suites.inference.expected import expected_ms
+from experiments.bench.suites.inference.rows import compared
 from experiments.bench.suites.inference.subjects import subjects
 from experiments.presets import architectures
 from experiments.schema import BenchConfig, Config
-from zoo import LanguageModel, ModelConfig, cost
+from zoo import LanguageModel, ModelConfig, cost, export
 from zoo.errors import UserError
 
 LIKE = ModelConfig(d_model=16, n_heads=2, depth=1)
@@ -29,7 +30,7 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 
 
 def config(folder: Path, *cases: str, **bench) -> Config:
-    options = {"lengths": [8, 16], "repeats": 2, "out": str(folder), **bench}
+    options = {"lengths": [8, 16], "repeats": 3, "out": str(folder), **bench}
     made = Config(job="bench", suite="inference", device="cpu", model=LIKE)
     made.data.vocab_size = 300
     return dataclasses.replace(made, bench=BenchConfig(cases=list(cases) or None, **options))
@@ -83,7 +84,7 @@ def test_every_mode_length_and_batch_once(tmp_path, without_transformers):
         assert float(row["tokens_per_second"]) == pytest.approx(tokens / seconds, rel=1e-4)
         state = cost.state_bytes(model_of(row["model"]), int(row["tokens"]))
         assert int(row["state_bytes"]) == int(row["batch"]) * state
-        assert row["repeats"] == "2"
+        assert row["repeats"] == "3"
         assert (row["d_model"], row["depth"], row["precision"]) == ("16", "1", "float32")
         assert bool(row["ratio_forward"]) == (row["mode"] == "prefill")
         assert bool(row["ratio_shortest"]) == (row["mode"] == "decode" and row["tokens"] == "16")
@@ -191,6 +192,24 @@ def test_runs_are_measured(tmp_path, finished: Lab, without_transformers):
     assert {(row["d_model"], row["depth"]) for row in rows} == {("16", "2")}
     beside = subjects(config(tmp_path, "transformer", runs=[str(run)]), CPU)
     assert [x.name for x in beside] == ["transformer", f"{run.parent.name}/{run.name}"]
+
+
+def test_exported_models_of_one_name_are_told_apart(tmp_path):
+    names = []
+    for place, preset in (("a", "transformer"), ("b", "kda_pure"), ("c", "kda_pure")):
+        folder = export(model_of(preset), tmp_path / place / "mine")
+        names += [x.name for x in subjects(config(tmp_path, runs=[str(folder)]), CPU)]
+    assert all(name.startswith("mine #") for name in names)
+    assert names[0] != names[1] == names[2]
+
+
+def test_two_pairs_have_no_interval():
+    assert compared("ratio", [2.0, 4.0], [1.0, 1.0]) == {"ratio": 3.0}
+    assert set(compared("ratio", [2.0, 4.0, 6.0], [1.0] * 3)) == {"ratio", "ratio_low", "ratio_high"}
+
+
+def test_a_length_named_twice_is_measured_once(tmp_path, without_transformers):
+    assert len(own(measured(tmp_path, "kda_pure", lengths=[8, 8]))) == 4
 
 
 def test_a_place_without_a_run_is_refused(tmp_path):

@@ -166,6 +166,21 @@ def test_job_evaluate_of_a_checkpoint_and_of_a_split_by_name(finished: Lab):
     assert [line.partition(":")[0] for line in outcome.out.splitlines()] == ["validation", "test"]
 
 
+@pytest.mark.parametrize(
+    ("splits", "says"),
+    [
+        ("[test,validatoin]", "unknown split in evaluate.splits 'validatoin'; did you mean 'validation'?"),
+        ("[]", "evaluate.splits names nothing to score"),
+    ],
+)
+@pytest.mark.parametrize("carry", [False, True])
+def test_splits_that_there_are_not_are_refused_before_any_is_scored(finished: Lab, splits, says, carry):
+    words = f"run={finished.run_folder()}", f"evaluate.splits={splits}", f"evaluate.carry={carry}"
+    outcome = finished.here("job=evaluate", *words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert says in outcome.err
+
+
 def test_text_that_gives_another_tokenizer_of_as_many_entries_is_refused(tmp_path: Path):
     """Its tokens mean something else to the model, and its score would be of noise."""
     texts = []

@@ -109,6 +109,7 @@ def test_speed_of_two_batches():
         ({"out": "/"}, "generate.out=/ must be a file"),
         ({"out": ""}, "generate.out= must be a file"),
         ({"file": "/nope"}, "generate.file=/nope: no such file"),
+        ({"file": ""}, "generate.file names no file"),
         ({"prompt": "a", "prompts": ["b"]}, "both given"),
         ({"tokens": 10**12}, "GiB of memory are free; give shorter prompts"),
     ],

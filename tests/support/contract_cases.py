@@ -41,9 +41,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "global": {"positions": "global"},
         "one_timeline": {"n_timelines": 1},
         "sharp": {"n_heads": 2, "n_timelines": 3, "temperature": 0.5, "aux_weight": 1.0},
+        "top_1": {"top_k": 1, "entropy_weight": 0.1, "z_weight": 0.0},
     },
     "gated_conv": {"wide": {"kernel_size": 5}},
-    "mla": {"no_positions": {"rope_dim": 0}},
+    "mla": {"no_positions": {"rope_dim": 0}, "per_head": {"rope_keys": "per_head"}},
     "path_fox": {
         "path": {"forget_gate": False},
         "fox": {"householder": False},
@@ -55,12 +56,15 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},
         "one_route": {"top_k": 1, "n_memories": 3},
         "one_memory": {"n_memories": 1, "top_k": 1},
+        "gated_linear": {"update": "gated_linear"},
+        "linear": {"update": "linear"},
     },
     "nsa": {
         "grouped": {"n_kv_heads": 2, "n_select": 3},
         "sizes": {"block_size": 6, "stride": 3, "select_size": 3, "window": 5, "n_kv_heads": 4},
     },
     "swiglu": {"hidden": {"hidden": 24}},
+    "mlp": {"relu2": {"activation": "relu2", "hidden": 24}},
     "moe": {"one_expert": {"top_k": 1, "n_shared": 0, "aux_weight": 0.1}},
 }
 

@@ -77,6 +77,7 @@ def test_latent_attention_is_deepseek(interleaved):
         (None, "FF", {"attention": {"output_gate": True}}),
         (None, "FF", {"attention": {"positions": "none"}}),
         (None, "LL", {"mla": {"rope_dim": 0}}),
+        (None, "LL", {"mla": {"rope_keys": "per_head"}}),
         (None, "KL", {}),
         (None, "CC", {}),
     ],

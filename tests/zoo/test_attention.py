@@ -123,6 +123,17 @@ def test_gates_start_nearly_constant():
         assert abs(gate.weight.std().item() * math.sqrt(3) / bound - 1) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("heads", "wanted"), [(1, 1), (2, 1), (4, 2), (7, 1), (8, 4), (12, 6), (16, 8), (24, 8), (32, 8), (36, 6)]
+)
+def test_at_most_so_many_kv_heads_that_divide_the_heads_and_are_fewer(heads, wanted):
+    dims = Dims(2 * heads, heads, seq_len=8, layer=0, depth=2)
+    m = Attention(AttentionConfig(max_kv_heads=8), dims)
+    assert (m.kv_heads, m.k_proj.out_features) == (wanted, 2 * wanted)
+    assert Attention(AttentionConfig(max_kv_heads=8, n_kv_heads=1), dims).kv_heads == 1
+    assert Attention(AttentionConfig(), dims).kv_heads == heads
+
+
 def test_options_are_off_by_default():
     m = Attention(AttentionConfig(), Dims(D, H, seq_len=8, layer=0, depth=2))
     assert {name for name, _ in m.named_parameters()} == {f"{p}_proj.weight" for p in "qkvo"}
@@ -156,6 +167,7 @@ def test_a_window_bounds_the_state_and_forgets():
         ({"n_kv_heads": -2}, "n_kv_heads=-2"),
         ({"positions": "alibi"}, "'alibi'"),
         ({"window": 0}, "window=0"),
+        ({"max_kv_heads": 0}, "attention.max_kv_heads=0 must be at least 1"),
         ({"rope_base": -1.0}, "rope_base=-1.0"),
     ],
 )

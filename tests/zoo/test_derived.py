@@ -49,12 +49,22 @@ def optimised(layer):
     torch.optim.AdamW(layer.parameters(), lr=0.1).step()
 
 
+def optimised_by_a_fused_step(layer):
+    """It leaves the versions of parameters as they were."""
+    with torch.enable_grad():
+        layer(torch.ones(1, 2)).sum().backward()
+    version = layer.weight._version
+    torch.optim.AdamW(layer.parameters(), lr=0.1, fused=True).step()
+    assert layer.weight._version == version
+
+
 CHANGES = {
     "in place": lambda layer: layer.weight.add_(1),
     "storage": replaced_storage,
     "loaded": loaded,
     "assigned": assigned,
     "optimised": optimised,
+    "optimised by a fused step": optimised_by_a_fused_step,
     "dtype": lambda layer: layer.double(),
 }
 

@@ -6,6 +6,7 @@ from support.contract_cases import VOCAB, build, tokens
 
 import zoo
 from zoo import ModelConfig, UserError
+from zoo.generate import prefill
 from zoo.sampling import Sampling
 
 
@@ -87,6 +88,30 @@ def test_the_model_returns_to_its_mode(model, training):
     model.eval()
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int16, torch.int32, list])
+def test_prompts_of_other_integers_and_lists_are_the_same_prompts(model, kind):
+    prompt = tokens(2, 5)
+    given = prompt.tolist() if kind is list else prompt.to(kind)
+    wanted = [list(zoo.generate(model, prompt, 4))]
+    assert all(torch.equal(a, b) for a, b in zip(zoo.generate(model, given, 4), *wanted, strict=True))
+
+
+def test_stop_tokens_may_be_a_tensor(model):
+    first = next(zoo.generate(model, tokens(1, 3), 1, temperature=0))
+    assert len(list(zoo.generate(model, tokens(1, 3), 4, temperature=0, stop=first))) == 1
+
+
+def test_prefill_reads_in_evaluation_mode_and_refuses_what_generate_refuses(model):
+    model.train()
+    logits, _ = prefill(model, tokens(1, 9))
+    assert model.training
+    torch.testing.assert_close(logits, model.eval()(tokens(1, 9))[0][:, -1])
+    with pytest.raises(UserError, match="0 prompts"):
+        prefill(model, [])
+    with pytest.raises(UserError, match="chunk=0"):
+        prefill(model, tokens(1, 3), chunk=0)
+
+
 def test_no_tokens_is_no_work(model):
     assert list(zoo.generate(model, tokens(1, 3), 0)) == []
 
@@ -106,7 +131,11 @@ def test_no_tokens_is_no_work(model):
         ({"prompt": torch.zeros(0, 4, dtype=torch.int64)}, "(0, 4)"),
         ({"prompt": torch.zeros(4, dtype=torch.int64)}, "(4,)"),
         ({"prompt": []}, "0 prompts"),
-        ({"prompt": [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]}, "2 prompts"),
+        ({"prompt": [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]}, "(0,)"),
+        ({"prompt": torch.zeros(1, 4, dtype=torch.bool)}, "torch.bool (4,)"),
+        ({"prompt": [["a"]]}, "not ['a']"),
+        ({"prompt": [3]}, "torch.int64 ()"),
+        ({"stop": 5}, "stop is a collection of tokens, or a function of (sequence, token), not 5"),
         ({"prompt": [torch.tensor([1]), torch.tensor([VOCAB])]}, f"vocabulary of {VOCAB}"),
         ({"chunk": 0}, "chunk=0"),
         ({"prompt": torch.zeros(1, 4)}, "float32"),

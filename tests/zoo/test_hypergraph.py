@@ -63,9 +63,9 @@ def by_definition(m: HyperGraph, config: HyperGraphConfig, x: Tensor, noise: Ten
                 k = turned((m.k_proj.weight @ x[s])[head], place[s], config.rope_base)
                 scores.append((q @ k) / math.sqrt(K))
             weights = softmax(torch.stack(scores))
-            first, second = sorted([*probabilities[t][h], 0.0], reverse=True)[:2]
-            w = first / (first + second)
-            assert 0.5 <= w <= 1
+            top = sorted(probabilities[t][h], reverse=True)[: config.top_k]
+            w = top[0] / sum(top) if config.top_k > 1 else top[0]
+            assert 1 / len(top) <= w <= 1 if config.top_k > 1 else w < 1
             o = sum(a * (m.v_proj.weight @ x[s])[head] for a, s in zip(weights, seen, strict=True))
             outs.append(w * o)
         rows.append(m.o_proj.weight @ torch.cat(outs))
@@ -73,7 +73,7 @@ def by_definition(m: HyperGraph, config: HyperGraphConfig, x: Tensor, noise: Ten
 
 
 def balance_by_definition(m: HyperGraph, config: HyperGraphConfig, x: Tensor, noise: Tensor | None) -> float:
-    """G·Σ f·p − 0.01·H(P) + 0.01·logsumexp(L)² of one sequence, mean over heads."""
+    """G·Σ f·p − entropy_weight·H(P) + z_weight·logsumexp(L)² of one sequence, mean over heads."""
     clean, probabilities = routes(m, config, x, noise)
     n, groups = len(x), range(config.n_timelines)
     total = 0.0
@@ -83,7 +83,7 @@ def balance_by_definition(m: HyperGraph, config: HyperGraphConfig, x: Tensor, no
         balance = config.n_timelines * sum(f * p for f, p in zip(share, mean, strict=True))
         entropy = sum(-sum(p * math.log(p) for p in probabilities[t][h] if p > 0) for t in range(n)) / n
         z = sum(math.log(sum(math.exp(v) for v in clean[t][h].tolist())) ** 2 for t in range(n)) / n
-        total += balance - 0.01 * entropy + 0.01 * z
+        total += balance - config.entropy_weight * entropy + config.z_weight * z
     return total / H
 
 
@@ -93,6 +93,9 @@ OPTIONS = {
     "temperature": {"temperature": 0.4},
     "two_timelines": {"n_timelines": 2, "rope_base": 50.0},
     "one_timeline": {"n_timelines": 1},
+    "top_1": {"top_k": 1},
+    "top_3": {"top_k": 3, "entropy_weight": 0.0},
+    "weights": {"entropy_weight": 0.3, "z_weight": 0.05},
 }
 
 
@@ -149,9 +152,23 @@ def test_one_timeline_is_full_attention():
         torch.testing.assert_close(y, full(x, ctx)[0], rtol=0, atol=1e-12)
 
 
-def test_the_weight_carries_the_router_gradient():
+def test_by_default_two_probabilities_count_and_the_loss_has_the_reports_weights():
+    config = HyperGraphConfig()
+    assert (config.top_k, config.entropy_weight, config.z_weight) == (2, 0.01, 0.01)
+
+
+@torch.no_grad()
+def test_normalised_by_all_timelines_the_weight_is_the_probability_as_with_top_1():
+    x = inputs(1)
+    one, all_of_them = (mixer(n_timelines=4, top_k=k).eval() for k in (1, 4))
+    ctx = Context.of(x[..., 0])
+    torch.testing.assert_close(one(x, ctx)[0], all_of_them(x, ctx)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_the_weight_carries_the_router_gradient(top_k):
     """The report's straight-through weight is the renormalised probability itself, in value and gradient."""
-    m, x = mixer(), inputs(1)
+    m, x = mixer(top_k=top_k), inputs(1)
     ctx = Context.of(x[..., 0])
 
     def loss() -> Tensor:
@@ -218,6 +235,10 @@ def test_the_auxiliary_loss_is_the_mean_over_sparse_layers():
         ({"n_heads": 0}, "n_heads=0"),
         ({"n_heads": 16}, "odd"),
         ({"rope_base": 0.0}, "rope_base=0.0"),
+        ({"top_k": 0}, "hypergraph.top_k=0 must lie between 1 and n_timelines=6"),
+        ({"top_k": 7}, "hypergraph.top_k=7 must lie between 1 and n_timelines=6"),
+        ({"entropy_weight": -0.01}, "hypergraph.entropy_weight=-0.01 must be at least 0"),
+        ({"z_weight": math.inf}, "hypergraph.z_weight=inf must be at least 0"),
     ],
 )
 def test_bad_options_are_refused_before_any_work(options, said):

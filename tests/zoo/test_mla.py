@@ -25,6 +25,8 @@ OPTIONS = {
     "own_sizes": {"kv_rank": 5, "q_rank": 7, "rope_dim": 6, "rope_base": 20.0},
     "own_heads": {"n_heads": 2},
     "latent_wider_than_heads": {"kv_rank": 40},
+    "key_a_head": {"rope_keys": "per_head"},
+    "key_a_head_own_sizes": {"rope_keys": "per_head", "n_heads": 2, "kv_rank": 5, "rope_dim": 6},
 }
 
 
@@ -83,7 +85,8 @@ def by_definition(m: MLA, x: Tensor) -> Tensor:
         content = part(m.k_up, c_kv[s], head)
         if m.k_rope is None:
             return content
-        return torch.cat([content, turned(m.k_rope.weight @ x[s], s, m.rope_base)])
+        own = part(m.k_rope, x[s], head) if m.key_heads > 1 else m.k_rope.weight @ x[s]
+        return torch.cat([content, turned(own, s, m.rope_base)])
 
     rows = []
     for t in range(len(x)):
@@ -113,6 +116,36 @@ def test_absorbed_equals_expanded(case):
     torch.testing.assert_close(decoded(m, x)[0], forward(m, x), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("keys", ["shared", "per_head"])
+@torch.no_grad()
+def test_both_forms_of_reading_a_cache_agree_for_several_tokens(keys):
+    m, x = mixer(rope_keys=keys), inputs(time=12)
+    at = torch.arange(12)
+    rows, queries = torch.cat(m._latents(x, at), -1), [q[:, 8:] for q in m._queries(x, at)]
+    torch.testing.assert_close(m._absorbed(*queries, rows), m._expanded(*queries, rows), rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_every_head_turns_its_own_key():
+    """Another W_KR of the second head changes what that head reads, and nothing of the first and third."""
+    m, x = mixer(rope_keys="per_head"), inputs()
+    assert m.k_rope.weight.shape == (H * m.rope_dim, D)
+    m.o_proj.weight.copy_(torch.eye(D))
+    before = forward(m, x).unflatten(-1, (H, WIDTH))
+    m.k_rope.weight[m.rope_dim : 2 * m.rope_dim] += 1.0
+    moved = (forward(m, x).unflatten(-1, (H, WIDTH)) - before).abs().amax((0, 1, 3)) > 1e-6
+    assert moved.tolist() == [False, True, False]
+
+
+@torch.no_grad()
+def test_equal_keys_of_all_heads_are_the_shared_key():
+    shared, own = mixer(), mixer(rope_keys="per_head")
+    weights = shared.state_dict()
+    weights["k_rope.weight"] = weights["k_rope.weight"].repeat(H, 1)
+    own.load_state_dict(weights)
+    torch.testing.assert_close(forward(own, inputs()), forward(shared, inputs()), rtol=0, atol=1e-12)
+
+
 @torch.no_grad()
 def test_the_cache_is_the_normalised_latent_and_the_rotated_key():
     m, x = mixer(), inputs()
@@ -138,10 +171,11 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("keys", ["shared", "per_head"])
 @torch.no_grad()
-def test_decoding_never_expands_the_cache():
+def test_decoding_never_expands_the_cache(keys):
     """Nothing larger than the cache itself is made: no keys or values of all heads, no d'_c × d_c product."""
-    m = MLA(MLAConfig(), Dims(64, 8, seq_len=T, layer=0, depth=2))
+    m = MLA(MLAConfig(rope_keys=keys, rope_dim=2), Dims(64, 8, seq_len=T, layer=0, depth=2))
     tokens = 200
     state = m.init_state(1, capacity=tokens)
     x = torch.randn(tokens, 1, 64, generator=torch.Generator().manual_seed(0))
@@ -149,7 +183,7 @@ def test_decoding_never_expands_the_cache():
         _, state = m.extend(token[:, None], state)
     with Largest() as largest:
         m.extend(x[-1][:, None], state)
-    assert largest.elements <= tokens * (m.kv_rank + m.rope_dim) < tokens * 64
+    assert largest.elements <= tokens * (m.kv_rank + m.key_heads * m.rope_dim) < tokens * 64
 
 
 @torch.no_grad()
@@ -172,19 +206,31 @@ SIZES = {
         ModelConfig,
         {"pattern": "L", "depth": 2, "d_model": 96, "n_heads": 6, "mixers": {"mla": {"rope_dim": 0}}},
     ),
+    "a key a head": from_dict(
+        ModelConfig,
+        {
+            "pattern": "L",
+            "depth": 2,
+            "d_model": 96,
+            "n_heads": 6,
+            "mixers": {"mla": {"rope_keys": "per_head"}},
+        },
+    ),
 }
 
 
 @pytest.mark.parametrize("length", [1024, 8192])
 @pytest.mark.parametrize("size", SIZES)
 def test_cache_bytes_against_full_attention(size, length):
-    """d_c + d_R numbers a token and layer where full attention holds 2·H·K = 2·D of them."""
+    """d_c + d_R numbers a token and layer, or d_c + H·d_R, where full attention holds 2·H·K = 2·D of them."""
     config = SIZES[size]
     model = cost.on_meta(config, vocab_size=64, seq_len=length)
     mixer = model.layers[0].mixer
     mla, full = (cache_bytes(dataclasses.replace(config, pattern=p), length) for p in "LF")
-    assert mla == config.depth * length * (mixer.kv_rank + mixer.rope_dim) * 4
-    assert mla / full == pytest.approx((mixer.kv_rank + mixer.rope_dim) / (2 * config.d_model), rel=1e-12)
+    keys = config.n_heads if config.mixers.mla.rope_keys == "per_head" else 1
+    numbers = mixer.kv_rank + keys * mixer.rope_dim
+    assert mla == config.depth * length * numbers * 4
+    assert mla / full == pytest.approx(numbers / (2 * config.d_model), rel=1e-12)
 
 
 def test_cache_saving_at_reference_size_is_73_percent():
@@ -233,6 +279,8 @@ def test_the_preset_is_latent_attention_everywhere():
         ({"q_rank": 0}, r"mla.q_rank=0 must be at least 1"),
         ({"rope_base": 0.0}, r"mla.rope_base=0.0 must be a number above 0"),
         ({"n_heads": 5}, r"n_heads=5 does not divide model.d_model=24"),
+        ({"rope_keys": "both"}, r"mla.rope_keys is one of shared, per_head, not 'both'"),
+        ({"rope_keys": "per_head", "rope_dim": 0}, r"rope_keys=per_head needs rotary keys"),
     ],
 )
 def test_impossible_sizes_are_refused(options, message):

@@ -33,15 +33,19 @@ def inputs(batch: int = 2) -> Tensor:
 def parts(m: MoM, x: Tensor, top_beta: float = 1.0) -> list[Tensor]:
     """k, v [T, M, H, K], β and g [T, M, H] of one sequence x [T, D]."""
     k, v = (F.silu(x @ p.weight.T).unflatten(-1, (-1, m.heads, m.width)) for p in (m.k_proj, m.v_proj))
+    k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    if m.decay is None:
+        return [k, v, torch.ones(k.shape[:3]), torch.zeros(k.shape[:3])]
     beta, raw = ((x @ p.weight.T).unflatten(-1, (-1, m.heads)) for p in (m.beta_proj, m.decay_proj))
     g = -m.decay.A_log.exp() * F.softplus(raw + m.decay.dt_bias)
-    return [k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt(), v, top_beta * torch.sigmoid(beta), g]
+    return [k, v, top_beta * torch.sigmoid(beta), g]
 
 
 def by_definition(m: MoM, x: Tensor, options: dict) -> Tensor:
     """y [T, D] of one sequence x [T, D], by the equations of SPEC, every head, memory and token by itself."""
     memories, top_k = options.get("n_memories", 4), options.get("top_k", 2)
     shared = options.get("shared", True)
+    update = options.get("update", "gated_delta")
     k, v, beta, g = parts(m, x, 2.0 if options.get("neg_eigval") else 1.0)
     q = F.silu(x @ m.q_proj.weight.T).unflatten(-1, (m.heads, m.width))
     q = q / (q.square().sum(-1, keepdim=True) + 1e-6).sqrt()
@@ -57,8 +61,13 @@ def by_definition(m: MoM, x: Tensor, options: dict) -> Tensor:
         for i, weight in used.items():
             for h in range(m.heads):
                 key, b = k[t, i, h], beta[t, i, h]
-                kept = g[t, i, h].exp() * state[i, h]
-                state[i, h] = kept - b * torch.outer(key, key) @ kept + b * torch.outer(key, v[t, i, h])
+                write = torch.outer(key, v[t, i, h])
+                if update == "linear":
+                    state[i, h] += write
+                else:
+                    kept = g[t, i, h].exp() * state[i, h]
+                    erased = b * torch.outer(key, key) @ kept if update == "gated_delta" else 0
+                    state[i, h] = kept - erased + b * write
                 o[h] += weight * m.width**-0.5 * state[i, h].T @ q[t, h]
         o = o * torch.rsqrt(o.square().mean(-1, keepdim=True) + 1e-6) * m.o_norm.weight
         rows.append(o.flatten() @ m.o_proj.weight.T)
@@ -73,8 +82,10 @@ def by_definition(m: MoM, x: Tensor, options: dict) -> Tensor:
         {"top_k": 1},
         {"top_k": 4, "neg_eigval": True},
         {"n_memories": 1, "top_k": 1},
+        {"update": "gated_linear"},
+        {"update": "linear", "top_k": 3},
     ],
-    ids=["plain", "not shared", "one route", "all routes, negative", "one memory"],
+    ids=["plain", "not shared", "one route", "all routes, negative", "one memory", "gated linear", "linear"],
 )
 @torch.no_grad()
 def test_forward_is_the_definition(options):
@@ -105,6 +116,31 @@ def test_one_memory_without_the_shared_one_equals_the_gated_delta_rule():
     wanted = m.o_proj(m.o_norm(o).flatten(-2))
     y, _ = m(x, Context.of(torch.zeros(1, T, dtype=torch.int64)))
     torch.testing.assert_close(y, wanted, rtol=0, atol=1e-10)
+
+
+def test_linear_attention_has_no_decay_and_no_write_strength_to_learn():
+    plain, linear = (dict(mixer(update=u).named_parameters()) for u in ("gated_linear", "linear"))
+    assert plain.keys() - linear.keys() == {
+        "beta_proj.weight", "decay_proj.weight", "decay.A_log", "decay.dt_bias",
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def test_linear_attention_forgets_nothing_where_gates_forget():
+    """One token, then 50 that write nothing into the shared memory: it is as it was, or halved 50 times."""
+    x = torch.zeros(1, 51, D, dtype=torch.float64)
+    x[:, 0] = inputs(1)[:, 0]
+    for update, kept in (("linear", True), ("gated_linear", False)):
+        m = mixer(update=update)
+        if m.decay is not None:
+            m.decay.A_log.fill_(0.0)
+            m.decay.dt_bias.fill_(0.0)  # g = −log 2
+        states = []
+        for part in (x[:, :1], x[:, 1:]):
+            _, state = m.extend(part, states[-1].clone() if states else m.init_state(1, dtype=x.dtype))
+            states.append(state)
+        first, last = (state[0, -1].norm() for state in states)
+        torch.testing.assert_close(last, first * (1.0 if kept else 0.5**50))
 
 
 @torch.no_grad()
@@ -200,6 +236,8 @@ def test_the_decode_state_is_constant_in_time(dtype):
         ({"top_k": 5}, "mom.top_k=5 must be from 1 to n_memories=4"),
         ({"n_heads": 0}, "mom.n_heads=0"),
         ({"head_width": 0}, "head_width=0 must be at least 1"),
+        ({"update": "hebb"}, "mom.update is one of gated_delta, gated_linear, linear, not 'hebb'"),
+        ({"update": "linear", "neg_eigval": True}, "mom.neg_eigval needs mom.update=gated_delta"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

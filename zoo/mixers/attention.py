@@ -10,7 +10,8 @@ from zoo.context import Context
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import KVCache, by_sequence, positions
-from zoo.option_checks import at_least, one_of, positive
+from zoo.option_checks import at_least, grouped_kv_heads, one_of, positive
+from zoo.options import added
 from zoo.probes.attention_events import record_attention, record_gates
 from zoo.registry import register_mixer
 
@@ -21,7 +22,8 @@ class AttentionConfig:
 
     n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rope_base: base of rotary positions;
     positions: "rope" or "none"; qk_norm: RMSNorm per head on q and k before the rotation; window: how many tokens, the
-    current one included, a query attends to (None: all); output_gate (G1), value_gate (G2): o ⊙ σ(x·W+b), v ⊙ σ(x·W+b).
+    current one included, a query attends to (None: all); output_gate (G1), value_gate (G2): o ⊙ σ(x·W+b), v ⊙ σ(x·W+b);
+    max_kv_heads: where n_kv_heads is None, take the most KV heads up to so many that divide the heads and are fewer.
     """
 
     n_heads: int | None = None
@@ -32,6 +34,7 @@ class AttentionConfig:
     window: int | None = None
     output_gate: bool = False
     value_gate: bool = False
+    max_kv_heads: int | None = added(None, before=None)
 
 
 @register_mixer(
@@ -64,13 +67,15 @@ class Attention(GroupedQueryMixer):
         one_of(config.positions, ("rope", "none"), "attention.positions")
         positive(config.rope_base, "attention.rope_base")
         at_least(config.window, 1, "attention.window")
+        at_least(config.max_kv_heads, 1, "attention.max_kv_heads")
         heads = dims.heads(config.n_heads)
+        most = config.max_kv_heads
         super().__init__(
             "attention",
             dims,
             heads,
             config.n_kv_heads,
-            default_kv_heads=heads,
+            default_kv_heads=heads if most is None else grouped_kv_heads(heads, most),
             rope_base=config.rope_base if config.positions == "rope" else None,
             qk_norm=config.qk_norm,
             output_gate=config.output_gate,

@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import GroupedKVCache, OutputProjection, by_sequence, fp32_linear, positions
 from zoo.option_checks import at_least, even_width, head_width, one_of, positive
+from zoo.options import added
 from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
-
-ENTROPY_WEIGHT = 0.01
-Z_WEIGHT = 0.01
 
 
 @dataclass
@@ -24,7 +23,9 @@ class HyperGraphConfig:
 
     n_heads: None for the model's; n_timelines: timelines a head; temperature: τ of the routing softmax;
     positions: rotary positions counted inside the timeline ("local") or the sequence ("global");
-    rope_base: base of rotary positions; aux_weight: weight of the balance loss in training.
+    rope_base: base of rotary positions; aux_weight: weight of the balance loss in training;
+    top_k: how many of a token's largest probabilities the weight of its timeline is normalised by (1: by none);
+    entropy_weight, z_weight: weights of the entropy and of the squared logsumexp inside the balance loss.
     """
 
     n_heads: int | None = None
@@ -33,6 +34,9 @@ class HyperGraphConfig:
     positions: str = "local"
     rope_base: float = 1e4
     aux_weight: float = 0.01
+    top_k: int = added(2, before=2)
+    entropy_weight: float = added(0.01, before=0.01)
+    z_weight: float = added(0.01, before=0.01)
 
 
 @register_mixer(
@@ -59,12 +63,16 @@ class HyperGraph(Mixer):
 
         L = x·W_route                                   logits [B, T, H, G]
         P = softmax((L + Gumbel noise) / τ)             in training; softmax(L / τ) in evaluation
-        t_i = argmax P_i,  w_i = P_i,first / (P_i,first + P_i,second)  ∈ [½, 1]
+        t_i = argmax P_i,  w_i = P_i,first / Σ of the top_k largest P_i     for two of them ∈ [½, 1]
         o_i = w_i · Σ_{j ≤ i, t_j = t_i} softmax_j(q_i·k_j / √K) · v_j,     y = o·W_o
 
+    With top_k = 1 the weight would always be 1, and attention would give the router no gradient: w_i is P_i,first
+    itself, as it also is with top_k = G. A token attends in one timeline whatever top_k is.
+
     Auxiliary loss `timeline_balance`, per sequence and head, then averaged:
-    G·Σ_g f_g·p_g − 0.01·H(P) + 0.01·logsumexp(L)², with f_g the share of tokens sent to g, p_g the mean of P_g, H in
-    nats; entropy and z-term are token means. Decode state: one list of keys and values per (head, timeline).
+    G·Σ_g f_g·p_g − entropy_weight·H(P) + z_weight·logsumexp(L)², with f_g the share of tokens sent to g, p_g the mean
+    of P_g, H in nats; entropy and z-term are token means. Decode state: one list of keys and values per
+    (head, timeline).
     """
 
     def __init__(self, config: HyperGraphConfig, dims: Dims) -> None:
@@ -74,6 +82,8 @@ class HyperGraph(Mixer):
         self._check(config)
         self.timelines = config.n_timelines
         self.temperature = config.temperature
+        self.top_k = min(config.top_k, config.n_timelines)
+        self.entropy_weight, self.z_weight = config.entropy_weight, config.z_weight
         self.local = config.positions == "local"
         self.rope_base = config.rope_base
         self.layer = dims.layer
@@ -90,6 +100,12 @@ class HyperGraph(Mixer):
         even_width(self.width, "hypergraph")
         one_of(config.positions, ("local", "global"), "hypergraph.positions")
         at_least(config.n_timelines, 1, "hypergraph.n_timelines")
+        if not 1 <= config.top_k <= max(2, config.n_timelines):  # 2 is the default of a single timeline, too
+            raise UserError(
+                f"hypergraph.top_k={config.top_k} must lie between 1 and n_timelines={config.n_timelines}"
+            )
+        at_least(config.entropy_weight, 0, "hypergraph.entropy_weight")
+        at_least(config.z_weight, 0, "hypergraph.z_weight")
         positive(config.temperature, "hypergraph.temperature")
         positive(config.rope_base, "hypergraph.rope_base")
 
@@ -157,10 +173,11 @@ class HyperGraph(Mixer):
         return fp32_linear(x, self.route.weight).unflatten(-1, (self.heads, self.timelines))
 
     def _routes(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities [..., G], the chosen timeline [...] and its renormalised top-2 probability [...]."""
+        """Probabilities [..., G], the chosen timeline [...] and its weight [...]."""
         probabilities = torch.softmax(logits / self.temperature, -1)
-        top, index = probabilities.topk(min(2, self.timelines), -1)
-        return probabilities, index[..., 0], top[..., 0] / top.sum(-1)
+        top, index = probabilities.topk(self.top_k, -1)
+        weight = top[..., 0]
+        return probabilities, index[..., 0], weight / top.sum(-1) if self.top_k > 1 else weight
 
     def _qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return tuple(p(x).unflatten(-1, (-1, self.width)) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -172,7 +189,7 @@ class HyperGraph(Mixer):
             -1
         )
         z = logits.logsumexp(-1).square()
-        per_token = ctx.sequence_mean(Z_WEIGHT * z - ENTROPY_WEIGHT * entropy)
+        per_token = ctx.sequence_mean(self.z_weight * z - self.entropy_weight * entropy)
         return (self.timelines * (share * mean).sum(-1) + per_token).mean()
 
 

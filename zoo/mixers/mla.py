@@ -10,7 +10,8 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, RowCache, by_sequence, positions
-from zoo.option_checks import at_least, head_width, positive
+from zoo.option_checks import at_least, head_width, one_of, positive
+from zoo.options import added
 from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
 
@@ -21,7 +22,8 @@ class MLAConfig:
 
     n_heads: None for the model's; kv_rank (d_c): None for D/2; q_rank (d'_c): None for 2D/3, rounded to a
     multiple of 8; rope_dim (d_R): width of the rotary part, None for half a head (even, at least 2), 0 for no
-    positions; rope_base: base of rotary positions.
+    positions; rope_base: base of rotary positions; rope_keys: "shared", one rotary key a token for all heads, or
+    "per_head", one for each, which the cache then holds.
     """
 
     n_heads: int | None = None
@@ -29,6 +31,7 @@ class MLAConfig:
     q_rank: int | None = None
     rope_dim: int | None = None
     rope_base: float = 1e4
+    rope_keys: str = added("shared", before="shared")
 
 
 @register_mixer(
@@ -56,7 +59,8 @@ class MLA(Mixer):
         v_i = c_KV·W_UV_i                          o_i = causal softmax(q_i·k_iᵀ/√(K + d_R))·v_i
         y = o·W_O                                  [B, T, D], K = D/H
 
-    Decode state: c_KV and the rotated RoPE(x·W_KR) of all tokens, d_c + d_R numbers each. Decoding never
+    All heads share one rotary key RoPE(x·W_KR); with rope_keys=per_head head i has its own, RoPE(x·W_KR_i).
+    Decode state: c_KV and the rotated keys of all tokens, d_c + d_R numbers each, or d_c + H·d_R. Decoding never
     expands them: q·(c·W_UK)ᵀ = (q·W_UKᵀ)·cᵀ, and W_UV comes after the weighted sum of the latents.
     """
 
@@ -69,8 +73,9 @@ class MLA(Mixer):
         q_rank = max(8, 8 * round(d_model / 12)) if config.q_rank is None else config.q_rank
         self.rope_dim = max(2, self.width // 4 * 2) if config.rope_dim is None else config.rope_dim
         self.rope_base = config.rope_base
+        self.key_heads = self.heads if config.rope_keys == "per_head" else 1
         self.backend, self.step_backend = dims.backend, dims.step_backend
-        self._check(q_rank)
+        self._check(q_rank, config.rope_keys)
         inner = self.heads * self.width
         self.q_down = nn.Linear(d_model, q_rank, bias=False)
         self.q_norm = RMSNorm(q_rank)
@@ -80,15 +85,25 @@ class MLA(Mixer):
         self.k_up = nn.Linear(self.kv_rank, inner, bias=False)
         self.v_up = nn.Linear(self.kv_rank, inner, bias=False)
         self.q_rope = nn.Linear(q_rank, self.heads * self.rope_dim, bias=False) if self.rope_dim else None
-        self.k_rope = nn.Linear(d_model, self.rope_dim, bias=False) if self.rope_dim else None
+        self.k_rope = nn.Linear(d_model, self._key_width, bias=False) if self.rope_dim else None
         self.o_proj = OutputProjection(inner, d_model, bias=False)
 
-    def _check(self, q_rank: int) -> None:
+    @property
+    def _key_width(self) -> int:
+        """The numbers of a token's rotary keys."""
+        return self.key_heads * self.rope_dim
+
+    def _check(self, q_rank: int, rope_keys: str) -> None:
         for name, rank in (("kv_rank", self.kv_rank), ("q_rank", q_rank)):
             at_least(rank, 1, f"mla.{name}")
         if self.rope_dim < 0 or self.rope_dim % 2:
             raise UserError(
                 f"mla.rope_dim={self.rope_dim} must be even (rotations turn pairs), or 0 for none"
+            )
+        one_of(rope_keys, ("shared", "per_head"), "mla.rope_keys")
+        if rope_keys == "per_head" and not self.rope_dim:
+            raise UserError(
+                "mla.rope_keys=per_head needs rotary keys, and mla.rope_dim=0 has none; leave one out"
             )
         positive(self.rope_base, "mla.rope_base")
 
@@ -100,8 +115,8 @@ class MLA(Mixer):
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
-        """An empty cache of one row [c_KV, RoPE(x·W_KR)] a token, [B, T, d_c + d_R]."""
-        shape = (batch_size, capacity, self.kv_rank + self.rope_dim)
+        """An empty cache of one row [c_KV, RoPE(x·W_KR)] a token, [B, T, d_c + d_R], or with H keys in it."""
+        shape = (batch_size, capacity, self.kv_rank + self._key_width)
         return RowCache(torch.zeros(shape, device=device, dtype=dtype))
 
     def extend(self, x: Tensor, state: RowCache) -> tuple[Tensor, RowCache]:
@@ -111,7 +126,7 @@ class MLA(Mixer):
         return self.o_proj(o.flatten(-2)), state
 
     def _attend(self, cache: RowCache, content: Tensor, rotated: Tensor, row: Tensor) -> Tensor:
-        """o [B, T, H, K] of the next tokens, whose rows [B, T, d_c + d_R] join the cache."""
+        """o [B, T, H, K] of the next tokens, whose rows [B, T, d_c (+ d_R or H·d_R)] join the cache."""
         (rows,) = cache.append(row)
         rows, tokens = rows.to(content.dtype), row.shape[1]
         return (self._absorbed if self._absorbs(tokens, rows.shape[1]) else self._expanded)(
@@ -127,29 +142,47 @@ class MLA(Mixer):
 
     def _expanded(self, content: Tensor, rotated: Tensor, rows: Tensor) -> Tensor:
         """Attention with the keys and values of all rows, made of them."""
-        latent, key = rows.split([self.kv_rank, self.rope_dim], -1)
+        latent, key = rows.split([self.kv_rank, self._key_width], -1)
         return kernels.attention(*self._qkv(content, rotated, latent, key), backend=self.step_backend)
 
     def _absorbed(self, content: Tensor, rotated: Tensor, rows: Tensor) -> Tensor:
         """Attention over the rows as they are, with W_UK and W_UV absorbed into q and o."""
         absorbed = torch.einsum("bthk,hkc->bthc", content, self._up_by_head(self.k_up))
+        mix = self._mix_shared if self.key_heads == 1 else self._mix_per_head
+        return torch.einsum("bthc,hvc->bthv", mix(absorbed, rotated, rows), self._up_by_head(self.v_up))
+
+    def _mix_shared(self, absorbed: Tensor, rotated: Tensor, rows: Tensor) -> Tensor:
+        """The heads' weighted sums of latents [B, T, H, d_c], where all share one key a token: one head's queries."""
         q = torch.cat([absorbed, rotated], dim=-1)
         options = {"scale": (self.width + self.rope_dim) ** -0.5, "backend": self.step_backend}
-        # All heads share one key a token: H queries of one head. Values are the whole rows, of which the latent part
-        # is kept; cutting it out before would copy the cache.
+        # Values are the whole rows, of which the latent part is kept; cutting it out before would copy the cache.
         if q.shape[1] == 1:
             keys = rows[:, :, None]
             mixed = kernels.attention(q.transpose(1, 2), keys, keys, causal=False, **options).transpose(1, 2)
         else:
             mixed = kernels.attention(q, rows[:, :, None], rows[:, :, None], **options)
-        return torch.einsum("bthc,hvc->bthv", mixed[..., : self.kv_rank], self._up_by_head(self.v_up))
+        return mixed[..., : self.kv_rank]
+
+    def _mix_per_head(self, absorbed: Tensor, rotated: Tensor, rows: Tensor) -> Tensor:
+        """The same with a rotary key for each head: scores are sums of two products, softmax in at least fp32.
+
+        In PyTorch whatever the backend: as keys of one attention the latents would stand there once for each head.
+        """
+        latent, key = rows.split([self.kv_rank, self._key_width], -1)
+        scores = torch.einsum("bthc,bsc->bhts", absorbed, latent)
+        scores = scores + torch.einsum("bthr,bshr->bhts", rotated, self._by_head(key))
+        tokens, seen = scores.shape[-2:]
+        future = torch.ones(tokens, seen, dtype=torch.bool, device=rows.device).triu(seen - tokens + 1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(future, -torch.inf)
+        weights = (scores * (self.width + self.rope_dim) ** -0.5).softmax(-1).to(rows.dtype)
+        return torch.einsum("bhts,bsc->bthc", weights, latent)
 
     def _qkv(
         self, content: Tensor, rotated: Tensor, latent: Tensor, key: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q [B, T, H, K + d_R], k likewise and v [B, S, H, K]; latent [B, S, d_c], key [B, S, d_R], rotated."""
-        shared = key.unsqueeze(2).expand(-1, -1, self.heads, -1)
-        k = torch.cat([self._by_head(self.k_up(latent)), shared], dim=-1)
+        """q [B, T, H, K + d_R], k likewise and v [B, S, H, K]; latent [B, S, d_c], key [B, S, (H·)d_R], rotated."""
+        keys = key.unflatten(-1, (self.key_heads, self.rope_dim)).expand(-1, -1, self.heads, -1)
+        k = torch.cat([self._by_head(self.k_up(latent)), keys], dim=-1)
         return torch.cat([content, rotated], dim=-1), k, self._by_head(self.v_up(latent))
 
     def _queries(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,11 +194,12 @@ class MLA(Mixer):
         return content, kernels.rope(self._by_head(self.q_rope(latent)), positions, self.rope_base)
 
     def _latents(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The row that is cached: the normalised latent [B, T, d_c] and the rotated shared key [B, T, d_R]."""
+        """The row that is cached: the normalised latent [B, T, d_c] and the rotated keys [B, T, d_R or H·d_R]."""
         latent = self.kv_norm(self.kv_down(x))
         if self.k_rope is None:
             return latent, latent[..., :0]
-        return latent, kernels.rope(self.k_rope(x).unsqueeze(2), positions, self.rope_base).squeeze(2)
+        keys = self.k_rope(x).unflatten(-1, (self.key_heads, self.rope_dim))
+        return latent, kernels.rope(keys, positions, self.rope_base).flatten(2)
 
     def _by_head(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.heads, -1))

@@ -11,9 +11,12 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, fp32_linear, l2norm
-from zoo.option_checks import at_least
+from zoo.option_checks import at_least, one_of
+from zoo.options import added
 from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
+
+UPDATES = ("gated_delta", "gated_linear", "linear")
 
 
 @dataclass
@@ -23,7 +26,9 @@ class MoMConfig:
     n_heads: heads of every memory, None for a sixth of the model's (at least 1); head_width: None for heads that
     together are a third of the model's width, so that five memories cost as much as attention (a multiple of 8);
     n_memories: routed memories; top_k: how many of them a token writes to and reads; shared: one more memory that
-    every token uses, with weight 1; neg_eigval: β in (0, 2), see kda; aux_weight: weight of the balance loss.
+    every token uses, with weight 1; neg_eigval: β in (0, 2), see kda; aux_weight: weight of the balance loss;
+    update: how a memory changes, "gated_delta" (the gated delta rule), "gated_linear" (gated linear attention: without
+    the delta term) or "linear" (linear attention: neither decay nor β).
     """
 
     n_heads: int | None = None
@@ -33,6 +38,7 @@ class MoMConfig:
     shared: bool = True
     neg_eigval: bool = False
     aux_weight: float = 0.01
+    update: str = added("gated_delta", before="gated_delta")
 
 
 @register_mixer(
@@ -60,6 +66,7 @@ class MoM(Mixer):
         q = L2norm(SiLU(x·W_q)) for all;  k_m = L2norm(SiLU(x·W_k,m));  v_m = SiLU(x·W_v,m)
         β_m = σ(x·W_β,m), or twice that;  g_m = −exp(A_log)·softplus(x·W_g,m + dt_bias), one number a head
         S_m ← exp(g_m)·(I − β_m·k_m·k_mᵀ)·S_m + β_m·k_m·v_mᵀ for m ∈ I and the shared one; others stay as they are
+              exp(g_m)·S_m + β_m·k_m·v_mᵀ with update=gated_linear, S_m + k_m·v_mᵀ with update=linear
         o = K^(−½)·(S_sharedᵀ·q + Σ_{m ∈ I} w_m·S_mᵀ·q)                                   [B, T, H, K]
         y = RMSNorm(o)·W_o                                  the norm per head, one gain for all
 
@@ -73,6 +80,8 @@ class MoM(Mixer):
         self._sizes(config, dims)
         self.top_beta = 2.0 if config.neg_eigval else 1.0
         self.backend = dims.backend
+        self.update = "gated_delta" if config.update == "gated_delta" else "gated_linear"
+        self.gated = config.update != "linear"
         inner = self.heads * self.width
         total = self.memories + self.shared
         self.router = nn.Linear(dims.d_model, self.memories, bias=False) if self.memories > 1 else None
@@ -80,9 +89,9 @@ class MoM(Mixer):
         self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
         self.k_proj, self.v_proj = (nn.Linear(dims.d_model, total * inner, bias=False) for _ in range(2))
         self.beta_proj, self.decay_proj = (
-            nn.Linear(dims.d_model, total * self.heads, bias=False) for _ in range(2)
+            nn.Linear(dims.d_model, total * self.heads, bias=False) if self.gated else None for _ in range(2)
         )
-        self.decay = LogDecay((total, self.heads), (total, self.heads))
+        self.decay = LogDecay((total, self.heads), (total, self.heads)) if self.gated else None
         self.o_norm = RMSNorm(self.width)
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
 
@@ -95,12 +104,17 @@ class MoM(Mixer):
         self.memories, self.top_k, self.shared = config.n_memories, config.top_k, int(config.shared)
         if not 1 <= self.top_k <= self.memories:
             raise UserError(f"mom.top_k={self.top_k} must be from 1 to n_memories={self.memories}")
+        one_of(config.update, UPDATES, "mom.update")
+        if config.neg_eigval and config.update != "gated_delta":
+            raise UserError(
+                f"mom.neg_eigval needs mom.update=gated_delta: with {config.update} β is in no eigenvalue; leave it out"
+            )
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], {"memory_balance": scalar} where there is a router)."""
         p, routes, weights = self._routes(x)
         inputs = *self._inputs(x), routes, weights
-        o, _ = kernels.memory_mixture(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        o, _ = self._mix(*inputs, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, p, inputs)
         return self._out(o), {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}
 
@@ -112,15 +126,12 @@ class MoM(Mixer):
     def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """The next tokens: x [B, T, D] -> (y [B, T, D], the memories after them)."""
         _, routes, weights = self._routes(x)
-        o, state = kernels.memory_mixture(
-            *self._inputs(x),
-            routes,
-            weights,
-            initial_state=state,
-            output_final_state=True,
-            backend=self.backend,
-        )
+        inputs = *self._inputs(x), routes, weights
+        o, state = self._mix(*inputs, initial_state=state, output_final_state=True)
         return self._out(o), state
+
+    def _mix(self, *inputs: Tensor, **options) -> tuple[Tensor, Tensor | None]:
+        return kernels.memory_mixture(*inputs, update=self.update, backend=self.backend, **options)
 
     def _routes(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities [B, T, M]; the memories a token uses, the shared one last, and their weights [B, T, k (+1)]."""
@@ -139,11 +150,19 @@ class MoM(Mixer):
         """x [B, T, D] -> q [B, T, H, K], and for every memory k, v, g, β."""
         q = l2norm(F.silu(self.q_proj(x)).unflatten(-1, (self.heads, self.width)))
         k, v = (F.silu(p(x)).unflatten(-1, (-1, self.heads, self.width)) for p in (self.k_proj, self.v_proj))
+        return q, l2norm(k), v, *self._gates(x)
+
+    def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Log decay g and write strength β of every memory and head, [B, T, M, H] in at least fp32."""
+        if not self.gated:
+            shape = (*x.shape[:2], self.memories + self.shared, self.heads)
+            g = x.new_zeros(shape, dtype=torch.promote_types(x.dtype, torch.float32))
+            return g, torch.ones_like(g)
         beta, raw = (
             fp32_linear(x, p.weight).unflatten(-1, (-1, self.heads))
             for p in (self.beta_proj, self.decay_proj)
         )
-        return q, l2norm(k), v, self.decay(raw), self.top_beta * torch.sigmoid(beta)
+        return self.decay(raw), self.top_beta * torch.sigmoid(beta)
 
     def _out(self, o: Tensor) -> Tensor:
         return self.o_proj(self.o_norm(o).flatten(-2))
@@ -153,7 +172,7 @@ class MoM(Mixer):
         g, routes = inputs[3], inputs[5]
 
         def states(*part: Tensor) -> Tensor:
-            return kernels.memory_mixture(*part, output_final_state=True, backend=self.backend)[1]
+            return self._mix(*part, output_final_state=True)[1]
 
         def log_decay() -> Tensor:
             used = F.one_hot(routes, g.shape[2]).sum(2).unsqueeze(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,11 +82,13 @@ class Warmup(StepBuffer):
         super().__init__()
         self.steps = steps
         self.dense = steps > 0 and not self.step.is_meta
-        self.register_load_state_dict_post_hook(
-            lambda loaded, _: loaded.set(int(loaded.step), int(loaded.total))
-        )
+        self.register_load_state_dict_post_hook(_set_from_buffers)
 
     def set(self, step: int, total: int) -> None:
         """Count the step, and end dense attention where the warm-up is over."""
         super().set(step, total)
         self.dense = step < (min(self.steps, total // 10) if total else self.steps)
+
+
+def _set_from_buffers(loaded: Warmup, _keys: Any) -> None:
+    loaded.set(int(loaded.step), int(loaded.total))

@@ -29,7 +29,9 @@ def family_of(model: LanguageModel) -> str | None:
         return "Llama" if normalised == {False} else None
     if letters <= {"C", "F"}:
         return "Lfm2" if normalised == {True} else None
-    return "DeepseekV3" if letters == {"L"} and all(m.rope_dim for m in mixers) else None
+    # Its heads share one rotary key.
+    shared = letters == {"L"} and all(m.rope_dim and m.key_heads == 1 for m in mixers)
+    return "DeepseekV3" if shared else None
 
 
 def make_llama(model: LanguageModel) -> nn.Module:

@@ -51,3 +51,11 @@ def delta_rule_step(
     error = v - torch.einsum("bhk,bhkv->bhv", k, state)
     state = state + torch.einsum("bhk,bhv->bhkv", beta * k, error)
     return torch.einsum("bhk,bhkv->bhv", q, state), state
+
+
+def linear_step(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return o = Sᵀ·q and S ← Diag(decay)·S + β·k·vᵀ, the step without the delta term; shapes as above."""
+    state = decay.unsqueeze(-1) * state + torch.einsum("bhk,bhv->bhkv", beta * k, v)
+    return torch.einsum("bhk,bhkv->bhv", q, state), state

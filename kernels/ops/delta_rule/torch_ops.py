@@ -26,13 +26,18 @@ def delta_rule_torch(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    delta: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `kernels.delta_rule` in chunks of up to 32 tokens in the WY form (chunked.py); heads as of beta."""
+    """Compute `kernels.delta_rule` in chunks of up to 32 tokens in the WY form (chunked.py); heads as of beta.
+
+    delta=False leaves the delta term out: S_t = Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ, gated linear attention.
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     g = g.unsqueeze(-1) if g.dim() == 3 else g
     wanted = (q, k, v, g, beta, initial_state)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in wanted)
-    o, state, *_ = chunked_delta_rule(q, k, v, g, beta.unsqueeze(-1), initial_state, cu_seqlens, scale, keep)
+    inputs = q, k, v, g, beta.unsqueeze(-1), initial_state, cu_seqlens
+    o, state, *_ = chunked_delta_rule(*inputs, scale, keep, delta)
     return o, state if output_final_state else None
 
 
@@ -47,6 +52,7 @@ def chunked_delta_rule(
     cu_seqlens: Tensor | None,
     scale: float,
     keep: bool,
+    delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return o, the final state and, if `keep`, what the backward needs (else empty tensors).
 
@@ -58,20 +64,19 @@ def chunked_delta_rule(
     state = q.new_zeros(_state_shape(q, v, cu_seqlens), dtype=wide)
     if initial_state is not None:
         state.copy_(initial_state.index_select(0, order))
-    saved = _empty_saved(q, v, cu_seqlens, wide, keep)
+    saved = _empty_saved(q, v, cu_seqlens, wide, keep, delta)
     with without_autocast(q):
-        o = chunked.forward(
-            _flat(q, k, v, g, beta), state.flatten(0, 1), chunks, scale, saved if keep else None
-        )
+        flat, room = _flat(q, k, v, g, beta), saved if keep else None
+        o = chunked.forward(flat, state.flatten(0, 1), chunks, scale, room, delta)
     final = torch.empty_like(state).index_copy_(0, order, state)
     return o.view_as(v).to(v.dtype), final, *saved.tensors()
 
 
 @chunked_delta_rule.register_fake
-def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, keep):
+def _(q, k, v, g, beta, initial_state, cu_seqlens, scale, keep, delta):
     wide = torch.promote_types(q.dtype, torch.float32)
     final = q.new_empty(_state_shape(q, v, cu_seqlens), dtype=wide)
-    return torch.empty_like(v), final, *_empty_saved(q, v, cu_seqlens, wide, keep).tensors()
+    return torch.empty_like(v), final, *_empty_saved(q, v, cu_seqlens, wide, keep, delta).tensors()
 
 
 @torch.library.custom_op("archzoo::delta_rule_backward", mutates_args=())
@@ -89,6 +94,7 @@ def chunked_delta_rule_backward(
     products: Tensor,
     inverse: Tensor,
     scale: float,
+    delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v, g, beta and of the initial state."""
     chunks = _chunks(q, cu_seqlens)
@@ -100,29 +106,29 @@ def chunked_delta_rule_backward(
     saved = chunked.Saved(states, errors, products, inverse)
     with without_autocast(q):
         d_o = torch.zeros_like(v) if d_o is None else d_o
-        grads = chunked.backward(flat, *_flat(d_o), d_state.flatten(0, 1), chunks, scale, saved)
+        grads = chunked.backward(flat, *_flat(d_o), d_state.flatten(0, 1), chunks, scale, saved, delta)
     d_initial = torch.empty_like(d_state).index_copy_(0, order, d_state)
     return *(x.view_as(y) for x, y in zip(grads, (q, k, v, g, beta), strict=True)), d_initial
 
 
 @chunked_delta_rule_backward.register_fake
-def _(d_o, d_final, q, k, v, g, beta, cu_seqlens, states, errors, products, inverse, scale):
+def _(d_o, d_final, q, k, v, g, beta, cu_seqlens, states, errors, products, inverse, scale, delta):
     return *(torch.empty_like(x) for x in (q, k, v, g, beta)), states.new_empty(
         _state_shape(q, v, cu_seqlens)
     )
 
 
 def _save(ctx, inputs, output):
-    q, k, v, g, beta, initial_state, cu_seqlens, ctx.scale, _ = inputs
+    q, k, v, g, beta, initial_state, cu_seqlens, ctx.scale, _, ctx.delta = inputs
     ctx.initial_dtype = None if initial_state is None else initial_state.dtype
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, g, beta, cu_seqlens, *output[2:])
 
 
 def _backward(ctx, d_o, d_final, *_):
-    *grads, d_initial = chunked_delta_rule_backward(d_o, d_final, *ctx.saved_tensors, ctx.scale)
+    *grads, d_initial = chunked_delta_rule_backward(d_o, d_final, *ctx.saved_tensors, ctx.scale, ctx.delta)
     d_initial = None if ctx.initial_dtype is None else d_initial.to(ctx.initial_dtype)
-    return *grads, d_initial, None, None, None
+    return *grads, d_initial, None, None, None, None
 
 
 chunked_delta_rule.register_autograd(_backward, setup_context=_save)
@@ -149,26 +155,31 @@ def _state_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> tuple[int, 
 
 
 def _empty_saved(
-    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, wide: torch.dtype, keep: bool
+    q: Tensor, v: Tensor, cu_seqlens: Tensor | None, wide: torch.dtype, keep: bool, delta: bool
 ) -> chunked.Saved:
     """Empty `Saved`, in sizes that follow from shapes alone, as tracing needs them."""
     tokens, sequences = q.shape[0] * q.shape[1], _sequences(q, cu_seqlens)
     chunks = most_chunks(tokens, sequences) * q.shape[2] if keep else 0
     like = q.new_empty(0, dtype=wide)
-    return chunked.Saved.empty(like, chunks, chunk_length(tokens, sequences), q.shape[3], v.shape[3])
+    return chunked.Saved.empty(like, chunks, chunk_length(tokens, sequences), q.shape[3], v.shape[3], delta)
 
 
 @register_flop_formula(torch.ops.archzoo.delta_rule)
-def _forward_flops(q, k, v, g, beta, initial_state, cu_seqlens, *_args, out_shape=None, **_options) -> int:
+def _forward_flops(
+    q, k, v, g, beta, initial_state, cu_seqlens, scale, keep, delta, out_shape=None, **_options
+) -> int:
     """Sequences of equal length; every pair of a chunk, masked or not, and the solve as C³."""
     sequences = q[0] if cu_seqlens is None else cu_seqlens[0] - 1
     tokens, width, value_width = q[0] * q[1], q[3], v[3]
     c = chunk_length(tokens, sequences)
     chunks = sequences * -(-tokens // (sequences * c))
-    intra_chunk = c**3 + c**2 * (6 * width + 4 * value_width)
-    return q[2] * chunks * (intra_chunk + 6 * c * width * value_width)
+    if delta:
+        intra_chunk = c**3 + c**2 * (6 * width + 4 * value_width)
+        return q[2] * chunks * (intra_chunk + 6 * c * width * value_width)
+    return q[2] * chunks * (c**2 * (4 * width + 2 * value_width) + 4 * c * width * value_width)
 
 
 @register_flop_formula(torch.ops.archzoo.delta_rule_backward)
-def _backward_flops(d_o, d_final, q, k, v, g, beta, cu_seqlens, *_args, out_shape=None, **_options) -> int:
-    return 2 * _forward_flops(q, k, v, g, beta, None, cu_seqlens)
+def _backward_flops(d_o, d_final, q, k, v, g, beta, cu_seqlens, *args, out_shape=None, **_options) -> int:
+    *_, delta = args
+    return 2 * _forward_flops(q, k, v, g, beta, None, cu_seqlens, None, None, delta)

@@ -16,8 +16,8 @@ TIE = 2.0**-40
 LONGEST = 1 << 22
 """Key positions that a rank has room for."""
 
-FIRST = 1 << 62
-"""A rank above all others."""
+FIRST = 3 << 61
+"""A rank above all others, of which a whole share has the highest: 2^40 steps, rounded up in fp32, times LONGEST."""
 
 
 def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "sigmoid") -> Tensor:

@@ -14,7 +14,24 @@ from kernels.triton_common import lazily, on_cuda, refusal
 __all__ = ["memory_mixture"]
 
 
-def _refuses(q: Tensor, k: Tensor, v: Tensor, g, beta, routes, weights, *, initial_state=None, **_options):
+UPDATES = ("gated_delta", "gated_linear")
+
+
+def _refuses(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g,
+    beta,
+    routes,
+    weights,
+    *,
+    initial_state=None,
+    update="gated_delta",
+    **_options,
+):
+    if update != "gated_delta":
+        return f"computes update='gated_delta' only, got '{update}'"
     return refusal(q, k, v, g, beta, weights, initial_state, widths=(q.shape[3], v.shape[4]))
 
 
@@ -42,11 +59,13 @@ def memory_mixture(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    update: str = "gated_delta",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor | None]:
     """Compute a mixture of memories, each a gated delta rule over the tokens that are routed to it.
 
         S_m ← exp(g_m)·(I − β_m·k_m·k_mᵀ)·S_m + β_m·k_m·v_mᵀ     for the memories m in routes_t; others stay
+        S_m ← exp(g_m)·S_m + β_m·k_m·v_mᵀ                        with update="gated_linear", likewise
         o_t = scale · Σ_r weights_tr · S_mᵀ·q_t, m = routes_tr    after the update
 
     q              [B, T, H, K], shared by the memories, any floating dtype
@@ -58,8 +77,9 @@ def memory_mixture(
     scale          None: K^(−1/2)
     initial_state  [N, M, H, K, V], the memories before every sequence (None: zeros); N = B, or packed the sequences
     cu_seqlens     int32 [N+1], 0 … T: B = 1, and tokens [cu[i], cu[i+1]) are a sequence of their own
-    backend        auto, triton (what auto takes on a GPU) and torch (sorted by memory, then the chunked delta rule
-                   over segments), reference (token by token; what auto takes for T = 1 on a CPU)
+    update         gated_delta, the gated delta rule, or gated_linear, gated linear attention: no delta term
+    backend        auto, triton (what auto takes on a GPU; gated_delta only) and torch (sorted by memory, then the
+                   chunked delta rule over segments), reference (token by token; what auto takes for T = 1 on a CPU)
     returns        o [B, T, H, V] in v's dtype; the memories after the last tokens [N, M, H, K, V], None unless
                    `output_final_state`. States and arithmetic in at least fp32
 
@@ -68,6 +88,8 @@ def memory_mixture(
     Source: Du et al. 2025, MoM (arXiv:2502.13685), section 3; the update: Yang et al. 2024 (arXiv:2412.06464).
     """
     check_memory_mixture(q, k, v, g, beta, routes, weights, initial_state, cu_seqlens)
+    if update not in UPDATES:
+        raise ValueError(f"memory_mixture: update is one of {', '.join(UPDATES)}, not {update!r}")
     return OPERATION(
         q,
         k,
@@ -80,6 +102,7 @@ def memory_mixture(
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=cu_seqlens,
+        update=update,
         backend=backend,
     )
 

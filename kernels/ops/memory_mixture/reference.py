@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from kernels.ops.delta_rule.reference import delta_rule_step
+from kernels.ops.delta_rule.reference import delta_rule_step, linear_step
 
 
 def memory_mixture_reference(
@@ -21,6 +23,7 @@ def memory_mixture_reference(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    update: str = "gated_delta",
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `kernels.memory_mixture` for every sequence by itself, token by token.
 
@@ -34,20 +37,21 @@ def memory_mixture_reference(
     sequences = zip(*(x.split(lengths, 1) for x in (*inputs, named)), strict=True)
     shape = (q.shape[0] * len(lengths), *k.shape[2:], v.shape[-1])
     state = q.new_zeros(shape, dtype=wide) if initial_state is None else initial_state.to(wide)
+    step = delta_rule_step if update == "gated_delta" else linear_step
     outputs, finals = [], []
     for memories, sequence in zip(state.chunk(len(lengths)), sequences, strict=True):
         memories = list(memories.unbind(1))
         for token in zip(*(x.unbind(1) for x in sequence), strict=True):
-            outputs.append(_update(memories, *token))
+            outputs.append(_update(memories, step, *token))
         finals.append(torch.stack(memories, 1))
     return torch.stack(outputs, 1).to(v.dtype), torch.cat(finals) if output_final_state else None
 
 
-def _update(memories: list[Tensor], q, k, v, decay, beta, weights, named) -> Tensor:
+def _update(memories: list[Tensor], step: Callable, q, k, v, decay, beta, weights, named) -> Tensor:
     """One token: every memory [B, H, K, V] that it names is replaced by the next; returns the mixture's output."""
     out = torch.zeros_like(v[:, 0])
     for m, before in enumerate(memories):
-        o, after = delta_rule_step(before, q, k[:, m], v[:, m], decay[:, m], beta[:, m])
+        o, after = step(before, q, k[:, m], v[:, m], decay[:, m], beta[:, m])
         here = named[:, :, m]  # [B, R]
         memories[m] = torch.where(here.any(1)[:, None, None, None], after, before)
         out = out + (weights * here).sum(1)[:, None, None] * o

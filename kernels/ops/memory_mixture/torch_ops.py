@@ -22,8 +22,9 @@ def memory_mixture_torch(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    update: str = "gated_delta",
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute `kernels.memory_mixture`: sort, run the delta rule over segments of any length, sort back, mix."""
+    """Compute `kernels.memory_mixture`: sort, run the update over segments of any length, sort back, mix."""
     memories = k.shape[2]
     sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     visits = sort_visits(routes, memories, cu_seqlens)
@@ -37,6 +38,7 @@ def memory_mixture_torch(
         initial_state=initial_state,
         output_final_state=output_final_state,
         cu_seqlens=visits.cu_seqlens,
+        delta=update == "gated_delta",
     )
     o = o[0].index_select(0, visits.places).unflatten(0, routes.shape)
     o = (o * weights[..., None, None].to(torch.promote_types(o.dtype, weights.dtype))).sum(2).to(v.dtype)

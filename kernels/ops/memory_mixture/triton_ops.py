@@ -30,6 +30,7 @@ def memory_mixture_triton(
     initial_state: Tensor | None = None,
     output_final_state: bool = False,
     cu_seqlens: Tensor | None = None,
+    update: str = "gated_delta",  # others are refused before
 ) -> tuple[Tensor, Tensor | None]:
     """Compute `kernels.memory_mixture` on a GPU; a single token without gradients has a kernel of its own."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -57,6 +57,21 @@ def sets(indices):
     return [set(row.tolist()) - {-1} for row in indices.flatten(0, 1)]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_query_keeps_itself_where_other_scores_are_as_high_as_can_be(backend, dtype):
+    """Shares of 1 after rounding, in blocks and in a step."""
+    q, k, w, bias = indexer(1, 12, dtype=dtype)
+    k[:, :5], q = 1.0, q.abs() + 1  # of these keys every head's logit is above 30
+    options = {"k": AdaptiveK("none", 1, 1, 1), "backend": backend}
+    chosen = lightning_topk(20 * q, 20 * k, w, bias, **options)[0, :, 0]
+    steps = [
+        lightning_topk(20 * q[:, t : t + 1], 20 * k[:, : t + 1], w[:, t : t + 1], bias, **options)
+        for t in range(12)
+    ]
+    assert chosen.tolist() == [int(step) for step in steps] == list(range(12))
+
+
 CALLS = {
     "one k": (indexer(2, 37), {"k": 5}),
     "one token": (indexer(2, 1), {"k": 3}),

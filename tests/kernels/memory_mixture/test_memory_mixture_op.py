@@ -40,11 +40,12 @@ def inputs(batch, time, memories=4, slots=2, gate="random", sequences=None, head
     return [q, k, v, g, beta, weights, state], routes
 
 
-def everything(backend, routes, cu_seqlens=None):
+def everything(backend, routes, cu_seqlens=None, update="gated_delta"):
     """Output and final states as one vector, so that both have gradients."""
 
     def call(q, k, v, g, beta, weights, state):
         options = {"initial_state": state, "output_final_state": True, "cu_seqlens": cu_seqlens}
+        options |= {"update": update}
         o, final = memory_mixture(q, k, v, g, beta, routes, weights, backend=backend, **options)
         return torch.cat([o.flatten(), final.flatten()])
 
@@ -63,6 +64,63 @@ def test_sorted_equals_recurrence(shape, gate, dtype):
     for index, (x, y) in enumerate(zip(*results, strict=True)):
         error = (x - y).abs().max() / y.abs().max()
         below(error, TOLERANCE[dtype], f"{index}")
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sorted_equals_recurrence_without_the_delta_term(shape, gate):
+    batch, time, memories, slots, cu = SHAPES[shape]
+    given, routes = inputs(batch, time, memories, slots, gate, None if cu is None else len(cu) - 1)
+    torch_form, reference = (
+        value_and_gradients(everything(b, routes, cu, "gated_linear"), given) for b in ("torch", "reference")
+    )
+    for x, y in zip(torch_form, reference, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-9 * float(y.abs().max()))
+
+
+@backends
+def test_without_the_delta_term_it_is_gated_linear_attention(backend):
+    """o_t = scale·Σ_{s ≤ t} exp(g_{s+1} + … + g_t)·β_s·(q_t·k_s)·v_s over a memory's tokens, summed pair by pair."""
+    (q, k, v, g, beta, *_), _ = inputs(2, 40, memories=1, slots=1)
+    routes, weights = torch.zeros(2, 40, 1, dtype=torch.int64), torch.ones(2, 40, 1, dtype=torch.float64)
+    o, state = memory_mixture(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        routes,
+        weights,
+        scale=0.7,
+        update="gated_linear",
+        output_final_state=True,
+        backend=backend,
+    )
+    k, v, g, beta = (x.squeeze(2) for x in (k, v, g, beta))
+    total = g.cumsum(1).transpose(1, 2)  # [B, H, T]
+    decay = (total[..., :, None] - total[..., None, :]).exp().tril()
+    pairs = torch.einsum("bthk,bshk->bhts", q, k) * decay * beta.transpose(1, 2)[:, :, None]
+    wanted = 0.7 * torch.einsum("bhts,bshv->bthv", pairs, v)
+    torch.testing.assert_close(o, wanted, rtol=0, atol=1e-12)
+    last = decay[:, :, -1].transpose(1, 2) * beta
+    torch.testing.assert_close(
+        state[:, 0], torch.einsum("bsh,bshk,bshv->bhkv", last, k, v), rtol=0, atol=1e-12
+    )
+
+
+def test_gradients_without_the_delta_term_are_the_derivatives():
+    given, routes = inputs(1, 7, memories=2, slots=1, heads=1, width=3, value_width=2)
+    given = [x.requires_grad_() for x in given]
+    assert torch.autograd.gradcheck(everything("torch", routes, update="gated_linear"), given)
+
+
+def test_triton_refuses_what_is_not_the_delta_rule_and_auto_passes_it_by():
+    (*given, weights, _), routes = inputs(2, 5)
+    refusals = OPERATION.refusals(*given, routes, weights, update="gated_linear")
+    assert refusals["triton"] == "computes update='gated_delta' only, got 'gated_linear'"
+    assert refusals["torch"] is refusals["reference"] is None
+    with pytest.raises(ValueError, match="update is one of gated_delta, gated_linear, not 'hebbian'"):
+        memory_mixture(*given, routes, weights, update="hebbian")
 
 
 @backends
@@ -115,20 +173,21 @@ def test_the_order_of_routes_does_not_matter(backend):
     torch.testing.assert_close(turned, o, rtol=0, atol=1e-13)
 
 
-def test_compiles_in_one_graph():
+@pytest.mark.parametrize("update", ["gated_delta", "gated_linear"])
+def test_compiles_in_one_graph(update):
     given, routes = inputs(1, 40, sequences=3)
-    call = everything("torch", routes, packed(30, 1, 9))
+    call = everything("torch", routes, packed(30, 1, 9), update)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for got, wanted in zip(*(value_and_gradients(f, given) for f in (compiled, call)), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_on_the_meta_device_work_follows_the_routes_not_the_memories():
-    def flops(memories: int, slots: int) -> list[int]:
+    def flops(memories: int, slots: int, update: str = "gated_delta") -> list[int]:
         (*given, weights, _), routes = inputs(1, 1024, memories, slots)
         given = [x.to("meta").requires_grad_() for x in (*given, weights)]
         with flop_counter() as forward:
-            o, _ = memory_mixture(*given[:5], routes.to("meta"), given[5])
+            o, _ = memory_mixture(*given[:5], routes.to("meta"), given[5], update=update)
         assert o.shape == (1, 1024, 2, 5)
         with flop_counter() as backward:
             o.sum().backward()
@@ -138,6 +197,9 @@ def test_on_the_meta_device_work_follows_the_routes_not_the_memories():
     two = flops(4, 2)
     assert two == flops(8, 2)
     assert flops(4, 4) == [2 * n for n in two]
+    # 64 chunks of 32 tokens in 2 heads: no solve, and no reads, which were 2·C²·(K + V) and 2·C·K·V.
+    saved = 2 * 64 * (32**3 + 2 * 32**2 * (6 + 5) + 2 * 32 * 6 * 5)
+    assert flops(4, 2, "gated_linear") == [two[0] - saved, two[1] - 2 * saved]
 
 
 def test_bf16_inputs_keep_wide_states():

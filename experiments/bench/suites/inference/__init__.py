@@ -8,7 +8,7 @@ Batches of 1 and 8 sequences; state_bytes is the decode state of all of them. Pr
 and depth, and are configured for each length; bench.runs names trained models.
 
 In each cell the alternatives are taken in turns, and a ratio is the other's time over this one's (above 1: faster),
-the median of the pairs with its 95 % bootstrap interval:
+the median of the pairs with its 95 % bootstrap interval, of three pairs and more:
 
     ratio              the same weights in transformers, where it has the architecture (column peer: Llama, Lfm2 or
                        DeepseekV3; both must give the same logits first); else the plain transformer
@@ -61,7 +61,7 @@ def _table(config: Config) -> result_table.ResumableTable:
 def _cells(config: Config, table: result_table.ResumableTable) -> Iterator[result_table.Cell]:
     """Short contexts first: they say how long the longer ones would take."""
     device = machine.pick(config.device)
-    lengths = sorted(config.bench.lengths or LENGTHS[device.type])
+    lengths = sorted({*(config.bench.lengths or LENGTHS[device.type])})
     bench = Bench(config, table, shortest=lengths[0])
     measured = subjects(config, device)
     for length in lengths:

@@ -32,7 +32,7 @@ MODES = {"prefill": 1, "decode": STEPS}
 """Mode -> steps that are timed together."""
 MOST_GROWTH = {"prefill": 2.0, "decode": 1.0}
 """The highest power of the length by which a time grows: at worst each token meets all others of its sequence."""
-CELL_S, LIMIT_S = 6.0, 6.0
+CELL_S, LIMIT_S = 10.0, 6.0
 """Seconds for the rounds of a cell after the first, and the longest that one call may be expected to take."""
 MEMORY = 0.5
 """The share of a machine's memory that a cell may take; a GPU says by itself when it is full."""

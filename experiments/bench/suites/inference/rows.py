@@ -6,6 +6,9 @@ from typing import Any
 
 from experiments.bench import timing
 
+FEWEST_PAIRS = 3
+"""Of fewer, a bootstrap interval would be their range and no more."""
+
 RATIOS = ("ratio", "ratio_transformer", "ratio_forward", "ratio_shortest")
 
 COLUMNS = [
@@ -18,8 +21,13 @@ COLUMNS = [
 
 
 def compared(ratio: str, other: list[float], own: list[float]) -> dict[str, float]:
-    """The columns of a ratio: its median, and the ends of its interval."""
-    return dict(zip((ratio, f"{ratio}_low", f"{ratio}_high"), timing.ratios(other, own), strict=True))
+    """The columns of a ratio: its median, and the ends of its interval where there are pairs enough for one."""
+    middle, low, high = timing.ratios(other, own)
+    return (
+        {ratio: middle}
+        if len(own) < FEWEST_PAIRS
+        else {ratio: middle, f"{ratio}_low": low, f"{ratio}_high": high}
+    )
 
 
 def format_row(row: dict[str, Any]) -> str:

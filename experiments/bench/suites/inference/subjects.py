@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,6 +17,7 @@ from experiments.bench.cases import matching_names
 from experiments.bench.model_steps import make_model
 from experiments.presets import architectures
 from experiments.probing.find_runs import find_runs
+from experiments.runs import IDENTITY
 from experiments.schema import Config
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
@@ -59,7 +63,16 @@ def _run(path: Path, device: torch.device) -> Subject:
     card = read_card(path)
     if not isinstance(card.get("model"), dict):
         raise UserError(f"the {CARD} at {path} describes no model; export the model again")
-    parts = path.resolve().parts
-    name = "/".join(parts[-4:] if path.is_file() else parts[-2:])  # a checkpoint lies in its run
     config = from_dict(ModelConfig, card["model"], recorded=True)
-    return Subject(name, config, lambda length: zoo.load(path, device))
+    return Subject(_name(path, card), config, lambda length: zoo.load(path, device))
+
+
+def _name(path: Path, card: dict[str, Any]) -> str:
+    """EXPERIMENT/RUN, with the file of a checkpoint in it; of another folder its name and a hash of its card."""
+    parts = path.resolve().parts
+    if path.is_file():
+        return "/".join(parts[-4:])
+    if (path / IDENTITY).is_file():  # the run's name is a hash already
+        return "/".join(parts[-2:])
+    digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
+    return f"{parts[-1]} #{digest[:6]}"
