@@ -17,6 +17,8 @@ from zoo.config import ModelConfig, from_dict
 from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 
+ROUTING_SPLITS = ("validation", "test")
+
 
 def check_config(config: Config) -> None:
     """Refuse what cannot work: unknown names, sizes that do not fit, data that is not there. Raises UserError."""
@@ -154,7 +156,7 @@ def check_measures() -> None:
 
 
 def check_probe(probe: ProbeConfig) -> None:
-    """Refuse numbers of the node `probe` that are out of range. Raises UserError."""
+    """Refuse values of the node `probe` that are out of range, or none of its choices. Raises UserError."""
     saved_weights.check(probe.at)
     counts = (
         "windows",
@@ -176,3 +178,7 @@ def check_probe(probe: ProbeConfig) -> None:
         raise UserError(
             f"probe.temperature={probe.temperature} must be 0 (most likely token) or a number above"
         )
+    if probe.routing_split not in (None, *ROUTING_SPLITS):
+        raise unknown("probe.routing_split", probe.routing_split, ROUTING_SPLITS)
+    if probe.sentence is not None and not probe.sentence.strip():
+        raise UserError("probe.sentence is empty; give a text, or leave it out for a held-out one")

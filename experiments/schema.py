@@ -141,8 +141,12 @@ class ProbeConfig:
     extrapolate: loss by position is recorded up to this multiple of the trained length.
     long_windows: number of windows of that length; the tokens in their second half are scored, the same at every
         position.
-    map_tokens: length of the sentence whose attention and routes are recorded.
-    routing_tokens: tokens whose first routing choices are counted.
+    sentence: text whose attention and routes are recorded, after the tokenizer's separator (null: the beginning of a
+        held-out document).
+    map_tokens: length of that beginning.
+    routing_split: split over which loads and choices of routers are counted, validation or test (null: loads over the
+        probed windows, first choices over the validation split).
+    routing_tokens: tokens whose routing choices are counted (null: all of the split).
     prompts: texts to continue by `tokens` tokens, sampled at `temperature` (0: the most likely) among the `top_k` most
         likely (null: all), with the seed `sample_seed`.
     tokens, temperature, top_k, sample_seed: see prompts.
@@ -154,8 +158,10 @@ class ProbeConfig:
     batch_size: int = 4
     extrapolate: int = 8
     long_windows: int = 2
+    sentence: str | None = None
     map_tokens: int = 48
-    routing_tokens: int = 4096
+    routing_split: str | None = None
+    routing_tokens: int | None = 4096
     prompts: list[str] = field(default_factory=lambda: ["The ", "This function returns "])
     tokens: int = 40
     temperature: float = 0.8

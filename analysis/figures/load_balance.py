@@ -7,13 +7,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from analysis import units
 from analysis.figure_entry import Entry
 from analysis.loading.blocks import plural
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
 from analysis.loading.routing import with_routers
 from analysis.plotting.axes import draw_line
-from analysis.plotting.captions import band_text, dots_text, provenance_text
+from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
 from analysis.statistics import over_seeds, single_heads
@@ -31,7 +32,7 @@ FIGURES = (
 AXES = {"load": "expert", "imbalance": SUMMARY}
 COLUMNS = (
     *("run", "label", "series", "color", "seed", "training_set", "block", "noun", "layer", "head"),
-    *("measure", "place", "value"),
+    *("measure", "place", "value", "count", "split"),
 )
 
 
@@ -96,5 +97,6 @@ def caption(table: pd.DataFrame) -> str:
     return (
         f"Above: lines, mean over heads ({band_text(table)}); dots, {dots_text(table)}. Below: mean over all heads, "
         "each with its own order of loads; bands: all of them. Dotted: perfect balance. First and further choices "
-        f"count alike. {'; '.join(models)}. {provenance_text(table)}"
+        f"count alike, on {split_text(table)}: {units.whole(table['count'].max())} choices a head. "
+        f"{'; '.join(models)}. {provenance_text(table)}"
     )

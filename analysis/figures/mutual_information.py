@@ -13,7 +13,7 @@ from analysis.figure_entry import Entry
 from analysis.loading.results import Results
 from analysis.loading.routing import mutual_information, routing_rows
 from analysis.plotting.axes import draw_line
-from analysis.plotting.captions import band_text, dots_text, provenance_text
+from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
 from analysis.plotting.legends import legend_below
 from analysis.plotting.style import INK, SeriesStyle, panels, styled, table_styles
 from analysis.statistics import over_seeds, single_heads
@@ -31,7 +31,7 @@ FIGURES = (
 
 COLUMNS = (
     *("run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"),
-    *("measure", "value"),
+    *("split", "measure", "value"),
 )
 MEASURES = {"token": "-", "frequency": (0, (5, 1.6)), "shuffled": (0, (1.2, 1.2))}
 SHUFFLES = 4
@@ -40,7 +40,7 @@ SHUFFLES = 4
 def table(results: Results) -> pd.DataFrame:
     """Make the table: a row per run, layer, head and measure of `information`."""
     rows = routing_rows(results, "assignments")
-    place = ["run", "label", "series", "color", "seed", "training_set", "block", "layer", "head"]
+    place = ["run", "label", "series", "color", "seed", "training_set", "block", "layer", "head", "split"]
     found = [
         {**dict(zip(place, key, strict=True)), "measure": measure, "value": value}
         for key, group in rows.groupby(place, sort=False, dropna=False)
@@ -121,7 +121,8 @@ def caption(table: pd.DataFrame) -> str:
             f"by frequency alone {mean['frequency']:.3f}, shuffled {mean['shuffled']:.3f}"
         )
     return (
-        "Mutual information of a token's kind and its first choice on held-out text, in nats: mean over heads "
+        "Mutual information of a token's kind and its first choice on "
+        f"{split_text(table)}, in nats: mean over heads "
         f"({band_text(table)}); dots: {dots_text(table)}. Dashed: with the token replaced by its frequency, rounded "
         "down to a power of two; dotted: choices dealt out anew among the tokens, what so few tokens show by chance. "
         f"Mean over layers and heads: {'; '.join(told)}. {_by_construction(table)}{provenance_text(table)}"

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text
+from analysis.plotting.captions import provenance_text, sentence_text
 from analysis.plotting.sentence_maps import COLUMNS, draw_maps, sentence_maps
 from analysis.plotting.style import styled
 
@@ -47,7 +47,7 @@ def caption(table: pd.DataFrame) -> str:
     pairs = table.groupby(["label", "layer"])["weight"].sum() / (table["query"].max() + 1)
     keys = "; ".join(f"{label} {mean:.1f}" for label, mean in pairs.groupby("label").mean().items())
     return (
-        f"First, middle and last layer that selects. The first {table['query'].max() + 1} tokens of one held-out "
-        f"sentence; white is the future, ␣ a space. Keys a query and head on average: {keys}. "
+        f"First, middle and last layer that selects. The first {table['query'].max() + 1} tokens of "
+        f"{sentence_text(table)}; white is the future, ␣ a space. Keys a query and head on average: {keys}. "
         f"One run a model, the lowest seed. {provenance_text(table)}"
     )

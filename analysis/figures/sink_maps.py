@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text
+from analysis.plotting.captions import provenance_text, sentence_text
 from analysis.plotting.sentence_maps import COLUMNS, draw_maps, sentence_maps
 from analysis.plotting.style import styled
 
@@ -73,7 +73,7 @@ def caption(table: pd.DataFrame, heads: str = "sink") -> str:
     which = "the head with the most mass on the first token" if heads == "sink" else "the mean over heads"
     length = table["query"].max() + 1
     return (
-        f"First, middle and last layer with attention; of each {which}. The first {length} tokens of one held-out "
-        f"sentence, all models on the same colours; weights below {FAINTEST:g} look like {FAINTEST:g}, white is the "
-        f"future. ␣: a space. One run a model, the lowest seed. {provenance_text(table)}"
+        f"First, middle and last layer with attention; of each {which}. The first {length} tokens of "
+        f"{sentence_text(table)}, all models on the same colours; weights below {FAINTEST:g} look like {FAINTEST:g}, "
+        f"white is the future. ␣: a space. One run a model, the lowest seed. {provenance_text(table)}"
     )

@@ -10,7 +10,7 @@ from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.loading.results import Results
 from analysis.loading.routing import mutual_information, one_model, routing_rows
-from analysis.plotting.captions import provenance_text
+from analysis.plotting.captions import provenance_text, split_text
 from analysis.plotting.choice_colors import choice_colors
 from analysis.plotting.style import PALETTE, panels, styled
 from analysis.plotting.token_labels import token_label
@@ -30,7 +30,7 @@ LEAST = 5
 
 MOST_TOKENS, MOST_CHOICES = 6, len(PALETTE)
 COLUMNS = (
-    *("run", "label", "color", "seed", "training_set", "block", "noun", "layer", "head"),
+    *("run", "label", "color", "seed", "training_set", "split", "block", "noun", "layer", "head"),
     *("information", "choice", "share", "token", "text", "count", "total", "lift"),
 )
 
@@ -112,6 +112,6 @@ def caption(table: pd.DataFrame) -> str:
         f"{first.label}, router of {first.block}, layer {first.layer}, head {first['head']}: of all heads the one "
         f"whose {what} says most about the token ({first.information:.3f} nats). For each {what} the tokens with "
         "the highest lift, the probability there over that anywhere, of those that went there "
-        f"{LEAST} times or more; numbers: how many of the token's occurrences on held-out text; ␣: a space. "
+        f"{LEAST} times or more; numbers: how many of the token's occurrences on {split_text(table)}; ␣: a space. "
         f"{provenance_text(table)}"
     )

@@ -18,7 +18,7 @@ SUMMARY = ""
 JOINED_COLUMNS = ("experiment", "run", "color", "residual", "depth", "training_set", "seq_len")
 COLUMNS = (
     *("run", "name", "label", "color", "residual", "depth", "seed", "training_set", "seq_len"),
-    *("layer", "part", "head", "block", "axis", "start", "end", "measure", "value"),
+    *("layer", "part", "head", "block", "axis", "start", "end", "measure", "value", "count", "split"),
 )
 
 

@@ -28,8 +28,9 @@ RECORD = "probes.json"
 _KEYS = tuple(column for column in RUN_COLUMNS if column.name in METRIC_KEYS)
 
 
-def _column(name: str, dtype: str, meaning: str, unit: str = "") -> Column:
-    return Column(name, dtype, name, unit, meaning)
+def _column(name: str, dtype: str, meaning: str, unit: str = "", *, later: bool = False) -> Column:
+    """Return a column; later: tables written by earlier versions lack it, and it is empty there."""
+    return Column(name, dtype, name, unit, meaning, optional=later)
 
 
 _LAYER = _column("layer", "Int64", "from 0; as many as there are layers: after the last; empty: whole model")
@@ -39,6 +40,13 @@ _HEAD = _column("head", "Int64", "from 0; empty where there are no heads")
 _POSITION = _column("position", "Int64", "position in the sentence, from 0")
 _TOKEN = _column("token", "Int64", "token id")
 _TEXT = _column("text", "str", "the token as text")
+_SPLIT = _column("split", "str", "split of the text that was read", later=True)
+_ROUTE = (
+    *(_LAYER, _PART, _BLOCK, _HEAD, _POSITION),
+    _column("rank", "Int64", "0: the first choice"),
+    _column("choice", "Int64", "timeline, memory or expert"),
+    _column("probability", "float64", "of this choice"),
+)
 
 TABLES: dict[str, tuple[Column, ...]] = {
     "measures": (
@@ -53,6 +61,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _column("measure", "str", "what the number is"),
         _column("value", "float64", "the number"),
         _column("count", "Int64", "observations it is the mean of"),
+        _SPLIT,
     ),
     "maps": (
         _LAYER,
@@ -63,17 +72,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _column("key", "Int64", "position in the sentence"),
         _column("weight", "float64", "what of the key goes into the query; pairs below 1e-3 are left out"),
     ),
-    "sentence": (_POSITION, _TOKEN, _TEXT),
-    "routes": (
-        _LAYER,
-        _PART,
-        _BLOCK,
-        _HEAD,
-        _POSITION,
-        _column("rank", "Int64", "0: the first choice"),
-        _column("choice", "Int64", "timeline, memory or expert"),
-        _column("probability", "float64", "of this choice"),
+    "sentence": (
+        *(_POSITION, _TOKEN, _TEXT),
+        _column("given", "str", "the text that probe.sentence gave; empty: held-out text", later=True),
     ),
+    "routes": _ROUTE,
+    "alternatives": _ROUTE,
     "assignments": (
         _LAYER,
         _PART,
@@ -83,6 +87,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _TOKEN,
         _TEXT,
         _column("count", "Int64", "how often a token of this kind went there"),
+        _SPLIT,
     ),
     "samples": (
         _column("prompt", "str", "what the model was given"),
@@ -92,7 +97,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _column("tokens_per_second", "float64", "decoding speed, prompt included", "tokens/s"),
     ),
 }
-"""Columns of the tables by name; `training` is `measures` taken while a run trained."""
+"""Columns of the tables by name.
+
+`training` is `measures` taken while a run trained; `alternatives` has what routers did not choose, with ranks that go
+on from those of `routes`.
+"""
 TABLES["training"] = TABLES["measures"]
 
 
@@ -191,4 +200,6 @@ def _read(source: Source, columns: tuple[Column, ...]) -> pd.DataFrame:
 
 
 def _typed(frame: pd.DataFrame, columns: tuple[Column, ...]) -> pd.DataFrame:
-    return frame[[c.name for c in columns]].astype({c.name: c.dtype for c in columns})
+    absent = [c.name for c in columns if c.optional and c.name not in frame]
+    whole = frame.assign(**dict.fromkeys(absent))
+    return whole[[c.name for c in columns]].astype({c.name: c.dtype for c in columns})

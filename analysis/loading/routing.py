@@ -41,6 +41,61 @@ def one_model(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows["block"] == first["block"]) & (rows["run"] == first["run"])]
 
 
+def sentence_routes(results: Results, longest: int) -> pd.DataFrame:
+    """Return all choices of `one_model` for the first tokens of the sentence, what it did not take included.
+
+    Columns as `routing_rows`, and taken (whether the block used the choice), heads (that have a router), text (the
+    token), given (the sentence, if it was given). Raises NoData if no run has routes.
+    """
+    taken = one_model(routing_rows(results, "routes"))
+    keys = ["experiment", "run", "part", "block"]
+    others = results.table("alternatives")
+    joined = [name for name in taken.columns if name in keys or name not in others.columns]
+    others = others.merge(taken[joined].drop_duplicates(), on=keys)
+    rows = pd.concat([taken.assign(taken=True), others.assign(taken=False)], ignore_index=True)
+    rows["heads"] = rows["head"].nunique()
+    texts = results.table("sentence")[["experiment", "run", "position", "text", "given"]]
+    rows = rows[rows["position"] < longest].merge(texts, how="left", on=["experiment", "run", "position"])
+    return rows.sort_values(["layer", "head", "position", "rank"], ignore_index=True)
+
+
+def spaced_layers(rows: pd.DataFrame, most: int) -> pd.DataFrame:
+    """Select the rows of the first layer, the last and evenly spaced ones between, `most` in all."""
+    found = sorted(rows["layer"].unique())
+    places = np.linspace(0, len(found) - 1, min(most, len(found))).round().astype(int)
+    return rows[rows["layer"].isin([found[place] for place in places])]
+
+
+def telling_heads(rows: pd.DataFrame) -> pd.DataFrame:
+    """Select in each layer of `sentence_routes` the head whose probabilities tell the tokens apart best.
+
+    Σ_c of h(mean_t p_tc) − mean_t h(p_tc) with h(p) = −p·ln p, in nats: the information in the token's place about a
+    choice drawn from p; 0 where all tokens have the same probabilities.
+    """
+    tokens = rows.groupby(["layer", "head"])["position"].transform("nunique")
+    spread = rows.assign(p=rows["probability"] / tokens, h=_entropy(rows["probability"]) / tokens)
+    sums = spread.groupby(["layer", "head", "choice"])[["p", "h"]].sum()
+    told = (_entropy(sums["p"]) - sums["h"]).groupby(["layer", "head"]).sum()
+    best = pd.MultiIndex.from_tuples(told.groupby("layer").idxmax(), names=["layer", "head"])
+    return rows[pd.MultiIndex.from_frame(rows[["layer", "head"]]).isin(best)]
+
+
+def place_title(rows: pd.DataFrame) -> str:
+    """Name the layer and, where routers have several, the head of the rows: "layer 2, head 0"."""
+    first = rows.iloc[0]
+    return f"layer {first['layer']}" + (f", head {first['head']}" if first["heads"] > 1 else "")
+
+
+def which_heads(table: pd.DataFrame) -> str:
+    """Return the sentence of a caption on what `telling_heads` selected; "" where there is one head."""
+    several = "In each layer the head whose probabilities tell these tokens apart best. "
+    return several if table["heads"].iloc[0] > 1 else ""
+
+
+def _entropy(p: pd.Series) -> pd.Series:
+    return -p * np.log(p.where(p > 0, 1.0))
+
+
 def mutual_information(choices: np.ndarray, kinds: np.ndarray, counts: np.ndarray | None = None) -> float:
     """Return the plug-in estimate of mutual information, I(C; K) = Σ_ck n_ck/N · ln(n_ck·N / (n_c·n_k)), in nats.
 

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from analysis.units import listing
+from analysis.units import listing, visible
+
+QUOTED = 160
+"""So many characters of a sentence are quoted in a caption."""
 
 
 def seeds_text(seeds: Iterable) -> str:
@@ -24,6 +27,21 @@ def provenance_text(table: pd.DataFrame) -> str:
 def test_set_text(table: pd.DataFrame) -> str:
     """Name the test text: "Tested on the whole test split of pydocs", with a full stop."""
     return f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
+
+
+def split_text(table: pd.DataFrame) -> str:
+    """Name the split that probes read: "the test split", or "held-out text" where tables do not say."""
+    names = sorted(table["split"].dropna().unique())
+    return f"the {listing(names)} split{'s' * (len(names) > 1)}" if names else "held-out text"
+
+
+def sentence_text(table: pd.DataFrame) -> str:
+    """Name the probed sentence: "the sentence “The lazy dog”", or "one held-out sentence" where none was given."""
+    texts = [visible(text) for text in table["given"].dropna().unique()]
+    shown = [f"“{text if len(text) <= QUOTED else text[: QUOTED - 1] + '…'}”" for text in texts]
+    if shown and table["given"].isna().any():
+        shown.append("a held-out one")
+    return f"the sentence{'s' * (len(shown) > 1)} {listing(shown)}" if shown else "one held-out sentence"
 
 
 def rates_text(table: pd.DataFrame) -> str:

@@ -37,6 +37,7 @@ COLUMNS = (
     "key",
     "weight",
     "text",
+    "given",
 )
 PLACES = ("first", "middle", "last")
 
@@ -44,7 +45,8 @@ PLACES = ("first", "middle", "last")
 def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
     """Return maps of a kind for the first, middle and last layer that has one, of each model's lowest seed.
 
-    COLUMNS without `heads`, and `head`; text: the query's token. Raises NoData if no run has such maps.
+    COLUMNS without `heads`, and `head`; text: the query's token; given: the sentence, if it was given.
+    Raises NoData if no run has such maps.
     """
     maps = results.table("maps")
     maps = maps[(maps["kind"] == kind) & (maps["query"] < LONGEST) & (maps["key"] < LONGEST)]
@@ -54,7 +56,7 @@ def sentence_maps(results: Results, kind: str) -> pd.DataFrame:
     shown = shown.sort_values("seed", kind="stable").drop_duplicates("label")[list(JOINED_COLUMNS)]
     maps = maps.merge(shown, on=["experiment", "run"])
     maps = pd.concat([_layers(rows) for _, rows in maps.groupby("label")], ignore_index=True)
-    texts = results.table("sentence")[["experiment", "run", "position", "text"]]
+    texts = results.table("sentence")[["experiment", "run", "position", "text", "given"]]
     return maps.merge(
         texts, how="left", left_on=["experiment", "run", "query"], right_on=["experiment", "run", "position"]
     )

@@ -1,7 +1,7 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
 content.py   the content of a report, gathered once; summary.py: its sentences; samples.py: generated text
-tables.py    the columns of its tables
+tables.py    the columns of its tables;  layouts.py: quality and balance of named layouts
 page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
 """
 
@@ -19,7 +19,7 @@ from analysis.files import refuse_link, remove_partials, write_atomically, write
 from analysis.loading.results import PathLike, Results, load_results
 from analysis.report import latex, markdown, page
 from analysis.report.content import Content, gather
-from analysis.report.tables import RUNS, rows
+from analysis.report.tables import BALANCE, QUALITY, RUNS, rows
 
 
 def write_report(
@@ -28,8 +28,8 @@ def write_report(
     """Write a report and return the path of its page.
 
     index.html needs no other file and no network. Its folder also gets report.md with figures/NAME.svg, .png and .csv
-    (the data drawn); tables/ with comparison and runs as .tex (booktabs) and .csv (full precision), and samples.csv
-    where there are samples; runs.parquet and metrics.parquet.
+    (the data drawn); tables/ with comparison and runs, and of two named layouts or more quality and balance, as .tex
+    (booktabs) and .csv (full precision), and samples.csv where there are samples; runs.parquet and metrics.parquet.
 
     runs: a run, experiment or results folder, a list of them, or loaded Results.
     out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
@@ -78,7 +78,13 @@ def _write_tables(results: Results, content: Content, folder: Path) -> None:
     for name, frame, fields in (
         ("comparison", content.comparison.drop(columns="dot"), content.fields),
         ("runs", results.runs, RUNS),
+        ("quality", content.layouts.quality, QUALITY),
+        ("balance", content.layouts.balance, BALANCE),
     ):
+        if frame.empty:  # there may be one of an earlier report
+            for suffix in (".csv", ".tex"):
+                (folder / f"{name}{suffix}").unlink(missing_ok=True)
+            continue
         _write_csv(frame, folder / f"{name}.csv")
         write_text(
             folder / f"{name}.tex",

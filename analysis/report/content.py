@@ -17,6 +17,7 @@ from analysis.loading.probe_tables import records
 from analysis.loading.results import Results
 from analysis.plotting.style import series_styles
 from analysis.report import summary
+from analysis.report.layouts import Layouts, layouts
 from analysis.report.samples import Samples, samples
 from analysis.report.tables import Field, comparison
 
@@ -46,7 +47,8 @@ class Content:
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
     place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
     blocks). figures: all figures; sections: the same by section. metric: the metric that ranks the models; fields: the
-    columns of the comparison; speeds: the load while each run trained.
+    columns of the comparison; speeds: the load while each run trained. layouts: tables of the named
+    layouts, empty where there are fewer than two.
     """
 
     title: str
@@ -59,6 +61,7 @@ class Content:
     samples: Samples
     runs: pd.DataFrame
     speeds: str
+    layouts: Layouts
     machines: pd.DataFrame
     versions: pd.DataFrame
     missing: list[str]
@@ -112,6 +115,7 @@ def gather(results: Results, figures: Path, workers: int = 1) -> Content:
         samples=written,
         runs=detailed,
         speeds=speeds.conditions(results.runs),
+        layouts=layouts(results),
         machines=summary.machines(results.runs),
         versions=summary.versions(results.runs),
         missing=summary.missing(results.runs, shown),

@@ -31,6 +31,8 @@ def environment(*, autoescape: bool) -> Environment:
     }
     jinja.globals |= {
         "RUNS": tables.RUNS,
+        "QUALITY": tables.QUALITY,
+        "BALANCE": tables.BALANCE,
         "MACHINES": tables.MACHINES,
         "VERSIONS": tables.VERSIONS,
         "count": summary.count,

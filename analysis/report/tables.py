@@ -110,6 +110,26 @@ def comparison(metric: str) -> tuple[Field, ...]:
     return (*kept[:first], FINAL_VALIDATION, *kept[first:])
 
 
+QUALITY = (
+    _text("model", "layout", "name"),
+    _text("pattern", "pattern", "code"),
+    _interval("val loss", "validation_loss", "nats/token"),
+    _interval("test loss", "test_loss", "nats/token"),
+    _number("test ppl", "test_perplexity", units.number, "per token"),
+    _number("best step", "best_step", units.whole),
+)
+"""One row a layout: analysis.report.layouts."""
+
+BALANCE = (
+    _text("model", "layout", "name"),
+    _text("pattern", "pattern", "code"),
+    _interval("avg imbalance", "imbalance", "×"),
+    _interval("test loss", "test_loss", "nats/token"),
+    _number("test ppl", "test_perplexity", units.number, "per token"),
+    _text("notes", "notes"),
+)
+"""One row a layout with a router: analysis.report.layouts."""
+
 RUNS = (
     _text("name", "label", "name"),
     _number("seed", "seed", units.whole),

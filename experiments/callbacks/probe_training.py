@@ -50,6 +50,7 @@ class ProbeTraining(StepCallback):
         if not (is_due(step, self.every, trainer.max_steps) or trainer.should_stop):
             return
         began = time.perf_counter()
-        self.rows += [(step, *row) for row in probe_windows(task.model, *self.windows, self.batch_size)]
+        rows = probe_windows(task.model, *self.windows, self.batch_size)
+        self.rows += [(step, *row, "validation") for row in rows]
         probe_tables.write(self.run, probe_tables.TRAINING, self.rows)
         self.metrics.paused += time.perf_counter() - began

@@ -45,6 +45,14 @@ def document_start(split: Split, bos: int, length: int) -> Tensor:
     return torch.from_numpy(tokens[start : start + length].astype(np.int64))[None]
 
 
+def whole_split(split: Split, length: int) -> list[Tensor]:
+    """All tokens of a split, int64: windows [N, length] one after another, then the rest [1, below length]."""
+    tokens = torch.from_numpy(np.asarray(split.tokens).astype(np.int64))
+    rest = len(tokens) % length
+    windows, last = tokens[: len(tokens) - rest].view(-1, length), tokens[None, len(tokens) - rest :]
+    return [part for part in (windows, last) if part.numel()]
+
+
 def probe_windows(model: LanguageModel, tokens: Tensor, targets: Tensor, batch_size: int) -> list[Row]:
     """Rows of all measures over windows [N, T], batch_size at a time: averages over batches, corrected where needed.
 

@@ -1,9 +1,9 @@
-"""Probe tables with a row a token: attention maps and routes of a sentence, and routes of a longer text."""
+"""Probe tables by token: attention maps and routes of a sentence, and counts of first choices over a longer text."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -45,25 +45,46 @@ def attention_maps(model: LanguageModel, sentence: Tensor) -> Rows:
 
 def routes(model: LanguageModel, sentence: Tensor) -> Rows:
     """All choices for every token of a sentence [1, T]: place, position, rank, choice, probability."""
+    return _ranked(model, sentence, lambda event: event.values["choices"][0], lambda event: 0)
+
+
+def alternatives(model: LanguageModel, sentence: Tensor) -> Rows:
+    """Rows as of `routes` for what the router did not choose, by probability; ranks go on from its k choices."""
+
+    def others(event: ProbeEvent) -> Tensor:
+        choices, probabilities = event.values["choices"][0], event.values["probabilities"][0]
+        order = probabilities.scatter(-1, choices, -1.0).argsort(dim=-1, descending=True, stable=True)
+        return order[..., : probabilities.shape[-1] - choices.shape[-1]]
+
+    return _ranked(model, sentence, others, lambda event: event.values["choices"].shape[-1])
+
+
+def _ranked(
+    model: LanguageModel,
+    sentence: Tensor,
+    pick: Callable[[ProbeEvent], Tensor],
+    first_rank: Callable[[ProbeEvent], int],
+) -> Rows:
+    """Rows of the choices [T, H, n] that `pick` finds in each routing event of a sentence, in their order."""
     rows: Rows = []
 
     def record(event: ProbeEvent) -> None:
-        choices = event.values["choices"][0].cpu()
+        choices = pick(event).cpu()
         chosen = event.values["probabilities"][0].float().cpu().gather(-1, choices)
         for position, heads in enumerate(zip(choices.tolist(), chosen.tolist(), strict=True)):
             for head, pairs in enumerate(zip(*heads, strict=True)):
-                for rank, (choice, probability) in enumerate(zip(*pairs, strict=True)):
+                for rank, (choice, probability) in enumerate(zip(*pairs, strict=True), first_rank(event)):
                     rows.append((*_place(event), head, position, rank, choice, probability))
 
     record_events(model, sentence, {"routing"}, record)
     return rows
 
 
-def assignments(model: LanguageModel, windows: Tensor, batch_size: int, text: Callable[[int], str]) -> Rows:
-    """Counts of the first choices of each token id over windows [N, T]: place, choice, token, text, count."""
+def assignments(model: LanguageModel, batches: Iterable[Tensor], text: Callable[[int], str]) -> Rows:
+    """Counts of the first choices of each token id over batches [N, T]: place, choice, token, text, count."""
     first: dict[tuple, list[Tensor]] = defaultdict(list)
 
-    for tokens in windows.split(batch_size):
+    for tokens in batches:
 
         def record(event: ProbeEvent, tokens: Tensor = tokens) -> None:
             for head, choice in enumerate(event.values["choices"][..., 0].cpu().unbind(2)):

@@ -6,24 +6,22 @@ import dataclasses
 import functools
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
 from experiments import machine, saved_weights
 from experiments.data import Split
 from experiments.data.cache import content_hash
 from experiments.load_run import LoadedRun, load_corpus, load_run
-from experiments.probing import per_token, probe_tables
-from experiments.probing.held_out import (
-    document_start,
-    evenly_spaced_windows,
-    loss_by_position,
-    probe_windows,
-)
+from experiments.probing import per_token, probe_tables, routing_text
+from experiments.probing.held_out import evenly_spaced_windows, loss_by_position, probe_windows
 from experiments.probing.samples import samples
+from experiments.probing.sentence import probed_sentence
 from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
 from zoo.errors import UserError
@@ -31,7 +29,7 @@ from zoo.files import write_json
 from zoo.probes import all_measures
 
 RECORD = "probes.json"
-_FORMAT = 3
+_FORMAT = 4
 
 
 def is_probed(run: Path, probe: ProbeConfig) -> bool:
@@ -80,8 +78,8 @@ def probe_run(run: Path, config: Config) -> list[str]:
     at = weights_to_probe(run, config.probe)
     place, step = saved_weights.find(run, at)
     loaded = dataclasses.replace(load_run(str(place), device), step=step)
-    split = load_corpus(loaded, config.data, config.trainer.progress).splits["validation"]
-    made = _make_tables(loaded, split, config.probe, machine.precision(config.trainer.precision, device))
+    splits = load_corpus(loaded, config.data, config.trainer.progress).splits
+    made = _make_tables(loaded, splits, config.probe, machine.precision(config.trainer.precision, device))
     (run / probe_tables.FOLDER).mkdir(exist_ok=True)
     probe_tables.remove_partials(run)
     (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
@@ -98,29 +96,43 @@ def probe_run(run: Path, config: Config) -> list[str]:
 
 
 def _make_tables(
-    loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str
+    loaded: LoadedRun, splits: Mapping[str, Split], probe: ProbeConfig, precision: str
 ) -> dict[str, list[tuple[Any, ...]]]:
     """Table -> rows."""
-    model, tokenizer = loaded.model, loaded.tokenizer
-    text = functools.cache(lambda token: tokenizer.decode([token]))
-    sentence = document_start(split, tokenizer.bos_id, probe.map_tokens)
-    routes = per_token.routes(model, sentence)
-    windows, _ = evenly_spaced_windows(split, -(-probe.routing_tokens // model.seq_len), model.seq_len)
+    model, held_out = loaded.model, splits["validation"]
+    text = functools.cache(lambda token: loaded.tokenizer.decode([token]))
+    sentence = probed_sentence(loaded, held_out, probe)
+    routes, split = per_token.routes(model, sentence), routing_text.split_name(probe)
+    counted = routing_text.batches(splits, probe, model.seq_len) if routes else []
     return {
-        "measures": [(loaded.step, *row) for row in _measures(loaded, split, probe, precision)],
+        "measures": _measures(loaded, held_out, probe, precision, counted),
         "maps": per_token.attention_maps(model, sentence),
-        "sentence": [(i, token, text(token)) for i, token in enumerate(sentence[0].tolist())],
+        "sentence": [(i, token, text(token), probe.sentence) for i, token in enumerate(sentence[0].tolist())],
         "routes": routes,
-        "assignments": per_token.assignments(model, windows, probe.batch_size, text) if routes else [],
+        "alternatives": per_token.alternatives(model, sentence),
+        "assignments": [(*row, split) for row in per_token.assignments(model, counted, text)],
         "samples": list(samples(loaded, probe)),
     }
 
 
-def _measures(loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str) -> list[tuple[Any, ...]]:
+def _measures(
+    loaded: LoadedRun, split: Split, probe: ProbeConfig, precision: str, counted: list[Tensor]
+) -> list[tuple[Any, ...]]:
+    """Rows over windows of the validation split; those of routers over `counted` where its split is asked for."""
     model = loaded.model
     rows = probe_windows(model, *evenly_spaced_windows(split, probe.windows, model.seq_len), probe.batch_size)
     long = evenly_spaced_windows(split, probe.long_windows, probe.extrapolate * model.seq_len)
-    return rows + loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
+    rows += loss_by_position(model, *long, max(1, probe.batch_size // probe.extrapolate), precision)
+    routed = routing_text.routing_rows(model, counted) if probe.routing_split else []
+    replaced = {row.measure for row in routed}
+    return [
+        (loaded.step, *row, name)
+        for name, found in (
+            ("validation", [row for row in rows if row.measure not in replaced]),
+            (probe.routing_split, routed),
+        )
+        for row in found
+    ]
 
 
 def _record(loaded: LoadedRun, config: Config, at: str, names: list[str], seconds: float) -> dict[str, Any]:

@@ -26,6 +26,12 @@ _HEAD = ("head", _INT, "", "from 0; empty where there are no heads")
 _POSITION = ("position", _INT, "", "position in the sentence, from 0")
 _TOKEN = ("token", _INT, "", "token id")
 _TEXT = ("text", _STR, "", "the token as text")
+_ROUTE = (
+    *(_LAYER, _PART, _BLOCK, _HEAD, _POSITION),
+    ("rank", _INT, "", "0: the first choice"),
+    ("choice", _INT, "", "timeline, memory or expert"),
+    ("probability", _FLOAT, "", "of this choice"),
+)
 
 # Table -> columns: name, type, unit, meaning.
 _COLUMNS = {
@@ -38,6 +44,7 @@ _COLUMNS = {
         ("measure", _STR, "", "what the number is"),
         ("value", _FLOAT, "", "the number"),
         ("count", _INT, "", "observations it is the mean of"),
+        ("split", _STR, "", "split of the text that was read"),
     ],
     "maps": [
         *(_LAYER, _BLOCK, _HEAD),
@@ -46,18 +53,18 @@ _COLUMNS = {
         ("key", _INT, "", "position in the sentence"),
         ("weight", _FLOAT, "", "what of the key goes into the query; pairs below 1e-3 are left out"),
     ],
-    "sentence": [_POSITION, _TOKEN, _TEXT],
-    "routes": [
-        *(_LAYER, _PART, _BLOCK, _HEAD, _POSITION),
-        ("rank", _INT, "", "0: the first choice"),
-        ("choice", _INT, "", "timeline, memory or expert"),
-        ("probability", _FLOAT, "", "of this choice"),
+    "sentence": [
+        *(_POSITION, _TOKEN, _TEXT),
+        ("given", _STR, "", "the text that probe.sentence gave; empty: held-out text"),
     ],
+    "routes": [*_ROUTE],
+    "alternatives": [*_ROUTE],  # choices not taken; their ranks go on from those of `routes`
     "assignments": [
         *(_LAYER, _PART, _BLOCK, _HEAD),
         ("choice", _INT, "", "first choice: timeline, memory or expert"),
         *(_TOKEN, _TEXT),
         ("count", _INT, "", "how often a token of this kind went there"),
+        ("split", _STR, "", "split of the text that was read"),
     ],
     "samples": [
         ("prompt", _STR, "", "what the model was given"),
@@ -77,6 +84,9 @@ SCHEMAS = {
 }
 """Table -> its columns, with their units and meanings as metadata."""
 SCHEMAS[TRAINING] = SCHEMAS["measures"]
+
+_LATER = ("split", "given")
+"""Columns that tables written by earlier versions lack: empty there."""
 
 
 def file(run: Path, name: str) -> Path:
@@ -104,4 +114,7 @@ def write(run: Path, name: str, rows: Iterable[tuple[Any, ...]]) -> None:
 def read(run: Path, name: str) -> list[tuple[Any, ...]]:
     """The rows of a table. Raises OSError, ValueError or KeyError where it cannot be read."""
     table = pq.ParquetFile(file(run, name)).read()
+    for column in _LATER:
+        if column in SCHEMAS[name].names and column not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), _STR))
     return list(zip(*(table[column].to_pylist() for column in SCHEMAS[name].names), strict=True))

@@ -31,7 +31,11 @@ def test_sink_maps_show_the_head_with_the_largest_sink_on_a_log_scale(probed):
     assert [text.get_text() for text in figure.axes[3].get_xticklabels()][:4] == ["The", "brown", "=", "over"]
     assert figure.axes[3].get_ylabel() == "transformer\nquery (token)"
     assert figure.axes[-1].get_xlabel().startswith("weight")
-    assert "Seed 0. Trained on pydocs." in sink_maps.caption(table)
+    said = sink_maps.caption(table)
+    assert "Seed 0. Trained on pydocs." in said
+    assert f"The first {length} tokens of one held-out sentence, all models" in said
+    said = sink_maps.caption(table.assign(given="The quick\nbrown fox"))
+    assert f"The first {length} tokens of the sentence “The quick brown fox”, all models" in said
 
 
 def test_mean_maps_average_heads_and_count_what_is_left_out_as_nothing(probed):

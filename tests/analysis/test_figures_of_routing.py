@@ -87,6 +87,7 @@ def test_what_routers_of_the_first_layer_say_is_called_by_construction():
             {
                 "label": "m",
                 "series": "m",
+                "split": "test",
                 "seed": 0,
                 "run": "r",
                 "layer": layer,

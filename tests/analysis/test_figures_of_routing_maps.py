@@ -9,7 +9,7 @@ from support.probe_tables import measure, write_table
 from support.residual_tables import ROUTERS
 
 from analysis import load_results
-from analysis.figures import load_balance, routing_map
+from analysis.figures import load_balance, routed_sentence, routing_choices, routing_map
 from analysis.plotting.choice_colors import choice_colors
 from analysis.plotting.style import PALETTE
 
@@ -40,15 +40,111 @@ def test_the_map_shows_first_choices_as_opaque_as_they_are_probable(tmp_path, wr
     assert [axes.get_title("left") for axes in drawn] == ["layer 0", "layer 2"]
     for axes, layer in zip(drawn, (0, 2), strict=True):
         image = axes.get_images()[0].get_array()
-        assert image.shape == (2, 3, 4)
+        assert image.shape == (2 * 3, 3, 4)
         for head in (0, 1):
             for place in (0, 1, 2):
                 color = to_rgb(PALETTE[first[layer, head, place]])
-                np.testing.assert_allclose(image[head, place], (*color, 0.5 + 0.1 * place))
+                shown = [(*color, 0.5 + 0.1 * place)] * 2 + [(*to_rgb(PALETTE[3]), 0.1)]
+                np.testing.assert_allclose(image[3 * head : 3 * head + 3, place], shown)
     assert [tick.get_text() for tick in drawn[-1].get_xticklabels()] == ["The", "␣cat", "⏎"]
     said = routing_map.caption(table)
-    assert "mean 0.60" in said
+    assert "mean 0.60), in the strip below it the second (0.10)" in said
+    assert "for each token of one held-out sentence" in said
     assert said.startswith("hypergraph interlaced_sf, router of hypergraph, layers 0 and 2: the timeline")
+
+
+PROBABILITIES = {
+    0: [[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.05, 0.85]],
+    1: [[0.5, 0.3, 0.2]] * 3,
+}
+"""By head: of each token's three timelines. Head 1 tells no token from another."""
+GIVEN = "The cat sat"
+
+
+def write_choices(tmp_path, write_run, taken: int = 1):
+    """A run whose router took the first `taken` choices of PROBABILITIES, for a sentence that was given."""
+    run = write_run(tmp_path / "exp", "hypergraph", blocks=ROUTERS)
+    at = {"part": "mixer", "block": "hypergraph", "layer": 1}
+    rows = [
+        {**at, "head": head, "position": place, "rank": rank, "choice": choice, "probability": p[choice]}
+        for head, tokens in PROBABILITIES.items()
+        for place, p in enumerate(tokens)
+        for rank, choice in enumerate(sorted(range(3), key=lambda choice, p=p: -p[choice]))
+    ]
+    write_table(run, "routes", [row for row in rows if row["rank"] < taken])
+    write_table(run, "alternatives", [row for row in rows if row["rank"] >= taken])
+    words = [
+        {"position": p, "token": p, "text": x, "given": GIVEN} for p, x in enumerate(("The", " cat", " sat"))
+    ]
+    write_table(run, "sentence", words)
+    return load_results(tmp_path / "exp")
+
+
+def test_bars_show_every_choice_of_the_head_that_tells_tokens_apart(tmp_path, write_run):
+    table = routing_choices.table(write_choices(tmp_path, write_run))
+    assert set(table["head"]) == {0}
+    (axes,) = routing_choices.draw(table).axes
+    assert axes.get_title("left") == "layer 1, head 0"
+    bars = {(round(bar.get_y() + 0.43), round(bar.get_x())): bar for bar in axes.patches}
+    assert len(bars) == 9
+    for place, p in enumerate(PROBABILITIES[0]):
+        left = 0.0
+        for rank, choice in enumerate(sorted(range(3), key=lambda choice, p=p: -p[choice])):
+            bar = bars[place, round(100 * left)]
+            assert bar.get_width() == 100 * p[choice]
+            assert bar.get_facecolor() == (*to_rgb(PALETTE[choice]), 1 if rank < 2 else routing_choices.PALE)
+            left += p[choice]
+    written = [text.get_text() for text in axes.texts]
+    assert written == ["0: 70", "1: 20", "2", "0: 60", "1: 30", "2", "2: 85", "0", "1"]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["The", "␣cat", "␣sat"]
+    said = routing_choices.caption(table)
+    assert "the sentence “The cat sat”, from the first choice on (mean 0.72, the second 0.20" in said
+    assert "The block uses the first choice." in said
+
+
+def test_each_timeline_has_its_tokens_in_their_order(tmp_path, write_run):
+    table = routed_sentence.table(write_choices(tmp_path, write_run))
+    (axes,) = routed_sentence.draw(table).axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["timeline 0", "timeline 1", "timeline 2"]
+    assert [(text.get_text(), text.get_position()) for text in axes.texts] == [
+        ("The", (0, 0)),
+        ("␣cat", (4, 0)),
+        ("␣sat", (0, 2)),
+    ]
+    shades = [(*to_rgb(PALETTE[choice]), 0.15 + 0.6 * p) for choice, p in ((0, 0.7), (0, 0.6), (2, 0.85))]
+    np.testing.assert_allclose([patch.get_facecolor() for patch in axes.patches], shades)
+    said = routed_sentence.caption(table)
+    assert "tokens of the sentence “The cat sat” by the timeline that reads them." in said
+    assert "outlined" not in said
+
+
+def test_a_token_in_two_memories_stands_in_both_the_second_outlined(tmp_path, write_run):
+    table = routed_sentence.table(write_choices(tmp_path, write_run, taken=2))
+    (axes,) = routed_sentence.draw(table).axes
+    lines = {height: [] for height in range(3)}
+    for text, patch in zip(axes.texts, axes.patches, strict=True):
+        lines[text.get_position()[1]].append((text.get_text(), patch.get_fill()))
+    assert lines == {
+        0: [("The", True), ("␣cat", True), ("␣sat", False)],
+        1: [("The", False), ("␣cat", False)],
+        2: [("␣sat", True)],
+    }
+    assert "outlined: its further choices" in routed_sentence.caption(table)
+
+
+def test_of_many_experts_those_that_read_most_are_listed_and_long_lines_go_on(tmp_path, write_run):
+    run = write_run(tmp_path / "exp", "moe", blocks=ROUTERS)
+    at = {"part": "channel", "block": "moe", "layer": 0, "head": 0, "rank": 0, "probability": 0.5}
+    experts = [20] * 30 + [*range(12), *range(6)]
+    write_table(run, "routes", [{**at, "position": p, "choice": e} for p, e in enumerate(experts)])
+    write_table(run, "sentence", [{"position": p, "token": p, "text": "word"} for p in range(len(experts))])
+    table = routed_sentence.table(load_results(tmp_path / "exp"))
+    assert list(table["choice"].drop_duplicates().sort_values()) == [*range(7), 20]
+    (axes,) = routed_sentence.draw(table).axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()][-1] == "expert 20"
+    last = [text.get_position() for text in axes.texts if text.get_position()[1] >= 7]
+    assert [column for column, _ in last] == [5 * n for n in range(13)] * 2 + [0, 5, 10, 15]
+    assert "the 8 of 21 experts that get most of them" in routed_sentence.caption(table)
 
 
 def test_the_map_says_which_of_the_models_and_layers_it_shows(tmp_path, write_run):
@@ -86,7 +182,12 @@ def test_loads_in_their_own_order_and_imbalance_by_layer(tmp_path, write_run):
     ordered = [sorted(shares, reverse=True) for shares in loads.values()]
     expected = [4 * sum(shares[place] for shares in ordered) / 3 for place in range(4)]
     np.testing.assert_allclose(line(load, "moe").get_ydata(), expected)
-    assert "moe: 4 experts, imbalance 2.07 (highest 2.80)" in load_balance.caption(table)
+    said = load_balance.caption(table)
+    assert "moe: 4 experts, imbalance 2.07 (highest 2.80)" in said
+    assert "on held-out text: 1 choices a head" in said
+    write_table(run, "measures", [{**row, "split": "test", "count": 283_287} for row in rows])
+    said = load_balance.caption(load_balance.table(load_results(tmp_path / "exp")))
+    assert "First and further choices count alike, on the test split: 283,287 choices a head." in said
 
 
 def test_routers_of_other_sizes_are_measured_by_their_own(tmp_path, write_run):

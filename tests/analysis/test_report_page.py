@@ -75,7 +75,7 @@ def test_the_page_stands_alone_and_its_files_lie_beside_it(quickstart):
         "metrics.parquet",
         "report.md",
         "runs.parquet",
-        *(f"tables/{table}.{kind}" for table in ("comparison", "runs") for kind in ("csv", "tex")),
+        *(f"tables/{table}.{kind}" for table in ("comparison", "quality", "runs") for kind in ("csv", "tex")),
     ]
     table = pd.read_csv(path.parent / "tables" / "comparison.csv")
     assert table["label"].iloc[0] == "transformer"

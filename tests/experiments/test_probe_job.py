@@ -119,6 +119,20 @@ def corpus(lab: Lab, config):
     return data.prepare(config.data, progress=False)
 
 
+def test_a_sentence_of_ones_own_is_recorded_and_a_long_one_says_how_long_it_may_be(lab: Lab, runs: Path):
+    folder = lab.run_folder()
+    outcome = probe(lab, f"run={folder}", "probe.sentence=The quick brown fox", "probe.prompts=[]")
+    assert outcome.status == 0, outcome.err
+    rows = load_results(runs).table("sentence")
+    assert set(rows["given"]) == {"The quick brown fox"}
+    assert "".join(rows["text"][1:]) == "The quick brown fox"
+    before = contents(folder)
+    outcome = probe(lab, f"run={folder}", f"probe.sentence={'word ' * 40}")
+    assert outcome.status == 1
+    assert "this model was trained on 32 at a time" in outcome.out
+    assert contents(folder) == before, "the tables are those of the last sentence that could be read"
+
+
 def test_samples_are_what_generate_writes(lab: Lab, runs: Path):
     folder = lab.run_folder()
     words = ["probe.prompts=[alpha ,beta]", "probe.sample_seed=5", "probe.temperature=0.7", "probe.top_k=20"]
@@ -192,6 +206,9 @@ def test_a_defect_is_recorded_with_its_traceback_until_it_is_gone(lab: Lab, runs
             "trainer.keep_steps has 21; give steps from 1 to",
         ),
         (["probe.temperature=-1"], "probe.temperature=-1.0 must be 0"),
+        (["probe.sentence= "], "probe.sentence is empty; give a text"),
+        (["probe.routing_split=tests"], "did you mean 'test'?"),
+        (["probe.routing_tokens=0"], "probe.routing_tokens=0 must be at least 1"),
         (["probe.window=3"], "did you mean 'probe.windows'?"),
         (["run=nowhere"], "nowhere is no folder; give run="),
         (["runs=."], "no complete run in .: .: holds no run"),

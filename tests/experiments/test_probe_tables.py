@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 
@@ -27,7 +28,8 @@ from experiments.probing.held_out import (
 )
 from experiments.probing.probe_run import _make_tables
 from experiments.schema import ProbeConfig
-from zoo.probes import Row
+from zoo.errors import UserError
+from zoo.probes import Row, all_measures
 
 VOCAB, EXPERTS = 11, 3
 
@@ -109,11 +111,40 @@ def test_routes_hold_every_choice_with_its_probability():
     )
 
 
+def test_alternatives_are_the_other_choices_by_probability():
+    tokens = [3, 1, 4, 10]
+    rows = per_token.alternatives(Showing(), torch.tensor([tokens]))
+    expected = []
+    for position, token in enumerate(tokens):
+        for head in (0, 1):
+            (other,) = set(range(EXPERTS)) - {chosen(token, head, rank) for rank in (0, 1)}
+            probability = pytest.approx(odds(token, head, other))
+            expected.append((2, "channel", "two", head, position, 2, other, probability))
+    assert rows == expected
+
+
+def test_hypergraph_has_one_choice_and_five_alternatives():
+    model = zoo.LanguageModel(
+        zoo.ModelConfig(pattern="S", depth=1, d_model=8, n_heads=2), vocab_size=VOCAB, seq_len=16
+    )
+    tokens = torch.arange(9)[None]
+    first, others = per_token.routes(model, tokens), per_token.alternatives(model, tokens)
+    assert (len(first), len(others)) == (2 * 9, 2 * 9 * 5)
+    for head, position in itertools.product((0, 1), range(9)):
+        mine = sorted(row[5:] for row in first + others if row[3:5] == (head, position))
+        assert [rank for rank, *_ in mine] == list(range(6))
+        assert {choice for _, choice, _ in mine} == set(range(6))
+        probabilities = [probability for *_, probability in mine]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert sum(probabilities) == pytest.approx(1)
+
+
 def test_assignments_count_first_choices_over_all_batches():
     windows = torch.randint(VOCAB, (5, 7), generator=torch.Generator().manual_seed(1))
-    rows = per_token.assignments(Showing(), windows, 2, "t{}".format)
+    batches = [*windows.split(2), torch.tensor([[3, 3, 4]])]
+    rows = per_token.assignments(Showing(), batches, "t{}".format)
     counted: Counter = Counter()
-    for token in windows.flatten().tolist():
+    for token in (*windows.flatten().tolist(), 3, 3, 4):
         for head in (0, 1):
             counted[head, chosen(token, head, 0), token] += 1
     assert rows == [
@@ -122,26 +153,94 @@ def test_assignments_count_first_choices_over_all_batches():
     ]
 
 
-@pytest.mark.parametrize(
-    ("asked", "read"), [(1, 16), (16, 16), (17, 32), (31, 32), (32, 32), (33, 48), (10_000, 96)]
-)
-def test_assignments_are_of_as_many_tokens_as_were_asked_for_or_all_in_whole_windows(
-    monkeypatch, tmp_path, asked: int, read: int
-):
-    monkeypatch.setattr("zoo.probes.measure._MEASURES", {})
+def tables_of_random_text(monkeypatch, folder, tokens: dict[str, int], **probe):
+    """Tables of an untrained model of 16 tokens with one router, on random bytes: so many of each split."""
+    routing = {name: cls for name, cls in all_measures().items() if name == "routing"}
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", routing)
     config = zoo.ModelConfig(pattern="S", depth=1, d_model=8, n_heads=2)
     tokenizer = TOKENIZERS["bytes"].make(None, None, "", None)
     model = zoo.LanguageModel(config, vocab_size=tokenizer.vocab_size, seq_len=16)
-    probe = ProbeConfig(
-        routing_tokens=asked, prompts=[], windows=1, long_windows=1, extrapolate=1, map_tokens=4, batch_size=2
-    )
-    tokens = np.random.default_rng(0).integers(0, 256, 100).astype(np.uint16)
-    run = LoadedRun(model, tokenizer, tmp_path, DataConfig())
-    rows = _make_tables(run, Split(tokens, 0, 0, 0), probe, "fp32")["assignments"]
+    small = {
+        "prompts": [],
+        "windows": 1,
+        "long_windows": 1,
+        "extrapolate": 1,
+        "map_tokens": 4,
+        "batch_size": 2,
+    }
+    rng = np.random.default_rng(0)
+    splits = {
+        name: Split(rng.integers(0, 256, count).astype(np.uint16), 0, 0, 0) for name, count in tokens.items()
+    }
+    run = LoadedRun(model, tokenizer, folder, DataConfig())
+    return _make_tables(run, splits, ProbeConfig(**(small | probe)), "fp32"), splits, run
+
+
+def by_place(rows) -> Counter:
     counted: Counter = Counter()
-    for *place, _choice, _token, _text, count in rows:
+    for *place, _choice, _token, _text, count, _split in rows:
         counted[tuple(place)] += count
-    assert counted == {(0, "mixer", "hypergraph", head): read for head in (0, 1)}
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("asked", "read"),
+    [(1, 16), (16, 16), (17, 32), (31, 32), (32, 32), (33, 48), (10_000, 96), (None, 100)],
+)
+def test_assignments_are_of_as_many_tokens_as_were_asked_for_in_whole_windows_or_of_all(
+    monkeypatch, tmp_path, asked: int | None, read: int
+):
+    tables, *_ = tables_of_random_text(monkeypatch, tmp_path, {"validation": 100}, routing_tokens=asked)
+    assert by_place(tables["assignments"]) == {(0, "mixer", "hypergraph", head): read for head in (0, 1)}
+    assert {row[-1] for row in tables["assignments"]} == {"validation"}
+    assert {(row[8], row[-2], row[-1]) for row in tables["measures"] if row[8] == "load"} == {
+        ("load", 16, "validation")
+    }, "loads are of the probed windows"
+
+
+def test_loads_are_of_every_token_of_the_split_that_is_asked_for(monkeypatch, tmp_path):
+    options = {"routing_split": "test", "routing_tokens": None}
+    tables, splits, run = tables_of_random_text(
+        monkeypatch, tmp_path, {"validation": 100, "test": 71}, **options
+    )
+    assert {row[-1] for row in tables["assignments"]} == {"test"}
+    text = torch.from_numpy(splits["test"].tokens.astype(np.int64))
+    counted: Counter = Counter()
+    for start in range(0, 71, 16):
+        for _, _, _, head, _, _, choice, _ in per_token.routes(run.model, text[None, start : start + 16]):
+            counted[head, choice] += 1
+    assert sum(counted.values()) == 2 * 71
+    listed: Counter = Counter()
+    for _, _, _, head, choice, _, _, count, _ in tables["assignments"]:
+        listed[head, choice] += count
+    assert listed == counted
+    measures = [(row[4], *row[6:7], *row[8:]) for row in tables["measures"] if row[3] == "hypergraph"]
+    loads = {(head, int(start)): rest for head, start, name, *rest in measures if name == "load"}
+    assert len(loads) == 2 * 6
+    for place, (value, count, split) in loads.items():
+        assert (value, count, split) == (pytest.approx(counted[place] / 71), 71, "test")
+    for head, _, value, count, split in (
+        (h, s, v, c, where) for h, s, name, v, c, where in measures if name == "imbalance"
+    ):
+        largest = max(counted[head, choice] for choice in range(6))
+        assert (value, count, split) == (pytest.approx(6 * largest / 71), 71, "test")
+    assert {row[-1] for row in tables["measures"] if row[8] == "loss"} == {"validation"}
+
+
+def test_a_given_sentence_is_read_after_the_separator_and_named(monkeypatch, tmp_path):
+    tables, _, run = tables_of_random_text(
+        monkeypatch, tmp_path, {"validation": 100}, sentence="The lazy dog"
+    )
+    ids = [run.tokenizer.bos_id, *run.tokenizer.encode("The lazy dog")]
+    assert [row[1] for row in tables["sentence"]] == ids
+    assert {row[3] for row in tables["sentence"]} == {"The lazy dog"}
+    assert tables["routes"] == per_token.routes(run.model, torch.tensor([ids]))
+    held_out, splits, _ = tables_of_random_text(monkeypatch, tmp_path, {"validation": 100})
+    assert {row[3] for row in held_out["sentence"]} == {None}
+    assert [row[1] for row in held_out["sentence"]] == splits["validation"].tokens[:4].tolist()
+    with pytest.raises(UserError, match=r"has 16 tokens.* trained on 16 at a time.* shorten it to 15 tokens"):
+        tables_of_random_text(monkeypatch, tmp_path, {"validation": 100}, sentence="x" * 16)
+    tables_of_random_text(monkeypatch, tmp_path, {"validation": 100}, sentence="x" * 15)
 
 
 def test_rows_of_batches_are_averaged_by_count():
@@ -214,10 +313,20 @@ def test_tables_have_the_columns_that_analysis_reads(tmp_path):
     assert {
         name: [(f.name, types[f.type]) for f in schema] for name, schema in probe_tables.SCHEMAS.items()
     } == {name: [(column.name, column.dtype) for column in columns] for name, columns in TABLES.items()}
-    rows = [(5, None, "", "", None, "position", 0.0, 16.0, "loss", 3.25, 7)]
+    rows = [(5, None, "", "", None, "position", 0.0, 16.0, "loss", 3.25, 7, "validation")]
     for content in (rows, []):
         probe_tables.write(tmp_path, "measures", content)
         assert probe_tables.read(tmp_path, "measures") == content
     path = probe_tables.file(tmp_path, "measures")
     assert columns_of(path, "measures") == TABLES["measures"], "the file carries the same units and meanings"
     assert pq.read_schema(path).field("step").metadata[b"unit"] == b"steps"
+
+
+def test_tables_of_before_a_column_are_read_without_it(tmp_path):
+    probe_tables.write(tmp_path, "sentence", [(0, 5, "The", "The end"), (1, 6, " end", "The end")])
+    path = probe_tables.file(tmp_path, "sentence")
+    pq.write_table(pq.read_table(path).drop_columns("given"), path)
+    assert probe_tables.read(tmp_path, "sentence") == [(0, 5, "The", None), (1, 6, " end", None)]
+    pq.write_table(pq.read_table(path).drop_columns("text"), path)
+    with pytest.raises(KeyError):
+        probe_tables.read(tmp_path, "sentence")

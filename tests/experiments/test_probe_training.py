@@ -94,7 +94,7 @@ def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, fini
     assert sorted({row[0] for row in stopped}) == [3, 6, 9, 12]
     assert max((folder / "checkpoints").glob("*.ckpt")).stem.endswith("10"), "the test needs a row after it"
     # What a killed process leaves, and rows that no longer hold.
-    probe_tables.write(folder, "training", [(*r[:9], -1.0, r[10]) if r[0] > 10 else r for r in stopped])
+    probe_tables.write(folder, "training", [(*r[:9], -1.0, *r[10:]) if r[0] > 10 else r for r in stopped])
     (folder / "probes" / ".training.parquet.1.partial").touch()
     assert lab.here(*every).status == 0
     assert probe_tables.read(folder, "training") == probe_tables.read(whole.run_folder(), "training")
