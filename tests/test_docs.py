@@ -129,7 +129,8 @@ def options_of_the_departures() -> Iterator[tuple[str, str]]:
             for key, default in re.findall(
                 r"`([a-z_0-9.]+)(?:=[^` ]+)?`(?: \[`(.+?)`\])?", line.split("|")[-2]
             ):
-                yield key if key.startswith(WHOLE) else prefix + key, default
+                if key != "model":  # a preset
+                    yield key if key.startswith(WHOLE) else prefix + key, default
 
 
 def test_every_option_of_the_departures_exists_and_has_the_default_that_the_page_names():

@@ -89,7 +89,7 @@ def test_costs_of_a_sweep_are_one_table(lab: Lab):
     shown = lab.here("--multirun", "job=cost", "match=params", "model=transformer,mla", "cost.lengths=[1024]")
     rows = [line for line in shown.out.splitlines() if line.startswith("| `")]
     assert [row.split("|")[1].strip() for row in rows] == ["`transformer`", "`mla`"]
-    assert all(len(row.split("|")) == 7 for row in rows)
+    assert all(len(row.split("|")) == 8 for row in rows)
 
 
 def test_a_table_of_matched_models_shows_the_parameters_that_are_trained(lab: Lab):

@@ -56,7 +56,7 @@ def test_streams_that_were_carried_as_one_have_rank_one():
 
 
 def test_a_probed_run_says_it(tmp_path: Path):
-    probe_tables.write(tmp_path, "measures", [(10, *row) for row in energies(1, 0.95, 1.0)])
+    probe_tables.write(tmp_path, "measures", [(10, *row, "validation") for row in energies(1, 0.95, 1.0)])
     assert (
         stream_rank(tmp_path, 0.99) == "0.99 of the energy of its 2 streams between layers is in 2 directions"
     )
