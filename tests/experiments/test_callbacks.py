@@ -216,7 +216,8 @@ def test_patience_counts_from_the_last_improvement(validated, monkeypatch):
 
 def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
     """Those of its own step were written before it, and nobody would take them again; later ones are."""
-    rows = [(step, 0, "mixer", "attention", None, "", None, None, "size", 1.0, 2) for step in (3, 6, 9)]
+    place = 0, "mixer", "attention", None, "", None, None
+    rows = [(step, *place, "size", 1.0, 2, "validation") for step in (3, 6, 9)]
     probe_tables.write(tmp_path, probe_tables.TRAINING, rows)
     callback = probe_training.ProbeTraining(
         Config(), Split(np.arange(400, dtype=np.uint16), 1, 1, 1), None, tmp_path
