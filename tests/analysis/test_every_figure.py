@@ -12,6 +12,8 @@ from analysis.gallery import draw_figures, listed
 from experiments.presets import presets_to_compare
 
 NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover"}
+NOT_PROBED_THEN = {"routing_choices"}
+"""Its table is younger than the published quickstart."""
 
 
 def drawn(results, folder: Path) -> set[str]:
@@ -25,7 +27,9 @@ def drawn(results, folder: Path) -> set[str]:
 def test_the_quickstart_and_the_published_benches_support_every_figure_but_those_of_sweeps(eleven):
     assert set(pd.read_parquet(eleven.with_name("runs.parquet"))["preset"]) == set(presets_to_compare())
     names = {entry.name for entry in listed()}
-    assert {path.stem for path in (eleven.parent / "figures").glob("*.png")} == names - NOT_IN_A_QUICKSTART
+    assert {
+        path.stem for path in (eleven.parent / "figures").glob("*.png")
+    } == names - NOT_IN_A_QUICKSTART - NOT_PROBED_THEN
 
 
 @pytest.mark.slow
