@@ -64,7 +64,7 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         "architectures": (11, 9),
         "residuals": (6, 18),
         "ablation": (4, 9),
-        "coefficient_rates": (1, 36),
+        "coefficient_rates": (12, 3),
         "sinks": (3, 2),
         "routing": (2, 1),
         "extrapolation": (11, 1),
