@@ -29,7 +29,8 @@ def learned(made: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pattern", "residual"), [("CKMO", "ohc"), pytest.param("PNSG", "mhc", marks=pytest.mark.long)]
+    ("pattern", "residual"),
+    [("CG", "ohc"), *(pytest.param(*x, marks=pytest.mark.long) for x in (("CKMO", "ohc"), ("PNSG", "mhc")))],
 )
 def test_a_model_of_kernels_is_the_model(pattern, residual):
     definition, kernels = (model(pattern, residual, backend) for backend in ("torch", "triton"))

@@ -21,6 +21,9 @@ from zoo.probes.attention_events import record_gates, record_sparse_attention
 from zoo.recompute import run_recomputed
 from zoo.registry import register_mixer
 
+IndexerOutput = tuple[Tensor, Tensor, Tensor, Tensor]
+"""q^I, k^I, w and b of `Indexer`."""
+
 ADAPTIVE = ("seed", "inverse", "none")
 SCORES = ("sigmoid", "relu")
 
@@ -118,19 +121,31 @@ class GSA(GroupedQueryMixer):
         """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
         q, k, v = self._qkv(x, ctx.positions)
         options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
-        indexer, indices = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx), None
+        indexer = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx)
         if self.warmup.dense:
-            o = kernels.attention(q, k, v, **options)
+            o, aux = kernels.attention(q, k, v, **options), self._dense_loss(q, k, indexer, options)
+        elif self.training:
+            o, aux = self._learn(q, k, v, indexer, options)
         else:
-            indices = kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
-            o = kernels.sparse_attention(q, k, v, indices, **options)
-        record_sparse_attention(ctx, q, k, indices)
-        record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
-        aux = {}
-        if self.training:
-            options = {"indices": indices, "scores": self.indexer.scores, **options}
-            aux["indexer_kl"] = kernels.indexer_kl(q, k, *indexer, self.indexer.tau(), **options)
+            o, aux = kernels.sparse_attention(q, k, v, self._select(indexer, options), **options), {}
+        if ctx.probe is not None:
+            record_sparse_attention(ctx, q, k, None if self.warmup.dense else self._select(indexer, options))
+            record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         return self._out(o, x), aux
+
+    def _select(self, indexer: IndexerOutput, options: dict) -> Tensor:
+        return kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
+
+    def _learn(self, q, k, v, indexer: IndexerOutput, options: dict) -> tuple[Tensor, Aux]:
+        options = {"rule": self.k, "scores": self.indexer.scores, **options}
+        o, loss = kernels.indexed_attention(q, k, v, *indexer, self.indexer.tau(), **options)
+        return o, {"indexer_kl": loss}
+
+    def _dense_loss(self, q, k, indexer: IndexerOutput, options: dict) -> Aux:
+        if not self.training:
+            return {}
+        options = {"scores": self.indexer.scores, **options}
+        return {"indexer_kl": kernels.indexer_kl(q, k, *indexer, self.indexer.tau(), **options)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         """Keys (rotated) and gated values [B, Hkv, T, K] of all tokens, and the indexer's keys [B, T, d_I]."""
