@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from experiments.bench.passes import MODES, Form
+
 UNINITIALISED = "empty"
 
 
@@ -29,6 +31,13 @@ class OperatorBytes(TorchDispatchMode):
             written = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
             self.total += sum(map(_stored_bytes, [*read.values(), *written]))
         return out
+
+
+def bytes_of(form: Form, leaves: list[Tensor], mode: str) -> int:
+    """The bytes of a form's operators in a mode of `passes.MODES`."""
+    with OperatorBytes() as counted:
+        MODES[mode](form, leaves)
+    return counted.total
 
 
 def _stored_bytes(x: Tensor) -> int:

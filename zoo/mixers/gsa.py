@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels.gating import gated
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
@@ -119,18 +120,19 @@ class GSA(GroupedQueryMixer):
         q, k, v = self._qkv(x, ctx.positions)
         options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
         indexer, indices = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx), None
+        gate = self._gate_logits(x)
         if self.warmup.dense:
-            o = kernels.attention(q, k, v, **options)
+            o = gated(kernels.attention(q, k, v, **options), gate)
         else:
             indices = kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
-            o = kernels.sparse_attention(q, k, v, indices, **options)
+            o = kernels.sparse_attention(q, k, v, indices, gate_logits=gate, **options)
         record_sparse_attention(ctx, q, k, indices)
         record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         aux = {}
         if self.training:
             options = {"indices": indices, "scores": self.indexer.scores, **options}
             aux["indexer_kl"] = kernels.indexer_kl(q, k, *indexer, self.indexer.tau(), **options)
-        return self._out(o, x), aux
+        return self.o_proj(o.flatten(-2)), aux
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         """Keys (rotated) and gated values [B, Hkv, T, K] of all tokens, and the indexer's keys [B, T, d_I]."""
@@ -150,7 +152,13 @@ class GSA(GroupedQueryMixer):
             return self.o_proj(o if gate is None else o * gate), state
         q_idx, k_idx, w_idx, bias = self.indexer(x, at)
         attend = functools.partial(self._attend, bias)
-        return self._out(by_sequence(attend, state, *self._qkv(x, at), q_idx, k_idx, w_idx), x), state
+        token = (*self._qkv(x, at), q_idx, k_idx, w_idx, self._gate_logits(x))
+        return self.o_proj(by_sequence(attend, state, *token).flatten(-2)), state
+
+    def _gate_logits(self, x: Tensor) -> Tensor | None:
+        """x·W_G1 + b by heads, [B, T, H, K]: attention's kernel applies σ of them to its output."""
+        gate = self.output_gate
+        return None if gate is None else gate.logits(x).unflatten(-1, (-1, self.width))
 
     def _attend(
         self,
@@ -162,19 +170,22 @@ class GSA(GroupedQueryMixer):
         q_idx: Tensor,
         k_idx: Tensor,
         w_idx: Tensor,
+        gate: Tensor | None = None,
     ) -> Tensor:
         """o [B, T, H, K] of the next tokens, whose rows join the cache; in the warm-up they read all rows."""
         keys, values, index = cache.append(k.transpose(1, 2), v.transpose(1, 2), k_idx)
         if self.warmup.dense:
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-            return kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
+            o = kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
+            return gated(o, gate)
         options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
         indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
         if q.shape[1] == 1:
             form = "reference" if self.backend == "reference" else "auto"  # it has no others
-            return kernels.sparse_step(q[:, 0], keys, values, indices[:, 0], backend=form)[:, None]
+            o = kernels.sparse_step(q[:, 0], keys, values, indices[:, 0], backend=form)[:, None]
+            return gated(o, gate)
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-        return kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
+        return kernels.sparse_attention(q, keys, values, indices, gate_logits=gate, backend=self.backend)
 
 
 def check(config: GSAConfig) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.errors import UserError
 from zoo.interfaces import Dims, Residual, Streams
-from zoo.modules import NORM_EPS
+from zoo.modules import NORM_EPS, RMSNorm
 from zoo.modules.derived import Derived
 from zoo.modules.parameter_groups import ParameterGroup
 from zoo.modules.step_buffer import StepBuffer
@@ -167,11 +167,21 @@ class HyperResidual(Residual):
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
+        return self._read(x, None)
+
+    def normed_pre(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, Coefficients]:
+        """Streams [B, T, n, D] -> (norm(H_pre·x) [B, T, D], the coefficients)."""
+        return self._read(x, norm)
+
+    def _read(self, x: Tensor, norm: RMSNorm | None) -> tuple[Tensor, Coefficients]:
         if hyper_step.takes_step(x, self.dims.backend):
             coefficients = self.step(x)
-            return hyper_step.read(x, coefficients.pre), coefficients
+            y = hyper_step.read(x, coefficients.pre)
+            return y if norm is None else norm(y), coefficients
         coefficients = self(x)
-        return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
+        gain = None if norm is None else norm.weight
+        options = {"gain": gain, "eps": NORM_EPS, "backend": self.dims.backend}
+        return kernels.hyper_pre(x, coefficients.pre, **options), coefficients
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         """H_res·x + H_postᵀ·z, [B, T, n, D]."""

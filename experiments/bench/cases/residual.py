@@ -39,6 +39,13 @@ def pre(d: InputFactory) -> Call:
     return call("hyper_pre", d.normal(STREAMS, WIDTH), d.gate(STREAMS))
 
 
+def normed_pre(d: InputFactory) -> Call:
+    """The same with the layer's norm."""
+    return call(
+        "hyper_pre", d.normal(STREAMS, WIDTH), d.gate(STREAMS), gain=d.weight(WIDTH, dtype=torch.float32)
+    )
+
+
 def post(d: InputFactory) -> Call:
     """The output of a layer, written to the streams."""
     mixing, streams = d.gate(STREAMS, STREAMS), d.normal(STREAMS, WIDTH)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.hyper_coefficients.triton_tiles import TOKEN_TILES, affine, load_wide, precision_of, sizes_of
-from kernels.triton_common.device import sigmoid, sum_rows
+from kernels.triton_common.device import sigmoid, spans, sum_rows
 from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 
@@ -108,9 +108,9 @@ def numbers_gradients(
     """
     dproduct, along = torch.empty_like(raw), torch.empty_like(inverse)
     sizes, rows = sizes_of(x, phi), len(phi)
-    span, spans = _spans(sizes["TOKENS"], NUMBER_SPANS, NUMBER_SPAN)
-    sums = torch.empty(spans, rows + 3, dtype=torch.float32, device=x.device)
-    _numbers_tuned[(spans,)](
+    span, count = spans(sizes["TOKENS"], NUMBER_SPANS, NUMBER_SPAN)
+    sums = torch.empty(count, rows + 3, dtype=torch.float32, device=x.device)
+    _numbers_tuned[(count,)](
         raw, inverse, scale, bias, *upstream, dproduct, along, sums, SPAN=span, N=x.shape[-2], **sizes
     )
     total = sum_rows(sums, torch.float32)
@@ -120,16 +120,10 @@ def numbers_gradients(
 def streams_gradients(x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
     """Compute x̄ and φ̄ from p̄ and c."""
     sizes = sizes_of(x, phi)
-    span, spans = _spans(sizes["TOKENS"], SPANS, SPAN)
+    span, count = spans(sizes["TOKENS"], SPANS, SPAN)
     dx = torch.empty_like(x)
-    parts = torch.empty(spans, *phi.shape, dtype=torch.float32, device=x.device)
-    _streams_tuned[lambda meta: (triton.cdiv(meta["K"], meta["BK"]), spans)](
+    parts = torch.empty(count, *phi.shape, dtype=torch.float32, device=x.device)
+    _streams_tuned[lambda meta: (triton.cdiv(meta["K"], meta["BK"]), count)](
         x, phi, dproduct, along, dx, parts, SPAN=span, PRECISION=precision_of(x, phi), **sizes
     )
     return dx, sum_rows(parts, phi.dtype)
-
-
-def _spans(tokens: int, most: int, least: int) -> tuple[int, int]:
-    """Tokens of a span, a multiple of `least`, and the number of spans, at most `most`."""
-    span = triton.cdiv(max(1, tokens), most * least) * least
-    return span, triton.cdiv(tokens, span)

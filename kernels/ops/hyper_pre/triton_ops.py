@@ -4,6 +4,8 @@ A program owns BT tokens and goes over their channels.
 
     forward   y = Σ_i h_i·x_i; saved: the inputs alone
     backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ
+
+With the norm that follows it holds whole rows (triton_norm.py).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.ops.hyper_pre.triton_norm import hyper_pre_norm
 from kernels.triton_common.gradients import first_order
 from kernels.triton_common.streams import (
     add_products,
@@ -90,6 +93,6 @@ def _grid(tokens: int):
     return lambda meta: (triton.cdiv(tokens, meta["BT"]),)
 
 
-def hyper_pre_triton(streams: Tensor, h_pre: Tensor) -> Tensor:
+def hyper_pre_triton(streams: Tensor, h_pre: Tensor, *, gain: Tensor | None, eps: float) -> Tensor:
     """Compute `kernels.hyper_pre` on a GPU: memory-bound, each input read once forward and once backward."""
-    return _HyperPre.apply(streams, h_pre)
+    return _HyperPre.apply(streams, h_pre) if gain is None else hyper_pre_norm(streams, h_pre, gain, eps)
