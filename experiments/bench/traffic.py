@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from experiments.bench.passes import MODES, Form
 
-UNINITIALISED = "empty"
+NOT_COUNTED = ("empty", "ones_like")
+"""Memory that is only taken, and the gradients of ones with which a backward pass begins."""
 
 
 class OperatorBytes(TorchDispatchMode):
@@ -26,7 +27,7 @@ class OperatorBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view and UNINITIALISED not in func.__name__:
+        if not func.is_view and not any(name in func.__name__ for name in NOT_COUNTED):
             read = {id(x): x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
             written = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
             self.total += sum(map(_stored_bytes, [*read.values(), *written]))

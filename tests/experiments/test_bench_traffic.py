@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.bench.suites.traffic import CLAIMED
-from experiments.bench.taken_in import TAKEN_IN, taken_in_bytes
+from experiments.bench.taken_in import PROJECTIONS, TAKEN_IN, taken_in_bytes
 from experiments.bench.traffic import OperatorBytes
 
 
@@ -50,7 +50,7 @@ def test_the_table_of_the_documents_operations(lab):
     for row in rows:
         fused, unfused = float(row["bytes"]), float(row["unfused_bytes"])
         assert float(row["saved"]) == pytest.approx(1 - fused / unfused, rel=1e-4)
-        assert fused < unfused
+        assert (fused < unfused) == (row["model"] != PROJECTIONS)  # of 32 tokens joining weights takes more
         assert row["tokens"] == "32"
     # Streams of 4·768 numbers read by both and written by one, the vector between them, and 24 coefficients.
     (pair,) = [row for row in rows if row["model"] == "hyper_pre and hyper_post" and row["mode"] == "forward"]
@@ -63,10 +63,10 @@ LEFT_OUT = {
     ("gate of sparse_attention", "forward"): LENGTH * OUTPUT * (5 - 1),
     # Backward by operators 6 and 3 of the same; the kernel reads logits, writes their gradient and o's, reads that.
     ("gate of sparse_attention", "forward+backward"): LENGTH * OUTPUT * (5 + 9 - 1 - 4),
-    # y is written once by the kernel and read once by the norm; the norm saves 1/rms of every token.
-    ("norm of hyper_pre", "forward"): LENGTH * (2 * WIDTH + 1),
-    # ȳ is written and read, y is read, and 1/rms.
-    ("norm of hyper_pre", "forward+backward"): LENGTH * (2 * WIDTH + 1 + 3 * WIDTH + 1),
+    # y is written by the kernel and read by the norm, which saves two numbers a token.
+    ("norm of hyper_pre", "forward"): LENGTH * (2 * WIDTH + 2),
+    # Backward y is read, ȳ written and read, and the two numbers.
+    ("norm of hyper_pre", "forward+backward"): LENGTH * (2 * WIDTH + 2 + 3 * WIDTH + 2),
     # x is read once for three times; the weights are joined.
     ("indexer's projections", "forward"): 2 * LENGTH * WIDTH - 2 * WIDTH * COLUMNS,
 }
