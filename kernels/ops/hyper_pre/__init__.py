@@ -13,13 +13,14 @@ from kernels.triton_common import lazily, on_cuda
 __all__ = ["hyper_pre"]
 
 
-MAX_NORMED = 8192
-"""The widest row that a Triton program holds whole to normalise it."""
+MAX_NORMED = 32_768
+"""The most numbers of a token, n·D, that a Triton program holds at once to normalise their sum."""
 
 
 def _refuses(streams: Tensor, h_pre: Tensor, *, gain: Tensor | None = None, **_options) -> str | None:
-    if gain is not None and streams.shape[-1] > MAX_NORMED:
-        return f"normalises rows of at most {MAX_NORMED} channels, got {streams.shape[-1]}"
+    numbers = streams.shape[-2] * streams.shape[-1]
+    if gain is not None and numbers > MAX_NORMED:
+        return f"normalises tokens of at most {MAX_NORMED} numbers n·D, got {numbers}"
     return refuses_streams(streams.shape[-2], streams, h_pre, gain)
 
 
@@ -46,8 +47,8 @@ def hyper_pre(
     gain     [D] of the norm between this sum and the sub-block; None: no norm. Fused, y itself is neither written
              nor saved
     eps      of the norm
-    backend  auto, triton (what auto takes on a GPU; at most 8 streams; rows of at most 8,192 channels with a gain),
-             torch, reference
+    backend  auto, triton (what auto takes on a GPU; at most 8 streams, with a gain n·D of at most 32,768), torch,
+             reference
     returns  [B, T, D] in the streams' dtype, computed in at least fp32, under autocast too
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.

@@ -48,9 +48,9 @@ def test_gradients_of_the_gain_are_summed_over_spans(monkeypatch):
     assert_kernel_agrees(hyper_pre, normed_inputs((1, 11, 2, 20)), torch.float32)
 
 
-def test_rows_too_wide_to_hold_are_refused():
-    streams, h, gain = (torch.zeros(size, device=DEVICE) for size in ((1, 1, 2, 8193), (1, 1, 2), (8193,)))
-    with pytest.raises(ValueError, match="at most 8192 channels, got 8193"):
+def test_tokens_too_wide_to_hold_are_refused():
+    streams, h, gain = (torch.zeros(size, device=DEVICE) for size in ((1, 1, 2, 16385), (1, 1, 2), (16385,)))
+    with pytest.raises(ValueError, match="at most 32768 numbers n·D, got 32770"):
         hyper_pre(streams, h, gain=gain, backend="triton")
 
 
