@@ -162,10 +162,13 @@ class Residual(nn.Module, ABC):
     def pre(self, x: Tensor) -> tuple[Tensor, Any]:
         """The sub-block's input [B, T, D], and the coefficients that `post` needs."""
 
-    def normed_pre(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Any]:
-        """The layer's norm of what `pre` returns, and the coefficients; a scheme may compute both in one pass."""
+    def normed_pre(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor, Any]:
+        """The layer's norm of what `pre` returns, the streams for `post`, and the coefficients.
+
+        A scheme may compute sum and norm in one pass, and return streams whose gradient is added on the way back.
+        """
         y, coefficients = self.pre(x)
-        return norm(y), coefficients
+        return norm(y), x, coefficients
 
     @abstractmethod
     def post(self, x: Tensor, z: Tensor, coefficients: Any) -> Tensor:

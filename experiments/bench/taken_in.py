@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.bench.cases import CASES
-from experiments.bench.cases.residual import WIDTH
+from experiments.bench.cases import CASES, residual
 from experiments.bench.inputs import InputFactory
 from experiments.bench.traffic import bytes_of
 from zoo.modules.indexer import Indexer
@@ -40,19 +40,7 @@ def _norm(y: Tensor, gain: Tensor) -> Tensor:
     return F.layer_norm(y, gain.shape, gain)
 
 
-PROJECTIONS = "indexer's projections"
-PARTS = {
-    "gate of sparse_attention": Part("sparse_attention with its gate", "gate_logits", _gate),
-    "norm of hyper_pre": Part("hyper_pre with the norm", "gain", _norm),
-}
-TAKEN_IN = (*PARTS, PROJECTIONS)
-
-
-def taken_in_bytes(name: str, length: int, mode: str, device: torch.device) -> tuple[float, float]:
-    """Bytes of a row of TAKEN_IN, apart and together."""
-    if name == PROJECTIONS:
-        return _projection_bytes(length, mode, device)
-    part = PARTS[name]
+def _part_bytes(part: Part, length: int, mode: str, device: torch.device) -> tuple[float, float]:
     (call,) = CASES[part.case].calls(length, length, device, torch.float32)
     without = replace(call, options={key: x for key, x in call.options.items() if key != part.option})
     operand = call.options[part.option]
@@ -63,10 +51,35 @@ def taken_in_bytes(name: str, length: int, mode: str, device: torch.device) -> t
     return without.bytes(mode) + operators, call.bytes(mode)
 
 
+def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
+    """Of the three readers of a sub-block's streams: autograd adds their gradients, or each kernel adds to the last."""
+    d = InputFactory(1, length, device, torch.float32)
+    first, second, last = residual.coefficients(d), residual.normed_pre(d), residual.post(d)
+    handing = [replace(call, options={**call.options, "hand_on": True}) for call in (first, second)]
+    streams = [call.arguments[0].detach() for call in (first, second, last)]
+    sums = bytes_of(lambda: streams[0] + streams[1] + streams[2], [], "forward") if "backward" in mode else 0
+    apart, together = (
+        sum(call.bytes(mode) for call in (*calls, last)) for calls in ((first, second), handing)
+    )
+    return apart + sums, together
+
+
 def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
     """Of the indexer's three projections as three products, and as the one that it makes; x takes no gradient."""
-    indexer = Indexer(WIDTH, HEADS, HEAD).to(device)
+    indexer = Indexer(residual.WIDTH, HEADS, HEAD).to(device)
     weights = [linear.weight for linear in (indexer.q_proj, indexer.k_proj, indexer.w_proj)]
-    x = InputFactory(1, length, device, torch.float32).normal(WIDTH).detach()
+    x = InputFactory(1, length, device, torch.float32).normal(residual.WIDTH).detach()
     apart = bytes_of(lambda: [F.linear(x, weight) for weight in weights], weights, mode)
     return apart, bytes_of(lambda: indexer.projections(x), weights, mode)
+
+
+PROJECTIONS, GRADIENTS = "indexer's projections", "gradients of the streams"
+TAKEN_IN: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
+    "gate of sparse_attention": partial(
+        _part_bytes, Part("sparse_attention with its gate", "gate_logits", _gate)
+    ),
+    "norm of hyper_pre": partial(_part_bytes, Part("hyper_pre with the norm", "gain", _norm)),
+    PROJECTIONS: _projection_bytes,
+    GRADIENTS: _gradient_bytes,
+}
+"""Row -> its bytes apart and together, of a length, a mode of `passes.MODES` and a device."""

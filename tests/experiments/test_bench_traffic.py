@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiments.bench.suites.traffic import CLAIMED
-from experiments.bench.taken_in import PROJECTIONS, TAKEN_IN, taken_in_bytes
+from experiments.bench.taken_in import GRADIENTS, PROJECTIONS, TAKEN_IN
 from experiments.bench.traffic import OperatorBytes
 
 
@@ -68,13 +68,15 @@ LEFT_OUT = {
     # Backward y is read, ȳ written and read, and the two numbers.
     ("norm of hyper_pre", "forward+backward"): LENGTH * (2 * WIDTH + 2 + 3 * WIDTH + 2),
     # x is read once for three times; the weights are joined.
-    ("indexer's projections", "forward"): 2 * LENGTH * WIDTH - 2 * WIDTH * COLUMNS,
+    (PROJECTIONS, "forward"): 2 * LENGTH * WIDTH - 2 * WIDTH * COLUMNS,
+    # Two sums read two of four streams each and write one; two kernels read one more.
+    (GRADIENTS, "forward+backward"): LENGTH * 4 * WIDTH * (2 * 3 - 2),
 }
 
 
 @pytest.mark.parametrize(("name", "mode"), LEFT_OUT)
 def test_what_kernels_take_in_counted_by_hand(name, mode):
-    apart, together = taken_in_bytes(name, LENGTH, mode, torch.device("cpu"))
+    apart, together = TAKEN_IN[name](LENGTH, mode, torch.device("cpu"))
     assert apart - together == 4 * LEFT_OUT[name, mode]
 
 

@@ -327,7 +327,8 @@ def test_the_layers_norm_may_be_part_of_reading(scheme):
     norm = RMSNorm(D).double()
     norm.weight.copy_(torch.linspace(0.5, 2, D))
     for part in (x, x[:, :1]):
-        (u, got), (y, wanted) = m.normed_pre(part, norm), m.pre(part)
+        (u, same, got), (y, wanted) = m.normed_pre(part, norm), m.pre(part)
+        assert torch.equal(same, part)
         torch.testing.assert_close(u, norm(y))
         assert not torch.allclose(u, y)
         for a, b in zip(got or (), wanted or (), strict=True):

@@ -139,10 +139,7 @@ class HyperResidual(Residual):
 
     def forward(self, x: Tensor) -> Coefficients:
         """Streams [B, T, n, D] -> the coefficients of every token."""
-        pre, post, raw = kernels.hyper_coefficients(
-            x, *self._affine(), eps=NORM_EPS, backend=self.dims.backend
-        )
-        return Coefficients(pre, post, self.mixing(raw))
+        return self._coefficients(x)[0]
 
     def step(self, x: Tensor) -> Coefficients:
         """Streams [B, 1, n, D] of one token -> its coefficients, computed as numbers."""
@@ -156,6 +153,12 @@ class HyperResidual(Residual):
         pre, post, res = torch.tensor(rows, dtype=x.dtype).split((n, n, n * n), 1)
         return Coefficients(pre.unsqueeze(1), post.unsqueeze(1), res.view(batch, 1, n, n))
 
+    def _coefficients(self, x: Tensor) -> tuple[Coefficients, Tensor]:
+        """The coefficients, and the streams for their next reader."""
+        options = {"eps": NORM_EPS, "hand_on": True, "backend": self.dims.backend}
+        pre, post, raw, x = kernels.hyper_coefficients(x, *self._affine(), **options)
+        return Coefficients(pre, post, self.mixing(raw)), x
+
     def _affine(self) -> tuple[Tensor, Tensor, Tensor]:
         """φ [2n + n_res, nD], mα [3] and b [2n + n_res]."""
         phi = torch.cat([phi for phi in (self.phi_pre, self.phi_post, self.phi_res) if phi is not None])
@@ -167,21 +170,23 @@ class HyperResidual(Residual):
 
     def pre(self, x: Tensor) -> tuple[Tensor, Coefficients]:
         """Streams [B, T, n, D] -> (y = H_pre·x [B, T, D], the coefficients)."""
-        return self._read(x, None)
-
-    def normed_pre(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, Coefficients]:
-        """Streams [B, T, n, D] -> (norm(H_pre·x) [B, T, D], the coefficients)."""
-        return self._read(x, norm)
-
-    def _read(self, x: Tensor, norm: RMSNorm | None) -> tuple[Tensor, Coefficients]:
         if hyper_step.takes_step(x, self.dims.backend):
             coefficients = self.step(x)
-            y = hyper_step.read(x, coefficients.pre)
-            return y if norm is None else norm(y), coefficients
+            return hyper_step.read(x, coefficients.pre), coefficients
         coefficients = self(x)
-        gain = None if norm is None else norm.weight
-        options = {"gain": gain, "eps": NORM_EPS, "backend": self.dims.backend}
-        return kernels.hyper_pre(x, coefficients.pre, **options), coefficients
+        return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
+
+    def normed_pre(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Coefficients]:
+        """Streams [B, T, n, D] -> (norm(H_pre·x) [B, T, D], the streams, the coefficients).
+
+        Coefficients, sum and `post` read the streams; each hands them on to the next, and adds to its gradient.
+        """
+        if hyper_step.takes_step(x, self.dims.backend):
+            y, coefficients = self.pre(x)
+            return norm(y), x, coefficients
+        coefficients, x = self._coefficients(x)
+        options = {"gain": norm.weight, "eps": NORM_EPS, "hand_on": True, "backend": self.dims.backend}
+        return *kernels.hyper_pre(x, coefficients.pre, **options), coefficients
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         """H_res·x + H_postᵀ·z, [B, T, n, D]."""

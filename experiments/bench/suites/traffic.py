@@ -12,6 +12,7 @@ Sizes of cases as in suite=kernels, one sequence of each of bench.lengths, in fp
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call
 from experiments.bench.passes import MODES
 from experiments.bench.result_table import machine_facts
-from experiments.bench.taken_in import TAKEN_IN, taken_in_bytes
+from experiments.bench.taken_in import GRADIENTS, TAKEN_IN
 from experiments.bench.traffic import bytes_of
 from experiments.schema import Config
 
@@ -52,13 +53,15 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def _modes(name: str) -> list[str]:
+    if name == GRADIENTS:
+        return ["forward+backward"]
     differentiable = name in TAKEN_IN or all(CASES[case].backward for case in CLAIMED[name][0])
     return [mode for mode in MODES if mode == "forward" or differentiable]
 
 
 def _row(name: str, length: int, mode: str, device: torch.device) -> dict[str, Any]:
-    count = taken_in_bytes if name in TAKEN_IN else _operation_bytes
-    unfused, fused = count(name, length, mode, device)
+    count = TAKEN_IN.get(name) or functools.partial(_operation_bytes, *CLAIMED[name][:1])
+    unfused, fused = count(length, mode, device)
     return {
         "suite": "traffic",
         "model": name,
@@ -74,8 +77,9 @@ def _row(name: str, length: int, mode: str, device: torch.device) -> dict[str, A
     }
 
 
-def _operation_bytes(name: str, length: int, mode: str, device: torch.device) -> tuple[int, float]:
-    cases = CLAIMED[name][0]
+def _operation_bytes(
+    cases: tuple[str, ...], length: int, mode: str, device: torch.device
+) -> tuple[int, float]:
     calls = [call for case in cases for call in CASES[case].calls(length, length, device, torch.float32)]
     return sum(_unfused_bytes(call, mode) for call in calls), sum(call.bytes(mode) for call in calls)
 

@@ -36,8 +36,14 @@ OPERATION.register("reference", hyper_pre_reference, suits=only_when_named)
 
 
 def hyper_pre(
-    streams: Tensor, h_pre: Tensor, *, gain: Tensor | None = None, eps: float = 1e-6, backend: str = "auto"
-) -> Tensor:
+    streams: Tensor,
+    h_pre: Tensor,
+    *,
+    gain: Tensor | None = None,
+    eps: float = 1e-6,
+    hand_on: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return the weighted sum of the streams that a sub-block reads, by option after its RMSNorm.
 
         y = Σ_i h_pre_i · x_i;   with a gain: y · (mean(y²) + eps)^(−1/2) ⊙ gain
@@ -47,13 +53,15 @@ def hyper_pre(
     gain     [D] of the norm between this sum and the sub-block; None: no norm. Fused, y itself is neither written
              nor saved
     eps      of the norm
+    hand_on  return the streams too, for those who read them next: their gradient is then added to this one's as it
+             is written (triton; elsewhere autograd adds them)
     backend  auto, triton (what auto takes on a GPU; at most 8 streams, with a gain n·D of at most 32,768), torch,
              reference
-    returns  [B, T, D] in the streams' dtype, computed in at least fp32, under autocast too
+    returns  [B, T, D] in the streams' dtype, computed in at least fp32, under autocast too; with hand_on a pair
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.
     Source: hyper-connections (arXiv:2409.19606), equation 3; mHC (arXiv:2512.24880), equation 3.
     """
     wanted = {} if gain is None else {"gain": (gain, streams.shape[-1:])}
     check_streams("hyper_pre", streams, h_pre=(h_pre, streams.shape[:-1]), **wanted)
-    return OPERATION(streams, h_pre, gain=gain, eps=eps, backend=backend)
+    return OPERATION(streams, h_pre, gain=gain, eps=eps, hand_on=hand_on, backend=backend)

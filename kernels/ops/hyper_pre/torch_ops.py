@@ -10,14 +10,17 @@ from kernels.checks import without_autocast
 from kernels.stream_products import row_products, spread, weighted_sum
 
 
-def hyper_pre_torch(streams: Tensor, h_pre: Tensor, *, gain: Tensor | None, eps: float) -> Tensor:
+def hyper_pre_torch(
+    streams: Tensor, h_pre: Tensor, *, gain: Tensor | None, eps: float, hand_on: bool
+) -> Tensor | tuple[Tensor, Tensor]:
     """Compute `kernels.hyper_pre`: a weighted sum of n rows a token, and PyTorch's norm of it."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
         y = _Read.apply(streams.to(wide), h_pre.to(wide))
         if gain is not None:
             y = F.rms_norm(y, gain.shape, gain.to(wide), eps)
-        return y.to(streams.dtype)
+        y = y.to(streams.dtype)
+    return (y, streams) if hand_on else y
 
 
 class _Read(torch.autograd.Function):

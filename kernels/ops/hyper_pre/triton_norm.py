@@ -5,6 +5,7 @@ A program holds whole rows of y, so that the norm costs no further reading. With
     forward   y = Σ_i h_i·x_i,  u = ŷ ⊙ γ; saved: the inputs alone, and y is not written
     backward  y and r again from x, and with w = ū ⊙ γ
               ȳ = r·(w − ŷ·mean(w·ŷ)),   x̄_i = h_i·ȳ,   h̄_i = Σ_d x_i·ȳ,   γ̄ = Σ ū ⊙ ŷ
+              To x̄ is added, where the streams were handed on, what their next readers found;
               γ̄ is summed over a span of tokens a program, and the parts in a fixed order
 """
 
@@ -13,7 +14,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from kernels.triton_common.device import spans, sum_rows
 from kernels.triton_common.gradients import first_order
@@ -21,6 +21,7 @@ from kernels.triton_common.streams import (
     add_products,
     channel_tile,
     load_coefficients,
+    load_stream,
     load_streams,
     store_coefficients,
     store_stream,
@@ -65,11 +66,25 @@ def _pre_norm_forward(
 
 @triton.jit
 def _pre_norm_backward(
-    x, h, gain, du, dx, dh, dgain, TOKENS, D, SPAN, eps, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+    x,
+    h,
+    gain,
+    du,
+    more,
+    dx,
+    dh,
+    dgain,
+    TOKENS,
+    D,
+    SPAN,
+    eps,
+    N: tl.constexpr,
+    BT: tl.constexpr,
+    BD: tl.constexpr,
 ):
     """The gradients of all inputs of `_pre_norm_forward`.
 
-    inputs     x, h, gain, and du ū [M, D]
+    inputs     x, h, gain, du ū [M, D], and more [M, N, D] or None, which dx is added to
     outputs    dx [M, N, D]; dh [M, N]; dgain [spans, D], every span's part
     sizes      TOKENS M; D channels; SPAN tokens a program; eps
     constants  N streams; BT tokens at a time; BD ≥ D
@@ -96,7 +111,10 @@ def _pre_norm_backward(
         )
         # x̄_i = h_i·ȳ
         for i in tl.static_range(N):
-            store_stream(dx, weights[i][:, None] * to_sum, i, token, channel, mask, D, N)
+            row = weights[i][:, None] * to_sum
+            if more is not None:
+                row += load_stream(more, i, token, channel, mask, D, N)
+            store_stream(dx, row, i, token, channel, mask, D, N)
     channel = tl.arange(0, BD)
     tl.store(dgain + span * D + channel, total, mask=channel < D)
 
@@ -109,9 +127,11 @@ _forward_tuned = Tuned(_pre_norm_forward, _ROWS, ["D", "N"])
 _backward_tuned = Tuned(_pre_norm_backward, _ROWS, ["D", "N"])
 
 
-class _HyperPreNorm(torch.autograd.Function):
+class HyperPreNorm(torch.autograd.Function):
+    """u [B, T, D] of streams [B, T, n, D], h [B, T, n] and gain [D], and the streams where they are handed on."""
+
     @staticmethod
-    def forward(ctx, x, h, gain, eps):
+    def forward(ctx, x, h, gain, eps, hand_on):
         x, h, gain = x.contiguous(), h.contiguous(), gain.contiguous()
         batch, time, n, width = x.shape
         u = x.new_empty(batch, time, width)
@@ -120,23 +140,19 @@ class _HyperPreNorm(torch.autograd.Function):
         )
         ctx.save_for_backward(x, h, gain)
         ctx.eps = eps
-        return u
+        return (u, x) if hand_on else u
 
     @staticmethod
     @first_order
-    def backward(ctx, du):
+    def backward(ctx, du, more=None):
         x, h, gain = ctx.saved_tensors
         batch, time, n, width = x.shape
         dx, dh = torch.empty_like(x), torch.empty_like(h)
         span, count = spans(batch * time, SPANS, SPAN)
+        more = None if more is None else more.contiguous()
         parts = torch.empty(count, width, dtype=torch.float32, device=x.device)
         _backward_tuned[(count,)](
-            x, h, gain, du.contiguous(), dx, dh, parts, batch * time, width, span, ctx.eps,
+            x, h, gain, du.contiguous(), more, dx, dh, parts, batch * time, width, span, ctx.eps,
             N=n, BD=triton.next_power_of_2(width),
         )  # fmt: skip
-        return dx, dh, sum_rows(parts, gain.dtype), None
-
-
-def hyper_pre_norm(streams: Tensor, h_pre: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """RMSNorm(Σ_i h_pre_i·x_i) ⊙ gain, [B, T, D], of streams [B, T, n, D] and h_pre [B, T, n]."""
-    return _HyperPreNorm.apply(streams, h_pre, gain, eps)
+        return dx, dh, sum_rows(parts, gain.dtype), None, None

@@ -41,6 +41,18 @@ def test_with_a_gain_it_is_the_norm_of_the_sum(backend):
     assert not torch.allclose(got, hyper_pre(streams, h, gain=gain, backend=backend))
 
 
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("inputs", [pre_inputs, normed_inputs])
+def test_streams_handed_on_are_the_streams(inputs, backend):
+    args = {name: x.requires_grad_() for name, x in inputs().items()}
+    y, streams = hyper_pre(**args, hand_on=True, backend=backend)
+    assert torch.equal(streams, args["streams"])
+    assert torch.equal(y, hyper_pre(**args, backend=backend))
+    (got,) = torch.autograd.grad((y * y).sum() + (streams**3).sum(), args["streams"])
+    (alone,) = torch.autograd.grad(hyper_pre(**args, backend=backend).square().sum(), args["streams"])
+    torch.testing.assert_close(got, alone + 3 * args["streams"] ** 2)
+
+
 def test_even_coefficients_give_the_mean():
     streams, h = pre_inputs().values()
     torch.testing.assert_close(hyper_pre(streams, torch.full_like(h, 0.25)), streams.mean(-2))

@@ -1,5 +1,7 @@
 """hyper_pre's Triton kernels against the definition: streams, widths, refusals."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.hyper_cases import normed_inputs, pre_inputs
@@ -41,6 +43,12 @@ def test_the_norm_in_the_kernel_equals_the_definition(size):
 @slow
 def test_the_norm_in_half_precision(dtype):
     assert_kernel_agrees(hyper_pre, normed_inputs((2, 3, 4, 33)), dtype, keep=["h_pre", "gain"])
+
+
+@pytest.mark.parametrize("inputs", [pre_inputs, normed_inputs])
+def test_streams_handed_on_bring_their_gradient(inputs):
+    """The comparison gives every output a gradient; no operator but the kernel may add them."""
+    assert_kernel_agrees(partial(hyper_pre, hand_on=True), inputs((1, 5, 3, 65)), torch.float32)
 
 
 def test_gradients_of_the_gain_are_summed_over_spans(monkeypatch):
