@@ -10,7 +10,8 @@ from zoo import Context, LanguageModel, ModelConfig
 from zoo.config import from_dict
 from zoo.interfaces import Dims
 from zoo.modules import RMSNorm
-from zoo.residuals.ohc import OHC, OHCConfig
+from zoo.residuals.hc import HC
+from zoo.residuals.hyper_connections import HyperConfig
 
 LENGTH = 17
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,7 +49,7 @@ class Sums(TorchDispatchMode):
 @pytest.mark.parametrize(("backend", "sums"), [("triton", 0), ("torch", 2)])
 def test_kernels_add_the_gradients_of_the_streams(backend, sums):
     """Three readers a sub-block: two sums by autograd, or none where each kernel adds to the gradient so far."""
-    scheme, norm = OHC(OHCConfig(), Dims(16, 2, 3, 0, 1, backend)).to(DEVICE), RMSNorm(16).to(DEVICE)
+    scheme, norm = HC(HyperConfig(), Dims(16, 2, 3, 0, 1, backend)).to(DEVICE), RMSNorm(16).to(DEVICE)
     x = torch.randn(1, 3, 4, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
     with Sums() as seen:
         u, streams, coefficients = scheme.normed_pre(x, norm)
