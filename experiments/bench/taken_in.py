@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.bench.cases import CASES, residual
+from experiments.bench.cases import attention, residual
+from experiments.bench.cases.call import Call
 from experiments.bench.inputs import InputFactory
 from experiments.bench.traffic import bytes_of
 from zoo.modules.indexer import Indexer
@@ -21,12 +22,13 @@ HEADS, HEAD = 4, 64
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a case's call: the option that puts it into the kernel, and the operators that else compute it.
+    """A part of a call: the option that puts it into the kernel, and the operators that else compute it.
 
+    make   the call with the part inside
     apart  (the kernel's output without the part, the option's tensor) -> the output with it
     """
 
-    case: str
+    make: Callable[[InputFactory], Call]
     option: str
     apart: Callable[[Tensor, Tensor], Tensor]
 
@@ -41,7 +43,7 @@ def _norm(y: Tensor, gain: Tensor) -> Tensor:
 
 
 def _part_bytes(part: Part, length: int, mode: str, device: torch.device) -> tuple[float, float]:
-    (call,) = CASES[part.case].calls(length, length, device, torch.float32)
+    call = part.make(InputFactory(1, length, device, torch.float32))
     without = replace(call, options={key: x for key, x in call.options.items() if key != part.option})
     operand = call.options[part.option]
     with torch.no_grad():
@@ -54,13 +56,12 @@ def _part_bytes(part: Part, length: int, mode: str, device: torch.device) -> tup
 def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
     """Of the three readers of a sub-block's streams: autograd adds their gradients, or each kernel adds to the last."""
     d = InputFactory(1, length, device, torch.float32)
-    first, second, last = residual.coefficients(d), residual.normed_pre(d), residual.post(d)
-    handing = [replace(call, options={**call.options, "hand_on": True}) for call in (first, second)]
-    streams = [call.arguments[0].detach() for call in (first, second, last)]
-    sums = bytes_of(lambda: streams[0] + streams[1] + streams[2], [], "forward") if "backward" in mode else 0
     apart, together = (
-        sum(call.bytes(mode) for call in (*calls, last)) for calls in ((first, second), handing)
+        sum(call.bytes(mode) for call in (*calls, residual.post(d)))
+        for calls in ((residual.coefficients(d), residual.normed_pre(d)), residual.reading(d))
     )
+    x, y, z = (d.normal(residual.STREAMS, residual.WIDTH).detach() for _ in range(3))
+    sums = bytes_of(lambda: x + y + z, [], "forward") if "backward" in mode else 0
     return apart + sums, together
 
 
@@ -76,9 +77,9 @@ def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[flo
 PROJECTIONS, GRADIENTS = "indexer's projections", "gradients of the streams"
 TAKEN_IN: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
     "gate of sparse_attention": partial(
-        _part_bytes, Part("sparse_attention with its gate", "gate_logits", _gate)
+        _part_bytes, Part(lambda d: attention.gated_sparse(d)[0], "gate_logits", _gate)
     ),
-    "norm of hyper_pre": partial(_part_bytes, Part("hyper_pre with the norm", "gain", _norm)),
+    "norm of hyper_pre": partial(_part_bytes, Part(residual.normed_pre, "gain", _norm)),
     PROJECTIONS: _projection_bytes,
     GRADIENTS: _gradient_bytes,
 }

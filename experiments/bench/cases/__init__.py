@@ -50,7 +50,7 @@ CASES = {
         Case("cayley", lambda d: [residual.mixing_map(d, "cayley")]),
         Case("sinkhorn", lambda d: [residual.mixing_map(d, "sinkhorn")]),
         Case("hyper_pre", lambda d: [residual.pre(d)]),
-        Case("hyper_pre with the norm", lambda d: [residual.normed_pre(d)]),
+        Case("hyper_coefficients and hyper_pre with the norm", residual.reading),
         Case("hyper_post", lambda d: [residual.post(d)]),
         Case("hyper-connections, oHC", lambda d: residual.wrapped(d, "cayley")),
         Case("hyper-connections, mHC", lambda d: residual.wrapped(d, "sinkhorn")),
