@@ -9,12 +9,13 @@ from kernels.checks import without_autocast
 
 
 def hyper_coefficients_torch(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
+) -> tuple[Tensor, ...]:
     """Compute `kernels.hyper_coefficients`: the product first, then its scale."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
-        return _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)
+        numbers = _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)
+    return (*numbers, streams) if hand_on else numbers
 
 
 class _Coefficients(torch.autograd.Function):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.checks import without_autocast
 from kernels.stream_products import row_products, spread, weighted_sum
 
 
-def hyper_pre_torch(streams: Tensor, h_pre: Tensor) -> Tensor:
-    """Compute `kernels.hyper_pre`: a weighted sum of n rows a token."""
+def hyper_pre_torch(
+    streams: Tensor, h_pre: Tensor, *, gain: Tensor | None, eps: float, hand_on: bool
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute `kernels.hyper_pre`: a weighted sum of n rows a token, and PyTorch's norm of it."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
-        return _Read.apply(streams.to(wide), h_pre.to(wide)).to(streams.dtype)
+        y = _Read.apply(streams.to(wide), h_pre.to(wide))
+        if gain is not None:
+            y = F.rms_norm(y, gain.shape, gain.to(wide), eps)
+        y = y.to(streams.dtype)
+    return (y, streams) if hand_on else y
 
 
 class _Read(torch.autograd.Function):

@@ -10,6 +10,7 @@ from kernels.ops.indexed_attention.composed import composed
 from kernels.ops.indexed_attention.torch_ops import indexed_attention_torch
 from kernels.ops.lightning_topk import AdaptiveK
 from kernels.ops.lightning_topk.scores import check_indexer
+from kernels.ops.sparse_attention import check_gate
 from kernels.triton_common import on_cuda, refusal
 
 __all__ = ["indexed_attention"]
@@ -36,6 +37,7 @@ def indexed_attention(
     tau: Tensor,
     *,
     rule: AdaptiveK,
+    gate_logits: Tensor | None = None,
     scale: float | None = None,
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
@@ -44,7 +46,7 @@ def indexed_attention(
     """Attention to the keys that the lightning indexer selects, and the indexer's loss: one training step's work.
 
         S_t  = lightning_topk(q_idx, k_idx, w_idx, bias, k=rule)_t
-        o    = sparse_attention(q, k, v, S)
+        o    = sparse_attention(q, k, v, S, gate_logits=gate_logits)
         loss = indexer_kl(q, k, q_idx, k_idx, w_idx, bias, τ, indices=S)
 
     The same as these three, which docstrings of theirs define. On a CPU, where a mask over all keys costs less than
@@ -54,6 +56,7 @@ def indexed_attention(
     q, k, v     [B, T, H, K], [B, T, Hkv, K], [B, T, Hkv, V], as `sparse_attention` takes them
     q_idx, k_idx, w_idx, bias, tau   as `indexer_kl` takes them
     rule        how many keys a query selects
+    gate_logits None, or [B, T, H, V], as `sparse_attention` takes them
     scale       None: K^(−1/2)
     scores      "sigmoid" or "relu", as in `lightning_topk`
     cu_seqlens  int32 [N+1] for packed sequences (B = 1)
@@ -75,5 +78,12 @@ def indexed_attention(
             f"indexed_attention needs one [B, T] and tau [], got {shapes}, tau {tuple(tau.shape)}"
         )
     q, k, v = in_autocast_dtype(q, k, v)
-    options = {"rule": rule, "scale": scale, "scores": scores, "cu_seqlens": cu_seqlens}
+    check_gate(gate_logits, q, v)
+    options = {
+        "rule": rule,
+        "gate_logits": gate_logits,
+        "scale": scale,
+        "scores": scores,
+        "cu_seqlens": cu_seqlens,
+    }
     return OPERATION(q, k, v, q_idx, k_idx, w_idx, bias, tau, **options, backend=backend)

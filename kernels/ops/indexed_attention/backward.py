@@ -9,7 +9,7 @@ from kernels.ops.indexed_attention import layout, masks
 from kernels.ops.indexed_attention.forward import Output, blocks, rows_of
 
 FAINTEST = -60.0
-"""Weights below e^−60 count as that: products of smaller ones may be denormal in fp32, which processors take long for."""
+"""Weights below e^−60 count as that: products of smaller ones may be denormal in fp32, which is slow."""
 
 
 def attend_backward(

@@ -25,13 +25,14 @@ def composed(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
         tau: Tensor,
         *,
         rule: AdaptiveK,
+        gate_logits: Tensor | None = None,
         scale: float | None = None,
         scores: str = "sigmoid",
         cu_seqlens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         indexer, options = (q_idx, k_idx, w_idx, bias), {"cu_seqlens": cu_seqlens, "backend": backend}
         indices = lightning_topk(*indexer, k=rule, scores=scores, **options)
-        o = sparse_attention(q, k, v, indices, scale=scale, **options)
+        o = sparse_attention(q, k, v, indices, gate_logits=gate_logits, scale=scale, **options)
         return o, indexer_kl(q, k, *indexer, tau, indices=indices, scale=scale, scores=scores, **options)
 
     return run

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from kernels.checks import without_autocast
 from kernels.flops import attention_flops
+from kernels.gating import gated
 from kernels.ops.indexed_attention.backward import attend_backward
 from kernels.ops.indexed_attention.composed import composed
 from kernels.ops.indexed_attention.forward import Indexer, Output, attend
@@ -27,6 +28,7 @@ def indexed_attention_torch(
     tau: Tensor,
     *,
     rule: AdaptiveK,
+    gate_logits: Tensor | None = None,
     scale: float | None = None,
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
@@ -34,12 +36,13 @@ def indexed_attention_torch(
     """Compute `kernels.indexed_attention`: fused where a mask over all keys is cheaper than copies of the selected."""
     if not _fuses(q, k, rule, cu_seqlens):
         options = {"rule": rule, "scale": scale, "scores": scores, "cu_seqlens": cu_seqlens}
-        return composed("torch")(q, k, v, q_idx, k_idx, w_idx, bias, tau, **options)
+        return composed("torch")(q, k, v, q_idx, k_idx, w_idx, bias, tau, gate_logits=gate_logits, **options)
     indexer = wide(q_idx, k_idx, w_idx, bias, tau)
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in indexer)
     settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    return indexed_attention_op(q, k, v, *indexer, *settings, scale, scores, learns)[:2]
+    o, loss, *_ = indexed_attention_op(q, k, v, *indexer, *settings, scale, scores, learns)
+    return gated(o, gate_logits), loss
 
 
 def _fuses(q: Tensor, k: Tensor, rule: AdaptiveK, cu_seqlens: Tensor | None) -> bool:

@@ -133,6 +133,20 @@ def test_the_same_numbers_without_gradients():
     assert torch.equal(found, joined(rule=EIGHTH)(*(x.requires_grad_() for x in inputs)))
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+def test_the_gate_is_that_of_sparse_attention(fused, monkeypatch):
+    monkeypatch.setattr(torch_ops, "gathers", lambda *_: not fused)
+    inputs, gate = layer(1, 20), normal(1, 20, 4, 8, seed=7)
+    pair = [
+        lambda *x, b=b: indexed_attention(*x[1:], gate_logits=x[0], rule=FIVE, backend=b)[0]
+        for b in ("torch", "reference")
+    ]
+    reached = [gate, *inputs[:3]]
+    assert_agree(*(lambda *x, f=f: f(*x, *inputs[3:]) for f in pair), reached)
+    with pytest.raises(ValueError, match="gate_logits"):
+        indexed_attention(*inputs, gate_logits=gate[..., :3], rule=FIVE)
+
+
 def test_what_the_fused_form_does_not_serve_is_computed_by_the_three_operations(monkeypatch):
     monkeypatch.setattr(torch_ops, "indexed_attention_op", None)
     inputs, options = layer(1, 20), {"cu_seqlens": packed(9, 0, 11)}
