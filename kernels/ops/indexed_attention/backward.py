@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.ops.indexed_attention import layout, masks
+from kernels import masks
+from kernels.ops.indexed_attention import layout
 from kernels.ops.indexed_attention.forward import Output, blocks, rows_of
 
 FAINTEST = -60.0

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.ops.indexed_attention import layout, masks
+from kernels import masks
+from kernels.ops.indexed_attention import layout
 from kernels.ops.indexed_attention.selection import Selected, select
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.query_blocks import Block, block_size, query_blocks

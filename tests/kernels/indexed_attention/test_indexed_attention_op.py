@@ -5,9 +5,9 @@ import torch
 from support.kernel_cases import TOLERANCE, assert_agree, normal, packed
 from support.margins import below
 
-from kernels import AdaptiveK, attention, indexed_attention, lightning_topk, query_blocks
+from kernels import AdaptiveK, attention, indexed_attention, lightning_topk, masks, query_blocks
 from kernels.flops import flop_counter
-from kernels.ops.indexed_attention import masks, torch_ops
+from kernels.ops.indexed_attention import torch_ops
 from kernels.ops.indexed_attention.backward import FAINTEST
 from kernels.ops.indexed_attention.forward import Indexer, attend
 
