@@ -10,6 +10,7 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.checks import without_autocast
 from kernels.flops import backward_costs
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
+from kernels.ops.lightning_topk.partition import best_places
 from kernels.ops.lightning_topk.scores import (
     FIRST,
     best_first,
@@ -96,9 +97,9 @@ def lightning_topk_step(
 
 def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
     """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
-    chosen = _best(
-        best_first(rank, block), torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1)), k_max
-    )
+    counts = torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1))
+    best = best_places if rank.device.type == "cpu" else _best
+    chosen = best(best_first(rank, block), counts, k_max)
     return chosen if block.begin == 0 else torch.where(chosen < 0, -1, chosen + block.begin)
 
 
