@@ -48,7 +48,7 @@ def hyper_coefficients(
     scale    [3], s
     bias     [2n + m], b
     hand_on  return the streams too, fourth, for those who read them next: their gradient is then added to this one's
-             as it is written (triton; elsewhere autograd adds them)
+             as it is written (not by `reference`, nor by torch in 16 bit: there autograd adds them)
     backend  auto, triton (what auto takes on a GPU; 2n + m ≤ 256), torch (scales the product, so that the
              normalised x is never written, as triton does), reference
     returns  h_pre [B, T, n], h_post [B, T, n], res [B, T, m] in at least fp32, under autocast too

@@ -54,7 +54,7 @@ def hyper_pre(
              nor saved
     eps      of the norm
     hand_on  return the streams too, for those who read them next: their gradient is then added to this one's as it
-             is written (triton; elsewhere autograd adds them)
+             is written (not by `reference`, nor by torch in 16 bit: there autograd adds them)
     backend  auto, triton (what auto takes on a GPU; at most 8 streams, with a gain n·D of at most 32,768), torch,
              reference
     returns  [B, T, D] in the streams' dtype, computed in at least fp32, under autocast too; with hand_on a pair
