@@ -8,6 +8,7 @@ over both: the backward of either needs only its log-sum-exp.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor
 from kernels.ops.nsa_attention.blocks import Sizes
 from kernels.ops.nsa_attention.dense_branches import LOG2_E, attend, attend_backward
 from kernels.ops.nsa_attention.query_ranges import Place, QueryBlock, forced_ranges, prefix_ranges
-from kernels.ops.nsa_attention.tiles import Tiles, make_tiles, stretches
+from kernels.ops.nsa_attention.tiles import Scratch, Tiles, make_tiles, stretches
 
 
 def selected_forward(
@@ -31,17 +32,19 @@ def selected_forward(
     if chosen.numel() == 0:
         return
     keys_t, values = (_cut(k, sizes) * LOG2_E).mT.contiguous(), _cut(v, sizes).contiguous()
+    scratch = Scratch(q)
     for lanes, rows, tiles in tiles_of(chosen, q, k, sizes, group):
         queries = _by_query(q[lanes, rows], group)
-        found = tiles.places(q, group, v.shape[-1])
-        top, total = (tiles.places(q, group, 1) for _ in range(2))
+        found = tiles.places("found", scratch, group, v.shape[-1])
+        top, total = (tiles.places(name, scratch, group, 1) for name in ("top", "total"))
         for part in tiles.parts(group, sizes.select_size):
-            blocks = tiles.row[part]
-            scores = torch.bmm(tiles.spread(queries, part), keys_t.index_select(0, blocks))
+            given = tiles.spread(queries, part, scratch)
+            keys = tiles.blocks(keys_t, part, "keys", scratch)
+            scores = torch.bmm(given, keys, out=scratch("scores", *given.shape[:2], keys.shape[2]))
             highest = torch.amax(scores, -1, keepdim=True, out=tiles.part_of(top, part))
             weights = scores.sub_(highest).exp2_()
             torch.sum(weights, -1, keepdim=True, out=tiles.part_of(total, part))
-            torch.bmm(weights, values.index_select(0, blocks), out=tiles.part_of(found, part))
+            torch.bmm(weights, tiles.blocks(values, part, "values", scratch), out=tiles.part_of(found, part))
         _merge(out[lanes, rows], lse[lanes, rows], found, top, total, tiles, group)
 
 
@@ -78,21 +81,24 @@ def selected_backward(
     keys, values = _cut(k, sizes).contiguous(), _cut(v, sizes)
     keys_t, values_t = (keys * LOG2_E).mT.contiguous(), values.mT.contiguous()
     d_keys, d_values = torch.zeros_like(keys), values.new_zeros(values.shape)
-    widths = (q.shape[-1], v.shape[-1], 1, 1)
+    widths, scratch = (q.shape[-1], v.shape[-1], 1, 1), Scratch(q)
     for lanes, rows, tiles in tiles_of(chosen, q, k, sizes, group):
         # One row a query and head, so that one copy takes all that a tile needs of it.
         d_out, out, lse = (x[lanes, rows] for x in given)
         delta = (d_out * out).sum(-1, keepdim=True)
         joined = _by_query(torch.cat([q[lanes, rows], d_out, lse * LOG2_E, delta], -1), group)
-        found = tiles.places(q, group, q.shape[-1])
+        found = tiles.places("found", scratch, group, q.shape[-1])
         for part in tiles.parts(group, sizes.select_size):
-            blocks = tiles.row[part]
-            queries, d_out, lse, delta = tiles.spread(joined, part).split(widths, -1)
-            weights = torch.bmm(queries, keys_t.index_select(0, blocks)).sub_(lse).exp2_()
-            d_scores = torch.bmm(d_out, values_t.index_select(0, blocks)).sub_(delta).mul_(weights)
-            torch.bmm(d_scores, keys.index_select(0, blocks), out=tiles.part_of(found, part))
-            d_keys.index_add_(0, blocks, torch.bmm(d_scores.mT, queries))
-            d_values.index_add_(0, blocks, torch.bmm(weights.mT, d_out))
+            queries, d_out, lse, delta = tiles.spread(joined, part, scratch).split(widths, -1)
+            shape = *queries.shape[:2], sizes.select_size
+            take = partial(tiles.blocks, part=part, scratch=scratch)
+            weights = torch.bmm(queries, take(keys_t, name="keys"), out=scratch("weights", *shape))
+            d_scores = torch.bmm(d_out, take(values_t, name="values"), out=scratch("scores", *shape))
+            d_scores.sub_(delta).mul_(weights.sub_(lse).exp2_())
+            torch.bmm(d_scores, take(keys, name="keys"), out=tiles.part_of(found, part))
+            for to, scores, x in ((d_keys, d_scores, queries), (d_values, weights, d_out)):
+                more = scratch("blocks", shape[0], *to.shape[1:])
+                to.index_add_(0, tiles.row[part], torch.bmm(scores.mT, x, out=more))
         more = tiles.collect(found)
         dq[lanes, rows].add_(more.view_as(dq[lanes, rows]))
     dk.add_(_joined(d_keys, k))

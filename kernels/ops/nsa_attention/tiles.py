@@ -6,6 +6,7 @@ A block of keys is read by many queries. Copying the queries to it costs G·K nu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ FULL = 4
 STRETCH = {"cpu": 1 << 22, "cuda": 1 << 27}
 """Numbers that the gathered rows of one stretch of queries should hold: the more, the fuller the tiles."""
 
-PART = {"cpu": 1 << 18, "cuda": 1 << 27}
+PART = {"cpu": 1 << 17, "cuda": 1 << 27}
 """Numbers that the scores of the tiles computed at once should hold; on a CPU what its cache takes."""
 
 
@@ -39,6 +40,21 @@ def stretches(lanes: int, queries: int, numbers: int, device: torch.device) -> I
     for start in range(0, lanes, several):
         for first in range(0, queries, size):
             yield slice(start, min(start + several, lanes)), slice(first, min(first + size, queries))
+
+
+class Scratch:
+    """Memory by name that a loop writes to again and again: fresh memory costs more than what is done with it."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.like = like
+        self.held: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """The memory of that name, as an uninitialised tensor."""
+        count = math.prod(shape)
+        if name not in self.held or self.held[name].numel() < count:
+            self.held[name] = self.like.new_empty(count)
+        return self.held[name][:count].view(shape)
 
 
 @dataclass(frozen=True)
@@ -62,14 +78,20 @@ class Tiles:
         for first in range(0, count, size):
             yield slice(first, min(first + size, count))
 
-    def spread(self, x: Tensor, part: slice) -> Tensor:
+    def spread(self, x: Tensor, part: slice, scratch: Scratch) -> Tensor:
         """Copy rows x [P + 1, G, D] of queries to their places in some tiles: [n, R·G, D]."""
         rows = self.source[part]
-        return x.index_select(0, rows.flatten()).view(rows.shape[0], -1, x.shape[2])
+        to = scratch("rows", rows.numel(), *x.shape[1:])
+        return torch.index_select(x, 0, rows.flatten(), out=to).view(rows.shape[0], -1, x.shape[2])
 
-    def places(self, x: Tensor, group: int, width: int) -> Tensor:
-        """Uninitialised results of every place, [N·R, G, width]."""
-        return x.new_empty(self.source.numel(), group, width)
+    def blocks(self, x: Tensor, part: slice, name: str, scratch: Scratch) -> Tensor:
+        """Copy blocks x [L·J, …] to the tiles that read them: [n, …]."""
+        rows = self.row[part]
+        return torch.index_select(x, 0, rows, out=scratch(name, len(rows), *x.shape[1:]))
+
+    def places(self, name: str, scratch: Scratch, group: int, width: int) -> Tensor:
+        """Room for results of every place, [N·R, G, width]."""
+        return scratch(name, self.source.numel(), group, width)
 
     def part_of(self, x: Tensor, part: slice) -> Tensor:
         """A view [n, R·G, D] of the places [N·R, G, D] of some tiles."""
