@@ -20,7 +20,7 @@ class OptimConfig:
     lr: highest learning rate, reached after the warm-up.
     lr_min: learning rate at trainer.max_steps.
     warmup_steps: optimiser steps of the warm-up.
-    weight_decay: of projections and embeddings; nothing else decays.
+    weight_decay: of projections, embeddings and what a block declares to decay; of nothing else.
     clip: largest gradient norm of a clipping group.
     beta1, beta2, eps: AdamW's.
     """

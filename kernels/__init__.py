@@ -8,6 +8,7 @@ from kernels.ops.grouped_linear import grouped_linear
 from kernels.ops.hyper_coefficients import hyper_coefficients
 from kernels.ops.hyper_post import hyper_post
 from kernels.ops.hyper_pre import hyper_pre
+from kernels.ops.indexed_attention import indexed_attention
 from kernels.ops.indexer_kl import indexer_kl
 from kernels.ops.lightning_topk import AdaptiveK, lightning_topk
 from kernels.ops.memory_mixture import memory_mixture
@@ -33,6 +34,7 @@ __all__ = [
     "hyper_coefficients",
     "hyper_post",
     "hyper_pre",
+    "indexed_attention",
     "indexer_kl",
     "lightning_topk",
     "memory_mixture",

@@ -25,9 +25,11 @@ def weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
     return total
 
 
-def spread(weights: Tensor, y: Tensor) -> Tensor:
-    """Return weights_i·y: [..., n], [..., D] -> [..., n, D]."""
+def spread(weights: Tensor, y: Tensor, onto: Tensor | None = None) -> Tensor:
+    """Return weights_i·y: [..., n], [..., D] -> [..., n, D], added to `onto` if there is one."""
     weights, y = weights.unsqueeze(-1), y.unsqueeze(-2)
+    if onto is not None:
+        return torch.addcmul(onto, weights, y)
     return weights * y if y.device.type == "cpu" else weights @ y
 
 

@@ -143,7 +143,7 @@ class Streams(nn.Module):
 
 
 class Residual(nn.Module, ABC):
-    """Wraps a sub-block F: `y, c = pre(x)`, then `x = post(x, F(norm(y)), c)`.
+    """Wraps a sub-block F: `y, c = pre(x)`, then `x = post(x, F(norm(y)), c)`; the layer's norm stands between.
 
     One instance wraps one sub-block. For a one-stream scheme x is [B, T, D]; for n streams it is
     [B, T, n, D], and `streams` names the class that carries them through the model.
@@ -161,6 +161,14 @@ class Residual(nn.Module, ABC):
     @abstractmethod
     def pre(self, x: Tensor) -> tuple[Tensor, Any]:
         """The sub-block's input [B, T, D], and the coefficients that `post` needs."""
+
+    def normed_pre(self, x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor, Any]:
+        """The layer's norm of what `pre` returns, the streams for `post`, and the coefficients.
+
+        A scheme may compute sum and norm in one pass, and return streams whose gradient is added on the way back.
+        """
+        y, coefficients = self.pre(x)
+        return norm(y), x, coefficients
 
     @abstractmethod
     def post(self, x: Tensor, z: Tensor, coefficients: Any) -> Tensor:

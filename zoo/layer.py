@@ -36,23 +36,23 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Streams in, streams out, and the auxiliary losses of both sub-blocks."""
         inside = ctx.at(part="mixer", block=self.mixer_name)
-        y, c = self.mixer_residual.pre(x)
+        u, same, c = self.mixer_residual.normed_pre(x, self.mixer_norm)
         inside.record("streams", lambda: {"streams": x, **self.mixer_residual.probe_values(c)})
-        z, aux = run_saved(self.mixer, self.mixer_norm(y), inside)
-        x = self.mixer_residual.post(x, z, c)
+        z, aux = run_saved(self.mixer, u, inside)
+        x = self.mixer_residual.post(same, z, c)
         x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}
 
     def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """The next tokens: streams [B, T, ...] in and out, with the mixer's state."""
-        y, c = self.mixer_residual.pre(x)
-        z, state = self.mixer.extend(self.mixer_norm(y), state)
+        u, x, c = self.mixer_residual.normed_pre(x, self.mixer_norm)
+        z, state = self.mixer.extend(u, state)
         x = self.mixer_residual.post(x, z, c)
         return self._feed(x, None)[0], state
 
     def _feed(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
-        y, c = self.channel_residual.pre(x)
+        u, same, c = self.channel_residual.normed_pre(x, self.channel_norm)
         if ctx is not None:
             ctx.record("streams", lambda: {"streams": x, **self.channel_residual.probe_values(c)})
-        z, aux = run_saved(self.channel, self.channel_norm(y), ctx)
-        return self.channel_residual.post(x, z, c), aux
+        z, aux = run_saved(self.channel, u, ctx)
+        return self.channel_residual.post(same, z, c), aux

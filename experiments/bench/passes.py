@@ -24,6 +24,10 @@ def forward_backward(form: Form, leaves: list[Tensor]) -> None:
     torch.autograd.grad(outputs, leaves, [torch.ones_like(x) for x in outputs], allow_unused=True)
 
 
+MODES = {"forward": forward, "forward+backward": forward_backward}
+"""The passes by the name that tables give them."""
+
+
 def _tensors(outputs: Any) -> Iterator[Tensor]:
     if isinstance(outputs, Tensor):
         yield outputs

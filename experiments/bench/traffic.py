@@ -8,7 +8,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-UNINITIALISED = "empty"
+from experiments.bench.passes import MODES, Form
+
+NOT_COUNTED = ("empty", "ones_like")
+"""Memory that is only taken, and the gradients of ones with which a backward pass begins."""
 
 
 class OperatorBytes(TorchDispatchMode):
@@ -24,11 +27,18 @@ class OperatorBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not func.is_view and UNINITIALISED not in func.__name__:
+        if not func.is_view and not any(name in func.__name__ for name in NOT_COUNTED):
             read = {id(x): x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
             written = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
             self.total += sum(map(_stored_bytes, [*read.values(), *written]))
         return out
+
+
+def bytes_of(form: Form, leaves: list[Tensor], mode: str) -> int:
+    """The bytes of a form's operators in a mode of `passes.MODES`."""
+    with OperatorBytes() as counted:
+        MODES[mode](form, leaves)
+    return counted.total
 
 
 def _stored_bytes(x: Tensor) -> int:

@@ -29,6 +29,12 @@ def padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
+def spans(tokens: int, most: int, least: int) -> tuple[int, int]:
+    """Return the tokens of a span, a multiple of `least`, and the number of spans, at most `most`."""
+    span = triton.cdiv(max(1, tokens), most * least) * least
+    return span, triton.cdiv(tokens, span)
+
+
 @triton.jit
 def _sum_rows(parts, total, ROWS, COLUMNS, BR: tl.constexpr, BC: tl.constexpr):
     """total [COLUMNS] = Σ over rows of parts [ROWS, COLUMNS], in one fixed order."""

@@ -29,9 +29,14 @@ def load_streams(x, token, channel, mask, D, N: tl.constexpr):
     """The N streams of x [M, N, D] at these tokens and channels: a tuple of tiles [BT, BD] in fp32."""
     rows = ()
     for i in tl.static_range(N):
-        row = tl.load(x + ((token * N + i) * D)[:, None] + channel[None], mask=mask, other=0.0)
-        rows += (row.to(tl.float32),)
+        rows += (load_stream(x, i, token, channel, mask, D, N),)
     return rows
+
+
+@triton.jit
+def load_stream(x, i, token, channel, mask, D, N: tl.constexpr):
+    """Stream i of x [M, N, D] at these tokens and channels, a tile [BT, BD] in fp32."""
+    return tl.load(x + ((token * N + i) * D)[:, None] + channel[None], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -18,6 +18,7 @@ from zoo import ModelConfig, cost
 from zoo.model import letters_of
 
 ELEVEN = presets_to_compare()
+VARIANTS = {path.stem for path in (CONF / "model").glob("*.yaml")} - set(ELEVEN)
 
 
 def test_the_eleven_are_all_presets_but_variants():
@@ -126,7 +127,13 @@ def test_unigram_entropy_is_that_of_the_counts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param(x, marks=pytest.mark.long if x in VARIANTS else [])
+        for x in sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
+    ],
+)
 def test_every_preset_trains_and_generates_from_its_checkpoint(lab: Lab, preset: str):
     model = [f"model={preset}", "model.depth=4", "trainer.max_steps=6", "trainer.val_every=3"]
     trained = lab.here(*model)

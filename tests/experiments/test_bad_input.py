@@ -49,14 +49,20 @@ def named_mistakes(folder: Path) -> dict[str, tuple[list[str], str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "multirun", [False, pytest.param(True, marks=pytest.mark.long)], ids=["single", "multirun"]
+    ("multirun", "names"),
+    [
+        pytest.param(False, ("path", "heads"), id="two"),
+        pytest.param(False, None, id="single", marks=pytest.mark.long),
+        pytest.param(True, None, id="multirun", marks=pytest.mark.long),
+    ],
 )
 def test_named_mistakes_in_a_process_of_their_own(
-    multirun: bool, tmp_path: Path, small_text: Path, shared_cache: Path
+    multirun: bool, names: tuple[str, ...] | None, tmp_path: Path, small_text: Path, shared_cache: Path
 ):
     mistakes = named_mistakes(tmp_path)
     if not multirun:
         mistakes["last"] = (["seed=-1"], "seed=-1")
+    mistakes = {name: mistakes[name] for name in names or mistakes}
 
     def attempt(name: str) -> tuple[str, Lab, Outcome, float]:
         lab = Lab(tmp_path / name, small_text, shared_cache)

@@ -55,7 +55,7 @@ def test_every_mode_at_every_length_once(tmp_path):
     assert rows_in(tmp_path) == rows
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_preset(tmp_path):
     suite.run(config(tmp_path, lengths=[16]))
     rows = rows_in(tmp_path)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experiments.bench.suites.traffic import CLAIMED
+from experiments.bench.taken_in import GRADIENTS, PROJECTIONS, TAKEN_IN
 from experiments.bench.traffic import OperatorBytes
 
 
@@ -44,15 +45,39 @@ def test_the_table_of_the_documents_operations(lab):
     assert outcome.status == 0, outcome.err
     (path,) = (lab.results / "bench").glob("traffic.csv")
     rows = list(csv.DictReader(path.open()))
-    assert {row["model"] for row in rows} == set(CLAIMED)
+    assert {row["model"] for row in rows} == {*CLAIMED, *TAKEN_IN}
+    assert {row["model"] for row in rows if row["claimed"]} == set(CLAIMED)
     for row in rows:
         fused, unfused = float(row["bytes"]), float(row["unfused_bytes"])
         assert float(row["saved"]) == pytest.approx(1 - fused / unfused, rel=1e-4)
-        assert fused < unfused
+        assert (fused < unfused) == (row["model"] != PROJECTIONS)  # of 32 tokens joining weights takes more
         assert row["tokens"] == "32"
     # Streams of 4·768 numbers read by both and written by one, the vector between them, and 24 coefficients.
     (pair,) = [row for row in rows if row["model"] == "hyper_pre and hyper_post" and row["mode"] == "forward"]
     assert float(pair["bytes"]) == 4 * 32 * (3 * 4 * 768 + 2 * 768 + 4 + 4 + 16)
+
+
+LENGTH, OUTPUT, WIDTH, COLUMNS = 16, 12 * 64, 768, 4 * 64 + 64 + 4
+LEFT_OUT = {
+    # σ reads and writes, the product reads twice and writes; the kernel reads the logits.
+    ("gate of sparse_attention", "forward"): LENGTH * OUTPUT * (5 - 1),
+    # Backward by operators 6 and 3 of the same; the kernel reads logits, writes their gradient and o's, reads that.
+    ("gate of sparse_attention", "forward+backward"): LENGTH * OUTPUT * (5 + 9 - 1 - 4),
+    # y is written by the kernel and read by the norm, which saves two numbers a token.
+    ("norm of hyper_pre", "forward"): LENGTH * (2 * WIDTH + 2),
+    # Backward y is read, ȳ written and read, and the two numbers.
+    ("norm of hyper_pre", "forward+backward"): LENGTH * (2 * WIDTH + 2 + 3 * WIDTH + 2),
+    # x is read once for three times; the weights are joined.
+    (PROJECTIONS, "forward"): 2 * LENGTH * WIDTH - 2 * WIDTH * COLUMNS,
+    # Two sums read two of four streams each and write one; two kernels read one more.
+    (GRADIENTS, "forward+backward"): LENGTH * 4 * WIDTH * (2 * 3 - 2),
+}
+
+
+@pytest.mark.parametrize(("name", "mode"), LEFT_OUT)
+def test_what_kernels_take_in_counted_by_hand(name, mode):
+    apart, together = TAKEN_IN[name](LENGTH, mode, torch.device("cpu"))
+    assert apart - together == 4 * LEFT_OUT[name, mode]
 
 
 def test_some_operations_alone(lab):

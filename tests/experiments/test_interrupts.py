@@ -59,7 +59,7 @@ def assert_one_line(outcome: Outcome) -> None:
     [
         ("torch", "list"),
         pytest.param("lightning", "train", marks=pytest.mark.slow),
-        pytest.param("matplotlib", "report", marks=pytest.mark.slow),
+        pytest.param("matplotlib", "report", marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_while_a_module_loads(lab: Lab, tmp_path: Path, monkeypatch, module: str, job: str):
@@ -71,7 +71,9 @@ def test_ctrl_c_while_a_module_loads(lab: Lab, tmp_path: Path, monkeypatch, modu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["report", pytest.param("probe", marks=pytest.mark.long), "train"])
+@pytest.mark.parametrize(
+    "job", ["train", *(pytest.param(job, marks=pytest.mark.long) for job in ("report", "probe"))]
+)
 def test_ctrl_c_while_workers_start(lab: Lab, finished: Lab, tmp_path: Path, monkeypatch, job: str):
     modules, marker = tmp_path / "modules", tmp_path / "marker"
     modules.mkdir()

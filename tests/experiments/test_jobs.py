@@ -119,7 +119,10 @@ def test_list_names_everything(lab: Lab):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "parameters"), [("transformer", 137710080), ("hypergraph", 138152448)])
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("transformer", 137710080), pytest.param("hypergraph", 138152448, marks=pytest.mark.long)],
+)
 def test_cost_prints_the_parameters_of_the_reference_models(lab: Lab, model: str, parameters: int):
     lab.arguments = lambda: ["job=cost", f"model={model}", "size=reference"]
     outcome = lab.here()

@@ -25,7 +25,7 @@ PROBED = [*RECIPE, "trainer.probe_every=7", "probe.windows=1"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("kills", "steps"), [(2, 64), pytest.param(10, 160, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("kills", "steps"), [(1, 40), pytest.param(10, 160, marks=pytest.mark.long)])
 def test_random_kills_change_nothing(
     kills: int, steps: int, tmp_path: Path, small_text: Path, shared_cache: Path
 ):

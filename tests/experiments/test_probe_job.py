@@ -224,7 +224,7 @@ def test_mistakes_are_refused_before_any_work(lab: Lab, words: list[str], says: 
     assert lab.left_behind() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_workers_probe_what_one_does(lab: Lab, runs: Path):
     shutil.copytree(lab.run_folder(), runs / "copy")
     outcome = lab.run("job=probe", f"runs={runs}", "sweep.workers=2", *QUICK)

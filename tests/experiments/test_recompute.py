@@ -18,6 +18,7 @@ from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig
 from zoo.channels.moe_balance import LoadBalance
 from zoo.context import Context
+from zoo.mixers.gsa import GSAConfig
 from zoo.modules.step_buffer import set_step
 from zoo.recompute import MODES, Recompute, block_length
 from zoo.recompute.replay import Replay
@@ -86,6 +87,11 @@ def test_under_autocast(mode):
     model = model_of("orthgsa")
     half = {"precision": torch.bfloat16}
     assert_same(trained(model, mode, **half), trained(model, "none", **half), model)
+
+
+def test_an_indexer_without_positions_whose_projections_are_parts_of_one_tensor():
+    model = model_of("orthgsa", mixers=dataclasses.replace(LIKE.mixers, gsa=GSAConfig(index_rope=False)))
+    assert_same(trained(model, "selective"), trained(model, "none"), model)
 
 
 def test_experts_count_their_loads_once():

@@ -61,7 +61,7 @@ def test_a_run_stopped_before_its_summary_only_scores_again(lab: Lab, finished: 
     assert_same_run(unfinished, finished.run_folder())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_is_paused_again_and_again_ends_as_one_that_was_not(lab: Lab):
     # Accumulation, noise, validations and patience on, so that everything a checkpoint carries matters.
     recipe = ["trainer.max_steps=30", "trainer.accumulate=2", "trainer.log_every=4", "trainer.val_every=1"]

@@ -20,6 +20,7 @@ CELL = ["model=transformer", "trainer.max_steps=60", "trainer.log_every=1", "tra
 Stamps = dict[Path, tuple[int, int]]
 
 
+@pytest.mark.long
 def test_killed_sweep_repeats_no_finished_cell(lab: Lab):
     command = ["--multirun", *CELL, "seed=0,1,2,3,4", "sweep.workers=2"]
     first, seen = lab.start(*command), {}
@@ -58,6 +59,7 @@ def test_a_killed_worker_and_a_diverging_cell_do_not_stop_the_others(lab: Lab):
     _assert_nobody_left(process)
 
 
+@pytest.mark.long
 def test_two_equal_sweeps_at_once_compute_each_cell_once(tmp_path: Path, small_text: Path):
     lab = Lab(tmp_path / "lab", small_text, tmp_path / "fresh_cache")  # both want to make the cache, too
     command = ["--multirun", *CELL, "seed=0,1,2", "sweep.workers=1"]

@@ -66,7 +66,7 @@ def test_a_pattern_that_cannot_be_read_is_left_to_the_job():
             "--multirun model=mla,lfm2 model.mixers.nsa.window=8,16",
             "model.mixers.nsa.window; a model with a layer N would",
         ),
-        ("+experiment=residuals", ""),
+        ("+experiment=residuals model.depth=12 optim.lr=1e-3 seed=0", ""),
     ],
 )
 def test_a_sweep_is_judged_by_all_its_cells_and_not_by_what_files_set(lab: Lab, words: str, says: str):

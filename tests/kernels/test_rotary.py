@@ -31,6 +31,19 @@ def test_equals_complex_multiplication(shape):
     torch.testing.assert_close(rope(x, positions, 100.0), by_definition(x, full, 100.0), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("columns", "begin"), [(22, 2), (22, 1), (21, 2)])
+def test_a_part_of_a_wider_row_turns_like_its_copy(columns, begin):
+    """Of a row of several projections, at even and odd places in memory; its gradient goes back to these places."""
+    wide = normal(2, 5, columns).requires_grad_()
+    part = wide[..., begin : begin + 18].unflatten(-1, (3, 6))
+    turned, copy = (rope(x, torch.arange(5), 100.0) for x in (part, part.contiguous()))
+    assert torch.equal(turned, copy)
+    for got, wanted in zip(
+        *(torch.autograd.grad(x.square().sum(), wide) for x in (turned, copy)), strict=True
+    ):
+        assert torch.equal(got, wanted)
+
+
 def test_compiled_form_equals_eager_form():
     x = normal(2, 5, 3, 6)
     cos, sin = angles(torch.arange(5)[:, None], 6, 1e4, torch.float64)

@@ -33,3 +33,10 @@ def pre_inputs(
     """Arguments of `hyper_pre` by name, for size = batch, time, n, D."""
     inputs = stream_inputs(size, dtype)
     return {"streams": inputs["streams"], "h_pre": inputs["h_post"]}
+
+
+def normed_inputs(
+    size: tuple[int, int, int, int] = (2, 5, 4, 8), dtype: torch.dtype = torch.float64
+) -> dict[str, Tensor]:
+    """Arguments of `hyper_pre` with the norm's gain."""
+    return {**pre_inputs(size, dtype), "gain": normal(size[-1], dtype=dtype, seed=5)}

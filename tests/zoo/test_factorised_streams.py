@@ -176,7 +176,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.parametrize(("mode", "kept"), [("none", 24), ("full", 12)])
+@pytest.mark.parametrize(("mode", "kept"), [pytest.param("none", 24, marks=pytest.mark.long), ("full", 12)])
 def test_one_stream_in_place_of_four_saves_at_least_half_of_what_it_promises(mode, kept, monkeypatch):
     """Of a step of twelve layers. With n streams kept are those before every sub-block, or before every layer."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is free at once

@@ -6,6 +6,8 @@ import pytest
 import torch
 from support.margins import below
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
 import zoo
@@ -145,6 +147,35 @@ def test_top_k_passes_no_gradient_and_the_indexer_reads_a_detached_input(options
 
     assert reached(y.sum()) == {"x", *named} - indexer
     assert reached(aux["indexer_kl"]) == indexer
+
+
+@pytest.mark.parametrize("rope", [True, False], ids=["rotated", "plain"])
+def test_the_indexers_projections_are_one_product(rope):
+    """x·[W_QI, W_KI, W_Iw] forward, one product for the three gradients; names of weights are three."""
+    part, x = mixer(index_rope=rope).indexer, inputs(2, 9)
+    with FlopCounterMode(display=False) as flops, Products() as counted:
+        q, k, w, _ = part(x, torch.arange(9))
+        (q.sum() + k.sum() + w.sum()).backward()
+    assert counted.number == 2
+    columns = part.heads * (part.width + 1) + part.width
+    assert flops.get_total_flops() == 2 * 2 * 2 * 9 * WIDTH * columns
+    if not rope:
+        torch.testing.assert_close(q.flatten(-2), x @ part.q_proj.weight.T)
+    torch.testing.assert_close(w, (x @ part.w_proj.weight.T).sigmoid())
+
+
+class Products(TorchDispatchMode):
+    """number: matrix products that ran."""
+
+    number = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.number += operator.overloadpacket in (
+            torch.ops.aten.mm,
+            torch.ops.aten.bmm,
+            torch.ops.aten.addmm,
+        )
+        return operator(*args, **(kwargs or {}))
 
 
 def test_relu_scores_are_those_of_deepseek():

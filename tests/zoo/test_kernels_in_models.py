@@ -4,9 +4,14 @@ import pytest
 import torch
 from support.contract_cases import VOCAB, tokens
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.config import from_dict
+from zoo.interfaces import Dims
+from zoo.modules import RMSNorm
+from zoo.residuals.hc import HC
+from zoo.residuals.hyper_connections import HyperConfig
 
 LENGTH = 17
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -27,9 +32,35 @@ def learned(made: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
     return logits, {name: p.grad for name, p in made.named_parameters() if p.grad is not None}
 
 
+class Sums(TorchDispatchMode):
+    """shapes: of what PyTorch adds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if operator.overloadpacket in (torch.ops.aten.add, torch.ops.aten.add_):
+            self.shapes.append(result.shape[2:])
+        return result
+
+
+@pytest.mark.parametrize(("backend", "sums"), [("triton", 0), ("torch", 2)])
+def test_kernels_add_the_gradients_of_the_streams(backend, sums):
+    """Three readers a sub-block: two sums by autograd, or none where each kernel adds to the gradient so far."""
+    scheme, norm = HC(HyperConfig(), Dims(16, 2, 3, 0, 1, backend)).to(DEVICE), RMSNorm(16).to(DEVICE)
+    x = torch.randn(1, 3, 4, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
+    with Sums() as seen:
+        u, streams, coefficients = scheme.normed_pre(x, norm)
+        scheme.post(streams, u, coefficients).square().sum().backward()
+    assert seen.shapes.count((4, 16)) == sums
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pattern", "residual"), [("CKMO", "ohc"), pytest.param("PNSG", "mhc", marks=pytest.mark.long)]
+    ("pattern", "residual"),
+    [("CG", "ohc"), *(pytest.param(*x, marks=pytest.mark.long) for x in (("CKMO", "ohc"), ("PNSG", "mhc")))],
 )
 def test_a_model_of_kernels_is_the_model(pattern, residual):
     definition, kernels = (model(pattern, residual, backend) for backend in ("torch", "triton"))

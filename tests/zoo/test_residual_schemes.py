@@ -8,6 +8,7 @@ from support.margins import below
 import kernels
 from zoo import LanguageModel, ModelConfig, UserError, cost, registry
 from zoo.interfaces import Dims
+from zoo.modules import RMSNorm
 from zoo.residuals.hyper_connections import HyperResidual
 from zoo.residuals.matrix_norms import chain_product, matrix_norms
 from zoo.residuals.ohc import OHC, OHCConfig
@@ -313,6 +314,25 @@ def test_one_token_alone_is_the_token_in_its_sequence(scheme, n):
                 torch.testing.assert_close(got, whole[:, t : t + 1])
             torch.testing.assert_close(one, y[:, t : t + 1])
             torch.testing.assert_close(m.post(x[:, t : t + 1], z[:, t : t + 1], alone), out[:, t : t + 1])
+
+
+@pytest.mark.parametrize("scheme", ["add", *SCHEMES])
+@torch.no_grad()
+def test_the_layers_norm_may_be_part_of_reading(scheme):
+    """A whole sequence and one token, which takes another way; the operation gets the norm's own gain and eps."""
+    if scheme == "add":
+        m, x = registry.get("residual", "add").cls(None, DIMS), 1e-3 * streams()[:, :, 0]
+    else:
+        m, x = random_residual(scheme), 1e-3 * streams()
+    norm = RMSNorm(D).double()
+    norm.weight.copy_(torch.linspace(0.5, 2, D))
+    for part in (x, x[:, :1]):
+        (u, same, got), (y, wanted) = m.normed_pre(part, norm), m.pre(part)
+        assert torch.equal(same, part)
+        torch.testing.assert_close(u, norm(y))
+        assert not torch.allclose(u, y)
+        for a, b in zip(got or (), wanted or (), strict=True):
+            assert torch.equal(a, b)
 
 
 @every_scheme

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import kernels
+from kernels.gating import gated
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
@@ -20,6 +21,9 @@ from zoo.options import added
 from zoo.probes.attention_events import record_gates, record_sparse_attention
 from zoo.recompute import run_recomputed
 from zoo.registry import register_mixer
+
+IndexerOutput = tuple[Tensor, Tensor, Tensor, Tensor]
+"""q^I, k^I, w and b of `Indexer`."""
 
 ADAPTIVE = ("seed", "inverse", "none")
 SCORES = ("sigmoid", "relu")
@@ -118,19 +122,38 @@ class GSA(GroupedQueryMixer):
         """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
         q, k, v = self._qkv(x, ctx.positions)
         options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
-        indexer, indices = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx), None
+        indexer = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx)
+        gate = self._gate_logits(x)
         if self.warmup.dense:
-            o = kernels.attention(q, k, v, **options)
+            o, aux = (
+                gated(kernels.attention(q, k, v, **options), gate),
+                self._dense_loss(q, k, indexer, options),
+            )
+        elif self.training:
+            o, aux = self._learn(q, k, v, indexer, gate, options)
         else:
-            indices = kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
-            o = kernels.sparse_attention(q, k, v, indices, **options)
-        record_sparse_attention(ctx, q, k, indices)
-        record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
-        aux = {}
-        if self.training:
-            options = {"indices": indices, "scores": self.indexer.scores, **options}
-            aux["indexer_kl"] = kernels.indexer_kl(q, k, *indexer, self.indexer.tau(), **options)
-        return self._out(o, x), aux
+            indices = self._select(indexer, options)
+            o, aux = kernels.sparse_attention(q, k, v, indices, gate_logits=gate, **options), {}
+        if ctx.probe is not None:
+            record_sparse_attention(ctx, q, k, None if self.warmup.dense else self._select(indexer, options))
+            record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
+        return self.o_proj(o.flatten(-2)), aux
+
+    def _select(self, indexer: IndexerOutput, options: dict) -> Tensor:
+        return kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)
+
+    def _learn(
+        self, q: Tensor, k: Tensor, v: Tensor, indexer: IndexerOutput, gate: Tensor | None, options: dict
+    ) -> tuple[Tensor, Aux]:
+        options = {"rule": self.k, "gate_logits": gate, "scores": self.indexer.scores, **options}
+        o, loss = kernels.indexed_attention(q, k, v, *indexer, self.indexer.tau(), **options)
+        return o, {"indexer_kl": loss}
+
+    def _dense_loss(self, q: Tensor, k: Tensor, indexer: IndexerOutput, options: dict) -> Aux:
+        if not self.training:
+            return {}
+        options = {"scores": self.indexer.scores, **options}
+        return {"indexer_kl": kernels.indexer_kl(q, k, *indexer, self.indexer.tau(), **options)}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):
         """Keys (rotated) and gated values [B, Hkv, T, K] of all tokens, and the indexer's keys [B, T, d_I]."""
@@ -150,7 +173,13 @@ class GSA(GroupedQueryMixer):
             return self.o_proj(o if gate is None else o * gate), state
         q_idx, k_idx, w_idx, bias = self.indexer(x, at)
         attend = functools.partial(self._attend, bias)
-        return self._out(by_sequence(attend, state, *self._qkv(x, at), q_idx, k_idx, w_idx), x), state
+        token = (*self._qkv(x, at), q_idx, k_idx, w_idx, self._gate_logits(x))
+        return self.o_proj(by_sequence(attend, state, *token).flatten(-2)), state
+
+    def _gate_logits(self, x: Tensor) -> Tensor | None:
+        """x·W_G1 + b by heads, [B, T, H, K]: attention's kernel applies σ of them to its output."""
+        gate = self.output_gate
+        return None if gate is None else gate.logits(x).unflatten(-1, (-1, self.width))
 
     def _attend(
         self,
@@ -162,19 +191,22 @@ class GSA(GroupedQueryMixer):
         q_idx: Tensor,
         k_idx: Tensor,
         w_idx: Tensor,
+        gate: Tensor | None = None,
     ) -> Tensor:
         """o [B, T, H, K] of the next tokens, whose rows join the cache; in the warm-up they read all rows."""
         keys, values, index = cache.append(k.transpose(1, 2), v.transpose(1, 2), k_idx)
         if self.warmup.dense:
             keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-            return kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
+            o = kernels.attention(q, keys, values, causal=q.shape[1] > 1, backend=self.step_backend)
+            return gated(o, gate)
         options = {"k": self.k, "scores": self.indexer.scores, "backend": self.backend}
         indices = kernels.lightning_topk(q_idx, index, w_idx, bias, **options)
         if q.shape[1] == 1:
             form = "reference" if self.backend == "reference" else "auto"  # it has no others
-            return kernels.sparse_step(q[:, 0], keys, values, indices[:, 0], backend=form)[:, None]
+            o = kernels.sparse_step(q[:, 0], keys, values, indices[:, 0], backend=form)[:, None]
+            return gated(o, gate)
         keys, values = (y.transpose(1, 2).to(q.dtype) for y in (keys, values))
-        return kernels.sparse_attention(q, keys, values, indices, backend=self.backend)
+        return kernels.sparse_attention(q, keys, values, indices, gate_logits=gate, backend=self.backend)
 
 
 def check(config: GSAConfig) -> None:

@@ -60,8 +60,9 @@ class MLA(Mixer):
         y = o·W_O                                  [B, T, D], K = D/H
 
     All heads share one rotary key RoPE(x·W_KR); with rope_keys=per_head head i has its own, RoPE(x·W_KR_i).
-    Decode state: c_KV and the rotated keys of all tokens, d_c + d_R numbers each, or d_c + H·d_R. Decoding never
-    expands them: q·(c·W_UK)ᵀ = (q·W_UKᵀ)·cᵀ, and W_UV comes after the weighted sum of the latents.
+    Decode state: c_KV and the rotated keys of all tokens, d_c + d_R numbers each, or d_c + H·d_R. A step of decoding
+    does not expand them: q·(c·W_UK)ᵀ = (q·W_UKᵀ)·cᵀ, and W_UV comes after the weighted sum of the latents. Several
+    tokens at once do where that takes fewer multiplications; so does the first token alone.
     """
 
     def __init__(self, config: MLAConfig, dims: Dims) -> None:

@@ -19,4 +19,8 @@ class Gate(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> numbers in (0, 1), [..., out]."""
-        return torch.sigmoid(super().forward(x))
+        return torch.sigmoid(self.logits(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x·W + b, for an operation that takes the sigmoid itself."""
+        return super().forward(x)

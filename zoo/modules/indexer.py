@@ -48,15 +48,19 @@ class Indexer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x [B, T, D], positions int64 [B, T] -> q^I, k^I, w, b, as the class describes."""
-        x = x.detach()
-        q, k, w = (fp32_linear(x, p.weight) for p in (self.q_proj, self.k_proj, self.w_proj))
-        q = q.unflatten(-1, (self.heads, self.width))
+        q, k, w = self.projections(x.detach())
+        q, k = q.unflatten(-1, (self.heads, self.width)), k.unsqueeze(-2)
         if self.rope_base is not None:
-            q = kernels.rope(q, positions, self.rope_base)
-            k = kernels.rope(k.unsqueeze(-2), positions, self.rope_base).squeeze(-2)
+            q, k = kernels.rope_each((q, k), positions, self.rope_base)
         # What is multiplied T² times is as precise as attention's own queries and keys; sums of products stay fp32.
-        q, k = in_autocast_dtype(q, k)
+        q, k = in_autocast_dtype(q, k.squeeze(-2))
         return q, k, self.weights(w), self.offsets()
+
+    def projections(self, x: Tensor) -> tuple[Tensor, ...]:
+        """x·W_QI [B, T, H^I·d_I], x·W_KI [B, T, d_I], x·W_Iw [B, T, H^I] as one product, which reads x once."""
+        linears = (self.q_proj, self.k_proj, self.w_proj)
+        weight = torch.cat([linear.weight for linear in linears])
+        return fp32_linear(x, weight).split([linear.out_features for linear in linears], -1)
 
     def weights(self, w: Tensor) -> Tensor:
         """The heads' weights [..., H^I] from x·W_Iw."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.errors import UserError
 from zoo.interfaces import Dims, Residual, Streams
-from zoo.modules import NORM_EPS
+from zoo.modules import NORM_EPS, RMSNorm
 from zoo.modules.derived import Derived
 from zoo.modules.parameter_groups import ParameterGroup
 from zoo.modules.step_buffer import StepBuffer
@@ -139,10 +139,7 @@ class HyperResidual(Residual):
 
     def forward(self, x: Tensor) -> Coefficients:
         """Streams [B, T, n, D] -> the coefficients of every token."""
-        pre, post, raw = kernels.hyper_coefficients(
-            x, *self._affine(), eps=NORM_EPS, backend=self.dims.backend
-        )
-        return Coefficients(pre, post, self.mixing(raw))
+        return self._coefficients(x)[0]
 
     def step(self, x: Tensor) -> Coefficients:
         """Streams [B, 1, n, D] of one token -> its coefficients, computed as numbers."""
@@ -155,6 +152,12 @@ class HyperResidual(Residual):
             rows.append([*gates[:n], *(2 * gate for gate in gates[n:]), *self.step_mixing(logits[2 * n :])])
         pre, post, res = torch.tensor(rows, dtype=x.dtype).split((n, n, n * n), 1)
         return Coefficients(pre.unsqueeze(1), post.unsqueeze(1), res.view(batch, 1, n, n))
+
+    def _coefficients(self, x: Tensor) -> tuple[Coefficients, Tensor]:
+        """The coefficients, and the streams for their next reader."""
+        options = {"eps": NORM_EPS, "hand_on": True, "backend": self.dims.backend}
+        pre, post, raw, x = kernels.hyper_coefficients(x, *self._affine(), **options)
+        return Coefficients(pre, post, self.mixing(raw)), x
 
     def _affine(self) -> tuple[Tensor, Tensor, Tensor]:
         """φ [2n + n_res, nD], mα [3] and b [2n + n_res]."""
@@ -172,6 +175,18 @@ class HyperResidual(Residual):
             return hyper_step.read(x, coefficients.pre), coefficients
         coefficients = self(x)
         return kernels.hyper_pre(x, coefficients.pre, backend=self.dims.backend), coefficients
+
+    def normed_pre(self, x: Tensor, norm: RMSNorm) -> tuple[Tensor, Tensor, Coefficients]:
+        """Streams [B, T, n, D] -> (norm(H_pre·x) [B, T, D], the streams, the coefficients).
+
+        Coefficients, sum and `post` read the streams; each hands them on to the next, and adds to its gradient.
+        """
+        if hyper_step.takes_step(x, self.dims.backend):
+            y, coefficients = self.pre(x)
+            return norm(y), x, coefficients
+        coefficients, x = self._coefficients(x)
+        options = {"gain": norm.weight, "eps": NORM_EPS, "hand_on": True, "backend": self.dims.backend}
+        return *kernels.hyper_pre(x, coefficients.pre, **options), coefficients
 
     def post(self, x: Tensor, z: Tensor, coefficients: Coefficients) -> Tensor:
         """H_res·x + H_postᵀ·z, [B, T, n, D]."""

@@ -33,6 +33,7 @@ CASES = {
         Case("lightning_topk", attention.lightning_topk, backward=False),
         Case("lightning_topk, DSA", attention.dsa_topk, backward=False),
         Case("sparse_attention", attention.sparse),
+        Case("sparse_attention with its gate", attention.gated_sparse),
         Case("sparse_attention with its indexer", attention.sparse_with_indexer),
         Case(
             "sparse_attention with its indexer, 64 heads to one",
@@ -49,6 +50,7 @@ CASES = {
         Case("cayley", lambda d: [residual.mixing_map(d, "cayley")]),
         Case("sinkhorn", lambda d: [residual.mixing_map(d, "sinkhorn")]),
         Case("hyper_pre", lambda d: [residual.pre(d)]),
+        Case("hyper_coefficients and hyper_pre with the norm", residual.reading),
         Case("hyper_post", lambda d: [residual.post(d)]),
         Case("hyper-connections, oHC", lambda d: residual.wrapped(d, "cayley")),
         Case("hyper-connections, mHC", lambda d: residual.wrapped(d, "sinkhorn")),

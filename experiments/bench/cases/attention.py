@@ -67,6 +67,12 @@ def sparse(d: InputFactory, *sizes: int) -> list[Call]:
     return [call("sparse_attention", *_attention(d, *sizes), d.causal_indices(min(SELECTED, d.length)))]
 
 
+def gated_sparse(d: InputFactory) -> list[Call]:
+    """The same with a gate on the output."""
+    (plain,) = sparse(d)
+    return [call(plain.operation, *plain.arguments, gate_logits=d.normal(HEADS, HEAD))]
+
+
 def sparse_with_indexer(d: InputFactory, *sizes: int) -> list[Call]:
     """The indexer's choice and the attention over as many keys."""
     return [*lightning_topk(d), *sparse(d, *sizes)]

@@ -48,6 +48,10 @@ class Call:
             return None
         return module.work(*self.arguments, **self.options)
 
+    def bytes(self, mode: str) -> float:
+        """The least bytes that its kernels move in a mode, "forward" or "forward+backward"; 0 where not counted."""
+        return sum(work.bytes for work in self.work() or [] if work.way in mode.split("+"))
+
     def tensors(self) -> Iterator[Tensor]:
         """All tensors among the arguments, pairs unpacked."""
         for x in itertools.chain(self.arguments, self.options.values()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from experiments.bench.cases.call import Call, call
@@ -37,6 +39,19 @@ def mixing_map(d: InputFactory, operation: str) -> Call:
 def pre(d: InputFactory) -> Call:
     """The input of a layer, read from the streams."""
     return call("hyper_pre", d.normal(STREAMS, WIDTH), d.gate(STREAMS))
+
+
+def normed_pre(d: InputFactory) -> Call:
+    """The same with the layer's norm."""
+    return call(
+        "hyper_pre", d.normal(STREAMS, WIDTH), d.gate(STREAMS), gain=d.weight(WIDTH, dtype=torch.float32)
+    )
+
+
+def reading(d: InputFactory) -> list[Call]:
+    """The coefficients and the normalised input as a layer calls for them: both hand the streams on."""
+    first, second = coefficients(d), normed_pre(d)
+    return [replace(made, options={**made.options, "hand_on": True}) for made in (first, second)]
 
 
 def post(d: InputFactory) -> Call:

@@ -1,15 +1,18 @@
 """suite=traffic: bytes that fused kernels leave out, counted; nothing is timed, and every machine gives the same.
 
-    unfused_bytes   inputs and outputs of every PyTorch operator of the definition (backend "reference"), a lower bound
-    bytes           the least that the fused kernel moves: inputs and outputs once, and what it saves for its backward
+    unfused_bytes   inputs and outputs of every PyTorch operator of the definition (backend "reference"), a lower bound;
+                    of a part that a kernel takes in: the kernel's bytes without it and those of its operators
+    bytes           the least that the fused kernel moves: inputs and outputs once, and what it saves for its backward;
+                    of the indexer's projections: of their one product, and of joining the weights
     saved           1 − bytes/unfused_bytes
-    claimed         the saving that the OrthGSA document's table of memory access gives
+    claimed         the saving that the OrthGSA document's table of memory access gives, where it has the row
 
 Sizes of cases as in suite=kernels, one sequence of each of bench.lengths, in fp32.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -18,9 +21,10 @@ from tqdm import tqdm
 from experiments import machine
 from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call
-from experiments.bench.passes import forward, forward_backward
+from experiments.bench.passes import MODES
 from experiments.bench.result_table import machine_facts
-from experiments.bench.traffic import OperatorBytes
+from experiments.bench.taken_in import GRADIENTS, TAKEN_IN
+from experiments.bench.traffic import bytes_of
 from experiments.schema import Config
 
 CLAIMED = {
@@ -31,7 +35,6 @@ CLAIMED = {
 }
 """Row -> the cases whose calls it adds up, and what the document claims for them."""
 LENGTHS = [1024, 2048]
-MODES = {"forward": forward, "forward+backward": forward_backward}
 COLUMNS = [
     *("suite", "model", "mode", "device", "precision", "tokens", "batch"),
     *("unfused_bytes", "bytes", "saved", "claimed", "machine", "torch", "commit"),
@@ -39,9 +42,9 @@ COLUMNS = [
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """A row for every operation of the document's table, length and mode."""
+    """A row for every operation of the document's table and every part that a kernel takes in, length and mode."""
     device, rows = machine.pick(config.device), []
-    for name in matching_names(config.bench.cases, list(CLAIMED)):
+    for name in matching_names(config.bench.cases, [*CLAIMED, *TAKEN_IN]):
         for length in config.bench.lengths or LENGTHS:
             for mode in _modes(name):
                 rows.append(_row(name, length, mode, device))
@@ -50,15 +53,15 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def _modes(name: str) -> list[str]:
-    differentiable = all(CASES[case].backward for case in CLAIMED[name][0])
+    if name == GRADIENTS:
+        return ["forward+backward"]
+    differentiable = name in TAKEN_IN or all(CASES[case].backward for case in CLAIMED[name][0])
     return [mode for mode in MODES if mode == "forward" or differentiable]
 
 
 def _row(name: str, length: int, mode: str, device: torch.device) -> dict[str, Any]:
-    cases, claimed = CLAIMED[name]
-    calls = [call for case in cases for call in CASES[case].calls(length, length, device, torch.float32)]
-    unfused = sum(_unfused_bytes(call, mode) for call in calls)
-    fused = sum(work.bytes for call in calls for work in call.work() or [] if work.way in mode.split("+"))
+    count = TAKEN_IN.get(name) or functools.partial(_operation_bytes, *CLAIMED[name][:1])
+    unfused, fused = count(length, mode, device)
     return {
         "suite": "traffic",
         "model": name,
@@ -69,21 +72,27 @@ def _row(name: str, length: int, mode: str, device: torch.device) -> dict[str, A
         "unfused_bytes": unfused,
         "bytes": fused,
         "saved": 1 - fused / unfused,
-        "claimed": claimed,
+        "claimed": CLAIMED[name][1] if name in CLAIMED else None,
         **machine_facts(device),
     }
 
 
+def _operation_bytes(
+    cases: tuple[str, ...], length: int, mode: str, device: torch.device
+) -> tuple[int, float]:
+    calls = [call for case in cases for call in CASES[case].calls(length, length, device, torch.float32)]
+    return sum(_unfused_bytes(call, mode) for call in calls), sum(call.bytes(mode) for call in calls)
+
+
 def _unfused_bytes(call: Call, mode: str) -> int:
     leaves = [x for x in call.tensors() if x.requires_grad]
-    with OperatorBytes() as counted:
-        MODES[mode](lambda: call.run("reference"), leaves)
-    return counted.total
+    return bytes_of(lambda: call.run("reference"), leaves, mode)
 
 
 def _line(row: dict[str, Any]) -> str:
     apart, fused = row["unfused_bytes"] / 1e6, row["bytes"] / 1e6
+    claimed = "" if row["claimed"] is None else f", claimed {row['claimed']:.0%}"
     return (
-        f"{row['model']:<26}{row['mode']:<18}{row['tokens']:>6} tokens  {apart:10.1f} MB by operators"
-        f"{fused:10.1f} MB fused  saved {row['saved']:.0%}, claimed {row['claimed']:.0%}"
+        f"{row['model']:<29}{row['mode']:<18}{row['tokens']:>6} tokens  {apart:10.1f} MB by operators"
+        f"{fused:10.1f} MB fused  saved {row['saved']:.0%}{claimed}"
     )

@@ -29,8 +29,15 @@ OPERATION.register("reference", hyper_coefficients_reference, suits=only_when_na
 
 
 def hyper_coefficients(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float = 1e-6, backend: str = "auto"
-) -> tuple[Tensor, Tensor, Tensor]:
+    streams: Tensor,
+    phi: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    eps: float = 1e-6,
+    hand_on: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, ...]:
     """Compute the coefficients by which every token reads its streams, writes to them, and mixes them.
 
         raw = φ·vec x · (mean(x²) + eps)^(−1/2)          in parts of n, n and m: pre, post, res
@@ -40,6 +47,8 @@ def hyper_coefficients(
     phi      [2n + m, n·D], m ≥ 0 (n² where a scheme's own map makes a matrix of res)
     scale    [3], s
     bias     [2n + m], b
+    hand_on  return the streams too, fourth, for those who read them next: their gradient is then added to this one's
+             as it is written (triton; elsewhere autograd adds them)
     backend  auto, triton (what auto takes on a GPU; 2n + m ≤ 256), torch (scales the product, so that the
              normalised x is never written, as triton does), reference
     returns  h_pre [B, T, n], h_post [B, T, n], res [B, T, m] in at least fp32, under autocast too
@@ -53,4 +62,4 @@ def hyper_coefficients(
     check_streams(
         "hyper_coefficients", streams, phi=(phi, (rows, n * width)), scale=(scale, (3,)), bias=(bias, (rows,))
     )
-    return OPERATION(streams, phi, scale, bias, eps=eps, backend=backend)
+    return OPERATION(streams, phi, scale, bias, eps=eps, hand_on=hand_on, backend=backend)

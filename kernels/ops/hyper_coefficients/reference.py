@@ -9,8 +9,8 @@ from kernels.checks import without_autocast
 
 
 def hyper_coefficients_reference(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
+) -> tuple[Tensor, ...]:
     """Return σ(s₀·φx̂ + b), 2σ(s₁·φx̂ + b) and s₂·φx̂ + b, with x̂ = vec x / √(mean(x²) + eps)."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     n = streams.shape[-2]
@@ -21,4 +21,4 @@ def hyper_coefficients_reference(
     pre, post, res = (
         s * y + b for s, y, b in zip(scale, raw.split(parts, -1), bias.split(parts), strict=True)
     )
-    return torch.sigmoid(pre), 2 * torch.sigmoid(post), res
+    return torch.sigmoid(pre), 2 * torch.sigmoid(post), res, *([streams] if hand_on else [])

@@ -9,18 +9,22 @@ from kernels.checks import without_autocast
 
 
 def hyper_coefficients_torch(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
+) -> tuple[Tensor, ...]:
     """Compute `kernels.hyper_coefficients`: the product first, then its scale."""
     wide = torch.promote_types(streams.dtype, torch.float32)
     with without_autocast(streams):
-        return _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)
+        *numbers, handed = _Coefficients.apply(*(x.to(wide) for x in (streams, phi, scale, bias)), eps)
+    # Streams of half precision are handed on as they are, and autograd adds their gradients.
+    return (*numbers, handed if handed.dtype == streams.dtype else streams) if hand_on else tuple(numbers)
 
 
 class _Coefficients(torch.autograd.Function):
     """With raw = r·φ·vec x, r = (mean(x²) + eps)^(−1/2), and l = s·raw + b before the sigmoids:
 
     b̄ = Σ l̄,   s̄ = Σ l̄·raw,   p̄ = r·s·l̄ (of φ·vec x),   x̄ = φᵀ·p̄ − r·(p̄·raw)/(nD) · x,   φ̄ = Σ p̄·xᵀ.
+
+    x is handed on, and x̄ is added to its gradient so far.
     """
 
     @staticmethod
@@ -33,11 +37,17 @@ class _Coefficients(torch.autograd.Function):
         pre = torch.sigmoid(logits[..., :n])
         post = 2 * torch.sigmoid(logits[..., n : 2 * n])
         ctx.save_for_backward(x, phi, scale, inverse, raw, pre, post)
-        return pre, post, logits[..., 2 * n :].contiguous()
+        ctx.set_materialize_grads(False)
+        return pre, post, logits[..., 2 * n :].contiguous(), x
 
     @staticmethod
-    def backward(ctx, d_pre: Tensor, d_post: Tensor, d_res: Tensor):
+    def backward(
+        ctx, d_pre: Tensor | None, d_post: Tensor | None, d_res: Tensor | None, handed: Tensor | None
+    ):
         x, phi, scale, inverse, raw, pre, post = ctx.saved_tensors
+        d_pre, d_post = (torch.zeros_like(y) if d is None else d for d, y in ((d_pre, pre), (d_post, post)))
+        if d_res is None:
+            d_res = raw.new_zeros(*raw.shape[:-1], len(phi) - 2 * x.shape[-2])
         flat, n = x.flatten(-2), x.shape[-2]
         with without_autocast(x):
             slopes = d_pre * pre * (1 - pre), d_post * post * (1 - post / 2)
@@ -46,9 +56,17 @@ class _Coefficients(torch.autograd.Function):
             d_scale = _of_parts((d_logits * raw).sum_to_size(len(phi)), n)
             d_product = d_logits * inverse * _by_row(scale, n, len(phi))
             along = (d_product * raw).sum(-1, keepdim=True) * inverse / -flat.shape[-1]
-            d_x = torch.addcmul(d_product @ phi, along, flat).view(x.shape)
+            d_x = _affine(None if handed is None else handed.flatten(-2), d_product, phi)
+            d_x = d_x.addcmul_(along, flat).view(x.shape)
             d_phi = d_product.flatten(0, -2).T @ flat.flatten(0, -2)
         return d_x, d_phi, d_scale, d_bias, None
+
+
+def _affine(start: Tensor | None, x: Tensor, weight: Tensor) -> Tensor:
+    """start + x·weight, in one pass over the result: [..., R], [R, D] -> [..., D]."""
+    if start is None:
+        return x @ weight
+    return torch.addmm(start.flatten(0, -2), x.flatten(0, -2), weight).view(start.shape)
 
 
 def _by_row(scale: Tensor, n: int, rows: int) -> Tensor:

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.hyper_coefficients.triton_tiles import TOKEN_TILES, affine, load_wide, precision_of, sizes_of
-from kernels.triton_common.device import sigmoid, sum_rows
+from kernels.triton_common.device import sigmoid, spans, sum_rows
 from kernels.triton_common.masked_tiles import store_matrix
 from kernels.triton_common.tuning import Tuned
 
@@ -60,12 +60,13 @@ def _numbers_backward(
 
 @triton.jit
 def _streams_backward(
-    x, phi, dproduct, along, dx, dphi, TOKENS, K, ROWS, SPAN,
+    x, phi, dproduct, along, more, dx, dphi, TOKENS, K, ROWS, SPAN,
     PRECISION: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dx, and the part of every span in the weight's gradient.
 
-    inputs     x [M, K]; phi φ [ROWS, K]; dproduct p̄ [M, ROWS]; along c [M]
+    inputs     x [M, K]; phi φ [ROWS, K]; dproduct p̄ [M, ROWS]; along c [M]; more [M, K] or None,
+               which dx is added to
     outputs    dx [M, K]; dphi [spans, ROWS, K]
     sizes      TOKENS M; K numbers a token; ROWS of φ; SPAN tokens a program
     constants  PRECISION of products; BN ≥ ROWS; BT tokens at a time; BK numbers a program
@@ -82,6 +83,8 @@ def _streams_backward(
         streams = load_wide(x, token, column, TOKENS, K)
         # x̄ = φᵀ·p̄ − c·x
         to_x = tl.dot(gradient, weight, input_precision=PRECISION) - c[:, None] * streams
+        if more is not None:
+            to_x += load_wide(more, token, column, TOKENS, K)
         store_matrix(dx, to_x, token, column, TOKENS, K)
         # φ̄ = Σ p̄·xᵀ
         total += tl.dot(tl.trans(gradient), streams, input_precision=PRECISION)
@@ -108,28 +111,24 @@ def numbers_gradients(
     """
     dproduct, along = torch.empty_like(raw), torch.empty_like(inverse)
     sizes, rows = sizes_of(x, phi), len(phi)
-    span, spans = _spans(sizes["TOKENS"], NUMBER_SPANS, NUMBER_SPAN)
-    sums = torch.empty(spans, rows + 3, dtype=torch.float32, device=x.device)
-    _numbers_tuned[(spans,)](
+    span, count = spans(sizes["TOKENS"], NUMBER_SPANS, NUMBER_SPAN)
+    sums = torch.empty(count, rows + 3, dtype=torch.float32, device=x.device)
+    _numbers_tuned[(count,)](
         raw, inverse, scale, bias, *upstream, dproduct, along, sums, SPAN=span, N=x.shape[-2], **sizes
     )
     total = sum_rows(sums, torch.float32)
     return dproduct, along, total[rows:].to(scale.dtype), total[:rows].to(bias.dtype)
 
 
-def streams_gradients(x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute x̄ and φ̄ from p̄ and c."""
+def streams_gradients(
+    x: Tensor, phi: Tensor, dproduct: Tensor, along: Tensor, more: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute x̄ and φ̄ from p̄ and c; `more`, if there is any, is added to x̄."""
     sizes = sizes_of(x, phi)
-    span, spans = _spans(sizes["TOKENS"], SPANS, SPAN)
+    span, count = spans(sizes["TOKENS"], SPANS, SPAN)
     dx = torch.empty_like(x)
-    parts = torch.empty(spans, *phi.shape, dtype=torch.float32, device=x.device)
-    _streams_tuned[lambda meta: (triton.cdiv(meta["K"], meta["BK"]), spans)](
-        x, phi, dproduct, along, dx, parts, SPAN=span, PRECISION=precision_of(x, phi), **sizes
+    parts = torch.empty(count, *phi.shape, dtype=torch.float32, device=x.device)
+    _streams_tuned[lambda meta: (triton.cdiv(meta["K"], meta["BK"]), count)](
+        x, phi, dproduct, along, more, dx, parts, SPAN=span, PRECISION=precision_of(x, phi), **sizes
     )
     return dx, sum_rows(parts, phi.dtype)
-
-
-def _spans(tokens: int, most: int, least: int) -> tuple[int, int]:
-    """Tokens of a span, a multiple of `least`, and the number of spans, at most `most`."""
-    span = triton.cdiv(max(1, tokens), most * least) * least
-    return span, triton.cdiv(tokens, span)

@@ -9,6 +9,7 @@ With K = n·D numbers a token, φ [ROWS, K] for its 2n + m coefficients, and r =
               c = r·(p̄·raw)/K.
               Then a program has BK of the K numbers and a span of tokens, and from one reading of x
               x̄ = φᵀp̄ − c·x,   φ̄ = Σ p̄·xᵀ
+              and to x̄ is added, where the streams were handed on, what their next readers found.
               Sums over tokens are one part a span, and the parts are added in a fixed order
 
 Products keep fp32's digits on tensor cores: of 16-bit inputs as they are (TF32 holds them exactly), of fp32 ones
@@ -74,7 +75,7 @@ _forward_tuned = Tuned(_forward, TOKEN_TILES, ["K", "BN", "PRECISION"])
 
 class _Coefficients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, phi, scale, bias, eps):
+    def forward(ctx, x, phi, scale, bias, eps, hand_on):
         x, phi, scale, bias = (y.contiguous() for y in (x, phi, scale, bias))
         sizes, n = sizes_of(x, phi), x.shape[-2]
         options = {"dtype": torch.float32, "device": x.device}
@@ -87,19 +88,20 @@ class _Coefficients(torch.autograd.Function):
             eps=eps, N=n, PRECISION=precision_of(x, phi), **sizes,
         )  # fmt: skip
         ctx.save_for_backward(x, phi, scale, bias, raw, inverse)
-        return pre, post, res
+        return pre, post, res, *([x] if hand_on else [])
 
     @staticmethod
     @first_order
-    def backward(ctx, dpre, dpost, dres):
+    def backward(ctx, dpre, dpost, dres, more=None):
         x, phi, scale, bias, raw, inverse = ctx.saved_tensors
         upstream = tuple(y.contiguous() for y in (dpre, dpost, dres))
         dproduct, along, dscale, dbias = numbers_gradients(x, phi, scale, bias, raw, inverse, upstream)
-        return *streams_gradients(x, phi, dproduct, along), dscale, dbias, None
+        more = None if more is None else more.contiguous()
+        return *streams_gradients(x, phi, dproduct, along, more), dscale, dbias, None, None
 
 
 def hyper_coefficients_triton(
-    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
+    streams: Tensor, phi: Tensor, scale: Tensor, bias: Tensor, *, eps: float, hand_on: bool
+) -> tuple[Tensor, ...]:
     """Compute `kernels.hyper_coefficients` on a GPU: memory-bound, the streams are read once each way."""
-    return _Coefficients.apply(streams, phi, scale, bias, eps)
+    return _Coefficients.apply(streams, phi, scale, bias, eps, hand_on)

@@ -13,8 +13,15 @@ from kernels.triton_common import lazily, on_cuda
 __all__ = ["hyper_pre"]
 
 
-def _refuses(streams: Tensor, h_pre: Tensor, **_options) -> str | None:
-    return refuses_streams(streams.shape[-2], streams, h_pre)
+MAX_NORMED = 32_768
+"""The most numbers of a token, n·D, that a Triton program holds at once to normalise their sum."""
+
+
+def _refuses(streams: Tensor, h_pre: Tensor, *, gain: Tensor | None = None, **_options) -> str | None:
+    numbers = streams.shape[-2] * streams.shape[-1]
+    if gain is not None and numbers > MAX_NORMED:
+        return f"normalises tokens of at most {MAX_NORMED} numbers n·D, got {numbers}"
+    return refuses_streams(streams.shape[-2], streams, h_pre, gain)
 
 
 OPERATION = Operation("hyper_pre")
@@ -28,18 +35,33 @@ OPERATION.register("torch", hyper_pre_torch, suits=always)
 OPERATION.register("reference", hyper_pre_reference, suits=only_when_named)
 
 
-def hyper_pre(streams: Tensor, h_pre: Tensor, *, backend: str = "auto") -> Tensor:
-    """Return the weighted sum of the streams that a sub-block reads.
+def hyper_pre(
+    streams: Tensor,
+    h_pre: Tensor,
+    *,
+    gain: Tensor | None = None,
+    eps: float = 1e-6,
+    hand_on: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the weighted sum of the streams that a sub-block reads, by option after its RMSNorm.
 
-        y = Σ_i h_pre_i · x_i
+        y = Σ_i h_pre_i · x_i;   with a gain: y · (mean(y²) + eps)^(−1/2) ⊙ gain
 
     streams  [B, T, n, D], x; any floating dtype
     h_pre    [B, T, n] coefficients of every token
-    backend  auto, triton (what auto takes on a GPU; at most 8 streams), torch, reference
-    returns  [B, T, D] in the streams' dtype, computed in at least fp32, under autocast too
+    gain     [D] of the norm between this sum and the sub-block; None: no norm. Fused, y itself is neither written
+             nor saved
+    eps      of the norm
+    hand_on  return the streams too, for those who read them next: their gradient is then added to this one's as it
+             is written (triton; elsewhere autograd adds them)
+    backend  auto, triton (what auto takes on a GPU; at most 8 streams, with a gain n·D of at most 32,768), torch,
+             reference
+    returns  [B, T, D] in the streams' dtype, computed in at least fp32, under autocast too; with hand_on a pair
 
     Raises ValueError for shapes that do not fit, and for an unknown backend.
     Source: hyper-connections (arXiv:2409.19606), equation 3; mHC (arXiv:2512.24880), equation 3.
     """
-    check_streams("hyper_pre", streams, h_pre=(h_pre, streams.shape[:-1]))
-    return OPERATION(streams, h_pre, backend=backend)
+    wanted = {} if gain is None else {"gain": (gain, streams.shape[-1:])}
+    check_streams("hyper_pre", streams, h_pre=(h_pre, streams.shape[:-1]), **wanted)
+    return OPERATION(streams, h_pre, gain=gain, eps=eps, hand_on=hand_on, backend=backend)

@@ -3,7 +3,10 @@
 A program owns BT tokens and goes over their channels.
 
     forward   y = Σ_i h_i·x_i; saved: the inputs alone
-    backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ
+    backward  x̄_i = h_i·ȳ and h̄_i = Σ_d x_i·ȳ from one reading of x and ȳ; to x̄ is added, where the streams were handed
+              on, what their next readers found
+
+With the norm that follows it holds whole rows (triton_norm.py).
 """
 
 from __future__ import annotations
@@ -13,11 +16,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.ops.hyper_pre.triton_norm import HyperPreNorm
 from kernels.triton_common.gradients import first_order
 from kernels.triton_common.streams import (
     add_products,
     channel_tile,
     load_coefficients,
+    load_stream,
     load_streams,
     store_coefficients,
     store_stream,
@@ -41,8 +46,8 @@ def _pre_forward(x, h, y, TOKENS, D, N: tl.constexpr, BT: tl.constexpr, BD: tl.c
 
 
 @triton.jit
-def _pre_backward(x, h, dy, dx, dh, TOKENS, D, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
-    """dx [M, N, D] and dh [M, N] of dy [M, D]."""
+def _pre_backward(x, h, dy, more, dx, dh, TOKENS, D, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+    """dx [M, N, D] and dh [M, N] of dy [M, D], and of more [M, N, D] or None, which dx is added to."""
     token, there = token_tile(TOKENS, BT)
     weights = load_coefficients(h, token, there, N)
     sums = zero_coefficients(token, N)
@@ -53,7 +58,10 @@ def _pre_backward(x, h, dy, dx, dh, TOKENS, D, N: tl.constexpr, BT: tl.constexpr
         sums = add_products(sums, load_streams(x, token, channel, mask, D, N), gradient, N, 1)
         # x̄_i = h_i·ȳ
         for i in tl.static_range(N):
-            store_stream(dx, weights[i][:, None] * gradient[0], i, token, channel, mask, D, N)
+            row = weights[i][:, None] * gradient[0]
+            if more is not None:
+                row += load_stream(more, i, token, channel, mask, D, N)
+            store_stream(dx, row, i, token, channel, mask, D, N)
     store_coefficients(dh, sums, token, there, N)
 
 
@@ -68,28 +76,33 @@ _backward_tuned = Tuned(_pre_backward, _TILES, ["D", "N"])
 
 class _HyperPre(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, h):
+    def forward(ctx, x, h, hand_on):
         x, h = x.contiguous(), h.contiguous()
         batch, time, n, width = x.shape
         y = x.new_empty(batch, time, width)
         _forward_tuned[_grid(batch * time)](x, h, y, batch * time, width, N=n)
         ctx.save_for_backward(x, h)
-        return y
+        return (y, x) if hand_on else y
 
     @staticmethod
     @first_order
-    def backward(ctx, dy):
+    def backward(ctx, dy, more=None):
         x, h = ctx.saved_tensors
         batch, time, n, width = x.shape
         dx, dh = torch.empty_like(x), torch.empty_like(h)
-        _backward_tuned[_grid(batch * time)](x, h, dy.contiguous(), dx, dh, batch * time, width, N=n)
-        return dx, dh
+        more = None if more is None else more.contiguous()
+        _backward_tuned[_grid(batch * time)](x, h, dy.contiguous(), more, dx, dh, batch * time, width, N=n)
+        return dx, dh, None
 
 
 def _grid(tokens: int):
     return lambda meta: (triton.cdiv(tokens, meta["BT"]),)
 
 
-def hyper_pre_triton(streams: Tensor, h_pre: Tensor) -> Tensor:
+def hyper_pre_triton(
+    streams: Tensor, h_pre: Tensor, *, gain: Tensor | None, eps: float, hand_on: bool
+) -> Tensor | tuple[Tensor, Tensor]:
     """Compute `kernels.hyper_pre` on a GPU: memory-bound, each input read once forward and once backward."""
-    return _HyperPre.apply(streams, h_pre)
+    if gain is None:
+        return _HyperPre.apply(streams, h_pre, hand_on)
+    return HyperPreNorm.apply(streams, h_pre, gain, eps, hand_on)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from kernels import masks
 from kernels.checks import without_autocast
 from kernels.ops.indexer_kl.parts import parts
 from kernels.ops.lightning_topk.scores import index_logits, wide
@@ -49,9 +50,9 @@ def attention_target(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor
         groups = q.unflatten(2, (k.shape[2], -1)).permute(0, 2, 1, 3, 4)
         scores = groups.flatten(2, 3) @ k.permute(0, 2, 3, 1)
         scores = scores.unflatten(2, groups.shape[2:4]).transpose(1, 2).flatten(2, 3)
-    hidden = ~mask.unsqueeze(2)
-    p = scores.mul_(scale).masked_fill_(hidden, torch.finfo(scores.dtype).min).softmax(-1).mean(2)
-    p = p.masked_fill_(~mask, 0)
+    penalties = masks.penalties(mask, scores.dtype).unsqueeze(2)
+    p = scores.mul_(scale).add_(penalties).softmax(-1).mean(2)
+    p = p.mul_(masks.numbers(mask, p.dtype))
     return p / p.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)
 
 
@@ -68,12 +69,12 @@ def divergence(
     logits = index_logits(q, k, bias)
     active = logits.sigmoid() if kind == "sigmoid" else logits.relu()
     scores = (w.unsqueeze(-1) * active).sum(2)
-    chosen = (tau * scores).masked_fill_(~mask, torch.finfo(p.dtype).min).log_softmax(-1)
-    chosen = chosen.masked_fill_(~mask, 0)
-    value = (weight * (torch.special.xlogy(p, p) - p * chosen).sum(-1)).sum()
+    seen, logits = masks.numbers(mask, p.dtype), (tau * scores).add_(masks.penalties(mask, p.dtype))
+    logs = p.clamp_min(torch.finfo(p.dtype).tiny).log_().sub_(logits.log_softmax(-1))
+    value = (weight * logs.mul_(p).sum(-1)).sum()
     if not learns:
         return value, []
-    slope = (chosen.exp() - p).mul_(weight.unsqueeze(-1)).masked_fill_(~mask, 0)
+    slope = logits.softmax(-1).sub_(p).mul_(weight.unsqueeze(-1)).mul_(seen)
     by_score = (slope * tau).unsqueeze(2)
     d_w = (by_score * active).sum(-1)
     d_z = active.mul_(1 - active) if kind == "sigmoid" else active.sign_()

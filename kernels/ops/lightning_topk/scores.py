@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_packed
+from kernels.query_blocks import Block
 
 SCORES = ("sigmoid", "relu")
 """Activations of the heads' logits."""
@@ -31,15 +32,24 @@ def index_scores(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "s
 
 
 def index_scores_alike(q: Tensor, k: Tensor, w: Tensor, bias: Tensor, scores: str = "sigmoid") -> Tensor:
-    """`index_scores` without gradient, in which equal keys get equal scores in fp32 wherever they stand.
+    """`index_scores` without gradient, in which equal keys get equal scores in fp32 wherever they stand."""
+    return weighted_sum(active_alike(q, k, bias, scores), w)
+
+
+def active_alike(q: Tensor, k: Tensor, bias: Tensor, scores: str) -> Tensor:
+    """σ of the heads' logits [B, C, HI, S], in which equal keys get equal numbers in fp32 wherever they stand.
 
     A matrix product rounds by an element's place in a tile, so it is summed in fp64 and then rounded: two sums that
     differ by 2^−52 fall on two sides of an fp32's edge once in 2^27 times. torch.sigmoid rounds the last few numbers
     of a tensor differently from the others; exp, addition and multiplication do not.
     """
     heads = _similar(q.double() * q.shape[-1] ** -0.5, k.double()).to(q.dtype).add_(bias[:, None])
-    heads = heads.neg_().exp_().add_(1).reciprocal_() if scores == "sigmoid" else heads.relu_()
-    heads = heads.mul_(w.unsqueeze(-1)).unbind(2)
+    return heads.neg_().exp_().add_(1).reciprocal_() if scores == "sigmoid" else heads.relu_()
+
+
+def weighted_sum(active: Tensor, w: Tensor) -> Tensor:
+    """Σ_j w_tj·active_tjs [B, C, S], head by head: a product of matrices would round by place."""
+    heads = (active * w.unsqueeze(-1)).unbind(2)
     total = heads[0].clone()
     for head in heads[1:]:
         total += head
@@ -71,13 +81,23 @@ def ranks(scores: Tensor, w: Tensor, kind: str) -> Tensor:
     scores [B, C, S], compared in fp32: those of a sigmoid as I_ts/Σ_j w_tj ∈ [0, 1] in steps of 2^−40, those of a
     ReLU by all but the last bit.
     """
+    # The product drops the bits of _shares above those that count.
     steps = _shares(scores, w) if kind == "sigmoid" else _ordered_bits(scores)
     return steps.mul_(LONGEST).add_(torch.arange(scores.shape[-1], device=scores.device))
 
 
+def best_first(rank: Tensor, block: Block) -> Tensor:
+    """Ranks [B, C, S], changed in place: −1 for keys that a query does not see, FIRST for its own."""
+    own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
+    # −1 has every bit set. A fill under a mask of booleans would take one number at a time.
+    return rank.bitwise_or_(block.visible.to(torch.int64) - 1).scatter_(-1, own, FIRST)
+
+
 def _shares(scores: Tensor, w: Tensor) -> Tensor:
+    """I_ts/Σ_j w_tj in steps of 2^−40, int64: counted by the lowest 42 bits."""
     share = scores / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-    return share.float().double().div_(TIE).round_().to(torch.int64)
+    # At 2^52 an fp64 has steps of 1, and the lowest bits of its pattern count them.
+    return share.float().double().mul_(1 / TIE).add_(2.0**52).view(torch.int64)
 
 
 def _ordered_bits(scores: Tensor) -> Tensor:
@@ -89,10 +109,11 @@ def _ordered_bits(scores: Tensor) -> Tensor:
 
 def variances(scores: Tensor, visible: Tensor, heads: int) -> Tensor:
     """Population variance of I_ts/H^I over the visible keys: scores [B, C, S], visible [C, S] -> [B, C]."""
-    n = visible.sum(-1)
-    share = (scores / heads).masked_fill(~visible, 0)
-    centred = share - (share.sum(-1) / n).unsqueeze(-1)
-    return centred.masked_fill(~visible, 0).square().sum(-1) / n
+    seen = visible.view(torch.uint8).to(scores.dtype)
+    n = seen.sum(-1)
+    share = (scores / heads).mul_(seen)
+    centred = share.sub_((share.sum(-1) / n).unsqueeze(-1)).mul_(seen)
+    return centred.square_().sum(-1) / n
 
 
 def wide(*tensors: Tensor) -> list[Tensor]:

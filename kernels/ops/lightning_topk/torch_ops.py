@@ -10,7 +10,15 @@ from torch.utils.flop_counter import register_flop_formula
 from kernels.checks import without_autocast
 from kernels.flops import backward_costs
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
-from kernels.ops.lightning_topk.scores import FIRST, index_scores_alike, newest_scores, ranks, variances, wide
+from kernels.ops.lightning_topk.scores import (
+    FIRST,
+    best_first,
+    index_scores_alike,
+    newest_scores,
+    ranks,
+    variances,
+    wide,
+)
 from kernels.query_blocks import Block, block_size, query_blocks
 
 
@@ -88,9 +96,9 @@ def lightning_topk_step(
 
 def _select(rank: Tensor, counts: Tensor, k_max: int, block: Block) -> Tensor:
     """Positions of the highest ranks, latest first: rank [B, C, S], counts [B, C] -> [B, C, k_max]."""
-    own = block.own.view(1, -1, 1).expand(rank.shape[0], -1, 1)
-    rank = rank.masked_fill_(~block.visible, -1).scatter_(-1, own, FIRST)
-    chosen = _best(rank, torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1)), k_max)
+    chosen = _best(
+        best_first(rank, block), torch.minimum(counts.clamp(1, k_max), block.visible.sum(-1)), k_max
+    )
     return chosen if block.begin == 0 else torch.where(chosen < 0, -1, chosen + block.begin)
 
 

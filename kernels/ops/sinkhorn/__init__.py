@@ -38,7 +38,8 @@ def sinkhorn(raw: Tensor, *, iters: int = 20, backend: str = "auto") -> Tensor:
     backend  auto, triton (what auto takes on a GPU; n ≤ 8), torch (both in log space: any
              finite raw), reference (as written above)
     returns  [..., n, n] in at least fp32, entries ≥ 0. Rows sum to 1; columns only nearly, as rows come last:
-             after 20 iterations on n = 4 they are off by about 6e-4 at raw of standard deviation 1, 6e-2 at 3
+             after 20 iterations the worst of 200,000 4×4 matrices is off by some 2e-3 to 4e-3 at raw of standard
+             deviation 1 and by 6e-2 at 3, the median by 3e-13 and 2e-4
 
     The gradient is that of the iterations, not of their limit.
     Raises ValueError for a shape that is not [..., n, n], iters < 1 and an unknown backend.

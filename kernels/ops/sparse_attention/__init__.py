@@ -14,8 +14,10 @@ from kernels.triton_common import lazily, on_cuda, refusal
 __all__ = ["sparse_attention"]
 
 
-def _refuses(q: Tensor, k: Tensor, v: Tensor, *_args, **_options) -> str | None:
-    return refusal(q, k, v, widths=(q.shape[-1], v.shape[-1]))
+def _refuses(
+    q: Tensor, k: Tensor, v: Tensor, *_args, gate_logits: Tensor | None = None, **_options
+) -> str | None:
+    return refusal(q, k, v, gate_logits, widths=(q.shape[-1], v.shape[-1]))
 
 
 OPERATION = Operation("sparse_attention")
@@ -35,19 +37,22 @@ def sparse_attention(
     v: Tensor,
     indices: Tensor,
     *,
+    gate_logits: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Softmax attention of every query over its own set of keys, shared by its heads.
 
-        o_t = Σ_s softmax_s(scale · q_t·k_s) · v_s     over s ∈ S_t, the indices of t; 0 where S_t is empty
+        o_t = σ(l_t) ⊙ Σ_s softmax_s(scale · q_t·k_s) · v_s     over s ∈ S_t, the indices of t; 0 where S_t is empty
 
     q           [B, Tq, H, K], any floating dtype; query head h uses KV head ⌊h·Hkv/H⌋
     k, v        [B, Tk, Hkv, K], [B, Tk, Hkv, V]; Hkv divides H
     indices     int32 or int64 [B, Tq, n], positions along the (packed) key axis in any order, each at most
                 once a query; −1 where unused. Causality and the borders of packed sequences are the indices'
                 own. Only `reference` reports values out of range; elsewhere the result is undefined
+    gate_logits [B, Tq, H, V], any floating dtype, l: a gate on the output before its sigmoid, as the gradient of
+                l needs the gated output alone, and that of σ(l) the ungated one too; None: no gate
     scale       None: K^(−1/2)
     cu_seqlens  int32 [N+1] for packed sequences (B = 1); the result does not depend on it
     backend     auto, triton (gathers; what auto takes on a GPU), torch (blocks of queries), reference (Tq × Tk
@@ -61,8 +66,10 @@ def sparse_attention(
     """
     check_attention("sparse_attention", q, k, v, causal=False, cu_seqlens=cu_seqlens)
     check_indices("sparse_attention", indices, q)
+    check_gate(gate_logits, q, v)
     q, k, v = in_autocast_dtype(q, k, v)
-    return OPERATION(q, k, v, indices, scale=scale, cu_seqlens=cu_seqlens, backend=backend)
+    options = {"gate_logits": gate_logits, "scale": scale, "cu_seqlens": cu_seqlens}
+    return OPERATION(q, k, v, indices, **options, backend=backend)
 
 
 def check_indices(name: str, indices: Tensor, q: Tensor) -> None:
@@ -72,4 +79,14 @@ def check_indices(name: str, indices: Tensor, q: Tensor) -> None:
         raise ValueError(
             f"{name} needs indices int32 or int64 [B, Tq, n] with [B, Tq] = {tuple(q.shape[:2])}, n ≥ 1, "
             f"got {indices.dtype} {tuple(indices.shape)}"
+        )
+
+
+def check_gate(gate_logits: Tensor | None, q: Tensor, v: Tensor) -> None:
+    """Raise ValueError if there are logits of a gate and they are not one floating number for each of the output."""
+    wanted = (*q.shape[:3], v.shape[-1])
+    if gate_logits is not None and (gate_logits.shape != wanted or not gate_logits.is_floating_point()):
+        raise ValueError(
+            f"sparse_attention needs floating gate_logits [B, Tq, H, V] = {wanted}, got {gate_logits.dtype} "
+            f"{tuple(gate_logits.shape)}"
         )

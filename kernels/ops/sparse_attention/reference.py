@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.ops.attention.reference import masked_attention
@@ -15,10 +16,11 @@ def sparse_attention_reference(
     v: Tensor,
     indices: Tensor,
     *,
+    gate_logits: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """Attention o_t = Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, 0 where S_t is empty; memory Tq × Tk a head.
+    """Attention o_t = σ(l_t) ⊙ Σ_{s ∈ S_t} softmax_s(scale·q_t·k_s)·v_s, 0 where S_t is empty; memory Tq × Tk a head.
 
     The only form that checks the indices: raises ValueError for one that is no position, that comes twice,
     or that lies outside the query's sequence.
@@ -28,7 +30,11 @@ def sparse_attention_reference(
     mask = selected_mask(indices, keys)
     empty = ~mask.any(-1)
     out = masked_attention(q, k, v, (mask | empty.unsqueeze(-1)).unsqueeze(1), scale)
-    return out.masked_fill(empty[..., None, None], 0)
+    out = out.masked_fill(empty[..., None, None], 0)
+    if gate_logits is None:
+        return out
+    wide = torch.promote_types(out.dtype, torch.float32)
+    return (out * torch.sigmoid(gate_logits.to(wide))).to(out.dtype)
 
 
 def _check(indices: Tensor, keys: int, cu_seqlens: Tensor | None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels.flops import attention_flops
+from kernels.gating import gated
 from kernels.ops.sparse_attention.select import gather, gathers, selected_mask, shifted, spans
 from kernels.query_blocks import block_size
 
@@ -21,6 +22,7 @@ def sparse_attention_torch(
     v: Tensor,
     indices: Tensor,
     *,
+    gate_logits: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
@@ -28,7 +30,8 @@ def sparse_attention_torch(
 
     Indices are positions along the packed axis, so that packed sequences need nothing more.
     """
-    return sparse_attention_op(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)
+    o = sparse_attention_op(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)
+    return gated(o, gate_logits)
 
 
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float) -> Tensor:

@@ -1,8 +1,11 @@
 """Sparse attention backward: dq by query, as forward; dk and dv by block of keys, from the inverted lists.
 
-p_ts = e^(scale·q_t·k_s − lse_t)          δ_t = do_t·o_t
+p_ts = e^(scale·q_t·k_s − lse_t)          do_t = dy_t ⊙ σ(l_t),   δ_t = do_t·o_t = dy_t·y_t
 ds_ts = p_ts·(do_t·v_s − δ_t)             dv_s = Σ_t p_ts·do_t
 dq_t = scale·Σ_s ds_ts·k_s                dk_s = scale·Σ_t ds_ts·q_t
+dl_t = dy_t ⊙ o_t ⊙ σ(l_t) ⊙ (1 − σ(l_t)) = dy_t ⊙ y_t ⊙ (1 − σ(l_t))
+
+o is not needed: what is saved of the output is y, which the next operator reads anyway.
 """
 
 from __future__ import annotations
@@ -11,27 +14,34 @@ import triton
 import triton.language as tl
 
 from kernels.ops.sparse_attention.triton_forward import heads_of_query, selected_rows
+from kernels.triton_common.device import sigmoid
 from kernels.triton_common.tiles import load_rows, store_rows
 from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
 def _query_gradient(
-    q, k, v, indices, o, lse, do, delta, dq, scale, Tq, Tk, N, G, HKV, K, V,
+    q, k, v, indices, gate, y, lse, dy, do, dgate, delta, dq, scale, Tq, Tk, N, G, HKV, K, V,
     BG: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """dq of one query, and its δ, which the keys' gradients need.
+    """dq of one query, its gate's gradient, and its δ and do, which the keys' gradients need.
 
-    in   q, k, v, indices, o, lse as in the forward kernel; do [B·Tq·H, V]
-    out  delta [B·Tq·H], dq [B·Tq·H, K]
+    in   q, k, v, indices, gate, y, lse as in the forward kernel; dy [B·Tq·H, V]
+    out  delta [B·Tq·H], dq [B·Tq·H, K]; do and dgate dl [B·Tq·H, V] where there is a gate
     """
     query, batch, kv_head, row, is_head = heads_of_query(Tq, G, HKV, BG)
     q_tile = load_rows(q, row, is_head, K, BK)
-    do_tile = load_rows(do, row, is_head, V, BV)
-    o_tile = load_rows(o, row, is_head, V, BV)
-    # δ_t = do_t·o_t
-    delta_t = tl.sum(do_tile.to(tl.float32) * o_tile.to(tl.float32), axis=1)
+    do_tile = load_rows(dy, row, is_head, V, BV)
+    # δ_t = dy_t·y_t
+    shared = do_tile.to(tl.float32) * load_rows(y, row, is_head, V, BV).to(tl.float32)
+    delta_t = tl.sum(shared, axis=1)
     tl.store(delta + row, delta_t, mask=is_head)
+    if gate is not None:
+        share = sigmoid(load_rows(gate, row, is_head, V, BV).to(tl.float32))
+        # dl_t = dy_t ⊙ y_t ⊙ (1 − σ(l_t)),   do_t = dy_t ⊙ σ(l_t)
+        store_rows(dgate, row, is_head, shared * (1 - share), V, BV)
+        do_tile = (do_tile.to(tl.float32) * share).to(do_tile.dtype)
+        store_rows(do, row, is_head, do_tile, V, BV)
     lse_t = tl.load(lse + row, mask=is_head, other=0.0)
     gradient = tl.zeros((BG, BK), tl.float32)
     for start in range(0, N, BN):

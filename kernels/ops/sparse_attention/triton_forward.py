@@ -1,6 +1,7 @@
 """Sparse attention forward: a program has one query and up to BG of the query heads of one KV head.
 
     o_t = Σ_s p_ts·v_s,   p_ts = e^(scale·q_t·k_s − lse_t),   lse_t = log Σ_s e^(scale·q_t·k_s)     over s ∈ S_t
+    y_t = o_t ⊙ σ(l_t), by a gate's logits l; o itself is not written. Without a gate y = o
 
 Sizes of all kernels of this operation:
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.triton_common.device import sigmoid
 from kernels.triton_common.tiles import load_rows, running_max, store_rows
 from kernels.triton_common.tuning import Tuned
 
@@ -40,13 +42,13 @@ def selected_rows(indices, query, batch, kv_head, start, N, Tk, HKV, BN: tl.cons
 
 @triton.jit
 def _forward(
-    q, k, v, indices, o, lse, scale, Tq, Tk, N, G, HKV, K, V,
+    q, k, v, indices, gate, y, lse, scale, Tq, Tk, N, G, HKV, K, V,
     BG: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """Attention of one query over its list.
 
-    in   q [B·Tq·H, K], k [B·Tk·HKV, K], v [B·Tk·HKV, V], indices [B·Tq, N]
-    out  o [B·Tq·H, V], lse [B·Tq·H]; both 0 where S_t is empty
+    in   q [B·Tq·H, K], k [B·Tk·HKV, K], v [B·Tk·HKV, V], indices [B·Tq, N], gate l [B·Tq·H, V] or None
+    out  y [B·Tq·H, V], lse [B·Tq·H]; both 0 where S_t is empty
     """
     query, batch, kv_head, row, is_head = heads_of_query(Tq, G, HKV, BG)
     q_tile = load_rows(q, row, is_head, K, BK)
@@ -69,7 +71,11 @@ def _forward(
     # o_t = Σ_s e^(a_ts − m)·v_s / Σ_s e^(a_ts − m), and 0 where S_t is empty
     empty = total == 0
     total = tl.where(empty, 1.0, total)
-    store_rows(o, row, is_head, out / total[:, None], V, BV)
+    out /= total[:, None]
+    if gate is not None:
+        # y_t = o_t ⊙ σ(l_t)
+        out *= sigmoid(load_rows(gate, row, is_head, V, BV).to(tl.float32))
+    store_rows(y, row, is_head, out, V, BV)
     # lse_t = m + log Σ_s e^(a_ts − m)
     tl.store(lse + row, tl.where(empty, 0.0, largest + tl.log(total)), mask=is_head)
 

@@ -1,8 +1,10 @@
 """Sparse attention by gathering: nothing of size Tq × Tk, work for the selected keys alone.
 
     forward   a program has one query and the heads that share a KV head, so that a gathered key serves them all
-              in one product; online softmax along the query's list. Saved: inputs, o and log Σ exp of each head
-    backward  p is recomputed from the saved sums. dq goes along the lists again. For dk and dv the lists are
+              in one product; online softmax along the query's list, and the gate, if there is one, before the output is
+              written. Saved: inputs, the output and log Σ exp of each head
+    backward  p is recomputed from the saved sums. dq goes along the lists again, and
+              makes the gate's gradient on the way. For dk and dv the lists are
               inverted by a sort of integers (inverse.py): a program owns BLOCK keys, goes over the queries that
               select any of them, and masks the others; nothing is added atomically, so that results repeat
               bit for bit. Selections that share blocks of keys share products and reads
@@ -28,33 +30,36 @@ MOST_HEADS = 64
 
 class _SparseAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, indices, scale):
+    def forward(ctx, q, k, v, indices, gate, scale):
         q, k, v, indices = (x.contiguous() for x in (q, k, v, indices))
-        o = q.new_empty(*q.shape[:3], v.shape[-1])
+        gate = None if gate is None else gate.contiguous()
+        y = q.new_empty(*q.shape[:3], v.shape[-1])
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
         forward_tuned[_grid_of_queries(q, k)](
-            q, k, v, indices, o, lse, scale, **_query_sizes(q, k, v, indices)
+            q, k, v, indices, gate, y, lse, scale, **_query_sizes(q, k, v, indices)
         )
-        ctx.save_for_backward(q, k, v, indices, o, lse)
+        ctx.save_for_backward(q, k, v, indices, gate, y, lse)
         ctx.scale = scale
-        return o
+        return y
 
     @staticmethod
     @first_order
-    def backward(ctx, do):
-        q, k, v, indices, o, lse = ctx.saved_tensors
-        do, delta = do.contiguous(), torch.empty_like(lse)
+    def backward(ctx, dy):
+        q, k, v, indices, gate, y, lse = ctx.saved_tensors
+        dy, delta = dy.contiguous(), torch.empty_like(lse)
+        do, dgate = (dy, None) if gate is None else (torch.empty_like(dy), torch.empty_like(gate))
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         query_gradient_tuned[_grid_of_queries(q, k)](
-            q, k, v, indices, o, lse, do, delta, dq, ctx.scale, **_query_sizes(q, k, v, indices)
-        )
+            q, k, v, indices, gate, y, lse, dy, do, dgate, delta, dq, ctx.scale,
+            **_query_sizes(q, k, v, indices),
+        )  # fmt: skip
         lists = selectors(indices, k.shape[1])
         blocks = triton.cdiv(k.shape[1], BLOCK)
         key_gradients_tuned[(k.shape[0] * blocks, k.shape[2])](
             q, k, v, lists.first, lists.query, lists.bits, lse, do, delta, dk, dv, ctx.scale,
             BLOCKS=blocks, BS=BLOCK, **_sizes(q, k, v),
         )  # fmt: skip
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None, dgate, None
 
 
 def _sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, int]:
@@ -81,8 +86,10 @@ def sparse_attention_triton(
     v: Tensor,
     indices: Tensor,
     *,
+    gate_logits: Tensor | None = None,
     scale: float | None = None,
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Compute `kernels.sparse_attention` on a GPU; indices are positions along the packed axis already."""
-    return _SparseAttention.apply(q, k, v, indices, q.shape[-1] ** -0.5 if scale is None else scale)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _SparseAttention.apply(q, k, v, indices, gate_logits, scale)

@@ -38,6 +38,11 @@ def test_it_equals_the_definition(size):
     assert_kernel_agrees(hyper_coefficients, inputs(*size), torch.float32)
 
 
+def test_streams_handed_on_bring_their_gradient():
+    """The comparison gives every output a gradient; no operator but the kernel may add them."""
+    assert_kernel_agrees(partial(hyper_coefficients, hand_on=True), inputs(5, 4, 18, 16), torch.float32)
+
+
 @slow
 def test_batches_and_streams_in_another_order_of_memory():
     args = inputs(6, 2, 5, 4)

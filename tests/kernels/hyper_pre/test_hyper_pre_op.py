@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from support.hyper_cases import pre_inputs
+import torch.nn.functional as F
+from support.hyper_cases import normed_inputs, pre_inputs
 from support.kernel_cases import assert_agree
 
 from kernels import hyper_pre
@@ -19,6 +20,37 @@ sizes = pytest.mark.parametrize("size", [(2, 1, 2, 3), (2, 5, 4, 8), (2, 7, 3, 6
 def test_equals_its_definition_with_all_gradients(size, dtype):
     args = list(pre_inputs(size, dtype).values())
     assert_agree(partial(hyper_pre, backend="torch"), partial(hyper_pre, backend="reference"), args)
+
+
+@sizes
+@dtypes
+def test_with_a_gain_equals_its_definition_with_all_gradients(size, dtype):
+    def call(streams, h, gain, backend):
+        return hyper_pre(streams, h, gain=gain, backend=backend)
+
+    args = list(normed_inputs(size, dtype).values())
+    assert_agree(partial(call, backend="torch"), partial(call, backend="reference"), args)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_with_a_gain_it_is_the_norm_of_the_sum(backend):
+    streams, h, gain = normed_inputs().values()
+    wanted = F.rms_norm(hyper_pre(streams, h), gain.shape, gain, 0.3)
+    got = hyper_pre(streams, h, gain=gain, eps=0.3, backend=backend)
+    torch.testing.assert_close(got, wanted)
+    assert not torch.allclose(got, hyper_pre(streams, h, gain=gain, backend=backend))
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("inputs", [pre_inputs, normed_inputs])
+def test_streams_handed_on_are_the_streams(inputs, backend):
+    args = {name: x.requires_grad_() for name, x in inputs().items()}
+    y, streams = hyper_pre(**args, hand_on=True, backend=backend)
+    assert torch.equal(streams, args["streams"])
+    assert torch.equal(y, hyper_pre(**args, backend=backend))
+    (got,) = torch.autograd.grad((y * y).sum() + (streams**3).sum(), args["streams"])
+    (alone,) = torch.autograd.grad(hyper_pre(**args, backend=backend).square().sum(), args["streams"])
+    torch.testing.assert_close(got, alone + 3 * args["streams"] ** 2)
 
 
 def test_even_coefficients_give_the_mean():
@@ -59,5 +91,7 @@ def test_errors_name_what_is_wrong():
     streams, _ = pre_inputs().values()
     with pytest.raises(ValueError, match=r"needs h_pre \(2, 5, 4\), got \(2, 5, 1\)"):
         hyper_pre(streams, torch.zeros(2, 5, 1))
+    with pytest.raises(ValueError, match=r"needs gain \(8,\), got \(7,\)"):
+        hyper_pre(streams, torch.zeros(2, 5, 4), gain=torch.zeros(7))
     with pytest.raises(ValueError, match="unknown backend 'fused'"):
         hyper_pre(streams, torch.zeros(2, 5, 4), backend="fused")

@@ -375,7 +375,7 @@ def test_cost_on_meta_is_linear_in_time(sequences):
 
 @pytest.mark.parametrize(
     "cu_seqlens",
-    [None, pytest.param(packed(7, 1, 30, 2), marks=pytest.mark.slow)],
+    [None, pytest.param(packed(7, 1, 30, 2), marks=pytest.mark.long)],
     ids=["batch", "packed"],
 )
 def test_compiles_in_one_graph(cu_seqlens):

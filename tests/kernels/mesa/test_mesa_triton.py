@@ -41,7 +41,7 @@ CASES = {
         {"cu_seqlens": packed(34, 3)},
     ),
 }
-FAST, LONG = ("short", "packed"), ("wide, packed",)
+FAST, LONG = ("short", "packed"), ("gates -30", "batch", "wide, packed")
 
 
 def case(batch: int = 1, heads: int = 1, **shape) -> dict[str, Tensor]:

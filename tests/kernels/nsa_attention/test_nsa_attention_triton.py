@@ -100,9 +100,16 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "case", [name if name in ("one query for all branches", "packed") else slow(name) for name in CASES]
-)
+FAST = ("one query for all branches", "packed")
+SLOW = ("shorter q, more blocks than needed", "one token", "no blocks", "large blocks", "stride 1")
+
+
+def cases() -> list:
+    marks = dict.fromkeys(CASES, pytest.mark.long) | dict.fromkeys(SLOW, pytest.mark.slow)
+    return [pytest.param(x, marks=[] if x in FAST else marks[x]) for x in CASES]
+
+
+@pytest.mark.parametrize("case", cases())
 def test_kernels_equal_the_definition(case):
     tensors, options = CASES[case]
     # A window of one token passes its key no gradient: what is left is rounding, added up.

@@ -57,7 +57,7 @@ CALLS = {
     "one way": (one_way(inputs(1, 130, 1, 1, 16, 16)), {}),
     "wide": (inputs(1, 140, 1, 1, 160, 80), {}),
 }
-SHORT, LONG = ("one block", "packed"), ("wide",)
+SHORT, LONG = ("one block", "packed"), ("grouped heads", "wide")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,34 @@ def test_a_query_without_keys_gets_zero_and_no_gradient(backend, cost, monkeypat
 
 
 @ways
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+def test_a_gate_multiplies_the_output(backend, dtype, cost, monkeypatch):
+    monkeypatch.setattr(select, "GATHER_COST", cost)
+    indices = chosen(2, 13, 4)
+    indices[:, [0, 5]] = -1
+    inputs = (*qkv(2, 13, kv_heads=2, value_width=5), 3 * normal(2, 13, 4, 5, seed=4))
+
+    def apart(q, k, v, logits):
+        return sparse_attention(q, k, v, indices, backend="reference") / (1 + (-logits).exp())
+
+    def gated(q, k, v, logits):
+        return sparse_attention(q, k, v, indices, gate_logits=logits, backend=backend)
+
+    assert_agree(gated, apart, [x.to(dtype) for x in inputs])
+
+
+def test_what_is_saved_of_a_gated_output_is_that_output_alone():
+    """Neither the ungated one nor σ(l), for which y and l will do: ȳ ⊙ y ⊙ (1 − σ(l))."""
+    q, k, v, logits = (x.requires_grad_() for x in (*qkv(1, 9), normal(1, 9, 4, 8, seed=4)))
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        y = sparse_attention(q, k, v, chosen(1, 9, 3), gate_logits=logits, backend="torch")
+    numbers = [x for x in saved if x.is_floating_point()]
+    assert {x.data_ptr() for x in numbers} == {x.data_ptr() for x in (q, k, v, logits, y)}
+
+
+@ways
 def test_only_selected_keys_are_seen(cost, monkeypatch):
     monkeypatch.setattr(select, "GATHER_COST", cost)
     q, k, v = qkv(1, 30)
@@ -126,8 +154,10 @@ def test_compiles_in_one_graph(cost, dtype, monkeypatch):
     monkeypatch.setattr(select, "GATHER_COST", cost)
     compiled = torch.compile(sparse_attention, fullgraph=True, backend="aot_eager")
     for seed in (0, 1):
-        inputs = [x.to(dtype).requires_grad_() for x in qkv(2, 40)]
-        pair = [f(*inputs, chosen(2, 40, 5, seed=seed)) for f in (compiled, sparse_attention)]
+        *inputs, logits = (x.to(dtype).requires_grad_() for x in (*qkv(2, 40), normal(2, 40, 4, 8, seed=4)))
+        options = {"indices": chosen(2, 40, 5, seed=seed), "gate_logits": logits}
+        pair = [f(*inputs, **options) for f in (compiled, sparse_attention)]
+        inputs = [*inputs, logits]
         grads = [torch.autograd.grad(out.sum(), inputs) for out in pair]
         torch.testing.assert_close(*pair)  # a graph may lay its gradients out otherwise
         torch.testing.assert_close(*grads)
@@ -142,6 +172,25 @@ def test_half_precision_is_near_the_definition(cost, monkeypatch):
     assert got.dtype == torch.bfloat16
     # Every input, the weights and the output are rounded to 2^-9 at most, which adds up to about one unit, 2^-8.
     below((got - wanted).norm(), 5 * 2**-8 * wanted.norm())
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (torch.zeros(2, 5, 4), r"gate_logits .* = \(2, 5, 4, 8\), got torch.float32 \(2, 5, 4\)"),
+        (torch.zeros(2, 5, 4, 8, dtype=torch.int64), "got torch.int64"),
+    ],
+)
+def test_a_gate_has_the_shape_of_the_output(logits, message):
+    with pytest.raises(ValueError, match=message):
+        sparse_attention(*qkv(2, 5), chosen(2, 5, 3), gate_logits=logits)
+
+
+def test_a_gate_in_another_dtype_leaves_the_outputs():
+    inputs, logits = qkv(1, 9, dtype=torch.bfloat16), normal(1, 9, 4, 8, seed=4)
+    for backend in ("torch", "reference"):
+        o = sparse_attention(*inputs, chosen(1, 9, 3), gate_logits=logits, backend=backend)
+        assert o.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(

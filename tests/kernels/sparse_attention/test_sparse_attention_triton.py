@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.kernel_cases import packed, qkv
+from support.kernel_cases import normal, packed, qkv
 from support.triton_cases import DEVICE, HALF, assert_kernel_agrees
 from test_sparse_attention_op import chosen
 
@@ -72,6 +72,26 @@ def compare(case: str, dtype: torch.dtype) -> None:
     assert_kernel_agrees(partial(sparse_attention, indices=indices.to(DEVICE), **options), inputs, dtype)
 
 
+def gate_case() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """q, k, v and a gate's logits, odd widths, groups of heads and empty lists; and the lists."""
+    inputs = qkv(1, 5, heads=6, kv_heads=2, width=16, value_width=5)
+    inputs = dict(zip("qkv", inputs, strict=True), gate_logits=2 * normal(1, 5, 6, 5, seed=4))
+    return inputs, without_keys(chosen(1, 5, 3), 0, 3)
+
+
+def test_a_gate_in_the_kernel_equals_the_definition():
+    inputs, indices = gate_case()
+    assert_kernel_agrees(partial(sparse_attention, indices=indices.to(DEVICE)), inputs, torch.float32)
+
+
+@HALF
+@pytest.mark.slow
+def test_a_gate_in_half_precision(dtype):
+    inputs, indices = gate_case()
+    call = partial(sparse_attention, indices=indices.to(DEVICE))
+    assert_kernel_agrees(call, inputs, dtype, gates=["gate_logits"])
+
+
 @pytest.mark.slow
 def test_large_scores_do_not_overflow():
     """Logits near 400, which no exponential of fp32 holds; rounding them costs 1e-5 of each."""
@@ -106,6 +126,19 @@ def test_work_counts_the_products_of_every_listed_pair():
     forward, backward = work(*tensors, torch.empty(1, 5, 3, dtype=torch.int32, device="meta"))
     assert forward.flops == 2 * heads * pairs * (width + value_width)
     assert backward.flops == 2 * heads * pairs * (3 * width + 2 * value_width)
+
+
+def test_work_of_a_gate():
+    """Read both ways; backward its gradient and the ungated output's are written, and the latter is read."""
+    tensors = [x.to("meta") for x in qkv(1, 5, heads=4, width=8, value_width=6, dtype=torch.float32)]
+    indices = torch.empty(1, 5, 3, dtype=torch.int32, device="meta")
+    logits = torch.empty(1, 5, 4, 6, device="meta")
+    size = 4 * 5 * 4 * 6
+    for plain, gated, more in zip(
+        work(*tensors, indices), work(*tensors, indices, gate_logits=logits), (1, 4), strict=True
+    ):
+        assert gated.bytes - plain.bytes == more * size
+        assert gated.flops == plain.flops
 
 
 @pytest.mark.gpu

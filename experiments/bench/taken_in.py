@@ -1,0 +1,86 @@
+"""What kernels take in of the operators around them: bytes with the part inside, and with it beside the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.bench.cases import attention, residual
+from experiments.bench.cases.call import Call
+from experiments.bench.inputs import InputFactory
+from experiments.bench.traffic import bytes_of
+from zoo.modules.indexer import Indexer
+
+HEADS, HEAD = 4, 64
+"""The indexer's, as in the cases of `lightning_topk`."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a call: the option that puts it into the kernel, and the operators that else compute it.
+
+    make   the call with the part inside
+    apart  (the kernel's output without the part, the option's tensor) -> the output with it
+    """
+
+    make: Callable[[InputFactory], Call]
+    option: str
+    apart: Callable[[Tensor, Tensor], Tensor]
+
+
+def _gate(o: Tensor, logits: Tensor) -> Tensor:
+    return o * torch.sigmoid(logits)
+
+
+def _norm(y: Tensor, gain: Tensor) -> Tensor:
+    """PyTorch's layer norm, one operator each way: its RMSNorm is that on a GPU, and several on a CPU."""
+    return F.layer_norm(y, gain.shape, gain)
+
+
+def _part_bytes(part: Part, length: int, mode: str, device: torch.device) -> tuple[float, float]:
+    call = part.make(InputFactory(1, length, device, torch.float32))
+    without = replace(call, options={key: x for key, x in call.options.items() if key != part.option})
+    operand = call.options[part.option]
+    with torch.no_grad():
+        output = without.run("torch")
+    leaves = [output.requires_grad_(), operand]
+    operators = bytes_of(lambda: part.apart(*leaves), leaves, mode)
+    return without.bytes(mode) + operators, call.bytes(mode)
+
+
+def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
+    """Of the three readers of a sub-block's streams: autograd adds their gradients, or each kernel adds to the last."""
+    d = InputFactory(1, length, device, torch.float32)
+    apart, together = (
+        sum(call.bytes(mode) for call in (*calls, residual.post(d)))
+        for calls in ((residual.coefficients(d), residual.normed_pre(d)), residual.reading(d))
+    )
+    x, y, z = (d.normal(residual.STREAMS, residual.WIDTH).detach() for _ in range(3))
+    sums = bytes_of(lambda: x + y + z, [], "forward") if "backward" in mode else 0
+    return apart + sums, together
+
+
+def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
+    """Of the indexer's three projections as three products, and as the one that it makes; x takes no gradient."""
+    indexer = Indexer(residual.WIDTH, HEADS, HEAD).to(device)
+    weights = [linear.weight for linear in (indexer.q_proj, indexer.k_proj, indexer.w_proj)]
+    x = InputFactory(1, length, device, torch.float32).normal(residual.WIDTH).detach()
+    apart = bytes_of(lambda: [F.linear(x, weight) for weight in weights], weights, mode)
+    return apart, bytes_of(lambda: indexer.projections(x), weights, mode)
+
+
+PROJECTIONS, GRADIENTS = "indexer's projections", "gradients of the streams"
+TAKEN_IN: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
+    "gate of sparse_attention": partial(
+        _part_bytes, Part(lambda d: attention.gated_sparse(d)[0], "gate_logits", _gate)
+    ),
+    "norm of hyper_pre": partial(_part_bytes, Part(residual.normed_pre, "gain", _norm)),
+    PROJECTIONS: _projection_bytes,
+    GRADIENTS: _gradient_bytes,
+}
+"""Row -> its bytes apart and together, of a length, a mode of `passes.MODES` and a device."""

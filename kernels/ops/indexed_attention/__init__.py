@@ -1,0 +1,89 @@
+"""Sparse attention with its indexer and the indexer's loss: the public function and its backends."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.checks import check_attention, in_autocast_dtype
+from kernels.dispatch import Operation, always, only_when_named
+from kernels.ops.indexed_attention.composed import composed
+from kernels.ops.indexed_attention.torch_ops import indexed_attention_torch
+from kernels.ops.lightning_topk import AdaptiveK
+from kernels.ops.lightning_topk.scores import check_indexer
+from kernels.ops.sparse_attention import check_gate
+from kernels.triton_common import on_cuda, refusal
+
+__all__ = ["indexed_attention"]
+
+
+def _refuses(q: Tensor, k: Tensor, v: Tensor, q_idx: Tensor, *_args, **_options) -> str | None:
+    return refusal(q, k, v, q_idx, widths=(q.shape[-1], v.shape[-1], q_idx.shape[-1]))
+
+
+OPERATION = Operation("indexed_attention")
+OPERATION.register("triton", composed("triton"), refuses=_refuses, suits=on_cuda)
+OPERATION.register("torch", indexed_attention_torch, suits=always)
+OPERATION.register("reference", composed("reference"), suits=only_when_named)
+
+
+def indexed_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_idx: Tensor,
+    k_idx: Tensor,
+    w_idx: Tensor,
+    bias: Tensor,
+    tau: Tensor,
+    *,
+    rule: AdaptiveK,
+    gate_logits: Tensor | None = None,
+    scale: float | None = None,
+    scores: str = "sigmoid",
+    cu_seqlens: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Attention to the keys that the lightning indexer selects, and the indexer's loss: one training step's work.
+
+        S_t  = lightning_topk(q_idx, k_idx, w_idx, bias, k=rule)_t
+        o    = sparse_attention(q, k, v, S, gate_logits=gate_logits)
+        loss = indexer_kl(q, k, q_idx, k_idx, w_idx, bias, τ, indices=S)
+
+    The same as these three, which docstrings of theirs define. On a CPU, where a mask over all keys costs less than
+    copies of the selected ones, they share what they compute: the indexer's scores serve selection, loss and gradient,
+    attention's weights its output and the loss's target.
+
+    q, k, v     [B, T, H, K], [B, T, Hkv, K], [B, T, Hkv, V], as `sparse_attention` takes them
+    q_idx, k_idx, w_idx, bias, tau   as `indexer_kl` takes them
+    rule        how many keys a query selects
+    gate_logits None, or [B, T, H, V], as `sparse_attention` takes them
+    scale       None: K^(−1/2)
+    scores      "sigmoid" or "relu", as in `lightning_topk`
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1)
+    backend     auto, torch (fused or not, by cost), triton and reference (the three operations' forms of that name)
+    returns     o [B, T, H, V] in q's dtype, and the loss [] in at least fp32, in nats. o is differentiable in q, k and
+                v, the loss in the indexer's inputs (once)
+
+    Memory of the fused form: T²/8 bytes for the selection, linear in T for all else.
+    Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
+    Source: DeepSeek-AI 2025, DeepSeek-V3.2, equations 1 to 4; OrthGSA, steps 3.3 to 3.5.
+    """
+    check_attention("indexed_attention", q, k, v, cu_seqlens=cu_seqlens)
+    check_indexer("indexed_attention", q_idx, k_idx, w_idx, bias, cu_seqlens, scores)
+    if not q.shape[:2] == k.shape[:2] == q_idx.shape[:2] == k_idx.shape[:2] or tau.dim():
+        shapes = (
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, q_idx {tuple(q_idx.shape)}, k_idx {tuple(k_idx.shape)}"
+        )
+        raise ValueError(
+            f"indexed_attention needs one [B, T] and tau [], got {shapes}, tau {tuple(tau.shape)}"
+        )
+    q, k, v = in_autocast_dtype(q, k, v)
+    check_gate(gate_logits, q, v)
+    options = {
+        "rule": rule,
+        "gate_logits": gate_logits,
+        "scale": scale,
+        "scores": scores,
+        "cu_seqlens": cu_seqlens,
+    }
+    return OPERATION(q, k, v, q_idx, k_idx, w_idx, bias, tau, **options, backend=backend)

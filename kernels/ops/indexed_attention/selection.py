@@ -1,0 +1,50 @@
+"""The keys that a block of queries selects, as a mask, with the indexer's scores that chose them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.ops.lightning_topk.adaptive import AdaptiveK
+from kernels.ops.lightning_topk.scores import (
+    active_alike,
+    best_first,
+    ranks,
+    variances,
+    weighted_sum,
+)
+from kernels.query_blocks import Block
+
+
+class Selected(NamedTuple):
+    """active [B, C, HI, S]: σ of the heads' logits; scores I [B, C, S]; mask bool [B, C, S]."""
+
+    active: Tensor
+    scores: Tensor
+    mask: Tensor
+
+
+def select(
+    q: Tensor, k: Tensor, w: Tensor, bias: Tensor, block: Block, rule: AdaptiveK, kind: str
+) -> Selected:
+    """What `lightning_topk` selects for the block's queries q [B, C, HI, DI] among its keys k [B, S, DI]."""
+    active = active_alike(q, k, bias, kind)
+    scores = weighted_sum(active, w)
+    counts = rule(variances(scores, block.visible, len(bias)))
+    counts = torch.minimum(counts, block.visible.sum(-1))
+    rank = best_first(ranks(scores, w, kind), block)
+    mask = (rank >= lowest_kept(rank, counts).unsqueeze(-1)).logical_and_(block.visible)
+    return Selected(active, scores, mask)
+
+
+def lowest_kept(rank: Tensor, counts: Tensor) -> Tensor:
+    """The counts-th highest of each row's ranks: rank int64 [B, C, S], counts int64 [B, C] in [1, S] -> [B, C].
+
+    NumPy partitions rows in vectors, several times as fast as a top-k that returns places too.
+    """
+    rows, places = rank.flatten(0, 1).numpy(), (rank.shape[-1] - counts).flatten().tolist()
+    found = [np.partition(row, place)[place] for row, place in zip(rows, places, strict=True)]
+    return torch.from_numpy(np.array(found, dtype=np.int64)).view(counts.shape)

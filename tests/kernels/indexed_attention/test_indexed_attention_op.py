@@ -1,0 +1,211 @@
+"""indexed_attention: the fused blocks against its three operations; selection, gradients, cost and errors."""
+
+import pytest
+import torch
+from support.kernel_cases import TOLERANCE, assert_agree, normal, packed
+from support.margins import below
+
+from kernels import AdaptiveK, attention, indexed_attention, lightning_topk, masks, query_blocks
+from kernels.flops import flop_counter
+from kernels.ops.indexed_attention import torch_ops
+from kernels.ops.indexed_attention.backward import FAINTEST
+from kernels.ops.indexed_attention.forward import Indexer, attend
+
+NAMES = ("q", "k", "v", "q_idx", "k_idx", "w_idx", "bias", "tau")
+
+
+def layer(
+    batch, time, heads=4, kv_heads=2, width=8, value_width=8, index_heads=3, index_width=5, signed=False
+):
+    """q, k, v of an attention, and q_idx, k_idx, w_idx, bias, tau of its indexer; signed: weights as ReLU has them."""
+    w = normal(batch, time, index_heads, seed=5)
+    return [
+        normal(batch, time, heads, width, seed=0),
+        normal(batch, time, kv_heads, width, seed=1),
+        normal(batch, time, kv_heads, value_width, seed=2),
+        normal(batch, time, index_heads, index_width, seed=3),
+        normal(batch, time, index_width, seed=4),
+        w if signed else w.sigmoid(),
+        normal(index_heads, seed=6),
+        torch.tensor(1.0 if signed else 7.0, dtype=torch.float64),
+    ]
+
+
+FIVE, EIGHTH = AdaptiveK("none", 5, 1, 5), AdaptiveK("inverse", 9, 2, 18, reference=0.01)
+CASES = {
+    "plain": (layer(2, 37), {"rule": FIVE}),
+    "adaptive, blocks": (layer(1, 150, heads=2, width=4), {"rule": EIGHTH}),
+    "seed's rule": (layer(2, 21), {"rule": AdaptiveK("seed", 4, 2, 12, beta=2.0)}),
+    "one token": (layer(2, 1), {"rule": FIVE}),
+    "everything": (layer(2, 20), {"rule": AdaptiveK("none", 99, 1, 99)}),
+    "scale, narrow values": (layer(1, 30, value_width=3), {"rule": FIVE, "scale": 0.7}),
+    "one KV head for six, one index head": (layer(2, 26, 6, 1, index_heads=1), {"rule": FIVE}),
+    "a KV head a head": (layer(1, 26, 3, 3), {"rule": FIVE}),
+    "ReLU": (layer(2, 37, signed=True), {"rule": FIVE, "scores": "relu"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def fuses(monkeypatch):
+    """Cases this small would gather the selected keys."""
+    monkeypatch.setattr(torch_ops, "gathers", lambda *_: False)
+
+
+def joined(**options):
+    """Both outputs in one vector."""
+    return lambda *x: torch.cat([y.flatten() for y in indexed_attention(*x, **options)])
+
+
+@pytest.mark.parametrize("budget", [1 << 20, 1 << 9], ids=["few blocks", "many"])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_equal_the_three_operations(case, dtype, budget, monkeypatch):
+    monkeypatch.setitem(query_blocks.BUDGET, "cpu", budget)
+    inputs, options = CASES[case]
+    pair = [joined(backend=backend, **options) for backend in ("torch", "reference")]
+    assert_agree(*pair, [x.to(dtype) for x in inputs])
+
+
+@pytest.mark.parametrize("budget", [1 << 20, 1 << 9], ids=["few blocks", "many"])
+@pytest.mark.parametrize("kind", ["sigmoid", "relu"])
+def test_it_selects_what_lightning_topk_selects_ties_included(kind, budget, monkeypatch):
+    monkeypatch.setitem(query_blocks.BUDGET, "cpu", budget)
+    q, k, v, *indexer = layer(2, 90, signed=kind == "relu")
+    indexer[1] = indexer[1][:, torch.arange(90) % 7]  # every key stands at 12 or 13 places
+    indexer[0][:, 40:] = 0  # and from here on all keys of a query score alike
+    out, *_ = attend(q, k, v, Indexer(*indexer), FIVE, kind, 1.0, False)
+    places = lightning_topk(*indexer[:4], k=5, scores=kind)
+    wanted = torch.zeros(2, 90, 91, dtype=torch.float64).scatter_(-1, places.long() % 91, 1)[..., :90]
+    assert torch.equal(masks.unpack(out.bits, 90, torch.float64), wanted)
+
+
+def test_keys_that_nobody_selects_get_no_gradient_at_all():
+    """Weights below e^−60 count as that in the backward: not those of hidden keys, which are 0."""
+    inputs = [x.requires_grad_() for x in layer(1, 60)]
+    o, _ = indexed_attention(*inputs, rule=AdaptiveK("none", 3, 1, 3))
+    seen = lightning_topk(*(x.detach() for x in inputs[3:7]), k=3)[0, 30:].unique().tolist()
+    dk, dv = torch.autograd.grad(o[:, 30:].square().sum(), inputs[1:3])
+    hidden = [s for s in range(60) if s not in seen]
+    assert 10 < len(hidden) < 58
+    assert not dk[0, hidden].any()
+    assert not dv[0, hidden].any()
+
+
+def test_scores_that_differ_by_hundreds_have_the_right_gradients():
+    """Most weights underflow; the largest do not, and differences below e^−60 are far below rounding."""
+    assert FAINTEST < -50
+    q, *rest = layer(1, 40)
+    pair = [joined(backend=backend, rule=EIGHTH) for backend in ("torch", "reference")]
+    assert_agree(*pair, [300 * q, *rest])
+
+
+def test_selecting_everything_is_full_attention():
+    q, k, v, *indexer = layer(2, 33)
+    o, _ = indexed_attention(q, k, v, *indexer, rule=AdaptiveK("none", 33, 1, 33))
+    below((o - attention(q, k, v)).abs().max(), 1e-13)
+
+
+@pytest.mark.parametrize("kind", ["sigmoid", "relu"])
+def test_gradients_are_the_derivatives(kind):
+    inputs = [x.requires_grad_() for x in layer(1, 7, 2, 1, 3, 2, 2, 3, signed=kind == "relu")]
+    call = joined(rule=AdaptiveK("none", 3, 1, 3), scores=kind)
+    assert torch.autograd.gradcheck(lambda *x: call(*x)[:-1], inputs[:3] + [x.detach() for x in inputs[3:]])
+    assert torch.autograd.gradcheck(lambda *x: call(*inputs_of(inputs, x))[-1:], inputs[3:])
+
+
+def inputs_of(inputs, indexer):
+    """Attention's inputs without gradient, which the loss passes none to, and an indexer's."""
+    return [x.detach() for x in inputs[:3]] + list(indexer)
+
+
+def test_each_output_reaches_its_own_inputs_alone():
+    inputs = [x.requires_grad_() for x in layer(1, 9)]
+    o, loss = indexed_attention(*inputs, rule=FIVE)
+    for output, reached in ((o.sum(), set(NAMES[:3])), (loss, set(NAMES[3:]))):
+        grads = torch.autograd.grad(output, inputs, retain_graph=True, allow_unused=True)
+        assert {name for name, x in zip(NAMES, grads, strict=True) if x is not None} == reached
+
+
+def test_the_same_numbers_without_gradients():
+    inputs = layer(1, 30)
+    with torch.no_grad():
+        found = joined(rule=EIGHTH)(*inputs)
+    assert torch.equal(found, joined(rule=EIGHTH)(*(x.requires_grad_() for x in inputs)))
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+def test_the_gate_is_that_of_sparse_attention(fused, monkeypatch):
+    monkeypatch.setattr(torch_ops, "gathers", lambda *_: not fused)
+    inputs, gate = layer(1, 20), normal(1, 20, 4, 8, seed=7)
+    pair = [
+        lambda *x, b=b: indexed_attention(*x[1:], gate_logits=x[0], rule=FIVE, backend=b)[0]
+        for b in ("torch", "reference")
+    ]
+    reached = [gate, *inputs[:3]]
+    assert_agree(*(lambda *x, f=f: f(*x, *inputs[3:]) for f in pair), reached)
+    with pytest.raises(ValueError, match="gate_logits"):
+        indexed_attention(*inputs, gate_logits=gate[..., :3], rule=FIVE)
+
+
+def test_what_the_fused_form_does_not_serve_is_computed_by_the_three_operations(monkeypatch):
+    monkeypatch.setattr(torch_ops, "indexed_attention_op", None)
+    inputs, options = layer(1, 20), {"cu_seqlens": packed(9, 0, 11)}
+    assert_agree(joined(rule=FIVE, **options), joined(rule=FIVE, backend="reference", **options), inputs)
+    half = [x.bfloat16() for x in inputs[:3]] + [x.float() for x in inputs[3:]]
+    assert indexed_attention(*half, rule=FIVE)[0].dtype == torch.bfloat16
+    monkeypatch.setattr(torch_ops, "gathers", lambda *_: True)
+    assert_agree(joined(rule=FIVE), joined(rule=FIVE, backend="reference"), inputs)
+
+
+def test_copies_are_cheaper_where_few_of_many_keys_may_be_selected(monkeypatch):
+    monkeypatch.undo()
+    q, k, *_ = (torch.empty(1, 4096, heads, 8) for heads in (4, 2))
+    fuses = [torch_ops._fuses(q, k, AdaptiveK("none", n, 1, n), None) for n in (16, 1024)]
+    assert fuses == [False, True]
+
+
+@pytest.mark.parametrize("rule", [FIVE, EIGHTH], ids=["5", "adaptive"])
+def test_it_counts_the_flops_of_the_three_operations(rule):
+    counts = []
+    for device in ("cpu", "meta"):  # the meta device runs the three
+        inputs = [x.to(device).requires_grad_() for x in layer(2, 40)]
+        with flop_counter() as counter:
+            o, loss = indexed_attention(*inputs, rule=rule)
+            (o.sum() + loss).backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.slow
+def test_compiles_in_one_graph():
+    inputs = [x.float().requires_grad_() for x in layer(1, 12)]
+    call = joined(rule=EIGHTH)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert_agree(compiled, call, inputs)
+
+
+def test_the_operators_keep_what_they_promise_to_pytorch():
+    settings = ("inverse", 9, 2, 18, 1.0, 0.01, 0.35, "sigmoid", True)
+    inputs = [x.requires_grad_() for x in layer(1, 12)]
+    torch.library.opcheck(torch_ops.indexed_attention_op, (*inputs, *settings))
+
+
+BAD = {
+    "heads": ({"q": layer(2, 9, heads=3)[0]}, "divisible by the KV heads"),
+    "lengths": ({"q_idx": layer(2, 8)[3], "w_idx": layer(2, 8)[5]}, "needs one \\[B, T\\]"),
+    "index width": ({"k_idx": layer(2, 9, index_width=4)[4]}, "index width differ"),
+    "tau": ({"tau": torch.ones(2)}, "tau \\[\\]"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
+def test_errors_name_what_is_wrong(change, message):
+    inputs = {**dict(zip(NAMES, layer(2, 9), strict=True)), **change}
+    with pytest.raises(ValueError, match=message):
+        indexed_attention(**inputs, rule=FIVE)
+
+
+def test_unknown_scores_and_backends_are_named():
+    for option, value in (("scores", "tanh"), ("backend", "cuda")):
+        with pytest.raises(ValueError, match=value):
+            indexed_attention(*layer(1, 5), rule=FIVE, **{option: value})
