@@ -26,4 +26,6 @@ class Compress(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Blocks x [..., l, K] -> summaries [..., K]."""
-        return self.down(F.silu(self.up((x + self.positions).flatten(-2))))
+        # W_1·vec(x + E) as W_1·vec(x) + W_1·vec(E): without a copy of all blocks.
+        hidden = self.up(x.flatten(-2)) + self.up(self.positions.flatten())
+        return self.down(F.silu(hidden))
