@@ -53,8 +53,9 @@ def run(folder: Path, *words: str) -> tuple[str, list[dict]]:
     command = [sys.executable, "-m", "pytest", "-p", "support.margins", "-c", os.devnull, "--rootdir", "."]
     command += words
     paths = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    own = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}  # of the suite around
     made = subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True
+        command, cwd=folder, env={**own, "PYTHONPATH": paths}, capture_output=True, text=True
     )
     assert made.returncode == 0, made.stdout + made.stderr
     return made.stdout, list(csv.DictReader((folder / "all.csv").open()))
