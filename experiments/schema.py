@@ -185,8 +185,8 @@ class BenchConfig:
     """How job=bench measures.
 
     lengths: sequence lengths (null: the suite's own).
-    tokens: suites kernels and models, batch times length (null: the suite's own).
-    cases: suites kernels, compile, models, traffic and inference, beginnings of the names to measure (null: all;
+    tokens: suites kernels, models and steps, batch times length (null: the suite's own).
+    cases: suites kernels, compile, models, steps, traffic and inference, beginnings of the names to measure (null: all;
         of inference none where there are runs).
     runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
