@@ -177,7 +177,7 @@ def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
     source = (FOLDER / "layer.py").read_text()
     lazy, eager = "lambda: {", 'lambda: {"squares": squares, '
     place = 'inside.record("streams", ' + lazy
-    wasteful = source.replace(place, "squares = y.square()\n        " + place.replace(lazy, eager))
+    wasteful = source.replace(place, "squares = u.square()\n        " + place.replace(lazy, eager))
     assert wasteful != source
     assert ast.dump(bare_zoo.strip(wasteful)) == ast.dump(bare_zoo.strip(source))
     made = types.ModuleType("wasteful_layer")

@@ -36,4 +36,7 @@ def select(
     counts = rule(variances(scores, block.visible, len(bias)))
     counts = torch.minimum(counts, block.visible.sum(-1))
     rank = best_first(ranks(scores, w, kind), block)
-    return Selected(active, scores, rank >= lowest_kept(rank, counts).unsqueeze(-1))
+    mask = rank >= lowest_kept(rank, counts).unsqueeze(-1)
+    return Selected(
+        active, scores, mask.logical_and_(block.visible)
+    )  # scores that are no numbers rank anywhere

@@ -22,10 +22,11 @@ def best_places(rank: Tensor, counts: Tensor, k_max: int) -> Tensor:
 
     Unused ones are −1.
     """
-    kept, counts = rank >= lowest_kept(rank, counts).unsqueeze(-1), counts.flatten()
-    row, place = kept.flatten(0, 1).nonzero(as_tuple=True)
+    kept, counts = (rank >= lowest_kept(rank, counts).unsqueeze(-1)).flatten(0, 1), counts.flatten()
+    row, place = kept.nonzero(as_tuple=True)
     # Places of a row come in rising order: the last of them is the first of the result.
-    slot = (counts.cumsum(0) - 1)[row] - torch.arange(len(row))
+    slot = (kept.sum(-1).cumsum(0) - 1)[row] - torch.arange(len(row))
+    inside = slot < counts[row]  # more are kept only where scores are no numbers, and ranks tie
     out = torch.full((len(counts), k_max), -1, dtype=torch.int32)
-    out[row, slot] = place.to(torch.int32)
+    out[row[inside], slot[inside]] = place[inside].to(torch.int32)
     return out.view(*rank.shape[:2], k_max)

@@ -96,8 +96,8 @@ def best_first(rank: Tensor, block: Block) -> Tensor:
 def _shares(scores: Tensor, w: Tensor) -> Tensor:
     """I_ts/Σ_j w_tj in steps of 2^−40, int64: counted by the lowest 42 bits."""
     share = scores / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-    # At 2^52 an fp64 has steps of 1, and the lowest bits of its pattern count them.
-    return share.float().double().mul_(1 / TIE).add_(2.0**52).view(torch.int64)
+    # Around 1.5·2^52 an fp64 has steps of 1, and the lowest bits of its pattern count them.
+    return share.float().double().mul_(1 / TIE).add_(1.5 * 2.0**52).view(torch.int64)
 
 
 def _ordered_bits(scores: Tensor) -> Tensor:

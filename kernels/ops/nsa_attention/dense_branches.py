@@ -34,7 +34,10 @@ def by_lane(x: Tensor, kv_heads: int) -> Tensor:
 
 def by_token(x: Tensor, batch: int, queries: int) -> Tensor:
     """The inverse of `by_lane`: [B·Hkv, T·G, D] -> [B, T, H, D]."""
-    kv_heads, group = x.shape[0] // batch, max(1, x.shape[1] // max(1, queries))  # there may be no rows at all
+    kv_heads, group = (
+        x.shape[0] // batch,
+        max(1, x.shape[1] // max(1, queries)),
+    )  # there may be no rows at all
     return x.unflatten(0, (batch, kv_heads)).unflatten(2, (queries, group)).transpose(1, 2).flatten(2, 3)
 
 

@@ -99,6 +99,18 @@ def test_scores_that_differ_by_hundreds_have_the_right_gradients():
     assert_agree(*pair, [300 * q, *rest])
 
 
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "apart"])
+def test_numbers_that_are_none_come_through_and_stop_nothing(fused, monkeypatch):
+    """A training run that diverges is told so by its loss, not by an index out of range."""
+    monkeypatch.setattr(torch_ops, "gathers", lambda *_: not fused)
+    inputs = layer(1, 40)
+    inputs[3][0, 20] = torch.nan
+    inputs[4][0, 7] = torch.nan
+    o, loss = indexed_attention(*inputs, rule=FIVE)
+    assert loss.isnan()
+    below((o[:, :7] - indexed_attention(*layer(1, 40), rule=FIVE)[0][:, :7]).abs().max(), 1e-13)
+
+
 def test_selecting_everything_is_full_attention():
     q, k, v, *indexer = layer(2, 33)
     o, _ = indexed_attention(q, k, v, *indexer, rule=AdaptiveK("none", 33, 1, 33))
