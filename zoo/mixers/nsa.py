@@ -195,8 +195,8 @@ class NSA(Mixer):
         """(q, RoPE(q)) [B, T, H, K], and (k, v) [B, T, Hkv, K] of the three branches."""
         q = self.q_proj(x).unflatten(-1, (-1, self.width))
         k, v = (p(x).unflatten(-1, (-1, self.width)) for p in (self.k_proj, self.v_proj))
-        q_turned, k_turned = kernels.rope_each((q, k[:, :, self.kv_heads :]), positions, self.rope_base)
-        near, far = k_turned.split(self.kv_heads, 2)
+        turned = kernels.rope(torch.cat([q, k[:, :, self.kv_heads :]], 2), positions, self.rope_base)
+        q_turned, near, far = turned.split([self.heads, self.kv_heads, self.kv_heads], 2)
         values = v.split(self.kv_heads, 2)
         return (q, q_turned), *zip((k[:, :, : self.kv_heads], near, far), values, strict=True)
 

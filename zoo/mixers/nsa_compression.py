@@ -26,6 +26,4 @@ class Compress(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Blocks x [..., l, K] -> summaries [..., K]."""
-        # W_1·vec(x + E) as W_1·vec(x) + W_1·vec(E): without a copy of all blocks.
-        hidden = self.up(x.flatten(-2)) + F.linear(self.positions.flatten(), self.up.weight)
-        return self.down(F.silu(hidden))
+        return self.down(F.silu(self.up((x + self.positions).flatten(-2))))

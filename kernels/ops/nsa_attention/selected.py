@@ -1,140 +1,121 @@
-"""The selection branch: ranges of tokens that are read without a choice, and tiles of queries by chosen block.
+"""The selection branch, one stretch of queries after another, each as tiles of queries and blocks of keys.
 
-Tensors by lane, as in `dense_branches`. Queries below n·l' read every token, the others the blocks 0, b − 1 and b:
-ranges of keys. The n − 3 chosen blocks come in tiles, one stretch of queries after another. A query's softmax runs
-over both: the backward of either needs only its log-sum-exp.
+One sequence, or a batch of one length: q [B, Tq, H, K] with the scale in it, k [B, Tk, Hkv, K], v [B, Tk, Hkv, V],
+chosen int32 [B, Tq, Hkv, n]; query i stands at position i + Tk − Tq. Work and memory are T·n·l'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.dense_branches import LOG2_E, attend, attend_backward
-from kernels.ops.nsa_attention.query_ranges import Place, QueryBlock, forced_ranges, prefix_ranges
-from kernels.ops.nsa_attention.tiles import Scratch, Tiles, make_tiles, stretches
+from kernels.ops.nsa_attention.tiles import Tiles, make_tiles, stretches
 
 
-def selected_forward(
-    inputs: tuple[Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, chosen: Tensor, sizes: Sizes, group: int
-) -> None:
-    """Write attention to the selected blocks to `out` [L, Tq·G, V] and log-sum-exps to `lse` [L, Tq·G, 1].
+class Blocks:
+    """Keys and values by block, [B·Hkv·J, l', D], the last block of a sequence filled up with zeros."""
 
-    chosen  int32 [L, C, n − 3]: the blocks of the last C queries, but for those that are forced
-    """
-    q, k, v = inputs
-    attend(_ranges(q, k, sizes, group), inputs, out, lse, group)
-    if chosen.numel() == 0:
-        return
-    keys_t, values = (_cut(k, sizes) * LOG2_E).mT.contiguous(), _cut(v, sizes).contiguous()
-    scratch = Scratch(q)
-    for lanes, rows, tiles in tiles_of(chosen, q, k, sizes, group):
-        queries = _by_query(q[lanes, rows], group)
-        found = tiles.places("found", scratch, group, v.shape[-1])
-        top, total = (tiles.places(name, scratch, group, 1) for name in ("top", "total"))
-        for part in tiles.parts(group, sizes.select_size):
-            given = tiles.spread(queries, part, scratch)
-            keys = tiles.blocks(keys_t, part, "keys", scratch)
-            scores = torch.bmm(given, keys, out=scratch("scores", *given.shape[:2], keys.shape[2]))
-            highest = torch.amax(scores, -1, keepdim=True, out=tiles.part_of(top, part))
-            weights = scores.sub_(highest).exp2_()
-            torch.sum(weights, -1, keepdim=True, out=tiles.part_of(total, part))
-            torch.bmm(weights, tiles.blocks(values, part, "values", scratch), out=tiles.part_of(found, part))
-        _merge(out[lanes, rows], lse[lanes, rows], found, top, total, tiles, group)
+    def __init__(self, k: Tensor, v: Tensor, sizes: Sizes, dtype: torch.dtype) -> None:
+        self.size, self.count = sizes.select_size, sizes.selectable(k.shape[1])
+        self.keys, self.values = self._cut(k.to(dtype)), self._cut(v.to(dtype))
+        self.keys_t, self.values_t = (x.mT.contiguous() for x in (self.keys, self.values))
+
+    def _cut(self, x: Tensor) -> Tensor:
+        x = F.pad(x, (0, 0, 0, 0, 0, self.count * self.size - x.shape[1]))
+        return x.transpose(1, 2).unflatten(2, (self.count, self.size)).flatten(0, 2)
+
+    def whole(self, x: Tensor, like: Tensor) -> Tensor:
+        """Join blocks [B·Hkv·J, l', D] to [B, T, Hkv, D], in the dtype of `like`."""
+        x = x.unflatten(0, (like.shape[0], like.shape[2], -1)).flatten(2, 3)
+        return x[:, :, : like.shape[1]].transpose(1, 2).to(like.dtype)
 
 
-def _merge(
-    out: Tensor, lse: Tensor, found: Tensor, top: Tensor, total: Tensor, tiles: Tiles, group: int
-) -> None:
-    """Join attention over ranges, `out` [L, C·G, V] and `lse`, with what the tiles found, in place."""
-    # Log-sum-exps have base 2 here, but for those that come and go.
-    tops, totals = top[..., 0][tiles.place], total[..., 0][tiles.place]
-    before = lse.reshape(-1, group) * LOG2_E
-    highest = torch.maximum(tops.amax(1), before)
-    share = tops.sub_(highest.unsqueeze(1)).exp2_()
-    kept = (before - highest).exp2_()
-    whole = (share * totals).sum(1).add_(kept)
-    more = tiles.collect(found, share.div_(whole.unsqueeze(1)))
-    out.mul_(kept.div_(whole).view_as(lse)).add_(more.view_as(out))
-    lse.copy_(whole.log2_().add_(highest).div_(LOG2_E).view_as(lse))
+def gathered(
+    q: Tensor, k: Tensor, chosen: Tensor, sizes: Sizes
+) -> Iterator[tuple[tuple[slice, slice], Tiles, Tensor]]:
+    """Yield (sequences and queries, their tiles, the position of every query [P + 1])."""
+    batch, queries, heads, width = q.shape
+    numbers = heads * sizes.n_select * max(sizes.select_size, width)
+    for here in stretches(batch, queries, numbers, q.device):
+        position = here[1].start + k.shape[1] - queries
+        blocks = sizes.selectable(k.shape[1])
+        tiles = make_tiles(chosen[here], blocks, here[0].start, position, sizes)
+        count = here[1].stop - here[1].start
+        t = torch.arange(tiles.place.shape[0] + 1, device=q.device) % count + position
+        t[-1] = k.shape[1]  # a place without a query sees everything, so that its row is finite
+        yield here, tiles, t
+
+
+def by_head(x: Tensor, kv_heads: int) -> Tensor:
+    """Rows by KV head and query: [B, C, H, D] -> [B·Hkv·C + 1, G, D], the last row 0."""
+    x = x.unflatten(2, (kv_heads, -1)).transpose(1, 2).flatten(0, 2)
+    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+
+
+def by_query(x: Tensor, shape: torch.Size, kv_heads: int) -> Tensor:
+    """The inverse of `by_head` but for its last row: [B·Hkv·C, G, D] -> [B, C, H, D], shape [B, C, …]."""
+    return x.unflatten(0, (shape[0], kv_heads, shape[1])).transpose(1, 2).flatten(2, 3)
+
+
+def scores(q: Tensor, blocks: Blocks, tiles: Tiles, part: slice, t: Tensor) -> Tensor:
+    """Scores [n, R·G, l'] of the queries q [n, R·G, K] of tiles and the keys of their blocks; −∞ after the query."""
+    row = tiles.row[part]
+    raw = torch.bmm(q, blocks.keys_t.index_select(0, row))
+    edge = tiles.edge[part].nonzero()[:, 0]
+    begin = (row[edge] % blocks.count * blocks.size)[:, None, None]
+    hidden = begin + torch.arange(blocks.size, device=t.device) > t[tiles.source[part][edge]].unsqueeze(-1)
+    cut = raw[edge].unflatten(1, (hidden.shape[1], -1)).masked_fill_(hidden.unsqueeze(2), -torch.inf)
+    return raw.index_copy_(0, edge, cut.flatten(1, 2))
+
+
+def selected_forward(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes) -> tuple[Tensor, Tensor]:
+    """Attention o [B, Tq, H, V] to the chosen blocks and log-sum-exps [B, Tq, H]."""
+    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
+    out, lse = q.new_empty(*q.shape[:3], v.shape[-1]), q.new_empty(q.shape[:3])
+    blocks = Blocks(k, v, sizes, q.dtype)
+    for here, tiles, t in gathered(q, k, chosen, sizes):
+        queries = by_head(q[here], kv_heads)
+        rows, top, total = (tiles.places(q, group, *x) for x in ((v.shape[-1], 0), (1, -torch.inf), (1, 0)))
+        for part in tiles.parts(group, blocks.size):
+            raw = scores(tiles.spread(queries, part), blocks, tiles, part, t)
+            highest = raw.amax(-1, keepdim=True)
+            weights = raw.sub_(highest).exp_()
+            tiles.part_of(top, part).copy_(highest)
+            tiles.part_of(total, part).copy_(weights.sum(-1, keepdim=True))
+            torch.bmm(weights, blocks.values.index_select(0, tiles.row[part]), out=tiles.part_of(rows, part))
+        tops, totals = top[..., 0][tiles.place], total[..., 0][tiles.place]
+        highest = tops.amax(1)
+        share = tops.sub_(highest.unsqueeze(1)).exp_()
+        whole = (share * totals).sum(1)
+        found = tiles.collect(rows, share.div_(whole.unsqueeze(1)))
+        out[here] = by_query(found, q[here].shape, kv_heads)
+        lse[here] = by_query((highest + whole.log()).unsqueeze(-1), q[here].shape, kv_heads)[..., 0]
+    return out, lse
 
 
 def selected_backward(
-    given: tuple[Tensor, Tensor, Tensor],
-    inputs: tuple[Tensor, Tensor, Tensor],
-    grads: tuple[Tensor, Tensor, Tensor],
-    chosen: Tensor,
-    sizes: Sizes,
-    group: int,
-) -> None:
-    """Write the gradient of q to dq, and add those of k and v to dk and dv; arguments as of `attend_backward`."""
-    q, k, v = inputs
-    dq, dk, dv = grads
-    attend_backward(_ranges(q, k, sizes, group), given, inputs, grads, group)
-    if chosen.numel() == 0:
-        return
-    keys, values = _cut(k, sizes).contiguous(), _cut(v, sizes)
-    keys_t, values_t = (keys * LOG2_E).mT.contiguous(), values.mT.contiguous()
-    d_keys, d_values = torch.zeros_like(keys), values.new_zeros(values.shape)
-    widths, scratch = (q.shape[-1], v.shape[-1], 1, 1), Scratch(q)
-    for lanes, rows, tiles in tiles_of(chosen, q, k, sizes, group):
-        # One row a query and head, so that one copy takes all that a tile needs of it.
-        d_out, out, lse = (x[lanes, rows] for x in given)
-        delta = (d_out * out).sum(-1, keepdim=True)
-        joined = _by_query(torch.cat([q[lanes, rows], d_out, lse * LOG2_E, delta], -1), group)
-        found = tiles.places("found", scratch, group, q.shape[-1])
-        for part in tiles.parts(group, sizes.select_size):
-            queries, d_out, lse, delta = tiles.spread(joined, part, scratch).split(widths, -1)
-            shape = *queries.shape[:2], sizes.select_size
-            take = partial(tiles.blocks, part=part, scratch=scratch)
-            weights = torch.bmm(queries, take(keys_t, name="keys"), out=scratch("weights", *shape))
-            d_scores = torch.bmm(d_out, take(values_t, name="values"), out=scratch("scores", *shape))
-            d_scores.sub_(delta).mul_(weights.sub_(lse).exp2_())
-            torch.bmm(d_scores, take(keys, name="keys"), out=tiles.part_of(found, part))
-            for to, scores, x in ((d_keys, d_scores, queries), (d_values, weights, d_out)):
-                more = scratch("blocks", shape[0], *to.shape[1:])
-                to.index_add_(0, tiles.row[part], torch.bmm(scores.mT, x, out=more))
-        more = tiles.collect(found)
-        dq[lanes, rows].add_(more.view_as(dq[lanes, rows]))
-    dk.add_(_joined(d_keys, k))
-    dv.add_(_joined(d_values, v))
-
-
-def _ranges(q: Tensor, k: Tensor, sizes: Sizes, group: int) -> Iterator[QueryBlock]:
-    place = Place(q.shape[1] // group, k.shape[1], group, q)
-    yield from prefix_ranges(place, sizes)
-    yield from forced_ranges(place, sizes)
-
-
-def tiles_of(
-    chosen: Tensor, q: Tensor, k: Tensor, sizes: Sizes, group: int
-) -> Iterator[tuple[slice, slice, Tiles]]:
-    """Yield (lanes, rows of q, their tiles) for the chosen blocks int32 [L, C, n − 3] of the last C queries."""
-    lanes, queries, n = chosen.shape
-    first = q.shape[1] // group - queries
-    for some, here in stretches(lanes, queries, n * group * q.shape[2], q.device):
-        tiles = make_tiles(chosen[some, here], sizes.selectable(k.shape[1]), some.start)
-        yield some, slice((first + here.start) * group, (first + here.stop) * group), tiles
-
-
-def _cut(x: Tensor, sizes: Sizes) -> Tensor:
-    """[L, T, D] by block, [L·J, l', D], the last block of a lane filled up with zeros."""
-    count = sizes.selectable(x.shape[1])
-    x = F.pad(x, (0, 0, 0, count * sizes.select_size - x.shape[1]))
-    return x.unflatten(1, (count, sizes.select_size)).flatten(0, 1)
-
-
-def _joined(x: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_cut`, for `like` [L, T, D]."""
-    return x.view(like.shape[0], -1, like.shape[2])[:, : like.shape[1]]
-
-
-def _by_query(x: Tensor, group: int) -> Tensor:
-    """[L, C·G, D] -> [L·C + 1, G, D], the last row 0."""
-    x = x.reshape(-1, group, x.shape[-1])
-    return torch.cat([x, x.new_zeros(1, *x.shape[1:])])
+    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, sizes: Sizes
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v; the weights are computed again."""
+    kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
+    blocks = Blocks(k, v, sizes, q.dtype)
+    dq, dk, dv = torch.empty_like(q), torch.zeros_like(blocks.keys), torch.zeros_like(blocks.values)
+    delta = (grad * out).sum(-1)
+    for here, tiles, t in gathered(q, k, chosen, sizes):
+        inputs = [by_head(x[here], kv_heads) for x in (q, grad, torch.stack([lse, delta], -1))]
+        rows = tiles.places(q, group, q.shape[-1], 0)
+        for part in tiles.parts(group, blocks.size):
+            row = tiles.row[part]
+            queries, d_out, numbers = (tiles.spread(x, part) for x in inputs)
+            shift, less = numbers.split(1, -1)
+            weights = scores(queries, blocks, tiles, part, t).sub_(shift).exp_()
+            d_scores = torch.bmm(d_out, blocks.values_t.index_select(0, row)).sub_(less).mul_(weights)
+            torch.bmm(d_scores, blocks.keys.index_select(0, row), out=tiles.part_of(rows, part))
+            dk.index_add_(0, row, torch.bmm(d_scores.mT, queries))
+            dv.index_add_(0, row, torch.bmm(weights.mT, d_out))
+        dq[here] = by_query(tiles.collect(rows), q[here].shape, kv_heads)
+    return dq, blocks.whole(dk, k), blocks.whole(dv, v)

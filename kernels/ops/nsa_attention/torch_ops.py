@@ -7,7 +7,6 @@ operators with a shape, a gradient and a cost. Packed sequences become batches o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +17,12 @@ from kernels.checks import without_autocast
 from kernels.flops import attention_flops
 from kernels.ops.nsa_attention.block_topk import block_topk
 from kernels.ops.nsa_attention.blocks import Sizes
-from kernels.ops.nsa_attention.dense_branches import attend, attend_backward, by_lane, by_token
-from kernels.ops.nsa_attention.query_ranges import (
-    Place,
+from kernels.ops.nsa_attention.dense_branches import (
     QueryBlock,
-    compression_ranges,
-    window_ranges,
+    attend,
+    attend_backward,
+    compression_blocks,
+    window_blocks,
 )
 from kernels.ops.nsa_attention.selected import selected_backward, selected_forward
 from kernels.ops.nsa_attention.torch_step import nsa_torch_step
@@ -51,9 +50,8 @@ def nsa_attention_torch(
         return nsa_torch_step(q, *kv, gates, q_rotated=q_rotated, sizes=sizes, scale=scale)
     wide = torch.promote_types(q.dtype, torch.float32)
     numbers = (sizes.block_size, sizes.stride, sizes.select_size, sizes.n_select, sizes.window)
-    # The scale goes to the keys, which are fewer than the queries.
-    kv = (x for k, v in (compressed, selected, sliding) for x in (k.to(wide) * scale, v.to(wide)))
-    coarse, fine, near, *_ = branches_op(q.to(wide), q_rotated.to(wide), *kv, numbers, cu_seqlens)
+    queries = (x.to(wide) * scale for x in (q, q_rotated))
+    coarse, fine, near, *_ = branches_op(*queries, *compressed, *selected, *sliding, numbers, cu_seqlens)
     g = gates.unsqueeze(-1)
     return (g[..., 0, :] * coarse + g[..., 1, :] * fine + g[..., 2, :] * near).to(q.dtype)
 
@@ -66,57 +64,19 @@ def _is_step(q: Tensor, cu_seqlens: Tensor | None) -> bool:
 def forward(
     q: Tensor, q_rotated: Tensor, compressed: Pair, selected: Pair, sliding: Pair, sizes: Sizes
 ) -> tuple[Tensor, ...]:
-    """The branches [B, Tq, H, V], their log-sum-exps [B, Tq, H, 3] and the chosen blocks [B, Tq, Hkv, n − 3].
+    """The branches [B, Tq, H, V], log-sum-exps and selected blocks of one sequence, or of a batch of one length."""
+    time, kv_heads = selected[0].shape[1], selected[0].shape[2]
+    chosen = q.new_empty(*q.shape[:2], kv_heads, sizes.n_select, dtype=torch.int32)
 
-    Of one sequence, or of a batch of one length. A query that chooses none has zeros.
-    """
-    batch, queries, heads, _ = q.shape
-    kv_heads, group = selected[0].shape[2], heads // selected[0].shape[2]
-    plain, turned, *kv = (by_lane(x, kv_heads) for x in (q, q_rotated, *compressed, *selected, *sliding))
-    compression, window, place = _ranges(q, compressed, selected, sliding, sizes)
-    first, width = place.first_choosing(sizes), kv[1].shape[2]
-    # Queries before the first block's end have no row in the first branch.
-    found = [
-        make(*plain.shape[:2], n) for make in (plain.new_zeros, *(plain.new_empty,) * 2) for n in (width, 1)
-    ]
-    chosen = q.new_zeros(batch * kv_heads, queries, sizes.n_select - 3, dtype=torch.int32)
-    choose = partial(_choose, chosen, first, place, sizes)
-    parts = list(compression)
-    early = [part for part in parts if part.here.stop <= first]
-    attend(early, (plain, *kv[:2]), *found[:2], group)
-    attend(parts[len(early) :], (plain, *kv[:2]), *found[:2], group, choose)
-    selected_forward((turned, *kv[2:4]), *found[2:4], chosen[:, first:], sizes, group)
-    attend(window, (turned, *kv[4:]), *found[4:], group)
-    *outs, lse, chosen = (
-        by_token(x, batch, queries) for x in (*found[::2], torch.cat(found[1::2], -1), chosen)
-    )
-    return *outs, lse, chosen
+    def on_weights(part: QueryBlock, weights: Tensor) -> None:
+        t = torch.arange(part.here.start, part.here.stop, device=q.device) + time - q.shape[1]
+        last = time - q.shape[1] + part.here.stop - 1
+        chosen[:, part.here] = block_topk(weights.mean(3), t, last, sizes).transpose(1, 2)
 
-
-def _ranges(q: Tensor, compressed: Pair, selected: Pair, sliding: Pair, sizes: Sizes):
-    """The ranges of compression and of the window, and where the queries stand."""
-    queries, group = q.shape[1], q.shape[2] // selected[0].shape[2]
-    place, near = (Place(queries, x.shape[1], group, q) for x in (selected[0], sliding[0]))
-    compression = compression_ranges(place, sizes, compressed[0].shape[1])
-    return compression, window_ranges(near, sizes.window), place
-
-
-def _choose(
-    chosen: Tensor,
-    first: int,
-    place: Place,
-    sizes: Sizes,
-    part: QueryBlock,
-    lanes: slice,
-    weights: Tensor,
-    total: Tensor,
-) -> None:
-    """Write to `chosen` [L, Tq, n − 3] the blocks of the block's queries from `first` on, but for the forced ones."""
-    begin, end = max(first, part.here.start), part.here.stop
-    if begin < end:
-        p = (weights / total).unflatten(1, (part.queries, -1))[:, begin - end :].mean(2)
-        t, last = place.positions(begin, end), place.offset + end - 1
-        chosen[lanes, begin:end] = block_topk(p, t, last, sizes)[..., 3:]
+    coarse = attend(compression_blocks(q, time, sizes), q, *compressed, on_weights)
+    fine, lse = selected_forward(q_rotated, *selected, chosen, sizes)
+    near = attend(window_blocks(q_rotated, sliding[0].shape[1], sizes.window), q_rotated, *sliding)
+    return coarse, fine, near, lse, chosen
 
 
 def backward(
@@ -130,25 +90,13 @@ def backward(
     sizes: Sizes,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, q_rotated, and k and v of the three branches."""
-    *outs, lse, chosen = results
-    batch, queries, heads, _ = q.shape
-    kv_heads, group = selected[0].shape[2], heads // selected[0].shape[2]
-    lanes = partial(by_lane, kv_heads=kv_heads)
-    plain, turned, *kv = map(lanes, (q, q_rotated, *compressed, *selected, *sliding))
-    given = [
-        (lanes(grad), lanes(out), lanes(lse[..., branch, None]))
-        for branch, (grad, out) in enumerate(zip(grads, outs, strict=True))
-    ]
-    compression, window, place = _ranges(q, compressed, selected, sliding, sizes)
-    dq, (d_turned, more) = torch.zeros_like(plain), (torch.empty_like(plain) for _ in range(2))
-    d_kv = [torch.zeros_like(x) for x in kv]
-    attend_backward(compression, given[0], (plain, *kv[:2]), (dq, *d_kv[:2]), group)
-    rest = lanes(chosen)[:, place.first_choosing(sizes) :]
-    selected_backward(given[1], (turned, *kv[2:4]), (d_turned, *d_kv[2:4]), rest, sizes, group)
-    attend_backward(window, given[2], (turned, *kv[4:]), (more, *d_kv[4:]), group)
-    found = (dq, d_turned.add_(more), *d_kv)
-    counts = (queries, queries, *(x.shape[1] for x in (*compressed, *selected, *sliding)))
-    return tuple(by_token(x, batch, count) for x, count in zip(found, counts, strict=True))
+    coarse, fine, near, lse, chosen = results
+    rows = compression_blocks(q, selected[0].shape[1], sizes)
+    dq, *d_compressed = attend_backward(rows, grads[0], coarse, q, *compressed)
+    d_rotated, *d_selected = selected_backward(grads[1], fine, lse, q_rotated, *selected, chosen, sizes)
+    rows = window_blocks(q_rotated, sliding[0].shape[1], sizes.window)
+    more, *d_sliding = attend_backward(rows, grads[2], near, q_rotated, *sliding)
+    return dq, d_rotated.add_(more), *d_compressed, *d_selected, *d_sliding
 
 
 @torch.library.custom_op("archzoo::nsa_branches", mutates_args=())
@@ -164,7 +112,7 @@ def branches_op(
     sizes: list[int],
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Run `forward` on every sequence; selected blocks are numbered within their sequence. Keys are scaled."""
+    """Run `forward` on every sequence; selected blocks are numbered within their sequence. q, q_rotated are scaled."""
     inputs = (q, q_rotated, k_compressed, v_compressed, k_selected, v_selected, k_sliding, v_sliding)
     s = Sizes(*sizes)
     with without_autocast(q):
@@ -191,8 +139,8 @@ def _axes(cu_seqlens: Tensor, heads: int, sizes: Sizes) -> tuple[Axis, ...]:
 @branches_op.register_fake
 def _(q, q_rotated, kc, vc, ks, vs, kw, vw, sizes, cu_seqlens):
     outs = (q.new_empty(*q.shape[:3], vs.shape[-1]) for _ in range(3))
-    chosen = q.new_empty(*q.shape[:2], ks.shape[2], sizes[3] - 3, dtype=torch.int32)
-    return *outs, q.new_empty(*q.shape[:3], 3), chosen
+    chosen = q.new_empty(*q.shape[:2], ks.shape[2], sizes[3], dtype=torch.int32)
+    return *outs, q.new_empty(q.shape[:3]), chosen
 
 
 @torch.library.custom_op("archzoo::nsa_branches_backward", mutates_args=())
