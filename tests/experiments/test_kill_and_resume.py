@@ -36,7 +36,9 @@ def test_random_kills_change_nothing(
     reference = whole.start(*RECIPE, length)
     reached = []
     part = (steps - 12) // kills
-    for at in (part * i + draw.randrange(part // 2, part) for i in range(kills)):  # late in each part of the run
+    for at in (
+        part * i + draw.randrange(part // 2, part) for i in range(kills)
+    ):  # late in each part of the run
         process = torn.start(*PROBED, length)
         _wait_for_step(process, torn, at)
         if draw.random() < 0.4:
