@@ -7,6 +7,7 @@ once, for its output and for the loss's target.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -37,12 +38,11 @@ class Output(NamedTuple):
     bits: Tensor
 
 
-def blocks(q: Tensor) -> list[Block]:
-    """Blocks of the queries of q [B, T, H, K], forward and backward the same."""
+def blocks(q: Tensor) -> Iterator[Block]:
+    """Blocks of the queries of q [B, T, H, K], forward and backward the same; one at a time, as each has a mask."""
     time = q.shape[1]
-    return list(
-        query_blocks(time, time, block_size(q.shape[0] * q.shape[2] * time, q.device), None, q.device)
-    )
+    size = block_size(q.shape[0] * q.shape[2] * time, q.device)
+    return query_blocks(time, time, size, None, q.device)
 
 
 def rows_of(block: Block, group: int) -> slice:
