@@ -52,7 +52,7 @@ def root(above: object) -> float:
     low, high = 0.0, 1.0
     while not above(high):
         low, high = high, 2 * high
-    while high - low > 1e-10 * high:
+    while high - low > 1e-8 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if above(middle) else (middle, high)
     return (low + high) / 2
