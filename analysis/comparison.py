@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.answer import difference_text, rank_text
 from analysis.loading.results import Results
 from analysis.matching import deviations
-from analysis.rate_sweeps import unique_seeds, with_lowest_validation
+from analysis.rate_sweeps import unique_seeds, with_selection
 from analysis.statistics import estimate
 from analysis.units import engineering, number, visible
 from analysis.verdicts import COLUMNS, families
@@ -57,11 +57,11 @@ def ranking_metric(runs: pd.DataFrame) -> str:
 
 
 def with_final_validation(results: Results) -> pd.DataFrame:
-    """Add to the runs the last and the lowest validation loss in their metrics: FINAL and `rate_sweeps.LOWEST`."""
+    """Add to the runs FINAL, the last validation loss in their metrics, and the columns of `with_selection`."""
     rows = results.metrics
     rows = rows[(rows["split"] == "validation") & rows["loss"].notna()].sort_values("step", kind="stable")
     last = rows.groupby(["experiment", "run"])["loss"].last().rename(FINAL)
-    return with_lowest_validation(results).join(last, on=["experiment", "run"])
+    return with_selection(results).join(last, on=["experiment", "run"])
 
 
 def order_metric(runs: pd.DataFrame) -> str:

@@ -19,6 +19,7 @@ from analysis.comparison import compare, order_metric, with_final_validation
 from analysis.errors import NoData, ResultsError
 from analysis.files import remove_partials, write_atomically, write_text
 from analysis.gallery import draw, listed
+from analysis.loading import selection
 from analysis.loading.probe_tables import TABLES
 from analysis.loading.results import PathLike, Results
 from analysis.plotting.style import save
@@ -80,6 +81,9 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         )  # without it, a publication that was killed is recognised as incomplete
         files = [*shown.to_parquet(folder), *configurations.write(folder, configs, identities)]
         files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
+        if len(results.selection):
+            write = partial(results.selection.to_csv, index=False)
+            files.append(write_atomically(folder / selection.FILE, write))
         files += [file for one in figures for file in one.write(folder)]
         names = sorted({file.name for file in files} | {README, provenance.FILE})
         facts = replace(facts, files=names)

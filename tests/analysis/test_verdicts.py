@@ -167,6 +167,26 @@ def test_rates_with_most_seeds_are_those_that_were_chosen(study):
     assert "kda is better than transformer by 0.200" in said(added(study(), "transformer", [2.5], **lucky))[0]
 
 
+def test_a_selection_that_was_recorded_counts(study):
+    """Runs of job=compare have one rate each; the record says among how many it was selected, and which is at an edge."""
+    results = study(rates=RATES[1:2])
+    chosen = [(name, " ".join(results.runs.loc[results.runs["name"] == name, "run"])) for name in CENTERS]
+
+    def told(edge: str) -> list[str]:
+        rows = [
+            {"model": name, "lr": lr, "chosen": lr == 3e-3, "edge": edge, "confirmed_by": runs}
+            for name, runs in chosen
+            for lr in RATES
+        ]
+        again = replace(results)
+        again.__dict__["selection"] = pd.DataFrame(rows)
+        return said(again)
+
+    assert told("")[0].startswith("kda is better than transformer")
+    assert "Learning rates: each model's own, chosen on validation among 3." in told("")
+    assert "(a best learning rate at the edge of those tried): kda" in told("highest")[0]
+
+
 def test_depths_are_compared_apart(study):
     results = study()
     for name, loss in (("transformer", 2.0), ("kda", 1.0)):
