@@ -101,9 +101,9 @@ def _differences(spread: Spread, labels: pd.Index, baseline: str | None) -> dict
 
 
 def _ranks(spread: Spread) -> dict[str, pd.Series]:
-    """The ranks of models; empty for those of which no deviation over seeds is known."""
+    """The ranks of models; empty for those of which no deviation over seeds is known, and for one alone."""
     place = np.arange(len(spread.means))
-    known = ~np.isnan(spread.errors(place, place)[0])
+    known = ~np.isnan(spread.errors(place, place)[0]) & (len(place) > 1)
     return {
         name: pd.array(np.where(known, ranks, np.nan), dtype="Int64")
         for name, ranks in zip(("rank_best", "rank_worst"), rank_ranges(spread), strict=True)
@@ -111,7 +111,9 @@ def _ranks(spread: Spread) -> dict[str, pd.Series]:
 
 
 def _baseline(models: pd.DataFrame, named: pd.Series) -> str | None:
-    """The label that was named, else that of the only plain transformer."""
+    """The label that was named, else that of the only plain transformer; None for one model alone."""
+    if len(models) < 2:
+        return None
     plain = named.drop_duplicates() if len(named) else models.index[plain_transformers(models)]
     return plain[0] if len(plain := list(plain)) == 1 else None
 

@@ -260,7 +260,7 @@ class Config:
     results: folder of all results.
     run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
     runs: an experiment folder (report, probe, publish).
-    baseline: job=report and job=publish, the label of the model that others are compared with (null: the plain
+    baseline: job=compare, report and publish, the label of the model that others are compared with (null: the plain
         transformer).
     question: job=publish, the question of the study, in a sentence.
     figures: job=publish, names of figures.

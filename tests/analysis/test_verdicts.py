@@ -168,7 +168,7 @@ def test_rates_with_most_seeds_are_those_that_were_chosen(study):
 
 
 def test_a_selection_that_was_recorded_counts(study):
-    """Runs of job=compare have one rate each; the record says among how many it was selected, and which is at an edge."""
+    """Runs of job=compare have one rate each; the record says among how many it was selected, and where an edge is."""
     results = study(rates=RATES[1:2])
     chosen = [(name, " ".join(results.runs.loc[results.runs["name"] == name, "run"])) for name in CENTERS]
 
