@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from analysis import text_uncertainty
 from analysis.equality import Equality, equality
 from analysis.significance import seed_correlation, seeds_needed
 from analysis.significance.sample_size import paying_correlation
@@ -53,15 +54,18 @@ def difference_text(row: tuple) -> str:
     return f"{signed(row.difference, decimals)} ± {row.difference_ci:.{decimals}f}"
 
 
-def answers(families: Iterable[Family]) -> list[Answer]:
-    """Answer for every family of two models or more; titles only where there are several families."""
+def answers(families: Iterable[Family], documents: pd.DataFrame | None = None) -> list[Answer]:
+    """Answer for every family of two models or more; titles only where there are several families.
+
+    documents: ``Results.table("documents")``, for what the choice of the test text adds.
+    """
     several = [family for family in families if len(family.table) > 1]
     return [
         Answer(
             f"{family.experiment}, {family.depth} layers" if len(several) > 1 else "",
             _findings(family),
             _terms(equality(family.runs, family.baseline)),
-            _method(family),
+            _method(family) + ([] if documents is None else text_uncertainty.sentence(family, documents)),
         )
         for family in several
     ]

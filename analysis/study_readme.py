@@ -21,6 +21,7 @@ FILES = {
     "provenance.json": "this page's facts that stand in no table",
     "runs.parquet": "one row a run; columns in analysis/README.md",
     "metrics.parquet": "every row of the runs' metrics.csv",
+    "documents.parquet": "every run's sum of -ln p and tokens by document of the scored splits",
     "comparison.csv": "the first table of a report",
 }
 

@@ -110,7 +110,7 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
     return Content(
         title=summary.title(results.runs),
         summary=summary.paragraph(results.runs, table["label"]),
-        answers=answers(families(runs, metric, baseline)),
+        answers=answers(families(runs, metric, baseline), results.table("documents")),
         caveats=caveats(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
         fields=comparison(metric),
