@@ -260,6 +260,8 @@ class Config:
     results: folder of all results.
     run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
     runs: an experiment folder (report, probe, publish).
+    baseline: job=compare, report and publish, the label of the model that others are compared with (null: the plain
+        transformer).
     question: job=publish, the question of the study, in a sentence.
     figures: job=publish, names of figures.
     source: job=publish, where to get the text, if it has no public name.
@@ -277,6 +279,7 @@ class Config:
     results: str = "results"
     run: str | None = None
     runs: str | None = None
+    baseline: str | None = None
     question: str | None = None
     figures: list[str] = field(default_factory=list)
     source: str | None = None
