@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from analysis.figures import mutual_information
 from analysis.ledger.entries import Claim, Part
-from analysis.ledger.evidence import Evidence, seeds_check
+from analysis.ledger.evidence import Evidence, only, seeds_check
 from analysis.ledger.rules import (
     GPU,
     INCONCLUSIVE,
@@ -107,8 +107,7 @@ def balance(found: Evidence) -> Iterator[Part]:
 
 def meaning(found: Evidence) -> Iterator[Part]:
     """Information that choice and token share, beside shuffled choices and the token's frequency alone."""
-    rows = mutual_information.table(found.study("routing", ROUTING_COMMAND))
-    rows = rows[rows["label"] == "hypergraph"]
+    rows = mutual_information.table(only(found.study("routing", ROUTING_COMMAND), "label", "hypergraph"))
     means = {
         name: rows[rows["measure"] == name].groupby("seed")["value"].mean()
         for name in ("token", "frequency", "shuffled")

@@ -48,17 +48,6 @@ def composite_gain(found: Evidence) -> Iterator[Part]:
 
 def low_rank(found: Evidence) -> Iterator[Part]:
     """Energy of the first direction in trained streams, what rank 1 loses, and bytes."""
-    study = found.study(DEEP, DEEP_COMMAND)
-    energy, error = (at_best_rate(study, measure) for measure in ("stream_energy", "stream_error"))
-    energy, error = (
-        rows[(rows["residual"] == "shc") & (rows["end"] == 1)].groupby("run")["value"]
-        for rows in (energy, error)
-    )
-    yield seeds_check(
-        "energy in the first direction, least of all layers", energy.min(), at_least(0.85), DEEP
-    )
-    yield seeds_check("energy that rank 1 keeps, mean of layers", energy.mean(), at_least(0.99), DEEP)
-    yield seeds_check("relative error of rank 1, mean of layers", error.mean(), None, DEEP)
     needed = {
         "streams of rank 1: bytes between layers": at_most(1.2),
         "whole streams: bytes of the KV cache": about(4.0),
@@ -71,6 +60,17 @@ def low_rank(found: Evidence) -> Iterator[Part]:
                 f"so that the cache has {check.value:g} times the plain one's bytes, not 4",
                 check,
             )
+    study = found.study(DEEP, DEEP_COMMAND)
+    energy, error = (at_best_rate(study, measure) for measure in ("stream_energy", "stream_error"))
+    energy, error = (
+        rows[(rows["residual"] == "shc") & (rows["end"] == 1)].groupby("run")["value"]
+        for rows in (energy, error)
+    )
+    yield seeds_check(
+        "energy in the first direction, least of all layers", energy.min(), at_least(0.85), DEEP
+    )
+    yield seeds_check("energy that rank 1 keeps, mean of layers", energy.mean(), at_least(0.99), DEEP)
+    yield seeds_check("relative error of rank 1, mean of layers", error.mean(), None, DEEP)
 
 
 def explosion(found: Evidence) -> Iterator[Part]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +80,19 @@ class Evidence:
     def _of_user(self, name: str) -> Results | None:
         if self._runs is None or not (self._runs.runs["experiment"] == name).any():
             return None
-        places = self._runs.runs.loc[self._runs.runs["experiment"] == name, "folder"]
-        return load_results([Path(place) for place in places])
+        return only(self._runs, "experiment", name)
 
     def _published(self, name: str, command: str) -> Results:
         try:
             return load_results(self._home(name) / name)
         except ResultsError as error:
             raise Missing(f"there are no runs of the study {name}", command) from error
+
+
+def only(results: Results, column: str, value: str) -> Results:
+    """Return the results of the runs with this value in a column that runs and metrics share."""
+    runs, metrics = (x[x[column] == value].reset_index(drop=True) for x in (results.runs, results.metrics))
+    return replace(results, runs=runs, metrics=metrics, tables={})
 
 
 def row_check(
