@@ -130,6 +130,7 @@ CLAIMS = (
         "fifth from 256 to 8,192 tokens; the output sees the order of earlier tokens",
         kda,
         f"{INFERENCE_COMMAND}; pytest tests/zoo/test_kda.py tests/kernels/delta_rule",
+        shows="state after 128K tokens",
     ),
     Claim(
         19,
@@ -140,6 +141,7 @@ CLAIMS = (
         "2,048 tokens",
         lfm2,
         INFERENCE_COMMAND,
+        shows="transformer's time over lfm2's, prefill of 256",
     ),
     Claim(
         20,

@@ -77,7 +77,8 @@ def crossover(found: Evidence) -> Iterator[Part]:
 
 def quality(found: Evidence) -> Iterator[Part]:
     """Direction at small size, each model at its own best rate."""
-    runs = best_rates(found.study("architectures", RATES_COMMAND))
+    study = found.study("architectures", RATES_COMMAND)
+    runs = best_rates(study)
     losses = {
         name: runs[runs["preset"] == name].set_index("seed")["test_loss"]
         for name in ("hypergraph", "transformer")
@@ -87,7 +88,7 @@ def quality(found: Evidence) -> Iterator[Part]:
         "test loss of hypergraph less the transformer's, d = 64, 4 layers",
         more,
         None,
-        "architectures",
+        study,
         "nats/token",
     )
     claimed = math.log(19.40 / 19.23)
@@ -97,25 +98,27 @@ def quality(found: Evidence) -> Iterator[Part]:
 
 def balance(found: Evidence) -> Iterator[Part]:
     """The largest load over the mean load, with the balance loss and without it."""
-    rows = found.study("routing", ROUTING_COMMAND).table("measures")
+    study = found.study("routing", ROUTING_COMMAND)
+    rows = study.table("measures")
     rows = rows[rows["measure"] == "imbalance"]
     for label, need in (("hypergraph", Needed(1.0, 1.25)), ("hypergraph aux_weight=0", at_least(1.5))):
         values = rows[rows["label"] == label].groupby("seed")["value"].mean()
-        yield seeds_check(f"largest load over the mean load, {label}", values, need, "routing", "times")
+        yield seeds_check(f"largest load over the mean load, {label}", values, need, study, "times")
     yield Lack(TRAINING, "one seed, a million tokens, d = 64", ROUTING_COMMAND)
 
 
 def meaning(found: Evidence) -> Iterator[Part]:
     """Information that choice and token share, beside shuffled choices and the token's frequency alone."""
-    rows = mutual_information.table(only(found.study("routing", ROUTING_COMMAND), "label", "hypergraph"))
+    study = only(found.study("routing", ROUTING_COMMAND), "label", "hypergraph")
+    rows = mutual_information.table(study)
     means = {
         name: rows[rows["measure"] == name].groupby("seed")["value"].mean()
         for name in ("token", "frequency", "shuffled")
     }
     for name, values in means.items():
-        yield seeds_check(f"information that choice and token share, {name}", values, None, "routing", "nats")
+        yield seeds_check(f"information that choice and token share, {name}", values, None, study, "nats")
     more = means["token"] - means["shuffled"]
-    yield seeds_check("with the token less with shuffled choices", more, at_least(0.0), "routing", "nats")
+    yield seeds_check("with the token less with shuffled choices", more, at_least(0.0), study, "nats")
     first = rows[rows["layer"] == 0].groupby(["measure"])["value"].mean()
     ratio = float(first["token"] / first["entropy"])
     yield Contradiction(
@@ -153,6 +156,7 @@ CLAIMS = (
         "each speed-up at most the FLOP ceiling of the whole model (causal pairs); latencies: on a GPU",
         crossover,
         "python run.py job=gpu",
+        shows="FLOP ceiling at 16K",
     ),
     Claim(
         27,

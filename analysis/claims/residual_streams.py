@@ -40,10 +40,13 @@ def composite_gain(found: Evidence) -> Iterator[Part]:
                 f"{check.high:.2f}, by σ_max mHC has 1 too",
                 check,
             )
-    amax = at_best_rate(found.study(DEEP, DEEP_COMMAND), "composite_amax")
+    study = found.study(DEEP, DEEP_COMMAND)
+    amax, sigma = (at_best_rate(study, f"composite_{name}") for name in ("amax", "sigma_max"))
     for scheme, need in (("hc", None), ("mhc", None), ("ohc", about(CLAIMED_ROTATION))):
         values = after_last_layer(amax[amax["residual"] == scheme])
-        yield seeds_check(f"Amax of trained {scheme}, 24 layers", values, need, DEEP)
+        yield seeds_check(f"Amax of trained {scheme}, 24 layers", values, need, study)
+    values = after_last_layer(sigma[sigma["residual"] == "mhc"])
+    yield seeds_check("σ_max of trained mhc, 24 layers", values, about(CLAIMED_GAIN), study)
 
 
 def low_rank(found: Evidence) -> Iterator[Part]:
@@ -61,16 +64,16 @@ def low_rank(found: Evidence) -> Iterator[Part]:
                 check,
             )
     study = found.study(DEEP, DEEP_COMMAND)
-    energy, error = (at_best_rate(study, measure) for measure in ("stream_energy", "stream_error"))
+    energy, error = (at_best_rate(study, f"stream_{name}", "rank") for name in ("energy", "error"))
     energy, error = (
         rows[(rows["residual"] == "shc") & (rows["end"] == 1)].groupby("run")["value"]
         for rows in (energy, error)
     )
     yield seeds_check(
-        "energy in the first direction, least of all layers", energy.min(), at_least(0.85), DEEP
+        "energy in the first direction, least of all layers", energy.min(), at_least(0.85), study
     )
-    yield seeds_check("energy that rank 1 keeps, mean of layers", energy.mean(), at_least(0.99), DEEP)
-    yield seeds_check("relative error of rank 1, mean of layers", error.mean(), None, DEEP)
+    yield seeds_check("energy that rank 1 keeps, mean of layers", energy.mean(), at_least(0.99), study)
+    yield seeds_check("relative error of rank 1, mean of layers", error.mean(), None, study)
 
 
 def explosion(found: Evidence) -> Iterator[Part]:
@@ -91,7 +94,7 @@ def explosion(found: Evidence) -> Iterator[Part]:
     for depth in (12, 24):
         chosen = ratios[(ratios["residual"] == "ohc") & (ratios["depth"] == depth)]
         name = f"gradient, first over last, trained ohc, coefficients at ten times the rate, {depth} layers"
-        yield seeds_check(name, gradient_ratio(chosen), None, "residuals", "times")
+        yield seeds_check(name, gradient_ratio(chosen), None, study, "times")
 
 
 def initialisation(found: Evidence) -> Iterator[Part]:

@@ -21,7 +21,8 @@ class Claim:
 
     statement: the claim in a sentence; documents: where it stands; quoted: the value there; rule: in words, what the
     claim needs of the numbers; judge(evidence): its parts, numbers with what the claim needs of them; behind: tests
-    and commands that measure the numbers anew.
+    and commands that measure the numbers anew; shows: beginning of the name of the number that stands for the claim
+    where none fails or is open.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Claim:
     rule: str
     judge: Callable[[Evidence], Iterator[Part]]
     behind: str = ""
+    shows: str = ""
 
     @property
     def command(self) -> str:

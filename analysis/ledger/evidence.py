@@ -15,6 +15,7 @@ from analysis.ledger.rules import Check, Needed
 from analysis.loading.results import Results, load_results
 from analysis.loading.safe_read import own_file
 from analysis.statistics import estimate
+from analysis.units import listing
 
 
 class Missing(Exception):
@@ -104,10 +105,21 @@ def row_check(
     return Check(name, value, low, high, needed=needed, source=source, **facts, **more)
 
 
-def seeds_check(name: str, values: pd.Series, needed: Needed | None, source: str, unit: str = "") -> Check:
+def seeds_check(name: str, values: pd.Series, needed: Needed | None, study: Results, unit: str = "") -> Check:
     """Make a check of a value a seed: their mean with its 95 % t interval; one seed has none."""
     found = estimate(values)
     half = 0.0 if math.isnan(found.half_width) else found.half_width
-    return Check(
-        name, found.mean, found.mean - half, found.mean + half, unit, needed, seeds=found.n, source=source
-    )
+    interval = found.mean - half, found.mean + half
+    return Check(name, found.mean, *interval, unit, needed, seeds=found.n, **origin(study))
+
+
+def origin(study: Results) -> dict[str, str]:
+    """Return source, machine and commit of a study's runs, as fields of a check."""
+    runs = study.runs
+    machines = sorted(set(runs["gpu"].fillna(runs["cpu"]).dropna()))
+    commits = sorted({str(commit)[:12] for commit in runs["commit"].dropna()})
+    return {
+        "source": f"study {', '.join(sorted(set(runs['experiment'])))}",
+        "machine": listing(machines, 2),
+        "commit": listing(commits, 3),
+    }

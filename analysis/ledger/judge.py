@@ -25,12 +25,13 @@ class Entry:
 
     @property
     def headline(self) -> Check | None:
-        """Return the number that decided: the first that fails, else the first open, else the first that is judged."""
+        """Return the number that decided: the first that fails, else the first open, else what the claim shows."""
         judged = [check for check in self.checks if check.needed is not None]
-        for outcome in (FAILS, OPEN):
-            if found := [check for check in judged if check.outcome == outcome]:
-                return found[0]
-        return next(iter([*judged, *self.checks]), None)
+        decided = [check for outcome in (FAILS, OPEN) for check in judged if check.outcome == outcome]
+        chosen = [
+            check for check in self.checks if self.claim.shows and check.name.startswith(self.claim.shows)
+        ]
+        return next(iter([*decided, *chosen, *judged, *self.checks]), None)
 
 
 def judge(claim: Claim, evidence: Evidence) -> Entry:

@@ -75,7 +75,7 @@ def with_unit(check: Check) -> str:
 
 def interval(check: Check) -> str:
     """Format a check's interval: "exact", an upper bound of an error, or both ends."""
-    if check.low == check.high == check.value:
+    if check.high - check.low <= 1e-6 * abs(check.value):
         return "exact" if check.seeds is None else "one seed"
     return f"≤ {shown(check.high)}" if check.low == 0 else f"{shown(check.low)} to {shown(check.high)}"
 
@@ -106,7 +106,7 @@ def counted(entries: Sequence[Entry]) -> str:
     """Return how many claims have which verdict, in words."""
     verdicts = [entry.verdict for entry in entries]
     parts = [f"{verdicts.count(kind)} {kind}" for kind in VERDICTS if kind in verdicts]
-    return f"{len(entries)} claims: {', '.join(parts)}"
+    return f"{len(entries)} claim{'s' * (len(entries) > 1)}: {', '.join(parts)}"
 
 
 def html(entries: Sequence[Entry]) -> str:

@@ -14,9 +14,9 @@ def summary_rows(results: Results, measure: str) -> pd.DataFrame:
     return select_axis(probe_measures(results, (measure,)), SUMMARY)
 
 
-def at_best_rate(results: Results, measure: str) -> pd.DataFrame:
-    """Return a measure's summary rows of the runs at their model's best learning rate, with residual and depth."""
-    rows = summary_rows(results, measure)
+def at_best_rate(results: Results, measure: str, axis: str = SUMMARY) -> pd.DataFrame:
+    """Return a measure's rows of the runs at their model's best learning rate: summaries, or those of an axis."""
+    rows = select_axis(probe_measures(results, (measure,)), axis)
     return rows[rows["run"].isin(best_rates(results)["run"])]
 
 

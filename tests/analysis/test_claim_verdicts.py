@@ -31,6 +31,7 @@ from analysis.ledger.rules import (
     at_most,
     verdict,
 )
+from analysis.loading.results import Results
 
 
 def check(value, low, high, needed=None, **more) -> Check:
@@ -98,11 +99,16 @@ def test_a_condition_is_written_as_it_is(needed, text):
     assert str(needed) == text
 
 
+RUNS = {"experiment": "mine", "cpu": ["A", "A"], "gpu": [None, "B"], "commit": ["0123456789abcd", None]}
+STUDY = Results(pd.DataFrame(RUNS), pd.DataFrame(), [], pd.DataFrame())
+
+
 def test_seeds_make_an_interval_and_one_seed_none():
-    three = seeds_check("x", pd.Series([1.0, 2.0, 3.0]), at_most(10), "study")
+    three = seeds_check("x", pd.Series([1.0, 2.0, 3.0]), at_most(10), STUDY)
     assert (three.value, three.seeds) == (2.0, 3)
     assert three.high - three.value == pytest.approx(4.303 / math.sqrt(3), rel=1e-3)
-    one = seeds_check("x", pd.Series([1.0]), at_most(10), "study")
+    assert (three.source, three.machine, three.commit) == ("study mine", "A and B", "0123456789ab")
+    one = seeds_check("x", pd.Series([1.0]), at_most(10), STUDY)
     assert (one.low, one.high, one.outcome) == (1.0, 1.0, OPEN)
 
 

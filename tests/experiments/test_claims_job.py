@@ -79,7 +79,7 @@ def test_a_users_runs_take_the_place_of_a_published_study(lab: Lab, tmp_path):
     measures.to_parquet(own / "sinks" / "measures.parquet")
     outcome = lab.here("job=claims", "claims=[10]", f"runs={own}")
     assert outcome.status == 0, outcome.err
-    assert "1 claims: 1 inconclusive" in outcome.out
+    assert "1 claim: 1 inconclusive" in outcome.out
     assert "needed ≤ 0.05: open" in outcome.out
 
 
