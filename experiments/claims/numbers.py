@@ -43,9 +43,9 @@ def bounded(name: str, error: float | Tensor, bound: float, unit: str = "") -> N
     return Number(name, float(error), 0.0, bound, unit)
 
 
-def near(name: str, value: float, unit: str = "") -> Number:
-    """A number of seeded fp64 arithmetic, which rounding moves by less than a tenth of a per cent."""
-    return Number(name, value, 0.999 * value, 1.001 * value, unit)
+def near(name: str, value: float, unit: str = "", room: float = 1e-3) -> Number:
+    """A number of seeded fp64 arithmetic, which rounding moves by less than `room` of it."""
+    return Number(name, value, (1 - room) * value, (1 + room) * value, unit)
 
 
 def sampled(name: str, draws: Tensor, unit: str = "") -> Number:
