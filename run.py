@@ -120,7 +120,7 @@ JOBS = [
     ),
     Job("claims", "the source documents' claims, each with what was measured and a verdict", claims),
 ]
-AFTER = {"list": list_figures, "bench": draw_suite, "gpu": draw_stages}
+AFTER = {"compare": report, "list": list_figures, "bench": draw_suite, "gpu": draw_stages}
 
 if __name__ == "__main__":
     interrupts.exit_at_once()
