@@ -55,9 +55,7 @@ def pairs(found: Evidence) -> Iterator[Part]:
     rows = rows[(rows["measure"] == "load") & (rows["label"] == "hypergraph")]
     squares = rows.assign(square=rows["value"] ** 2).groupby(["seed", "layer", "head"])["square"].sum()
     saved = (1 / squares).groupby("seed").mean()
-    yield seeds_check(
-        "pairs of full attention over a trained layer's, 1/Σf²", saved, None, "routing", "times"
-    )
+    yield seeds_check("pairs of full attention over a trained layer's, 1/Σf²", saved, None, study, "times")
 
 
 def crossover(found: Evidence) -> Iterator[Part]:
@@ -77,6 +75,7 @@ def crossover(found: Evidence) -> Iterator[Part]:
 
 def quality(found: Evidence) -> Iterator[Part]:
     """Direction at small size, each model at its own best rate."""
+    yield Lack(TRAINING, "perplexities are of 137.7M parameters and some 100 M tokens", LAYOUTS_COMMAND)
     study = found.study("architectures", RATES_COMMAND)
     runs = best_rates(study)
     losses = {
@@ -93,18 +92,17 @@ def quality(found: Evidence) -> Iterator[Part]:
     )
     claimed = math.log(19.40 / 19.23)
     yield Check("the same in the report, 137.7M", claimed, claimed, claimed, "nats/token", source=REPORT)
-    yield Lack(TRAINING, "perplexities are of 137.7M parameters and some 100 M tokens", LAYOUTS_COMMAND)
 
 
 def balance(found: Evidence) -> Iterator[Part]:
     """The largest load over the mean load, with the balance loss and without it."""
+    yield Lack(TRAINING, "one seed, a million tokens, d = 64", ROUTING_COMMAND)
     study = found.study("routing", ROUTING_COMMAND)
     rows = study.table("measures")
     rows = rows[rows["measure"] == "imbalance"]
     for label, need in (("hypergraph", Needed(1.0, 1.25)), ("hypergraph aux_weight=0", at_least(1.5))):
         values = rows[rows["label"] == label].groupby("seed")["value"].mean()
         yield seeds_check(f"largest load over the mean load, {label}", values, need, study, "times")
-    yield Lack(TRAINING, "one seed, a million tokens, d = 64", ROUTING_COMMAND)
 
 
 def meaning(found: Evidence) -> Iterator[Part]:

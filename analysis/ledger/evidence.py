@@ -54,7 +54,7 @@ class Evidence:
         for row in rows:
             known = (need for start, need in (needed or {}).items() if row["name"].startswith(start))
             fields = ("name", "value", "low", "high", "unit", "timed", "machine", "load", "commit")
-            values = {key: row[key] for key in fields if row[key] is not None}
+            values = {key: _rounded(row[key]) for key in fields if row[key] is not None}
             yield Check(needed=next(known, None), source="measured here", **values)
 
     def table(self, name: str, command: str) -> pd.DataFrame:
@@ -88,6 +88,11 @@ class Evidence:
             return load_results(self._home(name) / name)
         except ResultsError as error:
             raise Missing(f"there are no runs of the study {name}", command) from error
+
+
+def _rounded(value: Any) -> Any:
+    """A number to nine digits, as the ledger's tables have it, so that verdicts and pages follow from these."""
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def only(results: Results, column: str, value: str) -> Results:
