@@ -259,7 +259,7 @@ class Config:
     device: auto, cpu or cuda.
     results: folder of all results.
     run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
-    runs: an experiment folder (report, probe, publish).
+    runs: an experiment folder (report, probe, publish, claims).
     baseline: job=compare, report and publish, the label of the model that others are compared with (null: the plain
         transformer).
     question: job=publish, the question of the study, in a sentence.
@@ -267,6 +267,7 @@ class Config:
     source: job=publish, where to get the text, if it has no public name.
     leave_out: job=publish, probe tables that are too large to commit.
     suite: job=bench, the suite to measure.
+    claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
     dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing.
     match: "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null:
         widths as they are).
@@ -285,6 +286,7 @@ class Config:
     source: str | None = None
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
+    claims: list[int] = field(default_factory=list)
     dry: bool = False
     match: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
