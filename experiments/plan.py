@@ -14,15 +14,14 @@ import zoo.config
 from experiments import data
 from experiments.checks import check_config
 from experiments.data.cache import content_hash
+from experiments.optim import resolve_lr_min
 from experiments.presets import label
 from experiments.runs import RunFolder
 from experiments.schema import Config
-from zoo.errors import unknown
-from zoo.matching import match_parameters
+from zoo.errors import UserError
+from zoo.matching import match
 from zoo.model import letters_of
 from zoo.options import deciding
-
-MATCHES = ("params",)
 
 IDENTITY_FORMAT = 1
 DATA_KEYS = ("pack", "seq_len", "batch_size")
@@ -101,6 +100,7 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
+    config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)
@@ -111,8 +111,12 @@ def plan(config: Config) -> Plan:
 
 def apply_match(config: Config) -> Config:
     """The configuration with the widths that `match` asks for. Raises UserError where there are none."""
+    length = config.match_length
+    if length is not None and (length < 1 or config.match in (None, "params")):
+        raise UserError(
+            f"match_length={length} is a number of tokens, at least 1, beside match=flops or match=state; leave it out"
+        )
     if config.match is None:
         return config
-    if config.match not in MATCHES:
-        raise unknown("match", config.match, MATCHES)
-    return dataclasses.replace(config, model=match_parameters(config.model, config.data.seq_len))
+    model = match(config.model, config.match, seq_len=config.data.seq_len, length=length)
+    return dataclasses.replace(config, model=model)

@@ -11,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 from experiments.data import DataConfig
 from zoo import ModelConfig
 from zoo.generate import CHUNK
+from zoo.options import added
 
 
 @dataclass
@@ -19,6 +20,8 @@ class OptimConfig:
 
     lr: highest learning rate, reached after the warm-up.
     lr_min: learning rate at trainer.max_steps.
+    lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that a sweep of rates keeps one shape of schedule (null:
+        lr_min as it is). A run is named and recorded by the lr_min that it gives.
     warmup_steps: optimiser steps of the warm-up.
     weight_decay: of projections, embeddings and what a block declares to decay; of nothing else.
     clip: largest gradient norm of a clipping group.
@@ -33,6 +36,7 @@ class OptimConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
+    lr_min_ratio: float | None = added(None, before=None)
 
 
 @dataclass
@@ -250,8 +254,10 @@ class Config:
     leave_out: job=publish, probe tables that are too large to commit.
     suite: job=bench, the suite to measure.
     dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing.
-    match: "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null:
-        widths as they are).
+    match: what the model is to have as much of as the plain transformer, within 1 %: "params" (beside the embedding) or
+        "flops" (a token's forward pass), by the channel mixer's hidden width; "state" (bytes of decode state), by the
+        mixers' head widths; "state+params" or "state+flops": one after the other (null: widths as they are).
+    match_length: tokens after which FLOPs and decode state are matched (null: data.seq_len).
     """
 
     job: str = "train"
@@ -268,6 +274,7 @@ class Config:
     suite: str = "harness"
     dry: bool = False
     match: str | None = None
+    match_length: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
