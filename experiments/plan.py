@@ -26,7 +26,7 @@ from zoo.options import deciding
 IDENTITY_FORMAT = 1
 DATA_KEYS = ("pack", "seq_len", "batch_size")
 TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
-EVALUATE_KEYS = ("stride", "splits")
+EVALUATE_KEYS = ("stride", "splits", "windows")
 
 
 def identify(config: Config, letters: str, content: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ YAML files under conf/ overlay parts of it. A key that is not here is refused wh
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
 
@@ -88,6 +89,8 @@ class EvaluateConfig:
     """How a run is scored.
 
     stride: tokens by which the evaluation window moves (null: half of data.seq_len).
+    windows: score only the first so many windows (null: the whole split). Words and bytes are then counted in
+        proportion to the tokens.
     splits: which to score, of validation and test.
     batch_size: windows at once.
     carry: of job=evaluate, score every token with its whole history: no windows, the decode state is carried from chunk
@@ -98,6 +101,7 @@ class EvaluateConfig:
     splits: list[str] = field(default_factory=lambda: ["validation", "test"])
     batch_size: int = 16
     carry: bool = False
+    windows: int | None = added(None, before=None)
 
 
 @dataclass
@@ -259,6 +263,9 @@ class Config:
         mixers' head widths; "state+params" or "state+flops": one after the other (null: widths as they are).
     match_length: tokens after which FLOPs and decode state are matched (null: data.seq_len).
     """
+
+    given: ClassVar[frozenset[str]] = frozenset()
+    """Keys that the command line set, of a configuration that `compose` made."""
 
     job: str = "train"
     name: str = "default"

@@ -67,17 +67,22 @@ def score_split(
     document_bos: int | None = None,
     precision: str = "fp32",
     progress: Any = None,
+    windows: int | None = None,
 ) -> Score:
-    """Score a whole split with a model in evaluation mode; document_bos: windows restart at that token (packing)."""
+    """Score a split with a model in evaluation mode; document_bos: windows restart at that token (packing).
+
+    windows: only the first so many (None: all). Words and bytes are then counted in proportion to the tokens scored.
+    """
     nats, tokens = score_windows(
         model,
-        eval_windows(split, model.seq_len, stride),
+        itertools.islice(eval_windows(split, model.seq_len, stride), windows),
         batch_size=batch_size,
         document_bos=document_bos,
         precision=precision,
         progress=progress,
     )
-    return Score(nats, tokens, split.n_words, split.n_bytes, stride)
+    share = tokens / (len(split.tokens) - 1)
+    return Score(nats, tokens, round(share * split.n_words), round(share * split.n_bytes), stride)
 
 
 @torch.no_grad()
@@ -171,6 +176,7 @@ def score_model(
         model,
         split,
         stride=config.evaluate.stride or max(1, model.seq_len // 2),
+        windows=config.evaluate.windows,
         batch_size=config.evaluate.batch_size,
         document_bos=corpus.document_bos,
         precision=machine.precision(config.trainer.precision, device),
