@@ -8,6 +8,7 @@ from analysis.loading.columns import RATES
 from analysis.loading.labels import labels
 from analysis.units import engineering, listing, whole
 
+SIZE = ("depth", "d_model")
 OTHER = {
     "warmup_steps": "steps of warm-up",
     "weight_decay": "weight decay",
@@ -35,9 +36,11 @@ def _budget(runs: pd.DataFrame) -> pd.Series:
 
 
 def _budgets(runs: pd.DataFrame) -> list[str]:
-    found = []
-    if _budget(runs).nunique() > 1:
-        found.append(f"unequal training budgets: {counted(_budget(runs).map(engineering) + ' tokens')}.")
+    found, budget = [], _budget(runs)
+    if budget.nunique() > 1:
+        alike = budget.groupby([runs[name] for name in SIZE]).nunique().le(1).all()
+        same = ", equal at each size" if alike else ""
+        found.append(f"unequal training budgets{same}: {counted(budget.map(engineering) + ' tokens')}.")
     early = runs[runs["steps"] < runs["planned_steps"]]
     if len(early):
         each = (

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 import zoo.config
 from experiments import data
 from experiments.checks import check_config
+from experiments.costs import resolve_steps
 from experiments.data.cache import content_hash
 from experiments.optim import resolve_lr_min
 from experiments.presets import label
@@ -101,6 +102,7 @@ class Plan:
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
     config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
+    config = resolve_steps(config)
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)

@@ -45,6 +45,9 @@ class TrainerConfig:
     """How a run is trained.
 
     max_steps: optimiser steps.
+    tokens_per_parameter: sets max_steps so that a run trains on so many tokens for every parameter that the plain
+        transformer of its size has beside the embedding; the same for all models of a size (null: max_steps as it is).
+        A run is named and recorded by the max_steps that it gives.
     accumulate: micro-batches a step.
     precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
     log_every, val_every, checkpoint_every: steps between two metric rows, validations, checkpoints.
@@ -82,6 +85,7 @@ class TrainerConfig:
     recompute: str = "none"
     recompute_block: int | None = None
     loggers: list[str] = field(default_factory=list)
+    tokens_per_parameter: float | None = None
 
 
 @dataclass
