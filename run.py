@@ -89,7 +89,7 @@ JOBS = [
         needs='runs=results/NAME question="..."',
     ),
 ]
-AFTER = {"list": list_figures, "bench": draw_suite, "gpu": draw_stages}
+AFTER = {"compare": report, "list": list_figures, "bench": draw_suite, "gpu": draw_stages}
 
 if __name__ == "__main__":
     interrupts.exit_at_once()

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import machines, matching, recipes, speeds
 from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
-from analysis.loading import probed_steps
+from analysis.loading import probed_steps, selection
 from analysis.loading.probe_tables import FOLDER, interrupted, records
 from analysis.loading.results import Results
 from analysis.recipes import counted
@@ -33,6 +33,7 @@ def caveats(results: Results) -> list[str]:
     )
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
+    found += selection.caveats(results.selection)
     return found + _probes(results) + probed_steps.caveats(results) + _other_problems(results)
 
 

@@ -18,6 +18,7 @@ from analysis.comparison import compare, with_final_validation
 from analysis.errors import NoData, ResultsError
 from analysis.files import remove_partials, write_atomically, write_text
 from analysis.gallery import draw, listed
+from analysis.loading import selection
 from analysis.loading.probe_tables import TABLES
 from analysis.loading.results import PathLike, Results
 from analysis.plotting.style import save
@@ -74,6 +75,9 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         files = [*shown.to_parquet(folder), *configurations.write(folder, configs, identities)]
         table = compare(with_final_validation(results))
         files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
+        if len(results.selection):
+            write = partial(results.selection.to_csv, index=False)
+            files.append(write_atomically(folder / selection.FILE, write))
         files += [file for one in figures for file in one.write(folder)]
         names = sorted({file.name for file in files} | {README, provenance.FILE})
         facts = replace(facts, files=names)

@@ -22,15 +22,24 @@ def sweeps_as_models(runs: pd.DataFrame) -> pd.DataFrame:
 def best_rates(results: Results) -> pd.DataFrame:
     """Select the runs of every model at its best learning rate, with the columns of `sweeps_as_models`.
 
-    The best has the lowest mean over seeds of a run's lowest validation loss (the test loss chooses nothing).
+    The best has the lowest mean over seeds of a run's validation loss (`validation_losses`; the test loss chooses
+    nothing).
     A model without validation rows keeps all its rates.
     """
-    runs, metrics = sweeps_as_models(results.runs), results.metrics
-    lowest = metrics[metrics["split"] == "validation"].groupby(["experiment", "run"])["loss"].min()
-    scores = (
-        runs.join(lowest.rename("lowest"), on=["experiment", "run"])
-        .groupby(["sweep", "setting"])["lowest"]
-        .mean()
-    )
+    runs = sweeps_as_models(results.runs)
+    scores = runs.join(validation_losses(results)).groupby(["sweep", "setting"])["selecting"].mean()
     best = scores.dropna().groupby("sweep").idxmin().str[1]
     return runs[runs["setting"] == runs["sweep"].map(best).fillna(runs["setting"])]
+
+
+def validation_losses(results: Results) -> pd.Series:
+    """Return the loss that selects settings, "selecting", by row of ``results.runs``.
+
+    It is that of the whole validation split where every run has one, else the lowest one while training (which may
+    cover a part of the split); missing for runs that were never validated.
+    """
+    runs, metrics = results.runs, results.metrics
+    if runs["validation_loss"].notna().all():
+        return runs["validation_loss"].rename("selecting")
+    lowest = metrics[metrics["split"] == "validation"].groupby(["experiment", "run"])["loss"].min()
+    return runs.join(lowest.rename("selecting"), on=["experiment", "run"])["selecting"]

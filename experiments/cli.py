@@ -66,6 +66,7 @@ def perform(configs: list[Config], after: AfterJob) -> None:
     together = next(iter(jobs.values())).run_sweep if len(jobs) == 1 and len(configs) > 1 else None
     if together is not None:
         together(configs)
+        after.get(configs[0].job, _nothing)(configs[0])
         return
     for config in configs:
         jobs[config.job].run(config)

@@ -1,4 +1,4 @@
-"""Bringing a planned run to completion, in this process."""
+"""Bringing a planned run to completion, in this process: training it, and scoring splits that it was not scored on."""
 
 from __future__ import annotations
 
@@ -14,20 +14,24 @@ from zoo.errors import UserError
 def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
     """Train a run, from its last checkpoint on, until it is complete; returns whether there was anything to do.
 
+    A complete run is scored on those of evaluate.splits that its summary does not have.
     workers: cells of one sweep that train at the same time, this one included.
     A failure is recorded in the run folder and raised as RunFailed; a pause is raised as RunFailed and not recorded.
     """
     folder = planned.folder
-    if folder.complete:
+    if planned.done:
         return False
     with folder.locked():
-        if folder.complete:  # another process finished it while this one waited
+        if planned.done:  # another process finished it while this one waited
             return False
         with interrupts.exiting():
             from experiments.callbacks import Paused, remove_checkpoints
-            from experiments.training import train
+            from experiments.training import score_more, train
 
         try:
+            if folder.complete:
+                folder.finish(score_more(planned, sink))
+                return True
             folder.begin(planned.yaml(), planned.identity)
             folder.finish(train(planned, sink, workers))
             if not planned.config.trainer.keep_checkpoints:

@@ -24,14 +24,16 @@ from zoo.matching import match
 from zoo.model import letters_of
 from zoo.options import deciding
 
-IDENTITY_FORMAT = 1
+IDENTITY_FORMAT = 2
 DATA_KEYS = ("pack", "seq_len", "batch_size")
 TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
-EVALUATE_KEYS = ("stride", "splits", "windows")
+EVALUATE_KEYS = ("stride", "windows")
 
 
 def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
-    """Everything that can change a run's result; no paths, devices, loggers, threads, recomputing, logging intervals.
+    """Everything that can change a run's weights and how it is scored; not which splits are: more can be scored later.
+
+    No paths, devices, loggers, threads, recomputing, logging intervals.
 
     letters: a mixer's letter a layer; content: hash of the text as the model sees it (`fingerprint_data`). Options
     that were added later are left out where their values keep the behaviour from before (zoo.options).
@@ -44,6 +46,11 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
         "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
         "seed": config.seed,
     }
+
+
+def as_format_1(identity: dict[str, Any], splits: list[str]) -> dict[str, Any]:
+    """The identity as runs of before recorded it, in whose names the splits to score (evaluate.splits) still were."""
+    return {**identity, "format": 1, "evaluate": {**identity["evaluate"], "splits": list(splits)}}
 
 
 def run_name(identity: dict[str, Any]) -> str:
@@ -67,7 +74,7 @@ def recorded_config(values: dict[str, Any]) -> Config:
     So `identify(c, letters_of(c.model), content)` for c = recorded_config(values) is the run's identity, also where the
     run is older than some options. Raises UserError for an option that decided it and no longer exists.
     """
-    parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": EVALUATE_KEYS}
+    parts = {"data": DATA_KEYS, "trainer": TRAINER_KEYS, "evaluate": (*EVALUATE_KEYS, "splits")}
     kept = {
         name: {key: values[name][key] for key in keys if key in values[name]} for name, keys in parts.items()
     }
@@ -90,6 +97,20 @@ class Plan:
         return self.folder.path.name
 
     @property
+    def unscored(self) -> list[str]:
+        """The splits of evaluate.splits that a complete run has no score of. Raises UserError for a damaged summary."""
+        return [
+            name
+            for name in self.config.evaluate.splits
+            if name not in self.folder.summary().get("metrics", {})
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do: the run is complete, with a score of every split of evaluate.splits."""
+        return self.folder.complete and not self.unscored
+
+    @property
     def title(self) -> str:
         """The name of the run in messages: its model's label and its seed."""
         return f"{label(self.config, self.letters)} seed {self.config.seed}"
@@ -106,9 +127,16 @@ def plan(config: Config) -> Plan:
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)
-    identity = identify(config, letters, fingerprint_data(config.data))
-    folder = RunFolder(Path(config.results) / config.name / run_name(identity))
+    identity, folder = _place(config, identify(config, letters, fingerprint_data(config.data)))
     return Plan(config, letters, identity, folder)
+
+
+def _place(config: Config, identity: dict[str, Any]) -> tuple[dict[str, Any], RunFolder]:
+    """The folder of a run and the identity that names it: that of format 1 where only such a folder is there."""
+    place, earlier = Path(config.results) / config.name, as_format_1(identity, config.evaluate.splits)
+    if (place / run_name(earlier)).is_dir() and not (place / run_name(identity)).is_dir():
+        identity = earlier
+    return identity, RunFolder(place / run_name(identity))
 
 
 def apply_match(config: Config) -> Config:

@@ -229,6 +229,22 @@ class SweepConfig:
 
 
 @dataclass
+class CompareConfig:
+    """How job=compare selects each model's settings on the validation split, and confirms them with other seeds.
+
+    rates: values of optim.lr to select from, two or more.
+    extend: rates tried beyond either end of them where the best is at that end, at most.
+    grid: what else to select, as a sweep would be written: ["optim.weight_decay=0.01,0.1"].
+    seeds: runs that confirm a model and are scored on the test split, with the seeds after the selection's (`seed`).
+    """
+
+    rates: list[float] = field(default_factory=lambda: [1e-3, 3e-3, 1e-2])
+    extend: int = 2
+    grid: list[str] = field(default_factory=list)
+    seeds: int = 3
+
+
+@dataclass
 class GpuConfig:
     """How job=gpu runs its stages.
 
@@ -296,6 +312,7 @@ class Config:
     cost: CostConfig = field(default_factory=CostConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)
     gpu: GpuConfig = field(default_factory=GpuConfig)
 
 

@@ -157,14 +157,11 @@ def format_metrics(name: str, m: dict[str, float], text: str) -> str:
 
 
 def score_best(
-    config: Config, corpus: Corpus, folder: Path, device: torch.device, sink: Sink
+    config: Config, corpus: Corpus, folder: Path, device: torch.device, sink: Sink, splits: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Split -> metrics of the best weights in a run folder, for every split in evaluate.splits."""
+    """Split -> metrics of the best weights in a run folder."""
     model = zoo.load(folder, device)
-    return {
-        name: score_model(model, config, corpus, name, device, sink).metrics()
-        for name in config.evaluate.splits
-    }
+    return {name: score_model(model, config, corpus, name, device, sink).metrics() for name in splits}
 
 
 def score_model(

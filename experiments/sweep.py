@@ -31,16 +31,21 @@ def run_sweep(configs: list[Config]) -> None:
     Every configuration is checked before the first cell trains (UserError). Equal cells are trained once.
     """
     plans = list({p.folder.path: p for p in (plan(config) for config in configs)}.values())
-    todo = [p for p in plans if not p.folder.complete]
+    failed = train_all(plans)
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(plans)} cells failed; the same command tries them again")
+
+
+def train_all(plans: list[Plan]) -> list[Plan]:
+    """Train the planned runs that are not done, `sweep.workers` at a time; returns those that failed."""
+    todo = [p for p in plans if not p.done]
     print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
     if not todo:
-        return
+        return []
     for config in {repr(p.config.data): p.config for p in todo}.values():
         data.prepare(config.data, config.trainer.progress)  # here, so that workers do not wait for each other
     _measure_peak(todo[0].config)
-    failed = WorkerPool(todo, min(todo[0].config.sweep.workers, len(todo))).run()
-    if failed:
-        raise RunFailed(f"{failed} of {len(plans)} cells failed; the same command tries them again")
+    return WorkerPool(todo, min(todo[0].config.sweep.workers, len(todo))).run()
 
 
 def _measure_peak(config: Config) -> None:
@@ -61,15 +66,15 @@ class WorkerPool:
         self.waiting, self.workers = list(plans), workers
         self.running: dict[Connection, tuple[Any, Plan]] = {}
         self.display = SweepDisplay(cell_names(plans), plans[0].config.trainer.progress)
-        self.failed = 0
+        self.failed: list[Plan] = []
         threads = str(max(p.config.trainer.threads for p in plans))
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = threads  # before the fork server imports torch
         self.context = mp.get_context("forkserver")
         self.context.set_forkserver_preload(["experiments.training"])
 
-    def run(self) -> int:
-        """Train every cell; returns how many failed."""
+    def run(self) -> list[Plan]:
+        """Train every cell; returns those that failed."""
         try:
             while self.waiting or self.running:
                 while self.waiting and len(self.running) < self.workers:
@@ -112,10 +117,10 @@ class WorkerPool:
             self._finish(planned, process.exitcode)
 
     def _finish(self, planned: Plan, status: int | None) -> None:
-        if planned.folder.complete:
+        if planned.done:
             self.display.end(planned, _result(planned))
             return
-        self.failed += 1
+        self.failed.append(planned)
         # A killed worker leaves at most an earlier attempt's record.
         recorded = planned.folder.failed and status == 1
         why = planned.folder.failure()["message"] if recorded else _exit_reason(status)

@@ -108,6 +108,20 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     began = time.perf_counter()
     attempt.fit()
     load = machine.load()
-    metrics = score_best(config, corpus, planned.folder.path, device, sink)
+    metrics = score_best(config, corpus, planned.folder.path, device, sink, config.evaluate.splits)
     summary = summarise(attempt, metrics, time.perf_counter() - began)
     return {**summary, "workers": workers, "load": load}
+
+
+def score_more(planned: Plan, sink: Sink) -> dict[str, Any]:
+    """The summary of a complete run with scores of the splits that it was not scored on (`Plan.unscored`) added.
+
+    `scored_later` says by which version of the code, and when.
+    """
+    config, summary, splits = planned.config, planned.folder.summary(), planned.unscored
+    torch.set_num_threads(config.trainer.threads)
+    corpus = data.prepare(config.data, progress=config.trainer.progress)
+    metrics = score_best(config, corpus, planned.folder.path, machine.pick(config.device), sink, splits)
+    note = {"commit": machine.commit()[0], "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    later = {**summary.get("scored_later", {}), **{name: dict(note) for name in splits}}
+    return {**summary, "metrics": {**summary.get("metrics", {}), **metrics}, "scored_later": later}

@@ -1,4 +1,4 @@
-"""Final quality against the learning rate."""
+"""Validation loss against the learning rate."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.comparison import interval_text, ranking_metric
+from analysis.comparison import interval_text
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
-from analysis.figures.comparison import AXIS
 from analysis.loading.results import Results
-from analysis.plotting.captions import provenance_text, test_set_text
+from analysis.plotting.captions import provenance_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import new_figure, styled, table_styles
-from analysis.rate_sweeps import sweeps_as_models
+from analysis.rate_sweeps import best_rates, sweeps_as_models, validation_losses
 from analysis.statistics import estimate
 from analysis.units import listing
 
@@ -22,44 +21,86 @@ FIGURES = (
     Entry(
         "learning_rates",
         "Sensitivity to the learning rate",
-        needs=("runs.test_loss", "runs.lr"),
+        needs=("runs.lr",),
         section="Quality",
         place=60,
         compares=True,
     ),
 )
 
-COLUMNS = ("run", "model", "color", "seed", "setting", "lr", "metric", "value", "training_set", "test_set")
+COLUMNS = (
+    "run",
+    "model",
+    "color",
+    "seed",
+    "lr",
+    "settings",
+    "value",
+    "chosen",
+    "training_set",
+    "validation_set",
+)
+"""value: the validation loss, missing of a run that diverged; chosen: whether the model's best rate is that row's."""
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: one row per run of each model that was trained with two learning rates or more."""
-    runs, metric = sweeps_as_models(results.runs), ranking_metric(results.runs)
-    runs = runs[runs[metric].notna() & (runs["lr"] > 0)]
-    runs = runs[runs.groupby("model")["lr"].transform("nunique") > 1]
-    if runs.empty:
-        raise NoData("no model was scored on its test split at two learning rates; sweep optim.lr=3e-4,3e-3")
-    found = runs.assign(metric=metric, value=runs[metric])
+    """Make the table: one row per run of each model that was trained with two learning rates or more.
+
+    The runs are those of the selection that job=compare recorded, or without one those of the results themselves.
+    """
+    found = _selected(results) if len(results.selection) else _swept(results)
+    found = found[found.groupby("model")["lr"].transform("nunique") > 1]
+    if found.empty:
+        raise NoData(
+            "no model was validated at two learning rates; job=compare does that, or optim.lr=3e-4,3e-3"
+        )
     return found.sort_values(["model", "lr", "seed"])[list(COLUMNS)].reset_index(drop=True)
 
 
+def _selected(results: Results) -> pd.DataFrame:
+    texts = {name: results.runs[name].iloc[0] for name in ("training_set", "validation_set")}
+    return results.selection.rename(columns={"validation_loss": "value"}).assign(**texts)
+
+
+def _swept(results: Results) -> pd.DataFrame:
+    runs = sweeps_as_models(results.runs).join(validation_losses(results).rename("value"))
+    best = set(best_rates(results)["setting"])
+    runs = runs[runs["value"].notna() & (runs["lr"] > 0)]
+    return runs.assign(settings=runs["setting"], chosen=runs["setting"].isin(best))
+
+
 def points(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per setting: model, lr, mean, half_width (of the 95 % interval), low, high, seeds; by lr."""
+    """Return a row per model and rate: mean, half_width (of the 95 % interval), low, high, seeds, chosen; by rate.
+
+    Where other settings were tried at a rate, the row is that of the chosen or else the best of them.
+    """
     found = []
-    for (model, lr, _), group in table.groupby(["model", "lr", "setting"], sort=False):
+    for (model, lr), rate in table.groupby(["model", "lr"], sort=False):
+        groups = [group for _, group in rate.groupby("settings", dropna=False)]
+        group = min(groups, key=lambda one: (not one["chosen"].any(), one["value"].mean()))
         mean, half_width, n = estimate(group["value"])
-        low, high = group["value"].min(), group["value"].max()
-        found.append((model, lr, mean, half_width, low, high, n))
-    names = ["model", "lr", "mean", "half_width", "low", "high", "seeds"]
+        found.append(
+            (
+                model,
+                lr,
+                mean,
+                half_width,
+                group["value"].min(),
+                group["value"].max(),
+                n,
+                group["chosen"].any(),
+            )
+        )
+    names = ["model", "lr", "mean", "half_width", "low", "high", "seeds", "chosen"]
     return pd.DataFrame(found, columns=names).sort_values(["model", "lr"], ignore_index=True)
 
 
 def best(found: pd.DataFrame) -> pd.DataFrame:
-    """Return each model's row of ``points`` with the lowest mean, best model first; ``edge``: at an end of the sweep.
+    """Return each model's chosen row of ``points``, best model first; ``edge``: at an end of the rates tried.
 
-    edge is "lowest" or "highest" if no rate beyond the best was tried on that side, else empty.
+    edge is "lowest" or "highest" if no rate beyond the chosen one was tried on that side, else empty.
     """
-    rows = found.loc[found.groupby("model")["mean"].idxmin()].sort_values("mean", ignore_index=True)
+    rows = found[found["chosen"]].sort_values("mean", ignore_index=True)
     rates = found.groupby("model")["lr"]
     lowest, highest = (rows["model"].map(limit) == rows["lr"] for limit in (rates.min(), rates.max()))
     edge = lowest.map({True: "lowest", False: ""}).where(~highest, "highest")
@@ -68,7 +109,7 @@ def best(found: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw mean quality against rate, a line a model, a band over its seeds, a ring at its best rate."""
+    """Draw the mean loss against the rate, a line a model, a band over its seeds, a ring at the chosen rate."""
     found = points(table)
     winners = best(found)
     styles = table_styles(table, "model")
@@ -91,7 +132,7 @@ def draw(table: pd.DataFrame) -> Figure:
             "color": series_style.color,
         }
         axes.plot(winner.lr, winner.mean, "o", label="_best", **ring)
-    axes.set(xscale="log", xlabel="peak learning rate", ylabel=AXIS[table["metric"].iloc[0]])
+    axes.set(xscale="log", xlabel="peak learning rate", ylabel="validation loss (nats/token)")
     axes.xaxis.set_major_locator(FixedLocator(sorted(table["lr"].unique())))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -100,18 +141,20 @@ def draw(table: pd.DataFrame) -> Figure:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Name the best rate of every model, and those at an end of the sweep, where a better one may lie beyond."""
-    winners = best(points(table))
+    """Name the chosen rate of every model, and the ends of the sweep beyond which a better one may lie."""
+    winners, several = best(points(table)), table.groupby(["model", "lr"])["seed"].nunique().max() > 1
     told = [
         f"{row.model} {row.lr:g} ({interval_text(row.mean, row.half_width)})" for row in winners.itertuples()
     ]
-    text = (
-        f"Lines: mean over seeds; bands: lowest to highest seed; rings: best rate. Best: {listing(told, 40)}"
-    )
+    what = "Lines: mean over seeds; bands: lowest to highest seed; rings" if several else "Rings"
+    text = f"{what}: the rate chosen by the loss on the validation split. Chosen: {listing(told, 40)}"
     if (winners["half_width"].notna()).any():
         text += " (±: 95 % interval over seeds, Student t)"
     for end, way in (("highest", "higher"), ("lowest", "lower")):
         models = winners.loc[winners["edge"] == end, "model"]
         if len(models):
             text += f". The {end} rate tried is best for {listing(models, 40)}: a {way} one may be better"
-    return f"{text}. {provenance_text(table)} {test_set_text(table)}"
+    lost = table[table["value"].isna()]
+    if len(lost):
+        text += f". Diverged: {listing((f'{row.model} at {row.lr:g}' for row in lost.itertuples()), 40)}"
+    return f"{text}. {provenance_text(table)}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
+from analysis.loading import selection
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
 from analysis.loading.folders import (
     EXPORT,
@@ -25,7 +27,7 @@ from analysis.loading.labels import labels
 from analysis.loading.metrics import read_metrics
 from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
-from analysis.loading.sources import EXPORTED_METRICS, Key, read_folder
+from analysis.loading.sources import EXPORTED_METRICS, UNREADABLE, Key, read_folder
 from analysis.speeds import plausible_mfu
 
 PathLike = str | os.PathLike
@@ -63,6 +65,21 @@ class Results:
                         return folder / name
                     self._add_problem(f"{folder / name}: it is a link out of its folder and was not read")
         return None
+
+    @cached_property
+    def selection(self) -> pd.DataFrame:
+        """The settings that job=compare tried before these runs (`analysis.loading.selection`); no row without any.
+
+        Records that cannot be read are named in `problems` from then on.
+        """
+        found = []
+        for place in self.places:
+            if os.path.lexists(place / selection.FILE):
+                try:
+                    found.append(selection.read_selection(place))
+                except UNREADABLE as error:
+                    self._add_problem(f"{place}: {selection.FILE} cannot be read ({error})")
+        return pd.concat(found, ignore_index=True) if found else selection.none()
 
     def homes(self) -> list[Path | None]:
         """Return the folder of every run; None for exported runs, whose ``folder`` is only what the file claims."""

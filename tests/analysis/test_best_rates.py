@@ -11,11 +11,17 @@ from analysis.rate_sweeps import best_rates
 
 @pytest.fixture
 def swept(tmp_path, write_run):
-    """A run at each rate and seed, with these validation losses in order of time; its test loss is the last one."""
+    """A run at each rate and seed, with these validation losses in order of time; its test loss is the last one.
 
-    def make(curves: dict[float, list[list[float]]], name: str = "transformer", option: int = 0):
+    whole: rate -> loss of the whole validation split, of runs that were scored on it.
+    """
+
+    def make(curves: dict[float, list[list[float]]], name="transformer", option=0, whole=None):
         for rate, seeds in curves.items():
             for seed, losses in enumerate(seeds):
+                scores = {"test": {"loss": losses[-1]}} | (
+                    {"validation": {"loss": whole[rate]}} if whole else {}
+                )
                 run = write_run(
                     tmp_path / "exp",
                     name,
@@ -23,6 +29,7 @@ def swept(tmp_path, write_run):
                     losses[-1],
                     recipe={"lr": rate, "lr_min": rate / 10},
                     option=option,
+                    metrics=scores,
                 )
                 lines = [f"{step},{step},validation,{loss}" for step, loss in enumerate(losses, 1)]
                 (run / "metrics.csv").write_text("\n".join(["step,tokens,split,loss", *lines]) + "\n")
@@ -45,6 +52,12 @@ def test_the_luckiest_seed_does_not_choose_the_rate(swept):
 def test_a_run_counts_with_its_lowest_validation_loss(swept):
     """The weights of that step are what is scored and exported."""
     assert rates(swept({1e-3: [[3.2, 3.1]], 1e-2: [[2.9, 3.5]]})) == [1e-2]
+
+
+def test_the_whole_validation_split_chooses_where_every_run_was_scored_on_it(swept):
+    """While training only the beginning of the split may be scored, and here it prefers another rate."""
+    curves = {1e-3: [[3.0]], 1e-2: [[2.9]]}
+    assert rates(swept(curves, whole={1e-3: 2.8, 1e-2: 3.1})) == [1e-3]
 
 
 def test_a_model_that_was_never_validated_is_shown_with_all_its_rates(swept, tmp_path):

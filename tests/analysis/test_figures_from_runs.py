@@ -128,16 +128,16 @@ def test_learning_rates_draws_means_ranges_and_the_best(tmp_path, write_run):
     (axes,) = learning_rates.draw(table).axes
     drawn = line(axes, "transformer")
     np.testing.assert_allclose(drawn.get_xdata(), list(losses))
-    np.testing.assert_allclose(drawn.get_ydata(), [4.1, 3.15, 3.45])
+    np.testing.assert_allclose(drawn.get_ydata(), [4.08, 3.13, 3.43])  # of the validation split
     rings = {
         (ring.get_xdata()[0], round(ring.get_ydata()[0], 6))
         for ring in axes.get_lines()
         if "_best" in ring.get_label()
     }
-    assert rings == {(1e-3, 3.15), (1e-2, 3.9)}
+    assert rings == {(1e-3, 3.13), (1e-2, 3.88)}
     assert axes.get_xscale() == "log"
     corners = axes.collections[0].get_paths()[0].vertices
-    assert {(1e-4, 4.0), (1e-4, 4.2), (1e-2, 3.4)} <= {tuple(np.round(corner, 9)) for corner in corners}
+    assert {(1e-4, 3.98), (1e-4, 4.18), (1e-2, 3.38)} <= {tuple(np.round(corner, 9)) for corner in corners}
     text = learning_rates.caption(table)
     assert "The highest rate tried is best for other:" in text
     assert "transformer 0.001 (3.1" in text
@@ -165,7 +165,7 @@ def test_hidden_options_do_not_join_two_sweeps(tmp_path, write_run):
         sweep(tmp_path / "exp", write_run, {1e-3: (3.0 + option,), 1e-2: (3.5,)}, option=option)
     table = learning_rates.table(load_results(tmp_path / "exp"))
     assert table["model"].nunique() == 2
-    assert sorted(learning_rates.points(table)["mean"]) == [3.5, 3.5, 4.0, 5.0]
+    assert sorted(learning_rates.points(table)["mean"]) == pytest.approx([3.48, 3.48, 3.98, 4.98])
 
 
 def test_gradient_norms_are_geometric_means_smoothed_on_a_log_axis(tmp_path, write_run):

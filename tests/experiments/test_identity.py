@@ -10,7 +10,7 @@ from support import identity_keys
 
 import experiments.plan
 import zoo.config
-from experiments.plan import identify, recorded_config, run_name
+from experiments.plan import as_format_1, identify, plan, recorded_config, run_name
 from experiments.schema import Config
 from zoo import ModelConfig, registry
 from zoo.options import added
@@ -137,7 +137,6 @@ def test_a_changed_default_changes_the_name(with_options):
         ("data", "seq_len", 64),
         ("data", "batch_size", 4),
         ("evaluate", "stride", 64),
-        ("evaluate", "splits", ["test"]),
         ("evaluate", "windows", 3),
     ],
 )
@@ -146,6 +145,23 @@ def test_every_part_of_the_recipe_is_in_the_name(node, key, value):
     assert getattr(getattr(plain, node), key) != value
     setattr(getattr(changed, node), key, value)
     assert identity(changed) != identity(plain)
+
+
+def test_what_is_scored_is_not_in_the_name():
+    asked = Config()
+    asked.evaluate.splits = ["test"]
+    assert identity(asked) == identity(Config())
+
+
+def test_folders_that_were_named_with_their_splits_are_found_again(tmp_path):
+    config = Config(results=str(tmp_path))
+    new = plan(config)
+    assert new.run == run_name(new.identity)
+    earlier = as_format_1(new.identity, config.evaluate.splits)
+    (tmp_path / config.name / run_name(earlier)).mkdir(parents=True)
+    assert (plan(config).run, plan(config).identity) == (run_name(earlier), earlier)
+    new.folder.path.mkdir()
+    assert plan(config).run == new.run
 
 
 def test_seed_and_text_are_in_the_name():

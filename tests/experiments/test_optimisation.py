@@ -10,6 +10,7 @@ import torch
 from support.program import Lab, last_checkpoint, steady_rows
 
 from experiments import data, optim
+from experiments.compare.trials import with_settings
 from experiments.costs import tokens_per_step
 from experiments.plan import plan
 from experiments.runs import RunFolder
@@ -63,6 +64,15 @@ def test_a_ratio_names_and_records_the_run_by_its_lowest_rate(lab: Lab):
     assert first.folder == second.folder
     assert first.yaml() == second.yaml()
     assert first.config.optim.lr_min == 1e-5
+
+
+def test_a_selection_of_rates_leaves_the_ratio_to_the_plan():
+    config = Config()
+    for ratio, lowest in ((None, 3e-3), (0.2, OptimConfig.lr_min)):
+        config.optim.lr_min_ratio = ratio
+        changed = with_settings(config, {"optim.lr": 3e-2}).optim
+        assert (changed.lr, changed.lr_min) == (3e-2, lowest)
+        assert optim.resolve_lr_min(changed).lr_min == (lowest if ratio is None else 6e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""The record of job=compare's selection, selection.csv beside the runs that confirm it.
+
+Made by experiments/compare/record.py, whose docstring gives the columns.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.loading.safe_read import read_text
+
+FILE = "selection.csv"
+_TEXTS = ("model", "color", "settings", "run", "status", "edge", "confirmed_by")
+COLUMNS = (
+    "model",
+    "color",
+    "lr",
+    "settings",
+    "seed",
+    "run",
+    "validation_loss",
+    "status",
+    "chosen",
+    "edge",
+    "confirmed_by",
+)
+
+
+def read_selection(folder: Path) -> pd.DataFrame:
+    """Read the record in a folder; chosen is a bool, lr and validation_loss are numbers. Raises OSError, ValueError."""
+    frame = pd.read_csv(StringIO(read_text(folder, FILE)), dtype=dict.fromkeys(_TEXTS, "str"))
+    missing = [name for name in COLUMNS if name not in frame]
+    if missing:
+        raise ValueError(f"no column {', '.join(missing)}")
+    numbers = {
+        name: pd.to_numeric(frame[name], errors="coerce") for name in ("lr", "validation_loss", "seed")
+    }
+    texts = {name: frame[name].fillna("") for name in _TEXTS}
+    chosen = frame["chosen"].astype("str").str.lower() == "true"
+    return frame.assign(**numbers, **texts, chosen=chosen)[list(COLUMNS)]
+
+
+def none() -> pd.DataFrame:
+    """Return the record of no selection."""
+    return pd.DataFrame(columns=list(COLUMNS)).astype(
+        {"lr": "float64", "validation_loss": "float64", "chosen": "bool"}
+    )
+
+
+def caveats(selection: pd.DataFrame) -> list[str]:
+    """Caveats about selected settings: best rates at an end of those tried, runs that diverged."""
+    found, chosen = [], selection[selection["chosen"]]
+    for end, way in (("lowest", "lower"), ("highest", "higher")):
+        models = chosen.loc[chosen["edge"] == end, "model"]
+        if len(models):
+            found.append(
+                f"the {end} learning rate tried was selected for {', '.join(models)}: a {way} one may be better."
+            )
+    return found

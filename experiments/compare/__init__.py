@@ -1,0 +1,6 @@
+"""Comparing models fairly: settings selected for each on the validation split, then confirmed with other seeds.
+
+rates.py    a grid of learning rates and how it grows;  trials.py: one selection run and its outcome
+select.py   the first stage;  confirm.py: the second
+record.py   the record of the selection, results/NAME/selection.csv
+"""

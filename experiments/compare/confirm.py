@@ -1,0 +1,32 @@
+"""The second stage: each model with its selected settings and other seeds, scored on the test split."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from experiments.compare.select import Selection
+from experiments.compare.trials import with_settings
+from experiments.plan import Plan, plan
+from experiments.runs import RunFailed
+from experiments.sweep import train_all
+
+
+def confirmations(selection: Selection) -> list[Plan]:
+    """The runs that confirm a model: its selected settings with the seeds after the selection's.
+
+    None of them took part in the selection, so their scores are not the lucky ones that were selected.
+    """
+    config = with_settings(selection.config, selection.best.settings)
+    seeds = range(config.seed + 1, config.seed + 1 + config.compare.seeds)
+    return [plan(dataclasses.replace(config, seed=seed)) for seed in seeds]
+
+
+def confirm(confirmed: Sequence[Sequence[Plan]]) -> None:
+    """Train and score the runs that confirm. Raises RunFailed where some failed; the others are complete then."""
+    plans = [planned for group in confirmed for planned in group]
+    failed = train_all(plans)
+    if failed:
+        raise RunFailed(
+            f"{len(failed)} of {len(plans)} confirming runs failed; the same command tries them again"
+        )

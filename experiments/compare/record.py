@@ -1,0 +1,74 @@
+"""The record of a selection: results/NAME/selection.csv, a row for every run that was tried."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.compare.select import Selection
+from experiments.compare.trials import RATE, SPLIT, Trial
+from experiments.plan import Plan
+from experiments.presets import model_color
+from experiments.sweep_display import model_names
+from zoo.files import write_atomic
+
+FILE = "selection.csv"
+COLUMNS = (
+    "model",
+    "color",
+    "lr",
+    "settings",
+    "seed",
+    "run",
+    f"{SPLIT}_loss",
+    "status",
+    "chosen",
+    "edge",
+    "confirmed_by",
+)
+
+
+def write_record(folder: Path, selections: Sequence[Selection], confirmed: Sequence[Sequence[Plan]]) -> None:
+    """Write the record, atomically.
+
+    Columns: the model's name and colour; lr, and the other settings as "key=value key=value"; the seed and run of the
+    selection; its loss on the whole validation split (empty where it diverged); status, "complete" or "diverged";
+    chosen, whether the model is confirmed with these settings; edge, of a chosen row, the end of the rates tried that
+    it is at; confirmed_by, of a chosen row, the runs that confirm it. confirmed: by model, the runs that confirm it.
+    """
+    names = list(model_names([s.trials[0].planned for s in selections]).values())
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for name, selection, plans in zip(names, selections, confirmed, strict=True):
+        writer.writerows(_rows(name, selection, plans))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / FILE, out.getvalue())
+
+
+def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterator[dict[str, Any]]:
+    best = selection.best
+    for trial in sorted(selection.trials, key=lambda t: (t.settings[RATE], settings_text(t))):
+        planned, chosen = trial.planned, trial is best
+        yield {
+            "model": name,
+            "color": model_color(planned.config.model, planned.letters),
+            "lr": repr(trial.settings[RATE]),
+            "settings": settings_text(trial),
+            "seed": planned.config.seed,
+            "run": planned.run,
+            f"{SPLIT}_loss": repr(trial.loss) if math.isfinite(trial.loss) else "",
+            "status": "diverged" if trial.diverged else "complete",
+            "chosen": chosen,
+            "edge": selection.edge if chosen else "",
+            "confirmed_by": " ".join(p.run for p in confirmed) if chosen else "",
+        }
+
+
+def settings_text(trial: Trial) -> str:
+    """The settings of a trial beside its rate, "key=value key=value"."""
+    return " ".join(f"{key}={value}" for key, value in trial.settings.items() if key != RATE)

@@ -1,0 +1,124 @@
+"""The first stage: one run for every setting of every model, and the best of each by its validation loss."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from experiments.compare import rates
+from experiments.compare.trials import RATE, Trial, combinations, make_trial
+from experiments.runs import RunFailed
+from experiments.schema import Config
+from experiments.sweep import train_all
+from zoo.errors import UserError
+
+
+@dataclasses.dataclass
+class Selection:
+    """The trials of one model so far."""
+
+    config: Config
+    trials: list[Trial]
+
+    @property
+    def best(self) -> Trial:
+        """The trial of the lowest validation loss, of equal ones that of the lowest rate."""
+        return min(self.trials, key=lambda trial: (trial.loss, trial.settings[RATE]))
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates tried, ascending."""
+        return sorted({trial.settings[RATE] for trial in self.trials})
+
+    @property
+    def edge(self) -> str:
+        """The end of the rates tried that the best is at, "lowest" or "highest", where a better one may lie beyond."""
+        return rates.edge(self.best.settings[RATE], self.rates)
+
+
+def start(configs: Sequence[Config]) -> list[Selection]:
+    """The trials of the grid for every model; nothing is trained.
+
+    Everything that may be trained later is checked too. Raises UserError.
+    """
+    compare = configs[0].compare
+    _check(compare.extend, compare.seeds)
+    rates.check(compare.rates)
+    ends = rates.farthest(compare.rates, compare.extend)
+    found = []
+    for place, config in enumerate(configs):
+        for rate in ends:
+            _try_reach(place, config, rate)
+        found.append(Selection(config, _trials(place, config, compare.rates)))
+    return found
+
+
+def select(selections: Sequence[Selection], record: Callable[[], None]) -> None:
+    """Train the trials, and more of them where the best rate is at an end of those tried; fills in the selections.
+
+    record: called after every round. Raises RunFailed for runs that failed otherwise than by diverging, and UserError
+    where every run of a model diverged.
+    """
+    growing = True
+    while growing:
+        _train([trial for selection in selections for trial in selection.trials])
+        record()
+        growing = False
+        for place, selection in enumerate(selections):
+            grown = _grown(place, selection)
+            selection.trials += grown
+            growing = growing or bool(grown)
+    for selection in selections:
+        if selection.best.diverged:
+            raise UserError(
+                f"every run of {selection.best.planned.title} diverged at optim.lr={selection.rates}; "
+                "lower compare.rates or raise optim.warmup_steps"
+            )
+
+
+def _train(trials: list[Trial]) -> None:
+    """Train what has no outcome yet; a run that diverged has one."""
+    todo = [trial.planned for trial in trials if not _known(trial)]
+    if todo:
+        train_all(todo)
+    lost = sum(not _known(trial) for trial in trials)
+    if lost:
+        raise RunFailed(f"{lost} of {len(trials)} selection runs failed; the same command tries them again")
+
+
+def _known(trial: Trial) -> bool:
+    return trial.diverged or trial.planned.done
+
+
+def _grown(place: int, selection: Selection) -> list[Trial]:
+    """The trials one rate beyond the end that the best is at; none where that end may not grow any more."""
+    compare, tried = selection.config.compare, selection.rates
+    lowest, highest = rates.farthest(compare.rates, compare.extend)
+    if not selection.edge:
+        return []
+    rate = rates.beyond(tried, selection.edge)
+    return _trials(place, selection.config, [rate]) if lowest <= rate <= highest else []
+
+
+def _trials(place: int, config: Config, tried: Sequence[float]) -> list[Trial]:
+    return [
+        make_trial(place, config, {RATE: rate, **settings})
+        for rate in tried
+        for settings in combinations(config.compare.grid)
+    ]
+
+
+def _try_reach(place: int, config: Config, rate: float) -> None:
+    try:
+        _trials(place, config, [rate])
+    except UserError as error:
+        raise UserError(
+            f"compare.extend={config.compare.extend} may lead to optim.lr={rate:g}: {error}; change compare.rates or "
+            "compare.extend"
+        ) from error
+
+
+def _check(extend: int, seeds: int) -> None:
+    for key, value, least in (("extend", extend, 0), ("seeds", seeds, 1)):
+        if value < least:
+            raise UserError(f"compare.{key}={value} must be at least {least}")

@@ -1,0 +1,113 @@
+"""A selection run: a model with settings to be judged by its loss on the validation split."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from experiments.nonfinite import NonFinite
+from experiments.plan import Plan, plan
+from experiments.schema import Config
+from zoo.errors import UserError
+
+Settings = Mapping[str, Any]  # key of the configuration -> value
+RATE = "optim.lr"
+SPLIT = "validation"
+FIXED = ("seed", "job", "name", "results", "data", "evaluate", "compare")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A planned run of a model with some settings; model: its place in the comparison."""
+
+    model: int
+    settings: Settings
+    planned: Plan
+
+    @property
+    def diverged(self) -> bool:
+        """Whether its loss or gradient was not finite: an outcome, which repeating it would not change."""
+        return self.planned.folder.failed and self.planned.folder.failure().get("kind") == NonFinite.__name__
+
+    @property
+    def loss(self) -> float:
+        """Its loss on the whole validation split; infinite where it diverged.
+
+        Raises UserError for a summary without it.
+        """
+        if self.diverged:
+            return math.inf
+        try:
+            return float(self.planned.folder.summary()["metrics"][SPLIT]["loss"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise self.planned.folder.damaged("summary.json", error) from error
+
+
+def make_trial(model: int, config: Config, settings: Settings) -> Trial:
+    """The trial of a model: the run of its configuration with these settings, scored on the validation split alone.
+
+    Its folder is one of the experiment NAME_selection. Raises UserError where that configuration cannot work.
+    """
+    chosen = with_settings(config, settings)
+    chosen.name = f"{config.name}_selection"
+    chosen.evaluate.splits = [SPLIT]
+    return Trial(model, settings, plan(chosen))
+
+
+def with_settings(config: Config, settings: Settings) -> Config:
+    """A copy of a configuration with other values. Raises UserError for a key or value that it cannot have.
+
+    optim.lr_min keeps its ratio to optim.lr, so that schedules of all rates have one shape.
+    """
+    others = {key: value for key, value in settings.items() if key != RATE}
+    changed = _with_others(config, others) if others else copy.deepcopy(config)
+    if RATE in settings:
+        ratio = config.optim.lr_min / config.optim.lr
+        changed.optim.lr = settings[RATE]
+        if changed.optim.lr_min_ratio is None:  # which would say the same
+            changed.optim.lr_min = float(f"{settings[RATE] * ratio:.6g}")
+    return changed
+
+
+def _with_others(config: Config, settings: Settings) -> Config:
+    node = OmegaConf.structured(config)
+    try:
+        for key, value in settings.items():
+            OmegaConf.update(node, key, value)
+        return OmegaConf.to_object(node)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        line = str(error).splitlines()[0]
+        raise UserError(f"compare.grid: {key}={value} cannot be set ({line})") from error
+
+
+def combinations(grid: Sequence[str]) -> Iterator[Settings]:
+    """Every combination of the values of a grid, given as sweeps, "key=value,value"; one empty one of an empty grid.
+
+    Raises UserError for what is no sweep, and for keys that are not to be selected.
+    """
+    values = dict(_read_sweep(text) for text in grid)
+    for combination in itertools.product(*values.values()):
+        yield dict(zip(values, combination, strict=True))
+
+
+def _read_sweep(text: str) -> tuple[str, list[Any]]:
+    try:
+        sweep = OverridesParser.create().parse_override(text)
+        values = list(sweep.sweep_iterator()) if sweep.is_sweep_override() else [sweep.value()]
+    except HydraException as error:
+        raise UserError(
+            f"compare.grid: cannot read {text!r}; write it as a sweep, such as optim.weight_decay=0.01,0.1"
+        ) from error
+    key = sweep.key_or_group
+    if key.partition(".")[0] in FIXED or key == RATE:
+        raise UserError(f"compare.grid has {key}, which job=compare does not select; leave it out")
+    return key, values

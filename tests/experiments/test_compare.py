@@ -1,0 +1,224 @@
+"""job=compare: settings selected on the validation split alone, confirmed with seeds that selected nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+from support.program import Lab
+
+from experiments.compare import confirm, rates, select
+from experiments.compare.record import FILE, write_record
+from experiments.compare.select import Selection, start
+from experiments.runs import RunFailed, RunFolder
+from zoo.errors import UserError
+
+MODELS = ["--multirun", "model=transformer,lfm2", "model.depth=1", "model.d_model=16", "job=compare"]
+
+
+def test_a_grid_grows_by_its_own_ratio():
+    assert rates.beyond([1e-3, 3e-3, 1e-2], rates.HIGHEST) == 0.033
+    assert rates.beyond([1e-2, 1e-3, 3e-3], rates.LOWEST) == 0.00033
+    assert rates.farthest([1e-3, 2e-3], 3) == (0.00013, 0.016)
+    assert [rates.edge(x, [1, 2, 3]) for x in (1, 2, 3)] == [rates.LOWEST, "", rates.HIGHEST]
+
+
+@pytest.mark.parametrize("wrong", [[1e-3], [1e-3, 1e-3, 2e-3], [1e-3, 0.0], [1e-3, math.inf], []])
+def test_grids_that_select_nothing_are_refused(wrong):
+    with pytest.raises(UserError, match=r"compare\.rates"):
+        rates.check(wrong)
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Runs that are complete at once, with the loss that a function of the configuration gives; None: it diverges."""
+    trained = []
+
+    def give(loss):
+        def train_all(plans):
+            for planned in (p for p in plans if not p.done):
+                trained.append((planned.config.model.preset, planned.config.optim.lr, planned.config.seed))
+                value = loss(planned.config)
+                planned.folder.begin(planned.yaml(), planned.identity)
+                if value is None:
+                    (planned.folder.path / "failure.json").write_text('{"kind": "NonFinite"}')
+                else:
+                    metrics = {key: {"loss": value} for key in planned.config.evaluate.splits}
+                    planned.folder.finish({"metrics": metrics})
+            return [p for p in plans if not p.done]
+
+        for module in (select, confirm):
+            monkeypatch.setattr(module, "train_all", train_all)
+        return trained
+
+    return give
+
+
+def selected(lab: Lab, *more: str) -> list[Selection]:
+    selections = start(lab.compose(*MODELS, "evaluate.splits=[validation,test]", *more))
+    select.select(selections, lambda: None)
+    return selections
+
+
+def distance(best: float):
+    return lambda config: abs(math.log(config.optim.lr / best))
+
+
+def test_the_lowest_validation_loss_wins_and_the_grid_grows_towards_it(lab: Lab, pretend):
+    trained = pretend(distance(0.03))
+    first, second = selected(lab)
+    assert first.best.settings == {"optim.lr": 0.033}
+    assert first.rates == second.rates == [1e-3, 3e-3, 1e-2, 0.033, 0.11]
+    assert (first.edge, len(trained)) == ("", 10)
+    assert {seed for _, _, seed in trained} == {0}
+    again = selected(lab)
+    assert len(trained) == 10, "what was complete was trained again"
+    assert [s.rates for s in again] == [s.rates for s in (first, second)]
+
+
+def test_growing_ends_and_the_edge_is_told(lab: Lab, pretend):
+    pretend(distance(1e-9))
+    selection, _ = selected(lab, "compare.extend=1")
+    assert (selection.best.settings["optim.lr"], selection.edge) == (0.00033, "lowest")
+    assert len(selection.rates) == 4
+
+
+def test_schedules_of_all_rates_have_one_shape(lab: Lab, pretend):
+    pretend(distance(3e-3))
+    selection, _ = selected(lab, "optim.lr=1e-2", "optim.lr_min=1e-3")
+    recipes = {trial.planned.config.optim.lr: trial.planned.config.optim.lr_min for trial in selection.trials}
+    assert recipes == {1e-3: 1e-4, 3e-3: 3e-4, 1e-2: 1e-3}
+
+
+def test_a_rate_that_diverges_is_an_outcome_and_not_repeated(lab: Lab, pretend):
+    trained = pretend(lambda config: None if config.optim.lr > 5e-3 else distance(3e-3)(config))
+    selection, _ = selected(lab)
+    assert selection.best.settings["optim.lr"] == 3e-3
+    assert [trial.loss for trial in selection.trials][2] == math.inf
+    count = len(trained)
+    selected(lab)
+    assert len(trained) == count
+    pretend(lambda config: None)
+    with pytest.raises(UserError, match=r"every run of .* diverged"):
+        selected(lab, "trainer.max_steps=7")
+
+
+def test_other_failures_stop_the_selection(lab: Lab, pretend, monkeypatch):
+    monkeypatch.setattr(select, "train_all", lambda plans: plans)
+    with pytest.raises(RunFailed, match="6 of 6 selection runs failed; the same command tries them again"):
+        selected(lab)
+
+
+def test_other_settings_are_selected_together_with_the_rate(lab: Lab, pretend):
+    pretend(lambda config: distance(3e-3)(config) + abs(config.optim.weight_decay - 0.5))
+    selection, _ = selected(lab, 'compare.grid=["optim.weight_decay=0.1,0.5"]')
+    assert selection.best.settings == {"optim.lr": 3e-3, "optim.weight_decay": 0.5}
+    assert len(selection.trials) == 6
+    (one, *_) = confirm.confirmations(selection)
+    assert (one.config.optim.lr, one.config.optim.weight_decay) == (3e-3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("grid", "says"),
+    [
+        ("optim.weigth_decay=1,2", "optim.weigth_decay=1 cannot be set"),
+        ("optim.weight_decay=much", "optim.weight_decay=much cannot be set"),
+        ("optim.weight_decay", "write it as a sweep"),
+        ("optim.lr=1,2", "does not select"),
+        ("seed=1,2", "does not select"),
+    ],
+)
+def test_grids_with_mistakes_are_refused_before_anything_runs(lab: Lab, grid, says):
+    outcome = lab.here(*MODELS, "evaluate.splits=[validation,test]", f'compare.grid=["{grid}"]')
+    assert outcome.status == 2
+    assert says in outcome.err
+    assert lab.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["seed=0,1"], "give compare.seeds=N"),
+        (["optim.lr=1e-3,3e-3"], "give compare.rates=[...]"),
+        (["evaluate.splits=[validation]"], "scores the confirming runs on the test split"),
+        (["trainer.log_every=5,6"], "one model several times"),
+        (["compare.seeds=0"], "compare.seeds=0 must be at least 1"),
+        (["compare.extend=-1"], "compare.extend=-1 must be at least 0"),
+        (["compare.rates=[1e-3]"], "two rates or more"),
+    ],
+)
+def test_commands_with_mistakes_are_refused_before_anything_runs(lab: Lab, words, says):
+    outcome = lab.here(*MODELS, "evaluate.splits=[validation,test]", *words)
+    assert outcome.status == 2
+    assert says in outcome.err
+    assert lab.left_behind() == []
+
+
+def test_confirming_seeds_took_no_part_in_the_selection(lab: Lab, pretend):
+    pretend(distance(1e-3))
+    selection, _ = selected(lab, "seed=4", "compare.seeds=2")
+    plans = confirm.confirmations(selection)
+    assert [p.config.seed for p in plans] == [5, 6]
+    assert {trial.planned.config.seed for trial in selection.trials} == {4}
+    assert all(p.config.evaluate.splits == ["validation", "test"] for p in plans)
+    assert {p.config.name for p in plans} == {"default"}
+    assert all(trial.planned.config.evaluate.splits == ["validation"] for trial in selection.trials)
+
+
+def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab, pretend, tmp_path: Path):
+    pretend(lambda config: None if config.optim.lr > 5e-3 else distance(1e-3)(config))
+    selections = selected(lab, "compare.extend=0", "compare.seeds=1")
+    plans = [confirm.confirmations(selection) for selection in selections]
+    write_record(tmp_path, selections, plans)
+    rows = list(csv.DictReader((tmp_path / FILE).open()))
+    assert [row["model"] for row in rows] == ["transformer"] * 3 + ["lfm2"] * 3
+    assert [row["status"] for row in rows[:3]] == ["complete", "complete", "diverged"]
+    assert [(row["chosen"], row["edge"]) for row in rows[:3]] == [("True", "lowest"), *[("False", "")] * 2]
+    assert rows[0]["confirmed_by"] == plans[0][0].run
+    assert (rows[2]["validation_loss"], float(rows[0]["validation_loss"])) == ("", 0.0)
+    assert {row["run"] for row in rows} == {trial.planned.run for s in selections for trial in s.trials}
+
+
+@pytest.mark.slow
+def test_a_model_is_selected_confirmed_and_not_trained_again(lab: Lab):
+    command = [*MODELS, "model=transformer", "evaluate.splits=[validation,test]", "compare.rates=[1e-3,1e-2]"]
+    command += ["compare.extend=0", "compare.seeds=1", "sweep.workers=1", "name=c"]
+    outcome = lab.here(*command)
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.count("selected for ") == 1
+    assert "1 model: 2 runs to select; then 1 to confirm" in outcome.out
+    (run,) = lab.results.glob("c/*/summary.json")
+    assert set(json.loads(run.read_text())["metrics"]) == {"validation", "test"}
+    tried = sorted(lab.results.glob("c_selection/*/summary.json"))
+    assert len(tried) == 2
+    assert all(set(json.loads(path.read_text())["metrics"]) == {"validation"} for path in tried)
+    stamps = {path: path.stat().st_mtime_ns for path in [run, *tried]}
+    again = lab.here(*command)
+    assert (again.status, again.out.count("0 to train")) == (0, 1)
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+
+
+@pytest.mark.slow
+def test_a_complete_run_is_scored_on_more_splits_without_training(lab: Lab):
+    assert lab.here("evaluate.splits=[validation]").status == 0
+    run = RunFolder(lab.run_folder())
+    before, weights = run.summary(), (run.path / "model.safetensors").read_bytes()
+    outcome = lab.here("evaluate.splits=[validation,test]")
+    assert outcome.status == 0, outcome.err
+    assert RunFolder(lab.run_folder()) == run, "the splits to score are no part of a run's name"
+    after = run.summary()
+    assert "test: loss" in outcome.out
+    assert after["metrics"]["validation"] == before["metrics"]["validation"]
+    assert after["scored_later"].keys() == {"test"}
+    assert (run.path / "model.safetensors").read_bytes() == weights
+    assert {k: v for k, v in after.items() if k not in ("metrics", "scored_later")} == {
+        k: v for k, v in before.items() if k != "metrics"
+    }
+    whole = lab.here("evaluate.splits=[validation,test]", "name=whole")
+    assert whole.status == 0
+    (other,) = lab.results.glob("whole/*")
+    assert other.name == run.path.name
+    assert RunFolder(other).summary()["metrics"]["test"] == after["metrics"]["test"]
