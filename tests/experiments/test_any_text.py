@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,12 +13,12 @@ import pytest
 from support.program import Lab, write_text
 
 import experiments
+import zoo
 from experiments.data import DataConfig, Split
 from experiments.data.other_text import read_splits
 from experiments.data.tokenization.bpe import train
 from experiments.runs import RunFolder
 from experiments.scoring import score_split
-from zoo import load
 from zoo.errors import UserError
 
 
@@ -30,7 +31,7 @@ def by_hand(folder: Path, text: str, windows: int | None = None) -> dict:
     """Scores of bytes behind one separator, the whole text as one split."""
     tokens = np.array([256, *text.encode()], np.uint16)
     split = Split(tokens, len(text.split()) + text.count("\n"), len(text.encode()), 1)
-    return score_split(load(folder), split, stride=16, batch_size=16, windows=windows).metrics()
+    return score_split(zoo.load(folder), split, stride=16, batch_size=16, windows=windows).metrics()
 
 
 def test_another_text_is_scored_whole_with_the_runs_tokenizer(finished: Lab, other: Path):
@@ -85,11 +86,25 @@ def test_tokens_are_those_of_the_saved_tokenizer_whatever_the_text(other: Path):
     assert one.split.n_bytes == len(other.read_bytes())
 
 
+def test_the_tokenizer_of_a_run_needs_no_harness(finished: Lab, tmp_path: Path):
+    folder = finished.run_folder()
+    for place in (folder, max((folder / "checkpoints").glob("*.ckpt"))):
+        tokenizer = zoo.tokenizer(place)
+        assert tokenizer.name == "bytes"
+        assert tokenizer.decode(tokenizer.encode("théta")) == "théta"
+    with pytest.raises(UserError, match="no model at"):
+        zoo.tokenizer(tmp_path)
+    for saved, says in (({}, "no tokenizer was saved"), ({"tokenizer": "{}"}, "is damaged")):
+        (tmp_path / "model.json").write_text(json.dumps(saved))
+        with pytest.raises(UserError, match=says):
+            zoo.tokenizer(tmp_path)
+
+
 def test_the_first_windows_alone_can_be_scored(finished: Lab, other: Path):
     folder, text = finished.run_folder(), other.read_text()
     found = experiments.evaluate(folder, other, stride=32, windows=2)["text"]
     tokens = np.array([256, *text.encode()][:65], np.uint16)
-    start = score_split(load(folder), Split(tokens, 1, 1, 1), stride=32, batch_size=16).metrics()
+    start = score_split(zoo.load(folder), Split(tokens, 1, 1, 1), stride=32, batch_size=16).metrics()
     assert (found["tokens"], found["loss"]) == (64, pytest.approx(start["loss"], rel=1e-6))
     share = 64 / len(text.encode())
     assert (found["bytes"], found["words"]) == (64, round(share * (len(text.split()) + text.count("\n"))))
