@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from analysis import machines, matching, recipes, speeds
+from analysis import context_use, machines, matching, recipes, speeds, still_falling
 from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
 from analysis.loading import probed_steps, selection
 from analysis.loading.probe_tables import FOLDER, interrupted, records
@@ -33,7 +33,12 @@ def caveats(results: Results) -> list[str]:
     )
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
-    found += selection.caveats(results.selection)
+    found += [
+        *recipes.rate_caveats(runs, results.selection),
+        *selection.caveats(results.selection),
+        *still_falling.caveats(results),
+        *context_use.caveats(results),
+    ]
     return found + _probes(results) + probed_steps.caveats(results) + _other_problems(results)
 
 

@@ -22,7 +22,7 @@ OTHER = {
 
 def caveats(runs: pd.DataFrame) -> list[str]:
     """Caveats of comparing runs with unequal recipes, one sentence each."""
-    return [*_budgets(runs), *_steps(runs), *_rates(runs), *_others(runs)]
+    return [*_budgets(runs), *_steps(runs), *_others(runs)]
 
 
 def counted(values: pd.Series) -> str:
@@ -58,8 +58,13 @@ def _steps(runs: pd.DataFrame) -> list[str]:
     return [f"equal tokens in unequal steps: {counted(runs['planned_steps'].map(whole) + ' steps')}."]
 
 
-def _rates(runs: pd.DataFrame) -> list[str]:
-    """One learning rate for all, unequal ones, or a sweep of some models only."""
+def rate_caveats(runs: pd.DataFrame, selection: pd.DataFrame) -> list[str]:
+    """Caveats about one learning rate for all models, unequal ones, or a sweep of some models only.
+
+    selection: `Results.selection`; rates that were selected for each model are as they should be.
+    """
+    if len(selection):
+        return []
     tried = runs.groupby("sweep")["lr"].nunique()
     if len(tried) < 2 or (tried > 1).all():
         return []

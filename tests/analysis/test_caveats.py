@@ -6,6 +6,7 @@ import pytest
 
 from analysis import load_results
 from analysis.caveats import caveats
+from analysis.loading.selection import COLUMNS
 
 OTHERWISE = [
     ({"commit": "f" * 40}, "runs from different commits: 0123456789 (2 runs) and ffffffffff (1 run)."),
@@ -69,6 +70,7 @@ def test_a_run_that_differs_in_one_thing_gives_the_sentence_of_that_thing(
         "one seed",
         "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
         "one learning rate, 0.003, for all models",
+        "still falling",
     ]
     found = told(tmp_path / "other", write_run, changes)
     assert [text for text in found if text not in usual] == [sentence]
@@ -94,3 +96,7 @@ def test_rates_that_favour_some_models_are_told(tmp_path, write_run):
     assert some == ["learning rates were swept for some models only: b and c had one each."]
     assert rates_told(tmp_path / "all", write_run, a=[3e-3, 1e-3], b=[3e-3, 1e-2]) == []
     assert rates_told(tmp_path / "alone", write_run, a=[3e-3]) == []
+    (tmp_path / "unequal" / "selection.csv").write_text(
+        f"{','.join(COLUMNS)}\na,#000000,0.003,optim.lr=0.003,0,0123456789ab,3.2,complete,True,,\n"
+    )
+    assert [text for text in caveats(load_results(tmp_path / "unequal")) if "learning rate" in text] == []
