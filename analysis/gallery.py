@@ -32,12 +32,13 @@ from analysis.loading.probe_tables import TABLES, advice
 from analysis.loading.probed_steps import probed_steps, steps_text
 from analysis.loading.results import Results
 from analysis.matching import with_marks
-from analysis.plotting.style import figure_note, save
+from analysis.plotting.series_marks import mark_series
+from analysis.plotting.style import figure_note, save, table_styles
 
 HEAVY = 400_000
 """Bytes of an SVG above which the page carries the PNG in its place."""
 
-_TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
+_NAMED = ("label", "series", "model")  # the column by which a figure styles its series
 _log = logging.getLogger(__name__)
 
 
@@ -45,12 +46,14 @@ _log = logging.getLogger(__name__)
 class ReportFigure:
     """A figure of these results, or the reason why there is none.
 
-    source: the SVG, or the PNG where that is HEAVY, as a data URL; runs: those drawn, empty where it is all of them.
+    svg: the text of the file, "" where it is HEAVY; source: then the PNG as a data URL; runs: those drawn, empty
+    where it is all of them.
     """
 
     name: str
     title: str
     caption: str = ""
+    svg: str = ""
     source: str = ""
     missing: str = ""
     runs: tuple[str, ...] = ()
@@ -161,8 +164,11 @@ def _drawn(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     svg, png = save(figure, folder / entry.name)
     write_atomically(folder / f"{entry.name}.csv", partial(table.to_csv, index=False))
     runs = tuple(table["run"].dropna().unique()) if "run" in table else ()
-    source = _data_url(svg if svg.stat().st_size <= HEAVY else png)
-    return ReportFigure(entry.name, entry.title, caption, source, runs=runs, section=entry.section)
+    if svg.stat().st_size <= HEAVY:
+        shown = {"svg": svg.read_text(encoding="utf-8")}
+    else:
+        shown = {"source": f"data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}"}
+    return ReportFigure(entry.name, entry.title, caption, runs=runs, section=entry.section, **shown)
 
 
 def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
@@ -179,15 +185,14 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
         shown, unmatched = with_marks(table, results.runs)
         notes.append(unmatched)
     figure = module.draw(shown, **entry.options)
+    column = next((name for name in _NAMED if name in shown and "color" in shown), None)
+    if column is not None:
+        mark_series(figure, table_styles(shown, column))
     if entry.probed:
         steps = steps_text(probed_steps(results, runs))
         figure_note(figure, steps)
         notes.append(f"{steps[:1].upper()}{steps[1:]}." if steps else "")
     return figure, " ".join(filter(None, [module.caption(shown, **entry.options), *notes])), table
-
-
-def _data_url(path: Path) -> str:
-    return f"data:{_TYPES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def require(need: str, results: Results) -> None:

@@ -32,17 +32,51 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 
+const modelOf = (element) => {
+  const marked = element.closest('[data-model], [id*="-series."], [id*="-legend."]');
+  return marked && (marked.dataset.model || marked.id.split(/-(?:series|legend)\./)[1].split(".")[0]);
+};
+const partsOf = (model) =>
+  document.querySelectorAll(`[data-model="${model}"], .enlarge [id*="-series.${model}."], .enlarge [id*="-legend.${model}."]`);
+const light = (model) => {
+  for (const part of document.querySelectorAll(".lit")) part.classList.remove("lit");
+  root.classList.toggle("lighting", Boolean(model));
+  if (model) for (const part of partsOf(model)) part.classList.add("lit");
+};
+const toggle = (model) => { for (const part of partsOf(model)) part.classList.toggle("hidden"); };
+document.addEventListener("pointerover", (event) => light(modelOf(event.target)));
+document.addEventListener("focusin", (event) => light(modelOf(event.target)));
+document.addEventListener("focusout", () => light(null));
+
 const large = document.getElementById("large");
 const [largeImage, saveLink] = [large.querySelector("img"), large.querySelector("a")];
-for (const button of document.querySelectorAll(".enlarge")) {
-  button.addEventListener("click", () => {
-    const image = button.querySelector("img");
-    largeImage.src = saveLink.href = image.src;
-    largeImage.alt = image.alt;
-    saveLink.download = image.dataset.name + (image.src.startsWith("data:image/png") ? ".png" : ".svg");
-    large.showModal();
-  });
-}
+const asImage = (svg) => {
+  const [copy, box] = [svg.cloneNode(true), svg.viewBox.baseVal];
+  for (const part of copy.querySelectorAll('[id*="-series."].hidden')) part.remove();
+  copy.setAttribute("width", box.width);
+  copy.setAttribute("height", box.height);
+  return `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+};
+const enlarge = (place) => {
+  const shown = place.firstElementChild;
+  largeImage.src = saveLink.href = shown instanceof SVGElement ? asImage(shown) : shown.src;
+  largeImage.alt = place.getAttribute("aria-label");
+  saveLink.download = place.dataset.name + (shown instanceof SVGElement ? ".svg" : ".png");
+  large.showModal();
+};
+const act = (event) => {
+  const chosen = event.target.closest('[data-model], .enlarge [id*="-legend."]');
+  const place = event.target.closest(".enlarge");
+  if (chosen) toggle(modelOf(chosen));
+  else if (place) enlarge(place);
+};
+document.addEventListener("click", act);
+document.addEventListener("keydown", (event) => {
+  if ((event.key === "Enter" || event.key === " ") && event.target.matches("[data-model], .enlarge")) {
+    event.preventDefault();
+    act(event);
+  }
+});
 large.addEventListener("click", (event) => { if (!event.target.closest("a")) large.close(); });
 
 const openTarget = () => {
@@ -54,7 +88,7 @@ openTarget();
 
 const images = [...document.querySelectorAll(".enlarge img")];
 Promise.allSettled(images.map((image) => image.decode())).then(() => {
-  root.dataset.images = images.length;
+  root.dataset.images = document.querySelectorAll(".enlarge > :is(svg, img)").length;
   root.dataset.broken = images.filter((image) => !(image.naturalWidth > 0 && image.naturalHeight > 0)).length;
   root.dataset.ready = "true";
 });

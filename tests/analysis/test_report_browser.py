@@ -96,6 +96,32 @@ def test_tables_sort_and_figures_enlarge_by_click(page, tmp_path):
     assert " open" in dialog
 
 
+def test_pointing_at_a_model_lights_it_in_every_figure_and_a_click_hides_it(page, tmp_path):
+    act = (
+        '<script>const row = document.querySelector("#comparison [data-model]");'
+        'row.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));'
+        "const figures = [...document.querySelectorAll('.enlarge')];"
+        "root.dataset.litIn = figures.filter((one) => one.querySelector('.lit')).length;"
+        "const legend = document.querySelector(`.enlarge [id*='-legend.${row.dataset.model}.']`);"
+        'legend.dispatchEvent(new MouseEvent("click", { bubbles: true }));'
+        "root.dataset.hiddenIn = figures.filter((one) => one.querySelector('.hidden')).length;"
+        "root.dataset.rowHidden = row.classList.contains('hidden');"
+        "root.dataset.enlarged = document.getElementById('large').open;"
+        'legend.dispatchEvent(new MouseEvent("click", { bubbles: true }));'
+        "root.dataset.left = document.querySelectorAll('.hidden').length;</script></body>"
+    )
+    acted = page.with_name("acted.html")
+    acted.write_text(page.read_text().replace("</body>", act))
+    done = browse(acted, tmp_path / "profile", "--dump-dom")
+    assert console(done.stderr) == []
+    (root,) = re.findall(r"<html[^>]*>", done.stdout)
+    assert 'data-lit-in="3"' in root
+    assert 'data-hidden-in="3"' in root
+    assert 'data-row-hidden="true"' in root
+    assert 'data-enlarged="false"' in root
+    assert 'data-left="0"' in root
+
+
 @pytest.mark.long
 def test_the_page_of_the_quickstart_with_all_its_figures(eleven, tmp_path):
     """The stored runs of `make run`, all eleven architectures: what its report shows is there and loads."""
@@ -121,12 +147,10 @@ def test_the_page_fits_the_window_and_its_tables_sort(page, tmp_path, width):
     measure = """<script>{
       const heading = document.querySelectorAll("#comparison th")[4];
       heading.querySelector("button").click();
-      const images = [...document.images].filter((image) => image.offsetParent);
-      Promise.all(images.map((image) => image.decode())).then(() => {
-        const widest = Math.max(...images.map((image) => image.getBoundingClientRect().right));
-        const said = [document.documentElement.scrollWidth, Math.ceil(widest), images.length];
-        top.document.title = [...said, heading.getAttribute("aria-sort")].join(" ");
-      });
+      const images = [...document.querySelectorAll(".enlarge > svg")];
+      const widest = Math.max(...images.map((image) => image.getBoundingClientRect().right));
+      const said = [document.documentElement.scrollWidth, Math.ceil(widest), images.length];
+      top.document.title = [...said, heading.getAttribute("aria-sort")].join(" ");
     }</script></body>"""
     page.with_name("inner.html").write_text(page.read_text().replace("</body>", measure))
     frame.write_text(
