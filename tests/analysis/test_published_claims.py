@@ -39,7 +39,8 @@ def entries(measured) -> dict[int, ledger.Entry]:
 def test_there_are_29_claims_and_their_numbers_and_tables_give_the_published_verdicts(entries):
     published = pd.read_csv(PUBLISHED / "claims.csv").set_index("claim")["verdict"]
     assert list(CLAIMS) == list(published.index) == list(range(1, 30))
-    assert {number: entry.verdict for number, entry in entries.items()} == published.to_dict()
+    verdicts = {number: entry.verdict for number, entry in entries.items()}
+    assert verdicts == published.to_dict(), "a table or a rule changed: python run.py job=claims"
     decided = [verdict for verdict in published if verdict in (CONFIRMED, REFUTED)]
     assert len(decided) >= 20
 
