@@ -15,8 +15,8 @@ def report(config) -> None:
 
     runs = config.runs or f"{config.results}/{config.name}"
     try:
-        print(comparison_text(load_results(runs)))
-        print(f"report: {write_report(runs, workers=config.sweep.workers)}")
+        print(comparison_text(load_results(runs), config.baseline))
+        print(f"report: {write_report(runs, workers=config.sweep.workers, baseline=config.baseline)}")
     except ResultsError as error:
         raise UserError(str(error)) from error
 
@@ -37,6 +37,7 @@ def publish(config) -> None:
             tuple(config.leave_out),
             machine.command(),
             *machine.commit(),
+            config.baseline,
         )
         print(f"published: {publish(load_results(runs), f'{config.results}/published', publication)}")
     except ResultsError as error:
