@@ -56,7 +56,12 @@ def test_nothing_failed_and_every_row_says_what_was_measured(entries):
 def test_the_published_page_and_its_markdown_are_made_of_these_numbers(entries):
     shown = list(entries.values())
     assert (PUBLISHED / "claims.md").read_text(encoding="utf-8") == markdown(shown)
-    assert (PUBLISHED / "claims.html").read_text(encoding="utf-8") == html(shown)
+    assert unstyled((PUBLISHED / "claims.html").read_text(encoding="utf-8")) == unstyled(html(shown))
+
+
+def unstyled(page: str) -> str:
+    """A page without its style sheet, which all reports share and which may change."""
+    return re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
 
 
 def test_claims_that_their_own_formulas_contradict_show_the_number(entries):
