@@ -10,7 +10,7 @@ import pytest
 
 from analysis import ledger
 from analysis.ledger.page import html, markdown
-from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED
+from analysis.ledger.rules import CONFIRMED, FAILS, HOLDS, INCONCLUSIVE, REFUTED, Needed
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "results" / "published"
@@ -39,7 +39,8 @@ def entries(measured) -> dict[int, ledger.Entry]:
 def test_there_are_29_claims_and_their_numbers_and_tables_give_the_published_verdicts(entries):
     published = pd.read_csv(PUBLISHED / "claims.csv").set_index("claim")["verdict"]
     assert list(CLAIMS) == list(published.index) == list(range(1, 30))
-    assert {number: entry.verdict for number, entry in entries.items()} == published.to_dict()
+    verdicts = {number: entry.verdict for number, entry in entries.items()}
+    assert verdicts == published.to_dict(), "a table or a rule changed: python run.py job=claims"
     decided = [verdict for verdict in published if verdict in (CONFIRMED, REFUTED)]
     assert len(decided) >= 20
 
@@ -55,7 +56,12 @@ def test_nothing_failed_and_every_row_says_what_was_measured(entries):
 def test_the_published_page_and_its_markdown_are_made_of_these_numbers(entries):
     shown = list(entries.values())
     assert (PUBLISHED / "claims.md").read_text(encoding="utf-8") == markdown(shown)
-    assert (PUBLISHED / "claims.html").read_text(encoding="utf-8") == html(shown)
+    assert unstyled((PUBLISHED / "claims.html").read_text(encoding="utf-8")) == unstyled(html(shown))
+
+
+def unstyled(page: str) -> str:
+    """A page without its style sheet, which all reports share and which may change."""
+    return re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
 
 
 def test_claims_that_their_own_formulas_contradict_show_the_number(entries):
@@ -87,14 +93,19 @@ def test_any_wrong_number_turns_the_verdict(measured, entries):
                 assert judged_again(number, {check.name: wrong}, measured) == REFUTED, (number, check.name)
 
 
+def inside(needed: Needed) -> float:
+    """A number that a condition allows, a little away from its limit."""
+    low, high = needed.low, needed.high
+    if math.isfinite(low) and math.isfinite(high):
+        return (low + high) / 2
+    return low + 1e-3 * abs(low) if math.isfinite(low) else high - 1e-3 * abs(high)
+
+
 def test_right_numbers_turn_a_refuted_claim(measured, entries):
     """With all failing numbers where they are needed, nothing that was measured here refutes any more."""
     for number, entry in entries.items():
         failing = [each for each in entry.checks if each.outcome == FAILS and each.source == MEASURED]
-        right = {
-            each.name: each.needed.low if math.isfinite(each.needed.low) else each.needed.high
-            for each in failing
-        }
+        right = {each.name: inside(each.needed) for each in failing}
         assert not right or judged_again(number, right, measured) != REFUTED, number
 
 
