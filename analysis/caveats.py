@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from analysis import machines, matching, speeds, text_uncertainty
+from analysis import context_use, machines, matching, speeds, still_falling, text_uncertainty
 from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
 from analysis.loading import probed_steps, selection
 from analysis.loading.probe_tables import FOLDER, interrupted, records
@@ -32,8 +32,12 @@ def caveats(results: Results) -> list[str]:
     )
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
-    found += selection.caveats(results.selection)
-    found += text_uncertainty.caveats(runs, results.table("documents"))
+    found += [
+        *selection.caveats(results.selection),
+        *still_falling.caveats(results),
+        *context_use.caveats(results),
+        *text_uncertainty.caveats(runs, results.table("documents")),
+    ]
     return found + _probes(results) + probed_steps.caveats(results) + _other_problems(results)
 
 
