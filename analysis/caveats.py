@@ -6,12 +6,13 @@ import json
 
 import pandas as pd
 
-from analysis import context_use, machines, matching, speeds, still_falling, text_uncertainty
+from analysis import context_use, machines, matching, recipes, speeds, still_falling, text_uncertainty
 from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
 from analysis.loading import probed_steps, selection
 from analysis.loading.probe_tables import FOLDER, interrupted, records
 from analysis.loading.results import Results
-from analysis.units import engineering, listing, whole
+from analysis.recipes import counted
+from analysis.units import listing, whole
 
 SHOWN = 12
 """The number of problems inside runs that are listed one by one; `Results.problems` has them all."""
@@ -26,13 +27,14 @@ def caveats(results: Results) -> list[str]:
         speeds.caveats,
         _texts,
         _tokenizers,
-        _budgets,
+        recipes.caveats,
         matching.caveats,
         _duplicates,
     )
     found = _untested(runs) + _seeds(runs) + _unfinished(results.unfinished)
     found += [text for check in checks for text in check(runs)]
     found += [
+        *recipes.rate_caveats(runs, results.selection),
         *selection.caveats(results.selection),
         *still_falling.caveats(results),
         *context_use.caveats(results),
@@ -95,16 +97,11 @@ def _unfinished(unfinished: pd.DataFrame) -> list[str]:
     return found
 
 
-def _values_with_counts(values: pd.Series) -> str:
-    counts = values.value_counts(sort=True)
-    return listing(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts.items())
-
-
 def _code(runs: pd.DataFrame) -> list[str]:
     found = []
     commits = runs["commit"].str.slice(0, 10).fillna("no commit recorded")
     if commits.nunique() > 1:
-        found.append(f"runs from different commits: {_values_with_counts(commits)}.")
+        found.append(f"runs from different commits: {counted(commits)}.")
     elif runs["commit"].isna().all():
         found.append("no commit recorded: these results cannot be traced to a version of the code.")
     dirty = int(runs["dirty"].fillna(False).sum())
@@ -124,7 +121,7 @@ def _texts(runs: pd.DataFrame) -> list[str]:
     found = []
     for column, what in (("training_set", "training sets"), ("test_set", "test sets")):
         if runs[column].nunique() > 1:
-            found.append(f"mixed {what}: {_values_with_counts(runs[column])}.")
+            found.append(f"mixed {what}: {counted(runs[column])}.")
     same_names = runs[["training_set", "test_set", "tokenizer", "vocab_size"]].drop_duplicates().shape[0] == 1
     if same_names and runs["data_fingerprint"].nunique() > 1:
         found.append("the text behind these names differs between runs (different content fingerprints).")
@@ -135,16 +132,9 @@ def _tokenizers(runs: pd.DataFrame) -> list[str]:
     tokenizer = runs["tokenizer"] + " " + runs["vocab_size"].map(whole)
     if tokenizer.nunique() > 1:
         return [
-            f"mixed tokenizers: {_values_with_counts(tokenizer)}. Loss and perplexity per token cannot be compared; "
+            f"mixed tokenizers: {counted(tokenizer)}. Loss and perplexity per token cannot be compared; "
             "bits per byte and word perplexity can."
         ]
-    return []
-
-
-def _budgets(runs: pd.DataFrame) -> list[str]:
-    budget = runs["planned_steps"] * runs["tokens_per_step"]
-    if budget.nunique() > 1:
-        return [f"unequal training budgets: {_values_with_counts(budget.map(engineering) + ' tokens')}."]
     return []
 
 

@@ -1,8 +1,8 @@
 """Size differences between models: parameters beside the embedding, FLOPs a token and decode state.
 
-Models are drawn together and compared within an experiment, at one depth. The reference is the plain transformer
-(attention, plain residual, SwiGLU in every layer) or, where there is none, the model whose number of parameters the
-most others share.
+Models are drawn together and compared within an experiment, at one depth and width. The reference is the plain
+transformer (attention, plain residual, SwiGLU in every layer) or, where there is none, the model whose number of
+parameters the most others share.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ WHAT = {
     "state_off": "decode state at 1,024 to 131,072 tokens",
 }
 STATES = ("state_bytes_1024", "state_bytes_8192", "state_bytes_131072")
+_SIZE = ("depth", "d_model")
 _PLAIN = {"residual": "add", "channel": "swiglu"}
 
 
@@ -34,7 +35,7 @@ def deviations(runs: pd.DataFrame) -> pd.DataFrame:
     models = runs.drop_duplicates("label").set_index("label")
     sizes = models[["parameters_non_embedding", "flops_forward", *STATES]].astype("float64")
     found = []
-    for _, group in models.groupby(["experiment", "depth"], dropna=False):
+    for _, group in models.groupby(["experiment", *_SIZE], dropna=False):
         reference = _reference(group)
         off = sizes.loc[group.index] / sizes.loc[reference] - 1
         states = off[list(STATES)]
@@ -87,15 +88,17 @@ def bare(label: str) -> str:
 def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
     """Explain the marks of models (rows of `deviations`), with the largest deviations; "" without any.
 
-    Models that differ in depth alone share one entry. runs: Results.runs.
+    Models that differ in depth or width alone share one entry. runs: Results.runs.
     """
     found = found[found["marks"] != ""]
     if found.empty:
         return ""
     models = runs.drop_duplicates("label").set_index("label")
-    several = models["depth"].nunique() > 1
+    several = [
+        word for name, word in zip(_SIZE, ("depth", "width"), strict=True) if models[name].nunique() > 1
+    ]
     names = short_names(models["name"]).where(
-        ~models.duplicated(["experiment", "name", "depth"], keep=False), models.index
+        ~models.duplicated(["experiment", "name", *_SIZE], keep=False), models.index
     )
     differences = []
     for column, mark in MARKS.items():
@@ -106,7 +109,7 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
             each = (f"{name} {_range(low, high)}" for name, low, high in spread.itertuples())
             differences.append(f"{mark} {WHAT[column]} ({listing(each, limit=5)})")
     references = listing(found["matched_with"].map(names).drop_duplicates())
-    same = " of the same depth" if several else ""
+    same = f" of the same {' and '.join(several)}" if several else ""
     return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(differences)}."
 
 
@@ -141,6 +144,18 @@ def order(marks: str) -> str:
 
 
 def caveats(runs: pd.DataFrame) -> list[str]:
-    """Caveats about models that are not matched in size."""
+    """Caveats about models that are not matched in size, and what their widths were solved for."""
     text = explanation(deviations(runs), runs)
-    return [f"{text[0].lower()}{text[1:]}"] if text else []
+    return [f"{asked(runs)}{text[0].lower()}{text[1:]}"] if text else []
+
+
+def asked(runs: pd.DataFrame) -> str:
+    """Name what the runs' widths were solved for: "widths solved for equal params (match=params); "; "" if unknown."""
+    known = runs[["match", "match_length"]].drop_duplicates()
+    if known["match"].isna().all():
+        return ""
+    each = (
+        "nothing" if pd.isna(match) else f"equal {match}{'' if pd.isna(length) else f' at {length:,} tokens'}"
+        for match, length in known.itertuples(index=False)
+    )
+    return f"widths were solved for {listing(each)} (match); "

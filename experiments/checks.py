@@ -66,6 +66,7 @@ def check_numbers(config: Config) -> None:
         "optim.warmup_steps": 0,
         "sweep.workers": 1,
         "evaluate.stride": 1,
+        "evaluate.windows": 1,
         "evaluate.batch_size": 1,
         "seed": 0,
     }

@@ -55,6 +55,8 @@ def compose(
                 raise
     typed = OmegaConf.structured(schema.Config)
     configs = [to_config(node, typed) for node in composed]
+    for config in configs:
+        config.given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     for line in unused_options(words, configs) if notify else ():
         notify(line)
     return configs

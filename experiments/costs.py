@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
-from experiments.schema import Config
+from experiments.schema import Config, TrainerConfig
 from zoo import cost
+from zoo.errors import UserError
+from zoo.matching.reference import plain_transformer
 from zoo.model import LanguageModel
 
 STATE_LENGTHS = (1024, 8192, 131_072)
@@ -15,6 +19,27 @@ STATE_LENGTHS = (1024, 8192, 131_072)
 def tokens_per_step(config: Config) -> int:
     """Tokens of one optimiser step: batch_size · seq_len · accumulate."""
     return config.data.batch_size * config.data.seq_len * config.trainer.accumulate
+
+
+def resolve_steps(config: Config) -> Config:
+    """The configuration with the max_steps that trainer.tokens_per_parameter asks for; without one as it is.
+
+    Raises UserError for a number that is not above 0, and beside a max_steps that is not the default.
+    """
+    ratio, trainer = config.trainer.tokens_per_parameter, config.trainer
+    if ratio is None:
+        return config
+    if not 0 < ratio < math.inf:
+        raise UserError(f"trainer.tokens_per_parameter={ratio} must be a number above 0")
+    if trainer.max_steps != TrainerConfig.max_steps:
+        raise UserError(
+            f"trainer.max_steps={trainer.max_steps} and trainer.tokens_per_parameter={ratio:g} both set the length of "
+            "training; leave one of them out"
+        )
+    plain = dataclasses.replace(config, model=plain_transformer(config.model))
+    steps = max(1, round(ratio * cost.parameters_non_embedding(meta_model(plain)) / tokens_per_step(config)))
+    resolved = dataclasses.replace(trainer, max_steps=steps, tokens_per_parameter=None)
+    return dataclasses.replace(config, trainer=resolved)
 
 
 def meta_model(config: Config) -> LanguageModel:

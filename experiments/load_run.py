@@ -11,7 +11,7 @@ import yaml
 import zoo
 from experiments import data
 from experiments.data import Corpus, DataConfig
-from experiments.data.tokenization import Tokenizer, from_json
+from experiments.data.tokenization import Tokenizer
 from experiments.runs import CONFIG
 from zoo.config import from_dict
 from zoo.errors import UserError
@@ -53,22 +53,12 @@ def load_run(path: str | None, device: torch.device) -> LoadedRun:
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
     text = _data_config(folder / CONFIG)
-    tokenizer, model = _tokenizer(card["tokenizer"], where), zoo.load(where, device)
+    tokenizer, model = zoo.tokenizer(where), zoo.load(where, device)
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
             f"the tokenizer at {path} has {tokenizer.vocab_size:,} tokens and its model knows {model.vocab_size:,}"
         )
     return LoadedRun(model, tokenizer, folder, text, card.get("step"))
-
-
-def _tokenizer(saved: str, where: Path) -> Tokenizer:
-    """The tokenizer that travels with a model. Raises UserError where it is damaged."""
-    try:
-        return from_json(saved)
-    except Exception as error:  # the tokenizers' library raises bare ones
-        raise UserError(
-            f"the tokenizer of the model at {where} is damaged ({error}); export it again"
-        ) from error
 
 
 def _data_config(path: Path) -> DataConfig:

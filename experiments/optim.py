@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.schema import OptimConfig
+from zoo.errors import UserError
 from zoo.modules.parameter_groups import MAIN, ParameterGroup, grouped_parameters
 
 
@@ -43,6 +45,25 @@ def optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         eps=config.eps,
         fused=True,
     )
+
+
+def resolve_lr_min(config: OptimConfig) -> OptimConfig:
+    """The recipe with lr_min = lr_min_ratio·lr, to 12 digits, in the place of the ratio; without a ratio as it is.
+
+    So 0.1 of 3e-3 is 3e-4, and the run has the name that it has with lr_min=3e-4. Raises UserError for a ratio outside
+    of 0 to 1, and beside an lr_min that is not the default.
+    """
+    ratio = config.lr_min_ratio
+    if ratio is None:
+        return config
+    if not 0 <= ratio <= 1:
+        raise UserError(f"optim.lr_min_ratio={ratio} must be a share of optim.lr, from 0 to 1")
+    if config.lr_min != OptimConfig.lr_min:
+        raise UserError(
+            f"optim.lr_min={config.lr_min:g} and optim.lr_min_ratio={ratio:g} both set the lowest rate; leave one of "
+            f"them out, or, where an experiment sets lr_min, add optim.lr_min={OptimConfig.lr_min:g}, its default"
+        )
+    return dataclasses.replace(config, lr_min=float(f"{ratio * config.lr:.12g}"), lr_min_ratio=None)
 
 
 def lr_factor(step: int, config: OptimConfig, max_steps: int) -> float:

@@ -13,21 +13,21 @@ from omegaconf import OmegaConf
 import zoo.config
 from experiments import data
 from experiments.checks import check_config
+from experiments.costs import resolve_steps
 from experiments.data.cache import content_hash
+from experiments.optim import resolve_lr_min
 from experiments.presets import label
 from experiments.runs import RunFolder
 from experiments.schema import Config
-from zoo.errors import unknown
-from zoo.matching import match_parameters
+from zoo.errors import UserError
+from zoo.matching import match
 from zoo.model import letters_of
 from zoo.options import deciding
-
-MATCHES = ("params",)
 
 IDENTITY_FORMAT = 2
 DATA_KEYS = ("pack", "seq_len", "batch_size")
 TRAINER_KEYS = ("max_steps", "accumulate", "precision", "val_every", "val_tokens", "patience")
-EVALUATE_KEYS = ("stride",)
+EVALUATE_KEYS = ("stride", "windows")
 
 
 def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
@@ -122,6 +122,8 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
+    config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
+    config = resolve_steps(config)
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)
@@ -139,8 +141,12 @@ def _place(config: Config, identity: dict[str, Any]) -> tuple[dict[str, Any], Ru
 
 def apply_match(config: Config) -> Config:
     """The configuration with the widths that `match` asks for. Raises UserError where there are none."""
+    length = config.match_length
+    if length is not None and (length < 1 or config.match in (None, "params")):
+        raise UserError(
+            f"match_length={length} is a number of tokens, at least 1, beside match=flops or match=state; leave it out"
+        )
     if config.match is None:
         return config
-    if config.match not in MATCHES:
-        raise unknown("match", config.match, MATCHES)
-    return dataclasses.replace(config, model=match_parameters(config.model, config.data.seq_len))
+    model = match(config.model, config.match, seq_len=config.data.seq_len, length=length)
+    return dataclasses.replace(config, model=model)

@@ -5,12 +5,14 @@ YAML files under conf/ overlay parts of it. A key that is not here is refused wh
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
 
 from experiments.data import DataConfig
 from zoo import ModelConfig
 from zoo.generate import CHUNK
+from zoo.options import added
 
 
 @dataclass
@@ -19,6 +21,8 @@ class OptimConfig:
 
     lr: highest learning rate, reached after the warm-up.
     lr_min: learning rate at trainer.max_steps.
+    lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that a sweep of rates keeps one shape of schedule (null:
+        lr_min as it is). A run is named and recorded by the lr_min that it gives.
     warmup_steps: optimiser steps of the warm-up.
     weight_decay: of projections, embeddings and what a block declares to decay; of nothing else.
     clip: largest gradient norm of a clipping group.
@@ -33,6 +37,7 @@ class OptimConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
+    lr_min_ratio: float | None = added(None, before=None)
 
 
 @dataclass
@@ -40,6 +45,9 @@ class TrainerConfig:
     """How a run is trained.
 
     max_steps: optimiser steps.
+    tokens_per_parameter: sets max_steps so that a run trains on so many tokens for every parameter that the plain
+        transformer of its size has beside the embedding; the same for all models of a size (null: max_steps as it is).
+        A run is named and recorded by the max_steps that it gives.
     accumulate: micro-batches a step.
     precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
     log_every, val_every, checkpoint_every: steps between two metric rows, validations, checkpoints.
@@ -77,6 +85,7 @@ class TrainerConfig:
     recompute: str = "none"
     recompute_block: int | None = None
     loggers: list[str] = field(default_factory=list)
+    tokens_per_parameter: float | None = None
 
 
 @dataclass
@@ -84,6 +93,8 @@ class EvaluateConfig:
     """How a run is scored.
 
     stride: tokens by which the evaluation window moves (null: half of data.seq_len).
+    windows: score only the first so many windows (null: the whole split). Words and bytes are then counted in
+        proportion to the tokens.
     splits: which to score, of validation and test.
     batch_size: windows at once.
     carry: of job=evaluate, score every token with its whole history: no windows, the decode state is carried from chunk
@@ -94,6 +105,7 @@ class EvaluateConfig:
     splits: list[str] = field(default_factory=lambda: ["validation", "test"])
     batch_size: int = 16
     carry: bool = False
+    windows: int | None = added(None, before=None)
 
 
 @dataclass
@@ -259,7 +271,7 @@ class Config:
     device: auto, cpu or cuda.
     results: folder of all results.
     run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
-    runs: an experiment folder (report, probe, publish).
+    runs: an experiment folder (report, probe, publish, claims).
     baseline: job=compare, report and publish, the label of the model that others are compared with (null: the plain
         transformer).
     question: job=publish, the question of the study, in a sentence.
@@ -267,10 +279,16 @@ class Config:
     source: job=publish, where to get the text, if it has no public name.
     leave_out: job=publish, probe tables that are too large to commit.
     suite: job=bench, the suite to measure.
+    claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
     dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing.
-    match: "params" solves the channel mixer's hidden width for as many parameters as the plain transformer has (null:
-        widths as they are).
+    match: what the model is to have as much of as the plain transformer, within 1 %: "params" (beside the embedding) or
+        "flops" (a token's forward pass), by the channel mixer's hidden width; "state" (bytes of decode state), by the
+        mixers' head widths; "state+params" or "state+flops": one after the other (null: widths as they are).
+    match_length: tokens after which FLOPs and decode state are matched (null: data.seq_len).
     """
+
+    given: ClassVar[frozenset[str]] = frozenset()
+    """Keys that the command line set, of a configuration that `compose` made."""
 
     job: str = "train"
     name: str = "default"
@@ -285,8 +303,10 @@ class Config:
     source: str | None = None
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
+    claims: list[int] = field(default_factory=list)
     dry: bool = False
     match: str | None = None
+    match_length: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -71,16 +71,18 @@ def score_split(
     separator: int | None = None,
     precision: str = "fp32",
     progress: Any = None,
+    windows: int | None = None,
 ) -> Score:
-    """Score a whole split with a model in evaluation mode.
+    """Score a split with a model in evaluation mode.
 
     document_bos: windows restart at that token (packing). separator: the token at which documents begin, for their
-    scores (null: none).
+    scores (None: none). windows: only the first so many (None: all); words and bytes are then counted in proportion to
+    the tokens scored.
     """
     losses: list[np.ndarray] | None = None if separator is None else []
     nats, tokens = score_windows(
         model,
-        eval_windows(split, model.seq_len, stride),
+        itertools.islice(eval_windows(split, model.seq_len, stride), windows),
         batch_size=batch_size,
         document_bos=document_bos,
         precision=precision,
@@ -89,8 +91,9 @@ def score_split(
     )
     documents = None
     if losses is not None:
-        documents = by_document(np.concatenate(losses), np.asarray(split.tokens), separator)
-    return Score(nats, tokens, split.n_words, split.n_bytes, stride, documents)
+        documents = by_document(np.concatenate(losses), np.asarray(split.tokens[: tokens + 1]), separator)
+    share = tokens / (len(split.tokens) - 1)
+    return Score(nats, tokens, round(share * split.n_words), round(share * split.n_bytes), stride, documents)
 
 
 @torch.no_grad()
@@ -190,6 +193,7 @@ def score_model(
         model,
         split,
         stride=config.evaluate.stride or max(1, model.seq_len // 2),
+        windows=config.evaluate.windows,
         batch_size=config.evaluate.batch_size,
         document_bos=corpus.document_bos,
         separator=corpus.tokenizer.bos_id,

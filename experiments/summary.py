@@ -78,7 +78,14 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
         "channel": config.model.channel.name,
         "color": model_color(config.model, letters),
         "family": block.family,
+        "match": config.match,
+        "match_length": _match_length(config),
     }
+
+
+def _match_length(config: Config) -> int | None:
+    """The length at which FLOPs or decode state were matched; None where neither was."""
+    return None if config.match in (None, "params") else config.match_length or config.data.seq_len
 
 
 def _recipe(config: Config, precision: str) -> dict[str, Any]:

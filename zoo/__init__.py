@@ -8,6 +8,7 @@ from zoo.interfaces import Dims, Mixer
 from zoo.io import export, load
 from zoo.model import LanguageModel
 from zoo.registry import register_channel, register_mixer, register_residual
+from zoo.tokenization import tokenizer
 
 __all__ = [
     "Context",
@@ -22,4 +23,5 @@ __all__ = [
     "register_channel",
     "register_mixer",
     "register_residual",
+    "tokenizer",
 ]

@@ -61,6 +61,13 @@ class Mixer(nn.Module, ABC):
     gradient_may_vanish: ClassVar[tuple[str, ...]] = ()
     """Ends of the names of parameters that may have no gradient at the start, by design."""
 
+    state_options: ClassVar[tuple[str, ...]] = ()
+    """Integer options that the size of the decode state grows with, at most with their square: the first is what
+    match=state solves for, a second one makes up for what is left of it. Empty: the state has one size."""
+
+    work_options: ClassVar[tuple[str, ...]] = ()
+    """Integer options from 1 on that a token's FLOPs grow with linearly, which match=flops names where it fails."""
+
     def __init__(self) -> None:
         super().__init__()
         self.aux_weights: dict[str, float] = {}

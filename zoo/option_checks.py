@@ -26,8 +26,12 @@ def one_of(value: str, known: Sequence[str], option: str) -> None:
         raise UserError(f"{option} is one of {', '.join(known)}, not '{value}'")
 
 
-def head_width(d_model: int, n_heads: int, option: str) -> int:
-    """d_model / n_heads. Raises UserError where heads do not divide the width."""
+def head_width(d_model: int, n_heads: int, option: str, own: int | None = None) -> int:
+    """d_model / n_heads, or a block's own head_width. Raises UserError where heads do not divide the width."""
+    if own is not None:
+        at_least(n_heads, 1, option)
+        at_least(own, 1, option.replace("n_heads", "head_width"))
+        return own
     if n_heads < 1 or d_model % n_heads:
         fits = [h for h in range(1, d_model + 1) if d_model % h == 0 and (d_model // h) % 2 == 0][-8:]
         advice = f"choose a divisor, e.g. one of {fits}" if fits else "choose an even model.d_model"

@@ -67,6 +67,22 @@ RUN_COLUMNS: tuple[Column, ...] = (
     _setting("d_model", "Int64", "model.d_model", "", "model width"),
     _setting("residual", "str", "model.residual", "", "residual scheme"),
     _setting("channel", "str", "model.channel", "", "channel mixer"),
+    Column(
+        "match",
+        "str",
+        "model.match",
+        "",
+        "what widths were solved for: as many params, flops or state bytes as the plain transformer",
+        optional=True,
+    ),
+    Column(
+        "match_length",
+        "Int64",
+        "model.match_length",
+        "tokens",
+        "length at which FLOPs or decode states were matched",
+        optional=True,
+    ),
     Column("family", "str", "model.family", "", "family of the architecture"),
     Column("color", "str", "model.color", "", "colour in every figure, #rrggbb"),
     Column(

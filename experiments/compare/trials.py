@@ -72,7 +72,9 @@ def with_settings(config: Config, settings: Settings) -> Config:
     changed = _with_others(config, others) if others else copy.deepcopy(config)
     if RATE in settings:
         ratio = config.optim.lr_min / config.optim.lr
-        changed.optim.lr, changed.optim.lr_min = settings[RATE], float(f"{settings[RATE] * ratio:.6g}")
+        changed.optim.lr = settings[RATE]
+        if changed.optim.lr_min_ratio is None:  # which would say the same
+            changed.optim.lr_min = float(f"{settings[RATE] * ratio:.6g}")
     return changed
 
 

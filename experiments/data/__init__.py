@@ -4,11 +4,12 @@ from experiments.data.batches import Batches, document_boundaries, eval_windows
 from experiments.data.config import DataConfig
 from experiments.data.corpus import Corpus, Split
 from experiments.data.pipeline import check, fingerprint, prepare
-from experiments.data.sources import SOURCES
+from experiments.data.sources import SOURCES, SPLITS
 from experiments.data.tokenization import TOKENIZERS
 
 __all__ = [
     "SOURCES",
+    "SPLITS",
     "TOKENIZERS",
     "Batches",
     "Corpus",

@@ -45,7 +45,10 @@ def test_the_readme_documents_the_columns():
 
 
 def test_a_row_holds_what_the_summary_says(tmp_path, write_run):
-    folder = write_run(tmp_path / "exp", seed=4, loss=2.5, machine={"gpu": "NVIDIA H200"}, mfu=0.41)
+    solved = {"match": "flops", "match_length": 128}
+    folder = write_run(
+        tmp_path / "exp", seed=4, loss=2.5, machine={"gpu": "NVIDIA H200"}, mfu=0.41, model=solved
+    )
     summary = json.loads((folder / "summary.json").read_text())
     row = load_results(folder).runs.iloc[0]
     for column in RUN_COLUMNS:

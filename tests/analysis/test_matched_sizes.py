@@ -87,6 +87,45 @@ def test_models_are_held_against_those_of_their_experiment_and_depth(tmp_path, w
     )
 
 
+def test_models_of_several_widths_are_held_against_those_of_their_width(tmp_path, write_run):
+    for width in (64, 128):
+        sized(write_run, tmp_path / "a", "transformer", width, width, width, d_model=width)
+        sized(
+            write_run,
+            tmp_path / "a",
+            "transformer hc",
+            1.245 * width,
+            width,
+            width,
+            d_model=width,
+            residual="hc",
+        )
+    found = deviations(of(tmp_path / "a"))
+    assert found["marks"].to_dict() == {
+        "transformer (d_model=64)": "",
+        "transformer (d_model=128)": "",
+        "transformer hc (d_model=64)": "†",
+        "transformer hc (d_model=128)": "†",
+    }
+    assert explanation(found, of(tmp_path / "a")).startswith(
+        "Not matched, more than 1% from transformer of the same width"
+    )
+
+
+def test_what_widths_were_solved_for_is_named_beside_what_differs(tmp_path, write_run):
+    solved = {"match": "flops", "match_length": 128}
+    sized(write_run, tmp_path / "exp", "transformer", **solved)
+    sized(write_run, tmp_path / "exp", "hc", 1.245, residual="hc", **solved)
+    told = [text for text in caveats(load_results(tmp_path / "exp")) if "not matched" in text]
+    assert told == [
+        "widths were solved for equal flops at 128 tokens (match); not matched, more than 1% from transformer: "
+        "† parameters beside the embedding (hc +24.5%)."
+    ]
+    sized(write_run, tmp_path / "exp", "mhc", 1.5, residual="mhc")
+    (told,) = [text for text in caveats(load_results(tmp_path / "exp")) if "not matched" in text]
+    assert told.startswith("widths were solved for equal flops at 128 tokens and nothing (match); ")
+
+
 def test_without_the_plain_transformer_the_size_that_most_share_is_the_reference(tmp_path, write_run):
     for name, size in (("small", 0.5), ("one", 1.0), ("two", 1.005), ("big", 2.0)):
         sized(write_run, tmp_path / "exp", name, size, residual=name)

@@ -11,7 +11,7 @@ from experiments.continuation import Continuation
 from experiments.data import TOKENIZERS
 from experiments.data.tokenization import Tokenizer
 from experiments.data.tokenization.bpe import train
-from experiments.data.tokenization.byte_tokenizer import ByteTokenizer
+from zoo.tokenization import ByteTokenizer
 
 TEXT = "Übermut tut selten gut – 数据很多。 " * 9
 

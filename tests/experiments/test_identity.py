@@ -137,6 +137,7 @@ def test_a_changed_default_changes_the_name(with_options):
         ("data", "seq_len", 64),
         ("data", "batch_size", 4),
         ("evaluate", "stride", 64),
+        ("evaluate", "windows", 3),
     ],
 )
 def test_every_part_of_the_recipe_is_in_the_name(node, key, value):

@@ -26,7 +26,7 @@ SUMMARY = {
     "": "schema experiment run name model blocks seed data recipe parameters parameters_non_embedding flops_per_token "
     "state_bytes metrics best_step steps stopped tokens seconds tokens_per_second mfu? mfu_peak_flops "
     "mfu_peak_source peak_memory_bytes commit? dirty? versions machine command finished",
-    "model": "preset pattern layout? depth d_model residual channel color family",
+    "model": "preset pattern layout? depth d_model residual channel color family match? match_length?",
     "data": "name train validation test tokenizer vocab_size seq_len pack fingerprint splits",
     "data.splits": "train validation test",
     "data.splits.train": "tokens words bytes documents",

@@ -10,7 +10,9 @@ import torch
 from support.program import Lab, last_checkpoint, steady_rows
 
 from experiments import data, optim
+from experiments.compare.trials import with_settings
 from experiments.costs import tokens_per_step
+from experiments.plan import plan
 from experiments.runs import RunFolder
 from experiments.schema import Config, OptimConfig
 from experiments.scoring import score_split
@@ -38,6 +40,54 @@ def test_learning_rate_schedule_against_the_closed_form():
     assert rates[60] == pytest.approx(1.25e-3)
     assert rates[110] == pytest.approx(5e-4)
     assert all(later <= earlier for earlier, later in itertools.pairwise(rates[9:]))
+
+
+def test_a_ratio_gives_every_rate_of_a_sweep_the_same_shape():
+    shapes = []
+    for rate in (3e-4, 3e-3, 3e-2):
+        config = optim.resolve_lr_min(OptimConfig(lr=rate, lr_min_ratio=0.1, warmup_steps=10))
+        shapes.append([optim.lr_factor(step, config, 50) for step in range(51)])
+        assert (config.lr_min, config.lr_min_ratio) == (float(f"{rate / 10:g}"), None)
+    assert shapes[0] == pytest.approx(shapes[1], rel=1e-12)
+    assert shapes[0] == pytest.approx(shapes[2], rel=1e-12)
+    assert shapes[0][-1] == pytest.approx(0.1)
+    assert optim.resolve_lr_min(OptimConfig(lr=2e-3, lr_min_ratio=0)).lr_min == 0
+    assert optim.resolve_lr_min(OptimConfig(lr=2e-3)) == OptimConfig(lr=2e-3)
+
+
+def test_a_ratio_names_and_records_the_run_by_its_lowest_rate(lab: Lab):
+    recipe = ["optim.lr=1e-4", "name=ratio"]  # below the default of lr_min
+    (by_ratio,), (by_rate,) = (
+        lab.compose(*recipe, word) for word in ("optim.lr_min_ratio=0.1", "optim.lr_min=1e-5")
+    )
+    first, second = plan(by_ratio), plan(by_rate)
+    assert first.folder == second.folder
+    assert first.yaml() == second.yaml()
+    assert first.config.optim.lr_min == 1e-5
+
+
+def test_a_selection_of_rates_leaves_the_ratio_to_the_plan():
+    config = Config()
+    for ratio, lowest in ((None, 3e-3), (0.2, OptimConfig.lr_min)):
+        config.optim.lr_min_ratio = ratio
+        changed = with_settings(config, {"optim.lr": 3e-2}).optim
+        assert (changed.lr, changed.lr_min) == (3e-2, lowest)
+        assert optim.resolve_lr_min(changed).lr_min == (lowest if ratio is None else 6e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["optim.lr_min_ratio=1.5"], "must be a share of optim.lr, from 0 to 1"),
+        (["optim.lr_min_ratio=nan"], "must be a share of optim.lr, from 0 to 1"),
+        (["optim.lr_min_ratio=0.1", "optim.lr_min=1e-5"], "leave one of them out"),
+    ],
+)
+def test_a_ratio_that_says_nothing_or_contradicts_is_refused(lab: Lab, words: list[str], says: str):
+    outcome = lab.here(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
+    assert lab.left_behind() == []
 
 
 def test_warmup_longer_than_the_run():

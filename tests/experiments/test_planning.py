@@ -12,10 +12,11 @@ import pytest
 import yaml
 from support.program import ROOT, Lab, write_text
 
-from experiments.costs import meta_model
+from experiments.costs import meta_model, resolve_steps
 from experiments.paths import CONF
 from experiments.plan import plan, run_name
 from experiments.presets import dominant_mixer
+from experiments.schema import Config
 from experiments.sweep_display import cell_names
 from zoo import cost
 from zoo.pattern import LAYOUTS
@@ -69,13 +70,17 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         "sinks": (3, 2),
         "routing": (2, 1),
         "extrapolation": (11, 1),
+        "scaling": (11, 9),
     }
     models, repeats = expected[experiment]
     assert len({p.title.partition(" seed")[0] for p in plans}) == models
     assert len(plans) == models * repeats
     if configs[0].match == "params":
-        sizes = [cost.parameters_non_embedding(meta_model(p.config)) for p in plans]
-        assert max(sizes) <= 1.01 * min(sizes)
+        for width in {p.config.model.d_model for p in plans}:
+            alike = [p.config for p in plans if p.config.model.d_model == width]
+            sizes = [cost.parameters_non_embedding(meta_model(config)) for config in alike]
+            assert max(sizes) <= 1.01 * min(sizes)
+            assert len({config.trainer.max_steps for config in alike}) == 1
     assert lab.left_behind() == []
 
 
@@ -97,6 +102,42 @@ def test_a_help_that_is_no_string_stops_no_command(lab: Lab, monkeypatch):
     assert lab.compose("seed=3")[0].seed == 3
     with pytest.raises(ValueError, match="badly formed"):
         argparse.ArgumentParser().add_argument("--lazy", help=object())
+
+
+def test_tokens_grow_with_the_size_and_are_the_same_for_all_of_it():
+    for width, hidden in ((32, 88), (64, 176)):
+        # two layers: four projections, three of SwiGLU, two norms; and the last norm
+        parameters = 2 * (4 * width**2 + 3 * width * hidden + 2 * width) + width
+        for letter in "FK":
+            config = Config()
+            config.model.pattern, config.model.depth, config.model.d_model = letter, 2, width
+            config.trainer.tokens_per_parameter = 20
+            resolved = resolve_steps(config).trainer
+            assert resolved.max_steps == round(20 * parameters / (8 * 128))
+            assert resolved.tokens_per_parameter is None
+
+
+def test_a_run_is_named_by_the_steps_that_its_tokens_give(lab: Lab):
+    size = ["model.d_model=32", "model.n_heads=2"]
+    (by_tokens,) = lab.compose(*size, "trainer.max_steps=300", "trainer.tokens_per_parameter=2")
+    planned = plan(by_tokens)
+    by_tokens.trainer.max_steps = planned.config.trainer.max_steps
+    by_tokens.trainer.tokens_per_parameter = None
+    assert by_tokens.trainer.max_steps != 300
+    assert plan(by_tokens).folder == planned.folder
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trainer.max_steps=300", "trainer.tokens_per_parameter=0"], "must be a number above 0"),
+        (["trainer.max_steps=20", "trainer.tokens_per_parameter=2"], "both set the length of training"),
+    ],
+)
+def test_a_length_of_training_that_contradicts_or_is_none_is_refused(lab: Lab, words: list[str], says: str):
+    outcome = lab.here(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
 
 
 def test_presets_and_sizes_compose(lab: Lab):

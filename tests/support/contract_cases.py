@@ -29,16 +29,16 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"window": 5},
         "qk_norm": {"qk_norm": True},
         "no_positions": {"positions": "none"},
-        "gates": {"output_gate": True, "value_gate": True, "n_kv_heads": 1},
+        "gates": {"output_gate": True, "value_gate": True, "n_kv_heads": 1, "head_width": 6},
     },
     "gsa": {
-        "selected": {"warmup": 0, "k_base": 3},
+        "selected": {"warmup": 0, "k_base": 3, "head_width": 6},
         "seed": {"warmup": 0, "adaptive": "seed", "k_base": 3, "k_min": 2, "index_rope": False},
         "relu": {"warmup": 0, "adaptive": "none", "k_base": 3, "scores": "relu"},
     },
-    "mesanet": {"value_conv": {"value_conv": True}},
+    "mesanet": {"value_conv": {"value_conv": True, "head_width": 6}},
     "hypergraph": {
-        "global": {"positions": "global"},
+        "global": {"positions": "global", "head_width": 6},
         "one_timeline": {"n_timelines": 1},
         "sharp": {"n_heads": 2, "n_timelines": 3, "temperature": 0.5, "aux_weight": 1.0},
         "top_1": {"top_k": 1, "entropy_weight": 0.1, "z_weight": 0.0},
@@ -48,11 +48,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "path_fox": {
         "path": {"forget_gate": False},
         "fox": {"householder": False},
-        "grouped": {"n_kv_heads": 2},
+        "grouped": {"n_kv_heads": 2, "head_width": 5},
     },
     "ohc": {"neumann": {"inverse": "neumann", "neumann_terms": 4, "expansion": "learned"}},
     "shc": {"factorised": {"factorise": 2, "readout": "learned"}, "one_carried": {"factorise": 1}},
-    "kda": {"negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4}},
+    "kda": {"negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4, "head_width": 6}},
     "mom": {
         "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},
         "one_route": {"top_k": 1, "n_memories": 3},
@@ -61,7 +61,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "linear": {"update": "linear"},
     },
     "nsa": {
-        "grouped": {"n_kv_heads": 2, "n_select": 3},
+        "grouped": {"n_kv_heads": 2, "n_select": 3, "head_width": 6},
         "sizes": {"block_size": 6, "stride": 3, "select_size": 3, "window": 5, "n_kv_heads": 4},
     },
     "swiglu": {"hidden": {"hidden": 24}},

@@ -7,7 +7,8 @@ import pytest
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.config import from_dict
 from zoo.errors import UserError
-from zoo.matching import _width, match_parameters
+from zoo.matching import match_parameters
+from zoo.matching.hidden_width import _width
 
 LETTERS = sorted(registry.mixer_by_letter())
 

@@ -23,7 +23,8 @@ class AttentionConfig:
     n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rope_base: base of rotary positions;
     positions: "rope" or "none"; qk_norm: RMSNorm per head on q and k before the rotation; window: how many tokens, the
     current one included, a query attends to (None: all); output_gate (G1), value_gate (G2): o ⊙ σ(x·W+b), v ⊙ σ(x·W+b);
-    max_kv_heads: where n_kv_heads is None, take the most KV heads up to so many that divide the heads and are fewer.
+    max_kv_heads: where n_kv_heads is None, take the most KV heads up to so many that divide the heads and are fewer;
+    head_width: K (None: D/H).
     """
 
     n_heads: int | None = None
@@ -35,6 +36,7 @@ class AttentionConfig:
     output_gate: bool = False
     value_gate: bool = False
     max_kv_heads: int | None = added(None, before=None)
+    head_width: int | None = added(None, before=None)
 
 
 @register_mixer(
@@ -63,6 +65,8 @@ class Attention(GroupedQueryMixer):
     Query head h reads KV head ⌊h·Hkv/H⌋. Decode state: the keys (rotated) and values of all tokens.
     """
 
+    state_options = ("head_width",)
+
     def __init__(self, config: AttentionConfig, dims: Dims) -> None:
         one_of(config.positions, ("rope", "none"), "attention.positions")
         positive(config.rope_base, "attention.rope_base")
@@ -75,6 +79,7 @@ class Attention(GroupedQueryMixer):
             dims,
             heads,
             config.n_kv_heads,
+            config.head_width,
             default_kv_heads=heads if most is None else grouped_kv_heads(heads, most),
             rope_base=config.rope_base if config.positions == "rope" else None,
             qk_norm=config.qk_norm,

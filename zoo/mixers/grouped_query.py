@@ -26,6 +26,7 @@ class GroupedQueryMixer(Mixer):
         dims: Dims,
         heads: int,
         n_kv_heads: int | None,
+        own_width: int | None,
         *,
         default_kv_heads: int,
         rope_base: float | None,
@@ -34,7 +35,7 @@ class GroupedQueryMixer(Mixer):
         value_gate: bool,
     ) -> None:
         super().__init__()
-        self.heads, self.width = heads, head_width(dims.d_model, heads, "n_heads")
+        self.heads, self.width = heads, head_width(dims.d_model, heads, "n_heads", own_width)
         self.kv_heads = kv_heads(n_kv_heads, heads, block, default=default_kv_heads)
         if rope_base is not None:
             even_width(self.width, block)

@@ -42,7 +42,7 @@ class GSAConfig:
     configured length T); adaptive: how k follows the variance of the scores, "inverse", "seed" or "none";
     beta: of "seed"; reference_variance: of "inverse"; output_gate, value_gate: gates G1 on the output
     and G2 on the values; warmup: steps of dense attention, at most a tenth of the training; aux_weight: weight of the
-    indexer's loss.
+    indexer's loss; head_width: K (None: D/H).
     """
 
     n_heads: int | None = None
@@ -62,6 +62,7 @@ class GSAConfig:
     value_gate: bool = True
     warmup: int = 1000
     aux_weight: float = 1.0
+    head_width: int | None = added(None, before=None)
 
 
 @register_mixer(
@@ -96,6 +97,8 @@ class GSA(GroupedQueryMixer):
     Work: T²·H^I·d_I for the indexer and T·k·H·K for attention. Decode state: keys, values and index keys.
     """
 
+    state_options = ("head_width",)
+
     def __init__(self, config: GSAConfig, dims: Dims) -> None:
         check(config)
         heads = dims.heads(config.n_heads)
@@ -104,6 +107,7 @@ class GSA(GroupedQueryMixer):
             dims,
             heads,
             config.n_kv_heads,
+            config.head_width,
             default_kv_heads=default_kv_heads(heads),
             rope_base=config.rope_base,
             qk_norm=False,

@@ -25,7 +25,8 @@ class HyperGraphConfig:
     positions: rotary positions counted inside the timeline ("local") or the sequence ("global");
     rope_base: base of rotary positions; aux_weight: weight of the balance loss in training;
     top_k: how many of a token's largest probabilities the weight of its timeline is normalised by (1: by none);
-    entropy_weight, z_weight: weights of the entropy and of the squared logsumexp inside the balance loss.
+    entropy_weight, z_weight: weights of the entropy and of the squared logsumexp inside the balance loss;
+    head_width: K (None: D/H).
     """
 
     n_heads: int | None = None
@@ -37,6 +38,7 @@ class HyperGraphConfig:
     top_k: int = added(2, before=2)
     entropy_weight: float = added(0.01, before=0.01)
     z_weight: float = added(0.01, before=0.01)
+    head_width: int | None = added(None, before=None)
 
 
 @register_mixer(
@@ -75,10 +77,12 @@ class HyperGraph(Mixer):
     (head, timeline).
     """
 
+    state_options = ("head_width",)
+
     def __init__(self, config: HyperGraphConfig, dims: Dims) -> None:
         super().__init__()
         self.heads = dims.heads(config.n_heads)
-        self.width = head_width(dims.d_model, self.heads, "n_heads")
+        self.width = head_width(dims.d_model, self.heads, "n_heads", config.head_width)
         self._check(config)
         self.timelines = config.n_timelines
         self.temperature = config.temperature

@@ -10,6 +10,7 @@ from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.option_checks import at_least, default_recurrent_heads, head_width
+from zoo.options import added
 from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
 
@@ -20,17 +21,18 @@ class KDAConfig:
 
     n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
     kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token can flip the state along
-    its key: with β in (0, 1) no state can track parity or permutations.
+    its key: with β in (0, 1) no state can track parity or permutations; head_width: K (None: D/H).
     """
 
     n_heads: int | None = None
     kernel_size: int = 4
     neg_eigval: bool = False
+    head_width: int | None = added(None, before=None)
 
 
 @dataclass
 class KDAState:
-    """S [B, H, K, K], and the inputs [B, 3D, k−1] that the convolution of q, k and v still needs."""
+    """S [B, H, K, K], and the inputs [B, 3·H·K, k−1] that the convolution of q, k and v still needs."""
 
     memory: Tensor
     convolution: Tensor
@@ -66,25 +68,28 @@ class KDA(Mixer):
     convolution, constant in T.
     """
 
+    state_options = ("head_width",)
+
     def __init__(self, config: KDAConfig, dims: Dims) -> None:
         super().__init__()
         at_least(config.kernel_size, 1, "kda.kernel_size")
         d_model = dims.d_model
         default = default_recurrent_heads(dims.n_heads)
         self.heads = default if config.n_heads is None else config.n_heads
-        self.width = head_width(d_model, self.heads, "kda.n_heads")
+        self.width = head_width(d_model, self.heads, "kda.n_heads", config.head_width)
+        inner = self.heads * self.width
         self.top_beta = 2.0 if config.neg_eigval else 1.0
         self.backend = dims.backend
-        self.qkv_proj = nn.Linear(d_model, 3 * d_model, bias=False)
-        self.convolution = ShortConvolution(3 * d_model, config.kernel_size, "silu", backend=dims.backend)
+        self.qkv_proj = nn.Linear(d_model, 3 * inner, bias=False)
+        self.convolution = ShortConvolution(3 * inner, config.kernel_size, "silu", backend=dims.backend)
         self.beta_proj = nn.Linear(d_model, self.heads, bias=False)
         self.decay_down = nn.Linear(d_model, self.width, bias=False)
-        self.decay_up = nn.Linear(self.width, d_model, bias=False)
+        self.decay_up = nn.Linear(self.width, inner, bias=False)
         self.decay = LogDecay((self.heads, 1), (self.heads, self.width))
         self.gate_down = nn.Linear(d_model, self.width, bias=False)
-        self.gate_up = nn.Linear(self.width, d_model)
+        self.gate_up = nn.Linear(self.width, inner)
         self.o_norm = RMSNorm(self.width)
-        self.o_proj = OutputProjection(d_model, d_model, bias=False)
+        self.o_proj = OutputProjection(inner, d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
@@ -110,7 +115,7 @@ class KDA(Mixer):
         return self._out(o, x), KDAState(memory, convolution)
 
     def _inputs(self, x: Tensor, qkv: Tensor) -> tuple[Tensor, ...]:
-        """x [B, T, D] and the convolved q, k, v [B, T, 3D] -> q, k, v, g, β of the delta rule."""
+        """x [B, T, D] and the convolved q, k, v [B, T, 3·H·K] -> q, k, v, g, β of the delta rule."""
         q, k, v = qkv.unflatten(-1, (3, self.heads, self.width)).unbind(-3)
         return l2norm(q), l2norm(k), v, *self._gates(x)
 

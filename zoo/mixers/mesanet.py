@@ -13,6 +13,7 @@ from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.option_checks import at_least, default_recurrent_heads, head_width
+from zoo.options import added
 from zoo.probes import Measure, ProbeEvent, Row, by_head, register_event, register_measure
 from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
@@ -28,18 +29,19 @@ class MesaNetConfig:
 
     n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
     cg_steps: steps of the conjugate gradient a token; kernel_size: taps of the short convolutions;
-    value_conv: convolve the values too.
+    value_conv: convolve the values too; head_width: K (None: D/H).
     """
 
     n_heads: int | None = None
     cg_steps: int = 30
     kernel_size: int = 4
     value_conv: bool = False
+    head_width: int | None = added(None, before=None)
 
 
 @dataclass
 class MesaState:
-    """H [B, H, K, K], G [B, H, K, K] and the inputs that the convolutions still need, [B, D, k−1] each."""
+    """H [B, H, K, K], G [B, H, K, K] and the inputs that the convolutions still need, [B, H·K, k−1] each."""
 
     h_kk: Tensor
     h_kv: Tensor
@@ -77,28 +79,30 @@ class MesaNet(Mixer):
     inputs of the convolutions, constant in T.
     """
 
+    state_options = ("head_width",)
+    work_options = ("cg_steps",)
+
     def __init__(self, config: MesaNetConfig, dims: Dims) -> None:
         super().__init__()
         for key in ("cg_steps", "kernel_size"):
             at_least(getattr(config, key), 1, f"mesanet.{key}")
         default = default_recurrent_heads(dims.n_heads)
         self.heads = default if config.n_heads is None else config.n_heads
-        self.width = head_width(dims.d_model, self.heads, "mesanet.n_heads")
+        self.width = head_width(dims.d_model, self.heads, "mesanet.n_heads", config.head_width)
+        inner = self.heads * self.width
         self.cg_steps = config.cg_steps
         self.backend = dims.backend
-        self.q_proj, self.k_proj, self.v_proj = (
-            nn.Linear(dims.d_model, dims.d_model, bias=False) for _ in range(3)
-        )
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dims.d_model, inner, bias=False) for _ in range(3))
         self.beta_proj, self.gamma_proj = (nn.Linear(dims.d_model, self.heads) for _ in range(2))
         self.convolutions = nn.ModuleDict(
             {
-                name: ShortConvolution(dims.d_model, config.kernel_size, "silu", backend=dims.backend)
+                name: ShortConvolution(inner, config.kernel_size, "silu", backend=dims.backend)
                 for name in ("q", "k", "v")[: 3 if config.value_conv else 2]
             }
         )
         self.lamb = nn.Parameter(torch.full((self.heads, self.width), math.log(math.expm1(1 - LAMBDA_FLOOR))))
         self.o_norm = RMSNorm(self.width)
-        self.o_proj = OutputProjection(dims.d_model, dims.d_model, bias=False)
+        self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
@@ -135,7 +139,7 @@ class MesaNet(Mixer):
         return {"q": self.q_proj(x), "k": self.k_proj(x), "v": self.v_proj(x)}
 
     def _inputs(self, x: Tensor, qkv: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """x and q, k, v [B, T, D] -> the operation's inputs of every token: q, k, v, g, β."""
+        """x [B, T, D] and q, k, v [B, T, H·K] -> the operation's inputs of every token: q, k, v, g, β."""
         q, k, v = (qkv[name].unflatten(-1, (self.heads, self.width)) for name in "qkv")
         return l2norm(q), l2norm(k), v, *self._gates(x)
 

@@ -65,6 +65,8 @@ class MLA(Mixer):
     tokens at once do where that takes fewer multiplications; so does the first token alone.
     """
 
+    state_options = ("kv_rank",)
+
     def __init__(self, config: MLAConfig, dims: Dims) -> None:
         super().__init__()
         d_model = dims.d_model

@@ -75,6 +75,8 @@ class MoM(Mixer):
     convolution. Decode state: all S_m, [B, M (+1), H, K, K], constant in T.
     """
 
+    state_options = ("head_width",)
+
     def __init__(self, config: MoMConfig, dims: Dims) -> None:
         super().__init__()
         self._sizes(config, dims)

@@ -16,6 +16,7 @@ from zoo.interfaces import Aux, Dims, Mixer
 from zoo.mixers.nsa_compression import Compress
 from zoo.modules import KVCache, OutputProjection, by_sequence, fp32_linear, positions
 from zoo.option_checks import at_least, default_kv_heads, even_width, head_width, kv_heads, positive
+from zoo.options import added
 from zoo.probes.attention_events import record_branch_attention
 from zoo.registry import register_mixer
 
@@ -28,7 +29,7 @@ class NSAConfig:
     select_size: l', tokens of a block that is read in full (None: √T, rounded down to a power of two, 2 … 64);
     block_size, stride: l and d, tokens of a compressed block and between the starts of two (None: l'/2 and l'/4, at
     least 1); n_select: n, blocks that are read, {0, b−1, b} among them (None: T/4 tokens, 4 … 16 blocks);
-    window: w, tokens of the window, the current one included (None: T/8, at most 512).
+    window: w, tokens of the window, the current one included (None: T/8, at most 512); head_width: K (None: D/H).
     From T = 4,096 these are the paper's 64, 32, 16, 16, 512; at T = 128 they are 8, 4, 2, 4, 16.
     """
 
@@ -40,6 +41,7 @@ class NSAConfig:
     select_size: int | None = None
     n_select: int | None = None
     window: int | None = None
+    head_width: int | None = added(None, before=None)
 
 
 @dataclass
@@ -123,10 +125,12 @@ class NSA(Mixer):
     summaries, n blocks and the window.
     """
 
+    state_options = ("head_width", "window")
+
     def __init__(self, config: NSAConfig, dims: Dims) -> None:
         super().__init__()
         self.heads = dims.heads(config.n_heads)
-        self.width = even_width(head_width(dims.d_model, self.heads, "n_heads"), "nsa")
+        self.width = even_width(head_width(dims.d_model, self.heads, "n_heads", config.head_width), "nsa")
         self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "nsa", default=default_kv_heads(self.heads))
         positive(config.rope_base, "nsa.rope_base")
         self.sizes = sizes(config, dims.seq_len)

@@ -11,6 +11,7 @@ from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RowCache, ShortConvolution, by_sequence, fp32_linear, l2norm
 from zoo.option_checks import at_least, head_width, kv_heads
+from zoo.options import added
 from zoo.probes.attention_events import record_attention
 from zoo.registry import register_mixer
 
@@ -24,7 +25,8 @@ class PathFoxConfig:
 
     n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rank: of the low-rank map to w (None: 32,
     in models narrower than 256 an eighth of the width); householder: False leaves the forgetting transformer (FoX);
-    forget_gate: False leaves PaTH, and both False causal attention without positions.
+    forget_gate: False leaves PaTH, and both False causal attention without positions; head_width: K
+    (None: D/H).
     """
 
     n_heads: int | None = None
@@ -32,6 +34,7 @@ class PathFoxConfig:
     rank: int | None = None
     householder: bool = True
     forget_gate: bool = True
+    head_width: int | None = added(None, before=None)
 
 
 @dataclass
@@ -76,10 +79,12 @@ class PathFox(Mixer):
     appended), values, the sum of g since every token, and the last inputs of the convolution.
     """
 
+    state_options = ("head_width",)
+
     def __init__(self, config: PathFoxConfig, dims: Dims) -> None:
         super().__init__()
         self.heads = dims.heads(config.n_heads)
-        self.width = head_width(dims.d_model, self.heads, "n_heads")
+        self.width = head_width(dims.d_model, self.heads, "n_heads", config.head_width)
         self.kv_heads = kv_heads(config.n_kv_heads, self.heads, "path_fox", default=self.heads)
         self.backend, self.step_backend = dims.backend, dims.step_backend
         rank = max(1, min(RANK, dims.d_model // 8)) if config.rank is None else config.rank

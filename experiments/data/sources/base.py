@@ -6,7 +6,7 @@ import glob
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -59,6 +59,10 @@ class Source(ABC):
     def check(self, cfg: DataConfig) -> None:
         """Raise UserError for settings and missing files; quick, writes nothing, stays off the network."""
 
+    def check_splits(self, cfg: DataConfig, splits: Sequence[str]) -> None:
+        """Raise UserError as `check` does, where no other splits than these will be read."""
+        self.check(cfg)
+
     @abstractmethod
     def stamp(self, cfg: DataConfig) -> dict[str, Any] | None:
         """The identity of the input files, without reading them: an equal stamp means equal text.
@@ -73,6 +77,10 @@ class Source(ABC):
     @abstractmethod
     def labels(self, cfg: DataConfig) -> dict[str, str]:
         """For each split the name a table shows; never a path of this machine."""
+
+    def label(self, cfg: DataConfig, split: str) -> str:
+        """The name of one split, without looking for the others."""
+        return self.labels(cfg)[split]
 
 
 def register_source(name: str) -> Callable[[type[Source]], type[Source]]:

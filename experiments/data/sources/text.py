@@ -77,7 +77,7 @@ class Text(Source):
 
     def labels(self, cfg: DataConfig) -> dict[str, str]:
         """The name of what was given, with the split."""
-        return {split: f"{_corpus_name(cfg.path)} ({split} part)" for split in SPLITS}
+        return {split: f"{corpus_name(cfg.path)} ({split} part)" for split in SPLITS}
 
 
 def find_text(cfg: DataConfig) -> list[Path]:
@@ -107,7 +107,17 @@ def find_text(cfg: DataConfig) -> list[Path]:
     return files
 
 
-def _corpus_name(place: str) -> str:
+def whole_files(cfg: DataConfig) -> Iterator[Document]:
+    """Every file that ``data.path`` names as one document, not split; files of equal content once."""
+    seen = set()
+    for file in find_text(cfg):
+        text = read_text(file)
+        if text not in seen:
+            yield Document(text, count_lines(text))
+        seen.add(text)
+
+
+def corpus_name(place: str) -> str:
     """The name of a file or folder; of a glob, the pattern and the folder it starts in: /a/texts/*.md -> texts/*.md."""
     path = Path(place).expanduser().absolute()
     if path.exists():

@@ -9,7 +9,7 @@ perplexities then compare with each other, never with published ones, and every 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,13 @@ class WikiText(Source):
 
     def check(self, cfg: DataConfig) -> None:
         """Raise UserError for settings that exclude each other, and for absent or unfit local files."""
+        self.check_splits(cfg, SPLITS)
+
+    def check_splits(self, cfg: DataConfig, splits: Sequence[str]) -> None:
+        """The same, of these splits alone: a folder to score on needs no training split."""
         if cfg.path is not None and cfg.revision is not None:
             raise UserError("data.revision is a commit on the hub; it has no meaning with a local data.path")
-        for split in SPLITS:
+        for split in splits:
             for file in self._files(cfg, split) or ():
                 check_parquet(file)
 
@@ -59,6 +63,10 @@ class WikiText(Source):
             stems = [re.sub(r"-\d+-of-\d+$", "", file.stem) for file in self._files(cfg, "train")]
             labels["train"] = " + ".join(dict.fromkeys(stems))
         return labels
+
+    def label(self, cfg: DataConfig, split: str) -> str:
+        """The data set and the split."""
+        return self.labels(cfg)[split] if split == "train" else f"{self.folder} {split}"
 
     def _files(self, cfg: DataConfig, split: str) -> list[Path] | None:
         """Local files of ``split``; None if it comes from the hub."""

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from experiments.data.cache import build_once, content_hash
 from experiments.data.config import DataConfig
-from experiments.data.tokenization.base import SEPARATOR, Tokenizer, register_tokenizer
+from experiments.data.tokenization.base import register_tokenizer
 from zoo.errors import UserError
-
-_SWITCH = "TOKENIZERS_PARALLELISM"
-_SET_BY_USER = _SWITCH in os.environ
+from zoo.tokenization import SEPARATOR, BytePairTokenizer, Tokenizer, parallel
 
 _TRAINER_VERSION = 1
 _SMALLEST = 257
@@ -31,69 +25,12 @@ PIECE = 1 << 16
 _SAFE = re.compile(r" (?=\S)")
 
 
-class BytePairTokenizer:
-    """A byte-level BPE held by the tokenizers library. ``kind`` is the name it is registered under."""
-
-    def __init__(self, kind: str, backend: Backend) -> None:
-        # Without this a document that spells the separator out would be cut in two there.
-        backend.encode_special_tokens = True
-        self._kind = kind
-        self._backend = backend
-        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self.bos_id = backend.token_to_id(SEPARATOR)
-        self.name = f"bpe-{self.vocab_size}" if kind == "bpe" else kind
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text; a separator that it spells out is text, too."""
-        return self._backend.encode(text, add_special_tokens=False).ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, separators included."""
-        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text, uint32 arrays, on all cores."""
-        with parallel():
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
-
-    def identity(self) -> dict[str, Any]:
-        """Kind, size and the SHA-256 of the library's tables."""
-        tables = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
-        return {"kind": self._kind, "vocab_size": self.vocab_size, "tables": tables}
-
-    def to_json(self) -> str:
-        """The kind and the library's own form of the tokenizer."""
-        return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str()})
-
-
-def restore(saved: dict[str, Any]) -> BytePairTokenizer:
-    """The tokenizer from what `BytePairTokenizer.to_json` wrote."""
-    return BytePairTokenizer(saved["kind"], Backend.from_str(saved["tokenizer"]))
-
-
 def assemble(model: models.BPE) -> Backend:
     """A backend that splits text as GPT-2 does and never puts a space in front."""
     backend = Backend(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
     return backend
-
-
-@contextlib.contextmanager
-def parallel() -> Iterator[None]:
-    """While inside, let the library use its threads; not afterwards, for in a forked child they would hang.
-
-    A value of TOKENIZERS_PARALLELISM that the user set is left as it is.
-    """
-    if _SET_BY_USER:
-        yield
-        return
-    os.environ[_SWITCH] = "true"
-    try:
-        yield
-    finally:
-        os.environ[_SWITCH] = "false"
 
 
 def pieces(text: str, length: int = PIECE) -> Iterator[str]:
@@ -151,10 +88,7 @@ class _Trained:
 
         key = content_hash([training, self.spec(cfg)])
         folder = build_once(cache / "tokenizers", key, build, _problem)
-        return restore(_read(folder))
-
-    def restore(self, saved: dict[str, Any]) -> Tokenizer:
-        return restore(saved)
+        return BytePairTokenizer.restore(_read(folder))
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -163,7 +97,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 def _problem(folder: Path) -> str | None:
     try:
-        restore(_read(folder))
+        BytePairTokenizer.restore(_read(folder))
     except Exception as error:  # the library raises bare Exception for tables that do not fit
         return f"{_FILE}: {error}"
     return None

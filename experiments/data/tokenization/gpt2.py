@@ -11,9 +11,10 @@ from tokenizers import models
 
 from experiments.data.cache import content_hash
 from experiments.data.config import DataConfig
-from experiments.data.tokenization.base import SEPARATOR, Tokenizer, register_tokenizer
-from experiments.data.tokenization.bpe import BytePairTokenizer, assemble, restore
+from experiments.data.tokenization.base import register_tokenizer
+from experiments.data.tokenization.bpe import assemble
 from zoo.errors import UserError
+from zoo.tokenization import SEPARATOR, BytePairTokenizer, Tokenizer
 
 _REPOSITORY = "gpt2"
 _FILE_PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
@@ -34,9 +35,6 @@ class _GPT2:
     ) -> Tokenizer:
         vocabulary, merges = read_tables(*_files(cfg))
         return BytePairTokenizer("gpt2", assemble(models.BPE(vocab=vocabulary, merges=merges)))
-
-    def restore(self, saved: dict[str, Any]) -> Tokenizer:
-        return restore(saved)
 
 
 def _files(cfg: DataConfig) -> tuple[Path, Path]:

@@ -1,0 +1,171 @@
+"""Tokenizers as they travel with a model: text to token ids and back, from what the model's card holds.
+
+Making one of a text (training a BPE, reading GPT-2's files) is the harness's; here is what a saved one needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from zoo.errors import UserError
+from zoo.io import read_card
+
+SEPARATOR = "<|endoftext|>"
+_SWITCH = "TOKENIZERS_PARALLELISM"
+_SET_BY_USER = _SWITCH in os.environ
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back: decode(encode(text)) == text for every text that UTF-8 can write.
+
+    `encode` never yields `bos_id`, not even for a text that spells the separator out; `decode` writes it as
+    `<|endoftext|>`. Ids that do not form UTF-8 decode with replacement characters.
+    """
+
+    name: str
+    vocab_size: int
+    bos_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text as integer arrays, in parallel where the library can."""
+
+    def identity(self) -> dict[str, Any]:
+        """The facts that identify this tokenizer: kind, size, hash of its tables."""
+
+    def to_json(self) -> str:
+        """Everything `from_json` needs to make the same tokenizer anywhere."""
+
+
+class ByteTokenizer:
+    """The 256 byte values of UTF-8, and 256 for the document separator."""
+
+    name = "bytes"
+    vocab_size = 257
+    bos_id = 256
+
+    def encode(self, text: str) -> list[int]:
+        """The bytes of a text."""
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of byte values; bytes that are no UTF-8 become replacement characters."""
+        return b"".join(bytes([i]) if i < 256 else SEPARATOR.encode() for i in ids).decode("utf-8", "replace")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The bytes of each text, uint8 arrays."""
+        return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
+
+    def identity(self) -> dict[str, Any]:
+        """Kind and size."""
+        return {"kind": "bytes", "vocab_size": self.vocab_size}
+
+    def to_json(self) -> str:
+        """The kind, which is all there is to know."""
+        return json.dumps({"kind": "bytes"})
+
+
+class BytePairTokenizer:
+    """A byte-level BPE held by the tokenizers library. ``kind`` is the name it is registered under."""
+
+    def __init__(self, kind: str, backend: Any) -> None:
+        # Without this a document that spells the separator out would be cut in two there.
+        backend.encode_special_tokens = True
+        self._kind = kind
+        self._backend = backend
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_id = backend.token_to_id(SEPARATOR)
+        self.name = f"bpe-{self.vocab_size}" if kind == "bpe" else kind
+
+    @classmethod
+    def restore(cls, saved: dict[str, Any]) -> BytePairTokenizer:
+        """The tokenizer from what `to_json` wrote."""
+        from tokenizers import Tokenizer as Backend
+
+        return cls(saved["kind"], Backend.from_str(saved["tokenizer"]))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text; a separator that it spells out is text, too."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, separators included."""
+        return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of each text, uint32 arrays, on all cores."""
+        with parallel():
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def identity(self) -> dict[str, Any]:
+        """Kind, size and the SHA-256 of the library's tables."""
+        tables = hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+        return {"kind": self._kind, "vocab_size": self.vocab_size, "tables": tables}
+
+    def to_json(self) -> str:
+        """The kind and the library's own form of the tokenizer."""
+        return json.dumps({"kind": self._kind, "tokenizer": self._backend.to_str()})
+
+
+@contextlib.contextmanager
+def parallel() -> Iterator[None]:
+    """While inside, let the library use its threads; not afterwards, for in a forked child they would hang.
+
+    A value of TOKENIZERS_PARALLELISM that the user set is left as it is.
+    """
+    if _SET_BY_USER:
+        yield
+        return
+    os.environ[_SWITCH] = "true"
+    try:
+        yield
+    finally:
+        os.environ[_SWITCH] = "false"
+
+
+RESTORE: dict[str, Callable[[dict[str, Any]], Tokenizer]] = {
+    "bytes": lambda saved: ByteTokenizer(),
+    "bpe": BytePairTokenizer.restore,
+    "gpt2": BytePairTokenizer.restore,
+}
+"""Kind -> the tokenizer of what its `to_json` wrote."""
+
+
+def from_json(text: str) -> Tokenizer:
+    """The tokenizer that `Tokenizer.to_json` wrote. Raises ValueError for anything else."""
+    saved = json.loads(text)
+    if not isinstance(saved, dict) or saved.get("kind") not in RESTORE:
+        raise ValueError("this is not a tokenizer saved by Tokenizer.to_json")
+    return RESTORE[saved["kind"]](saved)
+
+
+def tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer that was saved with the model of a finished run, an exported folder or a checkpoint.
+
+        zoo.tokenizer("results/my_sweep/RUN").encode("The meaning of")
+
+    Raises UserError where there is none, or where it is damaged.
+    """
+    saved = read_card(path).get("tokenizer")
+    if saved is None:
+        raise UserError(f"no tokenizer was saved with the model at {path}; give the folder of a run")
+    try:
+        return from_json(saved)
+    except Exception as error:  # the tokenizers' library raises bare ones
+        raise UserError(
+            f"the tokenizer of the model at {path} is damaged ({error}); export it again"
+        ) from error
