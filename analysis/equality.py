@@ -94,7 +94,9 @@ def _rates(runs: pd.DataFrame) -> str:
         tried = listing(sorted(models["rates"].unique()))
         edge = models.loc[models["edge"], "model"]
         where = f"; at the edge of those tried: {listing(edge, 20)}" if len(edge) else ""
-        return f"Learning rates: each model's own, chosen on validation among {tried}{where}."
+        apart = "selected_among" in runs and runs["selected_among"].notna().all()
+        by = "by other runs" if apart else "by these runs themselves"
+        return f"Learning rates: each model's own, chosen on validation among {tried} {by}{where}."
     if (models["rates"] > 1).any():
         fixed = listing(models.loc[models["rates"] < 2, "model"], 20)
         return f"Learning rates: chosen on validation, but only one was tried for {fixed}."

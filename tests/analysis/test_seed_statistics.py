@@ -109,7 +109,9 @@ def test_the_terminal_table_is_aligned_and_names_lone_seeds(quickstart, write_ru
         for line, word in zip(lines[:5], ("pattern", "FFFF", "SFSF", "SSFF", "FSSF"), strict=True)
     }
     assert len(starts) == 1
-    assert lines[-1] == "±: 95 % confidence interval over seeds (Student t)"
+    assert lines[-1].startswith(
+        "±: 95 % confidence interval over seeds (Student t); of differences (from transformer"
+    )
     write_run(quickstart, name="lone", option=1)
     assert comparison_text(load_results(quickstart)).endswith("one seed: no interval: lone")
     alone = write_run(quickstart.parent / "alone")
@@ -142,7 +144,7 @@ def test_untested_models_are_compared_by_the_validation_loss_at_the_end(tmp_path
     assert "test loss" not in lines[0]
     assert lines[1].split()[1:3] == ["hypergraph", "bookend"]
     headings = [field.heading for field in comparison("final_validation_loss")]
-    assert headings[6] == "final validation loss"
+    assert headings[9] == "final validation loss"
     assert not {"test loss", "ppl", "word ppl", "bits per byte"} & set(headings)
 
 

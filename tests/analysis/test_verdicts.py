@@ -183,7 +183,7 @@ def test_a_selection_that_was_recorded_counts(study):
         return said(again)
 
     assert told("")[0].startswith("kda is better than transformer")
-    assert "Learning rates: each model's own, chosen on validation among 3." in told("")
+    assert "Learning rates: each model's own, chosen on validation among 3 by other runs." in told("")
     assert "(a best learning rate at the edge of those tried): kda" in told("highest")[0]
 
 
@@ -217,14 +217,20 @@ def test_what_was_equal_is_said(study):
         "parameters beside the embedding (1 to 1.1 times)",
     ]
     assert {"text", "tokenizer", "context", "seeds", "FLOPs a token (within 1%)"} <= set(found.equal)
-    assert found.rates == "Learning rates: each model's own, chosen on validation among 3."
+    assert (
+        found.rates
+        == "Learning rates: each model's own, chosen on validation among 3 by these runs themselves."
+    )
 
 
 @pytest.mark.parametrize(
     ("rates", "expected"),
     [
         (RATES[1:2], "Learning rate: one for all, 0.003, which may suit some models better than others."),
-        (RATES[1:], "among 2; at the edge of those tried: kda, mla, mom and transformer."),
+        (
+            RATES[1:],
+            "among 2 by these runs themselves; at the edge of those tried: kda, mla, mom and transformer.",
+        ),
     ],
 )
 def test_how_learning_rates_came_about_is_said(study, rates, expected):
