@@ -1,6 +1,7 @@
 """The one entry to Archzoo: `python run.py [job=...] [key=value ...]`; `python run.py --help` says what there is."""
 
 import sys
+from pathlib import Path
 
 from experiments import interrupts
 from experiments.jobs import Job
@@ -14,8 +15,8 @@ def report(config) -> None:
 
     runs = config.runs or f"{config.results}/{config.name}"
     try:
-        print(comparison_text(load_results(runs)))
-        print(f"report: {write_report(runs, workers=config.sweep.workers)}")
+        print(comparison_text(load_results(runs), config.baseline))
+        print(f"report: {write_report(runs, workers=config.sweep.workers, baseline=config.baseline)}")
     except ResultsError as error:
         raise UserError(str(error)) from error
 
@@ -36,8 +37,38 @@ def publish(config) -> None:
             tuple(config.leave_out),
             machine.command(),
             *machine.commit(),
+            config.baseline,
         )
         print(f"published: {publish(load_results(runs), f'{config.results}/published', publication)}")
+    except ResultsError as error:
+        raise UserError(str(error)) from error
+
+
+def claims(config) -> None:
+    """Judge what the source documents claim by measurements made now, published tables and finished runs.
+
+    All claims: their ledger goes to RESULTS/published. Chosen ones (claims=[...]): their numbers are printed, and
+    compared with the published ledger unless runs are given.
+    """
+    with interrupts.exiting():
+        from analysis import ResultsError, ledger, load_results
+    from experiments.claims import measured
+    from experiments.paths import ROOT
+    from experiments.runs import RunFailed
+    from zoo import UserError
+
+    places = [Path(config.results) / "published", ROOT / "results" / "published"]
+    try:
+        asked = ledger.chosen(config.claims)
+        runs = load_results(config.runs) if config.runs else None
+        numbers = measured([claim.number for claim in asked], config.trainer.threads, config.trainer.progress)
+        evidence = ledger.Evidence(numbers, places, runs)
+        entries = [ledger.judge(claim, evidence) for claim in asked]
+        print("\n".join(ledger.lines(entries, numbers=bool(config.claims))))
+        if not config.claims:
+            print("".join(f"ledger: {path}\n" for path in ledger.write(entries, places[0])), end="")
+        elif runs is None and (off := ledger.against_published(entries, places)):
+            raise RunFailed("; ".join(off))
     except ResultsError as error:
         raise UserError(str(error)) from error
 
@@ -88,6 +119,7 @@ JOBS = [
         publish,
         needs='runs=results/NAME question="..."',
     ),
+    Job("claims", "the source documents' claims, each with what was measured and a verdict", claims),
 ]
 AFTER = {"compare": report, "list": list_figures, "bench": draw_suite, "gpu": draw_stages}
 

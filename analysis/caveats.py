@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 
-from analysis import context_use, machines, matching, recipes, speeds, still_falling
+from analysis import context_use, machines, matching, recipes, speeds, still_falling, text_uncertainty
 from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
 from analysis.loading import probed_steps, selection
 from analysis.loading.probe_tables import FOLDER, interrupted, records
@@ -38,6 +38,7 @@ def caveats(results: Results) -> list[str]:
         *selection.caveats(results.selection),
         *still_falling.caveats(results),
         *context_use.caveats(results),
+        *text_uncertainty.caveats(runs, results.table("documents")),
     ]
     return found + _probes(results) + probed_steps.caveats(results) + _other_problems(results)
 

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.answer import difference_text, rank_text
 from analysis.loading.results import Results
 from analysis.matching import deviations
+from analysis.rate_sweeps import unique_seeds, with_selection
 from analysis.statistics import estimate
 from analysis.units import engineering, number, visible
+from analysis.verdicts import COLUMNS, families
 
 ESTIMATED = (
     "test_loss",
@@ -47,11 +50,6 @@ SHARED = (
 """Equal for all seeds of a setting."""
 
 
-def unique_seeds(runs: pd.DataFrame) -> pd.DataFrame:
-    """Drop repeated (setting, seed) pairs: a run found in two experiments is one sample, not two."""
-    return runs.drop_duplicates(["setting", "seed"])
-
-
 def ranking_metric(runs: pd.DataFrame) -> str:
     """Return "test_loss", or "test_bits_per_byte" where tokenizers differ and losses per token do not compare."""
     one_tokenizer = runs[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] == 1
@@ -59,11 +57,11 @@ def ranking_metric(runs: pd.DataFrame) -> str:
 
 
 def with_final_validation(results: Results) -> pd.DataFrame:
-    """Add the column final_validation_loss to the runs: the last validation loss in their metrics."""
+    """Add to the runs FINAL, the last validation loss in their metrics, and the columns of `with_selection`."""
     rows = results.metrics
     rows = rows[(rows["split"] == "validation") & rows["loss"].notna()].sort_values("step", kind="stable")
     last = rows.groupby(["experiment", "run"])["loss"].last().rename(FINAL)
-    return results.runs.join(last, on=["experiment", "run"])
+    return with_selection(results).join(last, on=["experiment", "run"])
 
 
 def order_metric(runs: pd.DataFrame) -> str:
@@ -78,19 +76,22 @@ def scored(runs: pd.DataFrame) -> pd.DataFrame:
     return runs[known] if known.any() else runs
 
 
-def compare(runs: pd.DataFrame) -> pd.DataFrame:
+def compare(runs: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     """Make the comparison table: one row per label, best first by `order_metric`.
 
     Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
-    seeds (those `scored`), and those of `analysis.matching.deviations`.
-    runs: Results.runs, or `with_final_validation`.
+    seeds (those `scored`), those of `analysis.matching.deviations` and of `analysis.verdicts` (empty for settings that
+    are not a model's best learning rate).
+    runs: Results.runs, or `with_final_validation`. baseline: see `analysis.verdicts.families`, which may raise.
     """
     known = set(scored(runs).index)
     rows = [
         _summarise(label, group, group.index.isin(known))
         for label, group in unique_seeds(runs).groupby("label", sort=False)
     ]
-    table = pd.DataFrame(rows).join(deviations(runs), on="label")
+    tables = [family.table[list(COLUMNS)] for family in families(runs, order_metric(runs), baseline)]
+    compared = pd.concat(tables or [pd.DataFrame(columns=list(COLUMNS))])
+    table = pd.DataFrame(rows).join(deviations(runs), on="label").join(compared, on="label")
     return table.sort_values([order_metric(runs), "label"], ignore_index=True)
 
 
@@ -114,24 +115,39 @@ def interval_text(mean: float, half_width: float) -> str:
     return f"{mean:,.{digits}f} ± {half_width:,.{digits}f}"
 
 
-def comparison_text(results: Results) -> str:
-    """Format the comparison as an aligned plain-text table, best model first, one line per model."""
+def comparison_text(results: Results, baseline: str | None = None) -> str:
+    """Format the comparison as an aligned plain-text table, best model first, one line per model.
+
+    #: the ranks that a model may have (`analysis.significance.rank_ranges`). baseline: see `compare`.
+    """
     runs = with_final_validation(results)
-    table, loss = compare(runs), FINAL if order_metric(runs) == FINAL else "test_loss"
-    head = ("#", "name", "pattern", "params", NAMES[loss], "word ppl", "bits/byte", "tokens/s", "seeds")
+    table, loss = compare(runs, baseline), FINAL if order_metric(runs) == FINAL else "test_loss"
+    head = (
+        "#",
+        "name",
+        "pattern",
+        "params",
+        NAMES[loss],
+        "difference",
+        "word ppl",
+        "bits/byte",
+        "tokens/s",
+        "seeds",
+    )
     lines = [head] + [
         (
-            str(rank),
+            rank_text(row),
             visible(row.label),
             visible(row.pattern),
             engineering(row.parameters),
             interval_text(getattr(row, loss), getattr(row, f"{loss}_ci")),
+            difference_text(row),
             number(row.test_word_perplexity),
             number(row.test_bits_per_byte),
             engineering(row.tokens_per_second),
             str(row.n_seeds),
         )
-        for rank, row in enumerate(table.itertuples(index=False), start=1)
+        for row in table.itertuples(index=False)
     ]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     left = {1, 2}
@@ -152,4 +168,7 @@ def _footnote(table: pd.DataFrame) -> str:
         return "one seed: no interval" + without
     alone = table.loc[table["n_seeds"] == 1, "label"]
     note = "±: 95 % confidence interval over seeds (Student t)"
+    if table["difference_ci"].notna().any():
+        names = ", ".join(table["baseline"].dropna().unique())
+        note += f"; of differences (from {names}): all together; #: ranks it may have"
     return note + (f"; one seed: no interval: {', '.join(alone)}" if len(alone) else "") + without

@@ -60,15 +60,19 @@ def deviations(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _reference(group: pd.DataFrame) -> str:
     """Return the label that the others of a group are compared with."""
-    plain = group["pattern"].str.fullmatch("F+") & pd.concat(
-        [group[column] == value for column, value in _PLAIN.items()], axis=1
-    ).all(axis=1)
+    plain = plain_transformers(group)
     parameters = group["parameters_non_embedding"].astype("float64")
     if plain.any():
         return parameters[plain].fillna(float("inf")).idxmin()
     shared = pd.Series([(abs(parameters / mine - 1) <= MATCHED).sum() for mine in parameters], group.index)
     best = parameters[shared == shared.max()]
     return best.fillna(float("inf")).idxmin()
+
+
+def plain_transformers(models: pd.DataFrame) -> pd.Series:
+    """Return which models are plain transformers: attention, the plain residual and SwiGLU in every layer."""
+    same = [models[column] == value for column, value in _PLAIN.items()]
+    return models["pattern"].str.fullmatch("F+") & pd.concat(same, axis=1).all(axis=1)
 
 
 def marked(label: str, marks: str) -> str:

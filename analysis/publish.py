@@ -13,18 +13,20 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from analysis import configurations, provenance
+from analysis.answer import answers
 from analysis.caveats import caveats
-from analysis.comparison import compare, with_final_validation
+from analysis.comparison import compare, order_metric, with_final_validation
 from analysis.errors import NoData, ResultsError
 from analysis.files import remove_partials, write_atomically, write_text
 from analysis.gallery import draw, listed
-from analysis.loading import selection
+from analysis.loading import documents, selection
 from analysis.loading.probe_tables import TABLES
 from analysis.loading.results import PathLike, Results
 from analysis.plotting.style import save
 from analysis.provenance import Provenance, without_paths
 from analysis.publish_folder import target
 from analysis.study_readme import readme
+from analysis.verdicts import families
 
 README = "README.md"
 DRAWN = (".png", ".svg", ".txt")
@@ -35,7 +37,8 @@ class Publication:
     """Options of a publication that a person chooses: question, figures, notes.
 
     question: what it asks; figures: names of figures; source: where to get its text, if it has no public name;
-    leave_out: tables of probes to leave out, for their size; command, commit, dirty: of this publication.
+    leave_out: tables of probes to leave out, for their size; command, commit, dirty: of this publication; baseline: the
+    label that models are compared with (`analysis.verdicts.families`).
     """
 
     question: str | None
@@ -45,6 +48,7 @@ class Publication:
     command: str = ""
     commit: str | None = None
     dirty: bool | None = None
+    baseline: str | None = None
 
 
 def publish(results: Results, published: PathLike, publication: Publication) -> Path:
@@ -56,7 +60,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
     The runs may come from their own folders or from what was published of them.
 
     Raises ResultsError, and then nothing is written: without a question, for runs without configuration, for a text
-    without a recorded source, for a figure that does not exist or that these results do not support, and
+    without a recorded source, for a figure or a baseline that does not exist or that these results do not support, and
     for a folder that cannot be used (`analysis.publish_folder`).
     """
     folder = target(results, Path(published))
@@ -64,6 +68,9 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
     configs, identities = configurations.gather(results)
     figures = [_drawn(name, results) for name in _known(publication.figures)]
     warnings = [without_paths(text) for text in caveats(results)]
+    runs = with_final_validation(results)
+    table = compare(runs, publication.baseline)
+    said = answers(families(runs, order_metric(runs), publication.baseline), results.table(documents.NAME))
     shown = portable(results, _tables(publication.leave_out))
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
@@ -73,7 +80,6 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
             missing_ok=True
         )  # without it, a publication that was killed is recognised as incomplete
         files = [*shown.to_parquet(folder), *configurations.write(folder, configs, identities)]
-        table = compare(with_final_validation(results))
         files.append(write_atomically(folder / "comparison.csv", partial(table.to_csv, index=False)))
         if len(results.selection):
             write = partial(results.selection.to_csv, index=False)
@@ -84,7 +90,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
         provenance.write(folder, facts)
         for name in earlier - set(names):
             (folder / name).unlink(missing_ok=True)
-        write_text(folder / README, readme(shown, facts, [one.name for one in figures], warnings))
+        write_text(folder / README, readme(shown, facts, [one.name for one in figures], warnings, said))
     return folder
 
 
@@ -120,6 +126,7 @@ def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
     )
     kept = set(tables)
     frames = {name: results.table(name) if name in kept else results.table(name).iloc[:0] for name in TABLES}
+    frames[documents.NAME] = results.table(documents.NAME)
     return replace(results, runs=runs, tables=frames)
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pandas as pd
 
-from analysis.comparison import unique_seeds
 from analysis.loading.columns import RATES
 from analysis.loading.labels import labels
 from analysis.loading.results import Results
+
+SELECTING = "selecting"
+"""The column of the loss that selects a rate: see `validation_losses`."""
+
+
+def unique_seeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """Drop repeated (setting, seed) pairs: a run found in two experiments is one sample, not two."""
+    return runs.drop_duplicates(["setting", "seed"])
 
 
 def sweeps_as_models(runs: pd.DataFrame) -> pd.DataFrame:
@@ -20,16 +27,47 @@ def sweeps_as_models(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def best_rates(results: Results) -> pd.DataFrame:
-    """Select the runs of every model at its best learning rate, with the columns of `sweeps_as_models`.
+    """Select the runs of every model at its best learning rate, with the columns of `at_best_rates`."""
+    return at_best_rates(with_selection(results))
 
-    The best has the lowest mean over seeds of a run's validation loss (`validation_losses`; the test loss chooses
-    nothing).
-    A model without validation rows keeps all its rates.
+
+def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
+    """Select the runs of every model at its best learning rate, with the columns of `sweeps_as_models` and edge.
+
+    The best has the lowest mean over seeds of SELECTING (the test loss chooses nothing), among the rates with the most
+    seeds: where one seed chose and others followed, those followed the choice. A model without validation rows keeps
+    all its rates. edge: the best is the lowest or the highest of several. Where job=compare recorded how runs were
+    selected, rates and edge are those of the record. runs: `with_selection`, or Results.runs.
     """
-    runs = sweeps_as_models(results.runs)
-    scores = runs.join(validation_losses(results)).groupby(["sweep", "setting"])["selecting"].mean()
-    best = scores.dropna().groupby("sweep").idxmin().str[1]
+    runs = sweeps_as_models(runs)
+    scores = runs.groupby(["sweep", "setting"])[SELECTING if SELECTING in runs else "validation_loss"]
+    found = scores.agg(["mean", "count"]).dropna()
+    most = found.groupby("sweep")["count"].transform("max")
+    best = found.loc[found["count"] == most, "mean"].groupby("sweep").idxmin().str[1]
+    rates = runs.groupby("sweep")["lr"]
+    outer = (runs["lr"] == rates.transform("min")) | (runs["lr"] == rates.transform("max"))
+    runs = runs.assign(edge=outer & (rates.transform("nunique") > 1))
+    if "selected_among" in runs:
+        recorded = runs["selected_among"].notna()
+        runs.loc[recorded, "rates"] = runs.loc[recorded, "selected_among"].astype("int64")
+        runs.loc[recorded, "edge"] = runs.loc[recorded, "selected_at_edge"].astype("bool")
     return runs[runs["setting"] == runs["sweep"].map(best).fillna(runs["setting"])]
+
+
+def with_selection(results: Results) -> pd.DataFrame:
+    """Add to the runs SELECTING, and what job=compare recorded of the selection that they confirm.
+
+    selected_among: the number of rates tried for their model; selected_at_edge: theirs is at an end of those. Both are
+    empty for runs of which there is no record.
+    """
+    tried = results.selection.groupby("model")["lr"].transform("nunique")
+    rows = results.selection.assign(tried=tried)[results.selection["chosen"]].itertuples()
+    known = {run: (row.tried, row.edge != "") for row in rows for run in str(row.confirmed_by).split()}
+    recorded = [known.get(run, (None, None)) for run in results.runs["run"]]
+    columns = pd.DataFrame(
+        recorded, columns=["selected_among", "selected_at_edge"], index=results.runs.index, dtype="object"
+    )
+    return results.runs.join([validation_losses(results), columns])
 
 
 def validation_losses(results: Results) -> pd.Series:
@@ -40,6 +78,6 @@ def validation_losses(results: Results) -> pd.Series:
     """
     runs, metrics = results.runs, results.metrics
     if runs["validation_loss"].notna().all():
-        return runs["validation_loss"].rename("selecting")
+        return runs["validation_loss"].rename(SELECTING)
     lowest = metrics[metrics["split"] == "validation"].groupby(["experiment", "run"])["loss"].min()
-    return runs.join(lowest.rename("selecting"), on=["experiment", "run"])["selecting"]
+    return runs.join(lowest.rename(SELECTING), on=["experiment", "run"])[SELECTING]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+
+from analysis.significance.distributions import student_t
 
 
 class Estimate(NamedTuple):
@@ -17,38 +18,6 @@ class Estimate(NamedTuple):
     mean: float
     half_width: float
     n: int
-
-
-def central_probability(t: float, degrees: int) -> float:
-    """Return P(|T| < t) of Student's t with a whole number of degrees of freedom.
-
-    With θ = atan(t/√n): odd n: 2/π·(θ + sin θ·(cos θ + 2/3·cos³θ + …)); even n: sin θ·(1 + 1/2·cos²θ + …);
-    both sums end at cos^(n-2) θ (Abramowitz and Stegun 26.7.3 and 26.7.4).
-    """
-    theta = math.atan(t / math.sqrt(degrees))
-    cosine, odd = math.cos(theta), degrees % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for power in range(odd, degrees - 1, 2):
-        total += term
-        term *= cosine * cosine * (power + 1) / (power + 2)
-    if odd:
-        return 2 / math.pi * (theta + math.sin(theta) * total)
-    return math.sin(theta) * total
-
-
-@lru_cache
-def student_t(degrees: int, confidence: float = 0.95) -> float:
-    """Return the t with P(|T| < t) = confidence; 12.706 for one degree of freedom at 95 %."""
-    low, high = 0.0, 1.0
-    while central_probability(high, degrees) < confidence:
-        low, high = high, 2 * high
-    for _ in range(80):
-        middle = (low + high) / 2
-        if central_probability(middle, degrees) < confidence:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
 
 
 def estimate(values: Iterable[float], confidence: float = 0.95) -> Estimate:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.answer import Answer
 from analysis.loading.results import Results
 from analysis.provenance import Pass, Provenance, origins
 from analysis.units import engineering
@@ -20,17 +21,25 @@ FILES = {
     "provenance.json": "this page's facts that stand in no table",
     "runs.parquet": "one row a run; columns in analysis/README.md",
     "metrics.parquet": "every row of the runs' metrics.csv",
+    "documents.parquet": "every run's sum of -ln p and tokens by document of the scored splits",
     "comparison.csv": "the first table of a report",
 }
 
 
-def readme(results: Results, provenance: Provenance, figures: Iterable[str], warnings: Iterable[str]) -> str:
-    """Return the page as Markdown; warnings: caveats to list in addition to the provenance's notes."""
+def readme(
+    results: Results,
+    provenance: Provenance,
+    figures: Iterable[str],
+    warnings: Iterable[str],
+    said: Iterable[Answer] = (),
+) -> str:
+    """Return the page as Markdown; warnings: caveats to list in addition to the provenance's notes; said: answers."""
     runs = results.runs
     parts = [
         f"# {_text(runs['experiment'].iloc[0])}",
         f"**Question:** {_text(provenance.question)}",
         "`analysis.load_results` reads this folder as it reads runs.",
+        *_answers(said),
         "## Commands",
         *_commands(runs, provenance),
         "## Code and machine",
@@ -49,6 +58,15 @@ def readme(results: Results, provenance: Provenance, figures: Iterable[str], war
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _answers(said: Iterable[Answer]) -> Iterator[str]:
+    for place, one in enumerate(said):
+        if place == 0:
+            yield "## Answer"
+        if one.title:
+            yield f"### {_text(one.title)}"
+        yield _points(one.sentences)
 
 
 def _commands(runs: pd.DataFrame, provenance: Provenance) -> Iterator[str]:

@@ -24,6 +24,28 @@ def number(value: Any) -> str:
     return f"{value:,.{4 if size < 10 else 2 if size < 1000 else 0}f}"
 
 
+def difference_decimals(difference: float, half_width: float) -> int:
+    """Return the decimals that show a difference and its interval: two digits of the half width.
+
+    More, where rounded numbers would say something else about zero than the numbers themselves.
+    """
+    size, decimals = abs(difference), 4
+    if half_width > 0:
+        decimals = max(1, min(6, 1 - math.floor(math.log10(half_width))))
+    outside = size > half_width
+    while (
+        decimals < 12
+        and (round(size, decimals) - round(half_width, decimals) > 0.5 * 10**-decimals) != outside
+    ):
+        decimals += 1
+    return decimals
+
+
+def signed(value: float, decimals: int) -> str:
+    """Format a difference with its sign: "−0.031", "+0.004"."""
+    return f"{value:+.{decimals}f}".replace("-", "−")
+
+
 def whole(value: Any) -> str:
     """Format a count with thousands separators."""
     return MISSING if pd.isna(value) else f"{round(float(value)):,}"

@@ -271,12 +271,15 @@ class Config:
     device: auto, cpu or cuda.
     results: folder of all results.
     run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
-    runs: an experiment folder (report, probe, publish).
+    runs: an experiment folder (report, probe, publish, claims).
+    baseline: job=compare, report and publish, the label of the model that others are compared with (null: the plain
+        transformer).
     question: job=publish, the question of the study, in a sentence.
     figures: job=publish, names of figures.
     source: job=publish, where to get the text, if it has no public name.
     leave_out: job=publish, probe tables that are too large to commit.
     suite: job=bench, the suite to measure.
+    claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
     dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing.
     match: what the model is to have as much of as the plain transformer, within 1 %: "params" (beside the embedding) or
         "flops" (a token's forward pass), by the channel mixer's hidden width; "state" (bytes of decode state), by the
@@ -294,11 +297,13 @@ class Config:
     results: str = "results"
     run: str | None = None
     runs: str | None = None
+    baseline: str | None = None
     question: str | None = None
     figures: list[str] = field(default_factory=list)
     source: str | None = None
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
+    claims: list[int] = field(default_factory=list)
     dry: bool = False
     match: str | None = None
     match_length: int | None = None

@@ -21,6 +21,7 @@ from torch import Tensor
 import zoo
 from experiments import machine
 from experiments.data import Corpus, Split, document_boundaries, eval_windows
+from experiments.document_scores import by_document, write_documents
 from experiments.progress import Sink
 from experiments.schema import Config
 from zoo.context import Context
@@ -34,6 +35,7 @@ class Score:
     """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes.
 
     stride: tokens by which the window moved; None: no window, the decode state was carried through the text.
+    documents: tokens and nats by document (`document_scores.by_document`), where that was asked for.
     """
 
     nats: float
@@ -41,6 +43,7 @@ class Score:
     words: int
     bytes: int
     stride: int | None
+    documents: np.ndarray | None = None
 
     def metrics(self) -> dict[str, float | int | None]:
         """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes)."""
@@ -65,14 +68,18 @@ def score_split(
     stride: int,
     batch_size: int,
     document_bos: int | None = None,
+    separator: int | None = None,
     precision: str = "fp32",
     progress: Any = None,
     windows: int | None = None,
 ) -> Score:
-    """Score a split with a model in evaluation mode; document_bos: windows restart at that token (packing).
+    """Score a split with a model in evaluation mode.
 
-    windows: only the first so many (None: all). Words and bytes are then counted in proportion to the tokens scored.
+    document_bos: windows restart at that token (packing). separator: the token at which documents begin, for their
+    scores (None: none). windows: only the first so many (None: all); words and bytes are then counted in proportion to
+    the tokens scored.
     """
+    losses: list[np.ndarray] | None = None if separator is None else []
     nats, tokens = score_windows(
         model,
         itertools.islice(eval_windows(split, model.seq_len, stride), windows),
@@ -80,9 +87,13 @@ def score_split(
         document_bos=document_bos,
         precision=precision,
         progress=progress,
+        losses=losses,
     )
+    documents = None
+    if losses is not None:
+        documents = by_document(np.concatenate(losses), np.asarray(split.tokens[: tokens + 1]), separator)
     share = tokens / (len(split.tokens) - 1)
-    return Score(nats, tokens, round(share * split.n_words), round(share * split.n_bytes), stride)
+    return Score(nats, tokens, round(share * split.n_words), round(share * split.n_bytes), stride, documents)
 
 
 @torch.no_grad()
@@ -94,8 +105,12 @@ def score_windows(
     document_bos: int | None = None,
     precision: str = "fp32",
     progress: Any = None,
+    losses: list[np.ndarray] | None = None,
 ) -> tuple[float, int]:
-    """Sum of −ln p over the scored tokens of the windows, and how many there are."""
+    """Sum of −ln p over the scored tokens of the windows, and how many there are.
+
+    losses: a list that −ln p of the scored tokens is appended to, in their order, float64 [n] a batch.
+    """
     device = model.embedding.weight.device
     training = model.training
     model.eval()
@@ -104,8 +119,10 @@ def score_windows(
         for tokens, targets, keep in _batched(windows, batch_size):
             bounds = None if document_bos is None else document_boundaries(tokens.numpy(), document_bos)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                losses = token_losses(model, tokens.to(device), targets.to(device), bounds)
-            nats += (losses * keep.to(device)).sum(dtype=torch.float64)
+                found = token_losses(model, tokens.to(device), targets.to(device), bounds)
+            nats += (found * keep.to(device)).sum(dtype=torch.float64)
+            if losses is not None:
+                losses.append(found.double().cpu()[keep].numpy())
             count = int(keep.sum())
             scored += count
             if progress is not None:
@@ -159,9 +176,12 @@ def format_metrics(name: str, m: dict[str, float], text: str) -> str:
 def score_best(
     config: Config, corpus: Corpus, folder: Path, device: torch.device, sink: Sink, splits: Iterable[str]
 ) -> dict[str, dict[str, Any]]:
-    """Split -> metrics of the best weights in a run folder."""
+    """Split -> metrics of the best weights in a run folder; their scores by document are written into it."""
     model = zoo.load(folder, device)
-    return {name: score_model(model, config, corpus, name, device, sink).metrics() for name in splits}
+    scores = {name: score_model(model, config, corpus, name, device, sink) for name in splits}
+    if scores:
+        write_documents(folder, {name: score.documents for name, score in scores.items()})
+    return {name: score.metrics() for name, score in scores.items()}
 
 
 def score_model(
@@ -176,6 +196,7 @@ def score_model(
         windows=config.evaluate.windows,
         batch_size=config.evaluate.batch_size,
         document_bos=corpus.document_bos,
+        separator=corpus.tokenizer.bos_id,
         precision=machine.precision(config.trainer.precision, device),
         progress=count_scored(sink, name, len(split.tokens) - 1),
     )

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.loading import selection
+from analysis.loading import documents, selection
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
 from analysis.loading.folders import (
     EXPORT,
@@ -108,12 +108,15 @@ class Results:
             self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of `probe_tables.TABLES` over all runs that have it; it is read at the first call.
+        """Return a table of `probe_tables.TABLES` or "documents" over all runs that have it, read at the first call.
 
         Files that cannot be read are named in `problems` from then on.
         """
         if name not in self.tables:
-            self.tables[name], unread = read_table(self.runs, name, self.exported)
+            if name == documents.NAME:
+                self.tables[name], unread = documents.read_documents(self.runs, self.exported)
+            else:
+                self.tables[name], unread = read_table(self.runs, name, self.exported)
             self.problems.extend(unread)
         return self.tables[name]
 
@@ -132,7 +135,7 @@ class Results:
 
         Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export are deleted.
         """
-        tables = {f"{name}.parquet": self.table(name) for name in TABLES}
+        tables = {f"{name}.parquet": self.table(name) for name in (*TABLES, documents.NAME)}
         frames = {name: frame for name, frame in tables.items() if not frame.empty}
         for name in tables.keys() - frames.keys():
             (Path(folder) / name).unlink(missing_ok=True)

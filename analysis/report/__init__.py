@@ -1,6 +1,6 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
-content.py   the content of a report, gathered once; summary.py: its sentences; samples.py: generated text
+content.py   the content of a report, gathered once; summary.py: its sentences (the first: analysis.answer)
 tables.py    the columns of its tables;  layouts.py: quality and balance of named layouts
 page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.comparison import compare, with_final_validation
 from analysis.errors import ResultsError
 from analysis.files import refuse_link, remove_partials, write_atomically, write_text
 from analysis.loading.results import PathLike, Results, load_results
@@ -23,7 +24,11 @@ from analysis.report.tables import BALANCE, QUALITY, RUNS, rows
 
 
 def write_report(
-    runs: PathLike | Iterable[PathLike] | Results, out: PathLike | None = None, *, workers: int = 1
+    runs: PathLike | Iterable[PathLike] | Results,
+    out: PathLike | None = None,
+    *,
+    workers: int = 1,
+    baseline: str | None = None,
 ) -> Path:
     """Write a report and return the path of its page.
 
@@ -34,18 +39,21 @@ def write_report(
     runs: a run, experiment or results folder, a list of them, or loaded Results.
     out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
     workers: processes that draw figures; above 1 only from under ``if __name__ == "__main__"``.
-    Raises ResultsError if there is nothing complete to report, or where the folder cannot be written; it may be a
-    link only where ``out`` names it. Partial files of a killed report are deleted.
+    baseline: the label of the model that others are compared with, by default the plain transformer.
+    Raises ResultsError if there is nothing complete to report, for a baseline that is not among the models, or where
+    the folder cannot be written; it may be a link only where ``out`` names it. Partial files of a killed report are
+    deleted.
     """
     folder = _target(runs, out)
     parts = (folder / "figures", folder / "tables")
     for place in parts if out is not None else (folder, *parts):
         refuse_link(place)
     results = runs if isinstance(runs, Results) else load_results(runs)
+    compare(with_final_validation(results), baseline)  # refuses a wrong baseline before anything is written
     for place in (folder, *parts):
         _make(place)
         remove_partials(place)
-    content = gather(results, folder / "figures", workers)
+    content = gather(results, folder / "figures", workers, baseline)
     results.to_parquet(folder)
     _write_tables(results, content, folder / "tables")
     write_text(folder / "report.md", markdown.render(content))

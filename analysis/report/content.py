@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis import speeds
+from analysis.answer import Answer, answers
 from analysis.caveats import caveats
 from analysis.comparison import NAMES, compare, order_metric, with_final_validation
 from analysis.gallery import ReportFigure, draw_figures
@@ -20,6 +21,7 @@ from analysis.report import summary
 from analysis.report.layouts import Layouts, layouts
 from analysis.report.samples import Samples, samples
 from analysis.report.tables import Field, comparison
+from analysis.verdicts import families
 
 
 class Section(NamedTuple):
@@ -46,13 +48,14 @@ class Content:
 
     comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
     place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
-    blocks). figures: all figures; sections: the same by section. metric: the metric that ranks the models; fields: the
-    columns of the comparison; speeds: the load while each run trained. layouts: tables of the named
-    layouts, empty where there are fewer than two.
+    blocks). answers: what the comparison says, in sentences. figures: all figures; sections: the same by section.
+    metric: the metric that ranks the models; fields: the columns of the comparison; speeds: the load while each run
+    trained. layouts: tables of the named layouts, empty where there are fewer than two.
     """
 
     title: str
     summary: str
+    answers: list[Answer]
     caveats: list[str]
     metric: str
     fields: tuple[Field, ...]
@@ -96,10 +99,10 @@ class Content:
         return found
 
 
-def gather(results: Results, figures: Path, workers: int = 1) -> Content:
+def gather(results: Results, figures: Path, workers: int = 1, baseline: str | None = None) -> Content:
     """Draw the figures into a folder with ``workers`` processes and gather all other content."""
     runs = with_final_validation(results)
-    table, metric = compare(runs), order_metric(runs)
+    table, metric = compare(runs, baseline), order_metric(runs)
     styles = series_styles(zip(table["label"], table["color"], strict=True))
     shown = draw_figures(results, figures, workers)
     written = samples(results, list(table["label"]))
@@ -107,6 +110,7 @@ def gather(results: Results, figures: Path, workers: int = 1) -> Content:
     return Content(
         title=summary.title(results.runs),
         summary=summary.paragraph(results.runs, table["label"]),
+        answers=answers(families(runs, metric, baseline), results.table("documents")),
         caveats=caveats(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
         fields=comparison(metric),

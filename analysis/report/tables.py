@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
+from analysis.answer import difference_text, rank_text
 from analysis.comparison import FINAL, interval_text
 from analysis.matching import MARKS, MATCHED, marked
 
@@ -51,6 +52,12 @@ def _interval(heading: str, column: str, unit: str = "") -> Field:
     return Field(heading, show, unit, column, "number")
 
 
+def _probability(value: Any) -> str:
+    if pd.isna(value):
+        return units.MISSING
+    return "<0.001" if value < 0.001 else f"{value:.{3 if value < 0.1 else 2}f}"
+
+
 def _minute(value: Any) -> str:
     return text(value)[:16].replace("T", " ")
 
@@ -77,6 +84,16 @@ def _matched(row: Any) -> str:
 
 COMPARISON = (
     Field("name", lambda row: marked(row.label, row.marks), kind="name"),
+    Field("rank", rank_text, "", "rank_best", "number", "places it may have, every pair of models compared"),
+    Field(
+        "difference",
+        difference_text,
+        "from the baseline",
+        "difference",
+        "number",
+        "of mean losses, negative: better; all intervals together hold the truth with 95 %",
+    ),
+    _number("p", "difference_p", _probability, note="of the difference, corrected for the number of models"),
     _text("pattern", "pattern", "code"),
     _number("params", "parameters", units.engineering, note="parameters, tied ones once"),
     _number("beside embedding", "parameters_non_embedding", units.engineering, "params"),

@@ -64,6 +64,9 @@ def test_one_row_a_model(frames):
     bits = 60_000 / 250_000 / math.log(2)
     assert said == {
         "name": "transformer",
+        "rank": "–",
+        "difference": "–",
+        "p": "–",
         "pattern": "FFFF",
         "params": "470k",
         "beside embedding": "200k",

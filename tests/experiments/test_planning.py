@@ -63,6 +63,7 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
     expected = {
         "quickstart": (11, 2),
         "architectures": (11, 9),
+        "comparison": (11, 1),
         "residuals": (6, 18),
         "ablation": (4, 9),
         "coefficient_rates": (12, 3),

@@ -1,0 +1,185 @@
+"""Claims of the sheet of architectures: MLA, KDA, LFM2, PaTH and FoX, Mesa, MoM, NSA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pandas as pd
+
+from analysis.ledger.entries import Claim, Part
+from analysis.ledger.evidence import Evidence, row_check
+from analysis.ledger.rules import GPU, TRAINING, Check, Contradiction, Lack, Needed, about, at_least, at_most
+
+ROUNDING = 1e-10
+LESS = 0.95
+"""An error counts as less from a twentieth below the other's."""
+INFERENCE_COMMAND = (
+    "python run.py job=bench suite=inference model.d_model=256 model.n_heads=4 model.depth=6 bench.repeats=9"
+)
+SHEET = "sheet of architectures"
+
+
+def inference(found: Evidence, model: str, mode: str, tokens: int) -> pd.Series:
+    """The row of inference.csv of a model's own decoding or prefill at batch 1."""
+    table = found.table("inference.csv", INFERENCE_COMMAND)
+    chosen = (table["model"] == model) & (table["mode"] == mode) & (table["tokens"] == tokens)
+    (row,) = table[chosen & (table["batch"] == 1) & (table["backend"] != "transformers")].iloc
+    return row
+
+
+def faster(found: Evidence, model: str, mode: str, tokens: int, needed: Needed | None) -> Check:
+    """The transformer's time over a model's, with its interval."""
+    row, columns = inference(found, model, mode, tokens), ("", "_low", "_high")
+    names = tuple(f"ratio_transformer{each}" for each in columns)
+    name = f"transformer's time over {model}'s, {mode} of {tokens:,} tokens"
+    return row_check(name, row, names, needed, "inference.csv", unit="times", timed=True)
+
+
+def latents(found: Evidence) -> Iterator[Part]:
+    """Equality of the two forms; the share of the cache at two sets of sizes."""
+    needed = {"absorbed against expanded": at_most(ROUNDING), "cache saved": about(0.93, 0.03)}
+    shares = []
+    for check in found.measured(17, needed):
+        yield check
+        shares += [check] if check.name.startswith("cache saved") else []
+    here, there = shares
+    yield Contradiction(
+        f"the cache has (d_c + d_R)/(2·H·d_h) of multi-head attention's bytes: {here.value:.1%} are saved at the "
+        f"reference size, {there.value:.1%} at DeepSeek-V2's; 93 % compares two different models",
+        here,
+    )
+
+
+def kda(found: Evidence) -> Iterator[Part]:
+    """Bytes and time that do not grow, two forms that agree, and an order that is seen without positions."""
+    needed = {
+        "state after 128K tokens over 1K, kda_pure": about(1.0, 0.0),
+        "chunked against recurrent": at_most(ROUNDING),
+        "change of the last output when two earlier tokens swap places, KDA": at_least(0.01),
+        "change of the last output when two earlier tokens swap places, attention": at_most(ROUNDING),
+    }
+    yield from found.measured(18, needed)
+    columns = ("ratio_shortest", "ratio_shortest_low", "ratio_shortest_high")
+    row = inference(found, "kda_pure", "decode", 8192)
+    name = "time of a step after 256 tokens over one after 8,192"
+    yield row_check(name, row, columns, about(1.0, 0.2), "inference.csv", unit="times", timed=True)
+
+
+def lfm2(found: Evidence) -> Iterator[Part]:
+    """The layout, and times of prefill and decoding at three lengths."""
+    yield from found.measured(19, {"share of layers": Needed(0.6, 0.7)})
+    for mode in ("prefill", "decode"):
+        for tokens in (256, 1024, 2048):
+            yield faster(found, "lfm2", mode, tokens, at_least(1.0))
+
+
+def states(found: Evidence) -> Iterator[Part]:
+    """What the two can hold by construction; whether training finds it is another question."""
+    yield from found.measured(20, {"PaTH": at_most(ROUNDING), "FoX": at_most(ROUNDING)})
+    yield Lack(
+        TRAINING,
+        "that training finds these states takes runs on state-tracking tasks, which are not there yet",
+    )
+
+
+def mesa(found: Evidence) -> Iterator[Part]:
+    """The gradient of the objective at the readout, the solver's error, regression in context."""
+    needed = {
+        "gradient of the ridge objective": at_most(1e-12),
+        "30 steps of conjugate gradients": at_most(1e-9),
+        "error of in-context regression": at_most(1.0),
+    }
+    yield from found.measured(21, needed)
+
+
+def memories(found: Evidence) -> Iterator[Part]:
+    """Unnamed memories, and reading errors against one memory of the same width and of equal state."""
+    needed = {
+        "largest change of a memory that no token names": about(0.0),
+        "error of reading 64 pairs": at_most(LESS),
+    }
+    yield from found.measured(22, needed)
+
+
+def branches(found: Evidence) -> Iterator[Part]:
+    """Exact properties here; speed on a CPU decides nothing."""
+    needed = {"largest change before": at_most(ROUNDING), "all blocks selected": at_most(ROUNDING)}
+    yield from found.measured(23, needed)
+    for tokens in (1024, 2048):
+        yield faster(found, "nsa", "decode", tokens, None)
+    yield Lack(GPU, "its speed is one of kernels at 8K to 64K tokens on a GPU", "python run.py job=gpu")
+
+
+CLAIMS = (
+    Claim(
+        17,
+        "MLA's cache is a small fraction of multi-head attention's, and absorbing the projections changes nothing",
+        SHEET,
+        "about 93 % smaller",
+        f"absorbed equals expanded to {ROUNDING:g} in fp64; 93 % (± 3 %) of the cache saved against multi-head "
+        "attention of the same sizes, at the reference size and at DeepSeek-V2's",
+        latents,
+        "pytest tests/zoo/test_mla.py",
+    ),
+    Claim(
+        18,
+        "KDA has a state of fixed size, costs O(T) and knows positions without rotary embeddings",
+        SHEET,
+        "fixed d_k × d_v, O(T), no RoPE",
+        f"state bytes equal after 1K and 128K tokens; chunked equals recurrent to {ROUNDING:g}; a step's time within a "
+        "fifth from 256 to 8,192 tokens; the output sees the order of earlier tokens",
+        kda,
+        f"{INFERENCE_COMMAND}; pytest tests/zoo/test_kda.py tests/kernels/delta_rule",
+        shows="state after 128K tokens",
+    ),
+    Claim(
+        19,
+        "LFM2 is mostly short convolutions and faster than the transformer at prefill and decoding",
+        SHEET,
+        "60–70 % of the layers; faster",
+        "share of 0.6 to 0.7; the transformer's time over LFM2's above 1 with its whole interval, at 256, 1,024 and "
+        "2,048 tokens",
+        lfm2,
+        INFERENCE_COMMAND,
+        shows="transformer's time over lfm2's, prefill of 256",
+    ),
+    Claim(
+        20,
+        "PaTH tracks states, and FoX forgets",
+        SHEET,
+        "a product of Householder matrices, and of forget gates, along the path",
+        f"by construction: an item's place after any number of swaps, and fⁿ, to {ROUNDING:g}; learned: by training",
+        states,
+        "pytest tests/zoo/test_path_fox.py tests/kernels/path_attention",
+    ),
+    Claim(
+        21,
+        "The mesa layer is the optimal linear readout, and conjugate gradients approximate it",
+        SHEET,
+        "q* = (H + Λ)⁻¹q",
+        "the gradient of the ridge objective vanishes at the layer's readout (1e-12); 30 steps within 1e-9 of the "
+        "solve; regression in context with a smaller error than the delta rule's",
+        mesa,
+        "pytest tests/kernels/mesa",
+    ),
+    Claim(
+        22,
+        "Memories that a token does not use stay as they are, and several memories interfere less than one",
+        SHEET,
+        "M_t = M_{t−1} for inactive memories",
+        f"no change at all; the error of reading back random pairs at most {LESS:g} of one memory's, of the same key "
+        "width and of equal state",
+        memories,
+        "pytest tests/kernels/memory_mixture tests/zoo/test_mom.py",
+    ),
+    Claim(
+        23,
+        "NSA is a gated sum of three causal branches, and faster than full attention",
+        SHEET,
+        "compression, selection, window",
+        f"no output before a changed token changes, and with all blocks selected it is full attention, to "
+        f"{ROUNDING:g}; speed: on a GPU",
+        branches,
+        "pytest tests/zoo/test_nsa.py; python run.py job=gpu",
+    ),
+)

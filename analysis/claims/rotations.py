@@ -1,0 +1,87 @@
+"""Claims on rotations: the Cayley transform, its series, its cost, mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from analysis.ledger.entries import Claim, Part
+from analysis.ledger.evidence import Evidence
+from analysis.ledger.rules import Contradiction, about, at_least, at_most
+
+FP64, FP32 = 1e-12, 1e-5
+
+
+def cayley(found: Evidence) -> Iterator[Part]:
+    """Identities in both precisions, the rank of the derivative, the gradient's formula."""
+    names = ("QᵀQ = I", "det Q = 1", "singular values = 1", "Cayley(0) = I")
+    needed = {f"error of {name}, float64": at_most(FP64) for name in names}
+    needed |= {f"error of {name}, float32": at_most(FP32) for name in names}
+    needed |= {"free numbers less n(n−1)/2": about(0.0), "error of the gradient's formula": at_most(FP64)}
+    yield from found.measured(1, needed)
+
+
+def neumann(found: Evidence) -> Iterator[Part]:
+    """The orthogonality error where the document's condition ‖A‖ < 1 holds."""
+    needed = {
+        "‖QᵀQ − I‖ at ‖A‖ = 0.1, K = 5": at_most(FP32),
+        "‖QᵀQ − I‖ at ‖A‖ = 0.9, K = 5": at_most(FP32),
+        "error of ‖QᵀQ − I‖ = ‖A‖^(2K+2)": at_most(FP64),
+    }
+    for check in found.measured(2, needed):
+        yield check
+        if check.name.startswith("smallest even K"):
+            yield Contradiction(
+                "the remainder of the series is (−A)^(K+1), so that ‖A‖ < 1 makes it small only for many terms: at "
+                f"‖A‖ = 0.9 the documents' tolerance of 1e-5 takes K = {check.value:.0f}",
+                check,
+            )
+
+
+def against_sinkhorn(found: Evidence) -> Iterator[Part]:
+    """Interleaved times of both forms of Cayley and of Sinkhorn."""
+    yield from found.measured(3, {"Sinkhorn's time over Cayley's": at_least(1.0)})
+
+
+def mixtures(found: Evidence) -> Iterator[Part]:
+    """σ_max of mixtures and products; σ_min is shown."""
+    yield from found.measured(5, {"σ_max": at_most(FP64)})
+
+
+CLAIMS = (
+    Claim(
+        1,
+        "The Cayley transform of a skew matrix is a rotation with n(n−1)/2 free numbers and a gradient in closed form",
+        "OrthGSA, OrthGSA (short), SHC",
+        "QᵀQ = I, det = +1, ‖Q‖₂ = 1, Cayley(0) = I, dQ = −2(I + A)⁻¹dA(I + A)⁻¹",
+        f"every error at most {FP64:g} in fp64, {FP32:g} in fp32 (the SHC document's own tolerance)",
+        cayley,
+        "pytest tests/kernels/cayley",
+    ),
+    Claim(
+        2,
+        "Where ‖A‖ < 1 a Neumann series of some terms can take the place of (I + A)⁻¹",
+        "OrthGSA",
+        "(I + A)⁻¹ ≈ Σ_{k ≤ K} (−A)^k when ‖A‖ < 1",
+        f"with K = 5 the result is a rotation to {FP32:g} at ‖A‖ = 0.1 and 0.9",
+        neumann,
+        "pytest tests/kernels/cayley",
+    ),
+    Claim(
+        3,
+        "The Cayley transform of 4×4 matrices is cheaper than 20 Sinkhorn iterations",
+        "OrthGSA, SHC",
+        "one solve, O(n³), against O(20·n²)",
+        "Sinkhorn's time over Cayley's, forward and backward: the whole interval above 1, closed form and solve",
+        against_sinkhorn,
+        "python run.py job=bench suite=kernels device=cpu 'bench.cases=[cayley,sinkhorn]'",
+    ),
+    Claim(
+        5,
+        "A mixture of rotations never has a singular value above 1, nor has a product of such mixtures",
+        "SHC",
+        "ρ ≤ 1 at any depth",
+        f"σ_max − 1 at most {FP64:g} in fp64, also over 60 layers",
+        mixtures,
+        "pytest tests/zoo/test_residual_schemes.py",
+    ),
+)

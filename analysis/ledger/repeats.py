@@ -1,0 +1,56 @@
+"""Whether numbers that were computed again agree with those of a published ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from analysis.errors import ResultsError
+from analysis.ledger.judge import Entry
+from analysis.ledger.rows import number_rows
+from analysis.ledger.write import NUMBERS
+from analysis.loading.safe_read import own_file
+
+ROUNDING = 1e-6
+"""Relative room on both sides of a published interval: counts and seeded draws may round otherwise elsewhere."""
+
+
+def disagreements(again: pd.DataFrame, published: pd.DataFrame) -> list[str]:
+    """Return a sentence for every number that lies outside its published interval; times are left out.
+
+    Both are tables of `rows.number_rows`; only claims that were computed again are compared. A number that one of them
+    does not have is named too.
+    """
+    keys = ["claim", "name"]
+    published = published[published["claim"].isin(again["claim"].unique())]
+    both = again.merge(published, on=keys, how="outer", suffixes=("", "_published"), indicator=True)
+    found = [
+        f"claim {row.claim}, {row.name_}: only {'now' if row.merged == 'left_only' else 'in the published ledger'}"
+        for row in both[both["_merge"] != "both"]
+        .rename(columns={"name": "name_", "_merge": "merged"})
+        .itertuples()
+    ]
+    both = both[(both["_merge"] == "both") & ~both["timed"].astype(bool)]
+    room = ROUNDING * both["value_published"].abs()
+    outside = (both["value"] < both["low_published"] - room) | (both["value"] > both["high_published"] + room)
+    return found + [
+        f"claim {row.claim}, {row[2]}: {row.value:g} lies outside {row.low_published:g} to {row.high_published:g}"
+        for row in both[outside][[*keys, "value", "low_published", "high_published"]].itertuples()
+    ]
+
+
+def against_published(entries: Sequence[Entry], places: Sequence[Path]) -> list[str]:
+    """Return the disagreements of judged claims with the first published ledger in these folders.
+
+    Raises ResultsError where there is none that can be read.
+    """
+    home = next((place for place in places if (place / NUMBERS).exists()), places[-1])
+    try:
+        published = pd.read_csv(own_file(home, NUMBERS))
+        return disagreements(number_rows(entries), published)
+    except (OSError, ValueError, KeyError) as error:
+        raise ResultsError(
+            f"{home / NUMBERS} is not there or cannot be read ({type(error).__name__}); job=claims alone writes it"
+        ) from error

@@ -1,0 +1,137 @@
+"""Which models differ from a baseline, by how much, and which of these differences is a verdict.
+
+Models are compared in families: those of one experiment and one depth, each at its best learning rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from analysis.errors import ResultsError
+from analysis.matching import MATCHED, plain_transformers
+from analysis.rate_sweeps import at_best_rates
+from analysis.significance import Spread, against_baseline, rank_ranges, spread_of
+from analysis.units import listing
+
+SEEDS = 3
+"""A verdict needs so many seeds of both models."""
+
+COLUMNS = ("baseline", "difference", "difference_ci", "difference_p", "rank_best", "rank_worst", "lead")
+_SIZES = ("parameters_non_embedding", "flops_forward")
+_TEXT = ["training_set", "test_set", "data_fingerprint", "tokenizer", "vocab_size"]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that are compared with one baseline.
+
+    runs: those at each model's best rate that have the metric. table: by label, best first, mean, n_seeds, model
+    (the label without rates) and COLUMNS: the baseline's label (None where there is none), the difference from it with
+    the half width of its interval and its corrected p (`against_baseline`), the ranks a model may have (`rank_ranges`;
+    empty for models without an interval), and lead, the reasons why a difference is a lead and no verdict.
+    spread: deviations over seeds, in the table's order.
+    """
+
+    experiment: str
+    depth: int
+    metric: str
+    runs: pd.DataFrame
+    table: pd.DataFrame
+    spread: Spread
+
+    @property
+    def baseline(self) -> str | None:
+        """The label of the baseline, None where there is none."""
+        return self.table["baseline"].iloc[0]
+
+    def lead(self, one: str, other: str) -> list[str]:
+        """Return why a difference between two models is a lead and no verdict (`lead_reasons`)."""
+        pair = self.runs.drop_duplicates("label").set_index("label").loc[[one, other]]
+        return lead_reasons(pair, self.table.loc[[one, other], "n_seeds"], self.metric)
+
+
+def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> list[Family]:
+    """Compare the models of every experiment and depth by a metric of which less is better.
+
+    runs: `analysis.comparison.with_final_validation`, or Results.runs. baseline: a label, with or without rates, or a
+    model's name; where it is None, or a family does not have it, the plain transformer, if there is just one.
+    Raises ResultsError for a baseline that is in no family.
+    """
+    chosen = at_best_rates(runs)
+    chosen = chosen[chosen[metric].notna()]
+    named = _named(chosen, baseline)
+    if baseline is not None and not named.any():
+        known = listing(chosen["label"].drop_duplicates(), limit=40)
+        raise ResultsError(f"no model '{baseline}' to compare with; baseline= takes one of {known}")
+    home = chosen.groupby("label")["experiment"].transform("first")
+    groups = chosen.assign(experiment=home).groupby(["experiment", "depth"], sort=False, dropna=False)
+    return [_family(group, metric, named[group.index]) for _, group in groups]
+
+
+def _named(runs: pd.DataFrame, baseline: str | None) -> pd.Series:
+    """Which runs the baseline names: by label, else by the label without rates, else by the model's name."""
+    for column in ("label", "model", "name"):
+        found = runs[column] == baseline
+        if found.any():
+            return found
+    return pd.Series(False, index=runs.index)
+
+
+def _family(runs: pd.DataFrame, metric: str, named: pd.Series) -> Family:
+    means = runs.groupby("label")[metric].mean().sort_values(kind="stable")
+    models = runs.drop_duplicates("label").set_index("label").loc[means.index]
+    spread = spread_of([runs.loc[runs["label"] == one, metric].to_numpy("float64") for one in means.index])
+    table = pd.DataFrame({"model": models["model"], "mean": means, "n_seeds": spread.counts})
+    label = _baseline(models, runs.loc[named, "label"])
+    table = table.assign(baseline=label, **_differences(spread, means.index, label), **_ranks(spread))
+    first = runs.iloc[0]
+    family = Family(first["experiment"], first["depth"], metric, runs, table, spread)
+    leads = "" if label is None else ["; ".join(family.lead(label, one)) for one in table.index]
+    return replace(family, table=table.assign(lead=leads))
+
+
+def _differences(spread: Spread, labels: pd.Index, baseline: str | None) -> dict[str, np.ndarray]:
+    names = ("difference", "difference_ci", "difference_p")
+    if baseline is None:
+        return dict.fromkeys(names, np.full(len(labels), np.nan))
+    return dict(zip(names, against_baseline(spread, labels.get_loc(baseline)), strict=True))
+
+
+def _ranks(spread: Spread) -> dict[str, pd.Series]:
+    """The ranks of models; empty for those of which no deviation over seeds is known, and for one alone."""
+    place = np.arange(len(spread.means))
+    known = ~np.isnan(spread.errors(place, place)[0]) & (len(place) > 1)
+    return {
+        name: pd.array(np.where(known, ranks, np.nan), dtype="Int64")
+        for name, ranks in zip(("rank_best", "rank_worst"), rank_ranges(spread), strict=True)
+    }
+
+
+def _baseline(models: pd.DataFrame, named: pd.Series) -> str | None:
+    """The label that was named, else that of the only plain transformer; None for one model alone."""
+    if len(models) < 2:
+        return None
+    plain = named.drop_duplicates() if len(named) else models.index[plain_transformers(models)]
+    return plain[0] if len(plain := list(plain)) == 1 else None
+
+
+def lead_reasons(models: pd.DataFrame, counts: pd.Series, metric: str) -> list[str]:
+    """Return why a difference between two models is a lead and no verdict, each as part of a sentence.
+
+    models: the two, a row each of `at_best_rates`, the one compared with first; counts: their seeds.
+    """
+    sizes = models[list(_SIZES)].astype("float64")
+    apart = (sizes.iloc[1] / sizes.iloc[0] - 1).abs()
+    reasons = {
+        f"fewer than {SEEDS} seeds": counts.min() < SEEDS,
+        "learning rates were not chosen in these runs": (models["rates"] < 2).any(),
+        "a best learning rate at the edge of those tried": models["edge"].any(),
+        "equal neither in parameters nor in FLOPs": not (apart <= MATCHED).any(),
+        "unequal tokens of training": models["tokens"].nunique() > 1,
+        "unequal texts": len(models[_TEXT].drop_duplicates()) > 1,
+        "no test split was scored": not metric.startswith("test_"),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
