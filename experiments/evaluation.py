@@ -73,7 +73,7 @@ def check_evaluate(options: EvaluateConfig) -> None:
     for key in ("stride", "windows"):
         if options.carry and getattr(options, key) is not None:
             raise UserError(
-                f"evaluate.{key}={getattr(options, key)} is of windows, and with evaluate.carry=true there are none; "
+                f"evaluate.{key}={getattr(options, key)} is of windows, and with evaluate.carry=true there is none; "
                 "leave one of them out"
             )
 
