@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from support.program import Lab
 
+from analysis.loading import selection
 from experiments.compare import confirm, rates, select
-from experiments.compare.record import FILE, write_record
+from experiments.compare.record import COLUMNS, FILE, write_record
 from experiments.compare.select import Selection, start
 from experiments.runs import RunFailed, RunFolder
 from zoo.errors import UserError
@@ -81,23 +82,23 @@ def test_the_lowest_validation_loss_wins_and_the_grid_grows_towards_it(lab: Lab,
 
 def test_growing_ends_and_the_edge_is_told(lab: Lab, pretend):
     pretend(distance(1e-9))
-    selection, _ = selected(lab, "compare.extend=1")
-    assert (selection.best.settings["optim.lr"], selection.edge) == (0.00033, "lowest")
-    assert len(selection.rates) == 4
+    one, _ = selected(lab, "compare.extend=1")
+    assert (one.best.settings["optim.lr"], one.edge) == (0.00033, "lowest")
+    assert len(one.rates) == 4
 
 
 def test_schedules_of_all_rates_have_one_shape(lab: Lab, pretend):
     pretend(distance(3e-3))
-    selection, _ = selected(lab, "optim.lr=1e-2", "optim.lr_min=1e-3")
-    recipes = {trial.planned.config.optim.lr: trial.planned.config.optim.lr_min for trial in selection.trials}
+    one, _ = selected(lab, "optim.lr=1e-2", "optim.lr_min=1e-3")
+    recipes = {trial.planned.config.optim.lr: trial.planned.config.optim.lr_min for trial in one.trials}
     assert recipes == {1e-3: 1e-4, 3e-3: 3e-4, 1e-2: 1e-3}
 
 
 def test_a_rate_that_diverges_is_an_outcome_and_not_repeated(lab: Lab, pretend):
     trained = pretend(lambda config: None if config.optim.lr > 5e-3 else distance(3e-3)(config))
-    selection, _ = selected(lab)
-    assert selection.best.settings["optim.lr"] == 3e-3
-    assert [trial.loss for trial in selection.trials][2] == math.inf
+    one, _ = selected(lab)
+    assert one.best.settings["optim.lr"] == 3e-3
+    assert [trial.loss for trial in one.trials][2] == math.inf
     count = len(trained)
     selected(lab)
     assert len(trained) == count
@@ -114,11 +115,11 @@ def test_other_failures_stop_the_selection(lab: Lab, pretend, monkeypatch):
 
 def test_other_settings_are_selected_together_with_the_rate(lab: Lab, pretend):
     pretend(lambda config: distance(3e-3)(config) + abs(config.optim.weight_decay - 0.5))
-    selection, _ = selected(lab, 'compare.grid=["optim.weight_decay=0.1,0.5"]')
-    assert selection.best.settings == {"optim.lr": 3e-3, "optim.weight_decay": 0.5}
-    assert len(selection.trials) == 6
-    (one, *_) = confirm.confirmations(selection)
-    assert (one.config.optim.lr, one.config.optim.weight_decay) == (3e-3, 0.5)
+    one, _ = selected(lab, 'compare.grid=["optim.weight_decay=0.1,0.5"]')
+    assert one.best.settings == {"optim.lr": 3e-3, "optim.weight_decay": 0.5}
+    assert len(one.trials) == 6
+    (run, *_) = confirm.confirmations(one)
+    assert (run.config.optim.lr, run.config.optim.weight_decay) == (3e-3, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -159,19 +160,19 @@ def test_commands_with_mistakes_are_refused_before_anything_runs(lab: Lab, words
 
 def test_confirming_seeds_took_no_part_in_the_selection(lab: Lab, pretend):
     pretend(distance(1e-3))
-    selection, _ = selected(lab, "seed=4", "compare.seeds=2")
-    plans = confirm.confirmations(selection)
+    one, _ = selected(lab, "seed=4", "compare.seeds=2")
+    plans = confirm.confirmations(one)
     assert [p.config.seed for p in plans] == [5, 6]
-    assert {trial.planned.config.seed for trial in selection.trials} == {4}
+    assert {trial.planned.config.seed for trial in one.trials} == {4}
     assert all(p.config.evaluate.splits == ["validation", "test"] for p in plans)
     assert {p.config.name for p in plans} == {"default"}
-    assert all(trial.planned.config.evaluate.splits == ["validation"] for trial in selection.trials)
+    assert all(trial.planned.config.evaluate.splits == ["validation"] for trial in one.trials)
 
 
 def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab, pretend, tmp_path: Path):
     pretend(lambda config: None if config.optim.lr > 5e-3 else distance(1e-3)(config))
     selections = selected(lab, "compare.extend=0", "compare.seeds=1")
-    plans = [confirm.confirmations(selection) for selection in selections]
+    plans = [confirm.confirmations(one) for one in selections]
     write_record(tmp_path, selections, plans)
     rows = list(csv.DictReader((tmp_path / FILE).open()))
     assert [row["model"] for row in rows] == ["transformer"] * 3 + ["lfm2"] * 3
@@ -180,6 +181,10 @@ def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab,
     assert rows[0]["confirmed_by"] == plans[0][0].run
     assert (rows[2]["validation_loss"], float(rows[0]["validation_loss"])) == ("", 0.0)
     assert {row["run"] for row in rows} == {trial.planned.run for s in selections for trial in s.trials}
+
+
+def test_the_report_reads_the_columns_that_are_recorded():
+    assert set(COLUMNS) == set(selection.COLUMNS)
 
 
 @pytest.mark.slow
