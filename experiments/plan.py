@@ -17,7 +17,7 @@ from experiments.costs import resolve_steps
 from experiments.data.cache import content_hash
 from experiments.optim import resolve_lr_min
 from experiments.presets import label
-from experiments.runs import RunFolder
+from experiments.runs import SUMMARY, RunFolder
 from experiments.schema import Config
 from zoo.errors import UserError
 from zoo.matching import match
@@ -99,11 +99,11 @@ class Plan:
     @property
     def unscored(self) -> list[str]:
         """The splits of evaluate.splits that a complete run has no score of. Raises UserError for a damaged summary."""
-        return [
-            name
-            for name in self.config.evaluate.splits
-            if name not in self.folder.summary().get("metrics", {})
-        ]
+        try:
+            scored = set(self.folder.summary()["metrics"])
+        except (LookupError, TypeError) as error:
+            raise self.folder.damaged(SUMMARY, error) from error
+        return [name for name in self.config.evaluate.splits if name not in scored]
 
     @property
     def done(self) -> bool:

@@ -201,10 +201,12 @@ def _family(monkeypatch, draw) -> Entry:
 def test_a_heavy_svg_gives_way_to_its_png(tmp_path, monkeypatch):
     entry = _family(monkeypatch, lambda table: new_figure(1.0)[0])
     light = draw_figure(entry, None, tmp_path)
-    assert light.source.startswith("data:image/svg+xml;base64,")
+    assert (light.svg, light.source) == ((tmp_path / "stub.svg").read_text(), "")
     assert (light.runs, light.section) == (("a", "b"), "Cost")
     monkeypatch.setattr(gallery, "HEAVY", (tmp_path / "stub.svg").stat().st_size - 1)
-    assert draw_figure(entry, None, tmp_path).source.startswith("data:image/png;base64,iVBOR")
+    heavy = draw_figure(entry, None, tmp_path)
+    assert heavy.source.startswith("data:image/png;base64,iVBOR")
+    assert heavy.svg == ""
 
 
 def test_a_figure_that_fails_says_so_and_leaves_no_old_file(tmp_path, monkeypatch):

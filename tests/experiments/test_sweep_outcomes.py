@@ -29,7 +29,7 @@ def told(planned: Plan, status: int | None, capsys) -> tuple[str, int]:
     pool = WorkerPool([planned], 1)
     pool._finish(planned, status)
     pool.display.close()
-    return capsys.readouterr().out, pool.failed
+    return capsys.readouterr().out, len(pool.failed)
 
 
 def test_a_worker_that_failed_tells_its_record(planned: Plan, capsys):
