@@ -64,7 +64,7 @@ def _score(settings: Settings, name: str, planned: Plan, rows: list[dict[str, st
     config = planned.config
     corpus, device = data.prepare(config.data), machine.pick(config.device)
     bar = Bar(planned.title, config.trainer.progress)
-    metrics = score_best(config, corpus, planned.folder.path, device, bar)
+    metrics = score_best(config, corpus, planned.folder.path, device, bar, config.evaluate.splits)
     bar.close()
     labels = corpus.describe()
     steady = [float(r["tokens_per_second"]) for r in rows if r["tokens_per_second"]]

@@ -11,7 +11,7 @@ from analysis import load_results
 from analysis.gallery import draw_figures, listed
 from experiments.presets import presets_to_compare
 
-NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover"}
+NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover", "scaling"}
 NOT_PROBED_THEN = {"routing_choices"}
 """Its table is younger than the published quickstart."""
 
@@ -37,6 +37,9 @@ def test_stored_runs_support_the_rest(tmp_path, write_run, layout_changes, laten
     for layout in ("interlaced_sf", "late_full"):
         for rate in (1e-3, 3e-3):
             write_run(tmp_path / "exp", loss=3 + 100 * rate, recipe={"lr": rate}, **layout_changes(layout))
+    for width in (32, 64, 128):
+        size = {"model": {"d_model": width}, "parameters_non_embedding": 50 * width**2}
+        write_run(tmp_path / "exp", "sized", option="sized", loss=3 - width / 200, **size)
     for bench in (latency_csv, inference_csv):
         bench.rename(tmp_path / "exp" / bench.name)
     benches = {"inference", "inference_batch_8"}
