@@ -78,7 +78,7 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
         def run(self) -> list[Plan]:
             for made in trained:
                 made.folder.begin(made.yaml(), made.identity)
-                made.folder.finish({"metrics": dict.fromkeys(made.config.evaluate.splits, {})})
+                made.folder.finish({"metrics": {key: {} for key in made.config.evaluate.splits}})
             return []
 
     monkeypatch.setattr(sweep, "WorkerPool", Pool)
