@@ -41,7 +41,7 @@ def check_config(config: Config) -> None:
 @functools.lru_cache(maxsize=64)
 def _check_data(config_json: str) -> None:
     """Once a data configuration: the cells of a sweep mostly share it."""
-    data.check(data.DataConfig(**json.loads(config_json)))
+    data.check(from_dict(data.DataConfig, json.loads(config_json), "data"))
 
 
 @functools.lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from experiments.callbacks.checkpoints import (
     remove_checkpoints,
 )
 from experiments.callbacks.metrics import MetricRows, ReportProgress
-from experiments.callbacks.validation import ExportWeights, Validation
+from experiments.callbacks.validation import ExportWeights, TaskValidation, Validation
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -25,6 +25,7 @@ __all__ = [
     "MetricRows",
     "Paused",
     "ReportProgress",
+    "TaskValidation",
     "TimeLimit",
     "Validation",
     "latest_checkpoint",
