@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
-_ROOMS = (_ROOT / "zoo", _ROOT / "experiments")
 _left_out: dict[str, str] = {}
 
 
@@ -113,4 +112,4 @@ def _place(error: Exception) -> tuple[str, int | None]:
 
 
 def _is_ours(file: Path) -> bool:
-    return any(file.is_relative_to(room) for room in _ROOMS)
+    return any(file.is_relative_to(_ROOT / room) for room in ("zoo", "experiments"))

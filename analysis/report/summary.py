@@ -32,11 +32,21 @@ def paragraph(runs: pd.DataFrame, labels: pd.Series) -> str:
     verb = "compared over" if runs["label"].nunique() > 1 else "in"
     return (
         f"{models}, {verb} {count(len(runs), 'run')} ({seeds_text(runs['seed'].dropna())}), "
-        f"trained on {values('training_set')} ({values('train_split_tokens', units.engineering)} tokens; "
-        f"tokenizer {values('tokenizer')} with {values('vocab_size', units.whole)} entries) "
+        f"trained on {values('training_set')} ({_training_text(runs, values)}) "
         f"for at most {values('planned_steps', units.whole)} steps of "
         f"{values('tokens_per_step', units.whole)} tokens, context {values('seq_len', units.whole)}. "
         f"{_tested(runs)}{_yardsticks(runs)}"
+    )
+
+
+def _training_text(runs: pd.DataFrame, values: Callable) -> str:
+    """The size of the training text and its tokenizer, or what a synthetic task has instead."""
+    entries = values("vocab_size", units.whole)
+    if runs["train_split_tokens"].isna().all():
+        return f"sequences drawn anew for every step, of {entries} different tokens"
+    return (
+        f"{values('train_split_tokens', units.engineering)} tokens; tokenizer {values('tokenizer')} with "
+        f"{entries} entries"
     )
 
 

@@ -14,7 +14,7 @@ from experiments.data.config import DataConfig
 from experiments.data.draws import Draws
 from experiments.data.task_batches import TRAIN, TaskBatches
 from experiments.data.task_options import NO_TOKENIZER, make_task
-from experiments.data.task_registry import IGNORE, Drawn
+from experiments.data.task_registry import IGNORE, Drawn, Task
 from zoo.errors import UserError
 from zoo.options import deciding
 
@@ -141,3 +141,10 @@ class TaskSet:
                 for name, part in self._held_out.items()
             },
         }
+
+
+def example(task: Task) -> list[tuple[str, str]]:
+    """Token and answer (`.` where none is asked) of every place of the first validation sequence, as words."""
+    drawn = task.draw(Draws(_HELD_OUT["validation"], 0, 0))
+    places = zip(drawn.tokens.tolist(), drawn.targets.tolist(), strict=True)
+    return [(task.word(token), "." if target == IGNORE else task.word(target)) for token, target in places]
