@@ -45,7 +45,7 @@ class TaskScore:
         return {
             "loss": float(self.nats.mean()),
             "accuracy": float(self.right.mean()),
-            "sequence_accuracy": 1 - len(wrong) / len(asked),
+            "sequence_accuracy": (len(asked) - len(wrong)) / len(asked),
             "chance": self.chance,
             "answers": len(self.nats),
             "sequences": len(asked),

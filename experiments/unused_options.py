@@ -30,7 +30,7 @@ def unused_options(words: Iterable[str], configs: Sequence[Config]) -> list[str]
     except UserError:
         return []
     return [
-        f"no model of this command uses {', '.join(unused)}; {_how_to_use(*block)}"
+        f"no {'run' if block[0] == _TASK else 'model'} of this command uses {', '.join(unused)}; {_how_to_use(*block)}"
         for block, unused in keys.items()
         if block not in used
     ]

@@ -1,5 +1,6 @@
 """The files that README.md and docs/extend.md show are whole: put into the tree, everything else picks them up."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pandas as pd
 import pytest
 from support.tree_copy import ROOT, contents, copy_tree, python
 
-FILE = re.compile(r"^```python\n(# ((?:zoo|analysis)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(
+    r"^```python\n(# ((?:zoo|analysis|experiments)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def shown(page: str) -> dict[str, str]:
@@ -37,7 +40,13 @@ def test_the_readme_shows_one_mixer_that_fits_on_a_page():
 
 def test_the_pages_show_a_file_of_every_other_kind():
     assert [path.rsplit("/", 1)[0] for path in EXTENSIONS] == [
-        *("zoo/residuals", "zoo/channels", "zoo/probes/measures", "analysis/figures")
+        *(
+            "zoo/residuals",
+            "zoo/channels",
+            "zoo/probes/measures",
+            "analysis/figures",
+            "experiments/data/tasks",
+        )
     ]
 
 
@@ -90,4 +99,17 @@ def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
     drawn = pd.read_csv(folder / "report" / "figures" / "outliers.csv")
     assert sorted(drawn["place"]) == [0, 0.5, 1, 1.5, 2]
     assert "ema" in python(tree, "run.py", "job=list")
+    assert contents(tree) == before
+
+
+@pytest.mark.long
+def test_a_task_of_one_file_is_trained_on_and_listed(tree, tmp_path):
+    before = contents(tree)
+    tiny = ["model.pattern=F", "model.depth=1", "model.d_model=16", "model.n_heads=2", "data.batch_size=4"]
+    options = ["data=delay", "data.tasks.delay.delay=2", "trainer.max_steps=2", f"results={tmp_path}"]
+    said = python(tree, "run.py", *tiny, *options)
+    assert "answers right (chance 12.50%)" in said
+    (summary,) = tmp_path.glob("default/*/summary.json")
+    assert json.loads(summary.read_text())["data"]["task"] == {"length": 32, "delay": 2, "values": 8}
+    assert "Delayed copy" in python(tree, "run.py", "job=list")
     assert contents(tree) == before

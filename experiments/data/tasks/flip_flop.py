@@ -18,8 +18,8 @@ ZERO, ONE, WRITE, READ, SKIP = range(5)
 class FlipFlopConfig:
     """Options of `flip_flop`.
 
-    operations: instructions, two tokens each, at least 2. ignore: share of those to be ignored, 0 to below 1; of the
-    others half are reads.
+    operations: instructions, two tokens each, at least 2.
+    ignore: share of those to be ignored, 0 to below 1; of the others half are reads.
     """
 
     operations: int = 24

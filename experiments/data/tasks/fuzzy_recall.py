@@ -18,8 +18,10 @@ Motif = tuple[int, ...]
 class FuzzyRecallConfig:
     """Options of `fuzzy_recall`.
 
-    length: tokens of a sequence. entries: keys with their values in a sequence. key_tokens, value_tokens: different
-    tokens of which keys and values are made, each at least 2. longest: tokens of the longest key and value.
+    length: tokens of a sequence.
+    entries: keys with their values in a sequence.
+    key_tokens, value_tokens: different tokens of which keys and values are made, each at least 2.
+    longest: tokens of the longest key and value.
     """
 
     length: int = 64

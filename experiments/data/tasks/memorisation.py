@@ -18,8 +18,10 @@ _FACTS = 7
 class MemorisationConfig:
     """Options of `memorisation`.
 
-    facts: keys, each with a value of its own. values: different values that there are, at least 2. asked: facts asked
-    for in a sequence, two tokens each. facts_seed: of the values, the same for all runs.
+    facts: keys, each with a value of its own.
+    values: different values that there are, at least 2.
+    asked: facts asked for in a sequence, two tokens each.
+    facts_seed: of the values, the same for all runs.
     """
 
     facts: int = 128

@@ -19,9 +19,11 @@ FILLS = ("blank", "values")
 class MQARConfig:
     """Options of `mqar`.
 
-    length: tokens of a sequence, at least 4·pairs. pairs: keys with a value each, all asked for once. vocab: tokens
-    that there are: one blank, keys up to the middle, values from there on. power: a of the gaps' distribution; 1 makes
-    all gaps equally likely, 0 small ones more so. fill: what stands where nothing is asked, blank or random values.
+    length: tokens of a sequence, at least 4·pairs.
+    pairs: keys with a value each, all asked for once.
+    vocab: tokens that there are: one blank, keys up to the middle, values from there on.
+    power: a of the gaps' distribution; 1 makes all gaps equally likely, 0 small ones more so.
+    fill: what stands where nothing is asked, blank or random values.
     """
 
     length: int = 32

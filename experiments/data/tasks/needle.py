@@ -16,9 +16,9 @@ from zoo.option_checks import at_least
 class NeedleConfig:
     """Options of `needle`.
 
-    context: tokens of the haystack, needles included. needles: hidden facts, two tokens each, all asked for at the end;
-    with one alone its key would not be needed. keys, values, hay: different keys, values and tokens of hay that there
-    are.
+    context: tokens of the haystack, needles included.
+    needles: hidden facts, two tokens each, all asked for at the end; with one alone its key would not be needed.
+    keys, values, hay: different keys, values and tokens of hay that there are.
     """
 
     context: int = 124

@@ -16,8 +16,9 @@ from zoo.option_checks import at_least
 class NoisyRecallConfig:
     """Options of `noisy_recall`.
 
-    length: tokens of a sequence. keys, values, noise: different keys, values and tokens of noise that there are. share:
-    of the slots of two tokens that hold noise, 0 to below 1.
+    length: tokens of a sequence.
+    keys, values, noise: different keys, values and tokens of noise that there are.
+    share: of the slots of two tokens that hold noise, 0 to below 1.
     """
 
     length: int = 64

@@ -15,7 +15,8 @@ from zoo.option_checks import at_least
 class PalindromeConfig:
     """Options of `palindrome`.
 
-    items: length of the word; a sequence has twice as many tokens. values: different items that there are, at least 2.
+    items: length of the word; a sequence has twice as many tokens.
+    values: different items that there are, at least 2.
     """
 
     items: int = 12

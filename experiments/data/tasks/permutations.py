@@ -20,8 +20,8 @@ GROUPS = {"S3": 3, "S5": 5, "A5": 5}
 class PermutationsConfig:
     """Options of `permutations`.
 
-    group: S3 (6 elements, solvable), S5 (120, not solvable) or A5 (60, not solvable). length: elements of a sequence,
-    at least 2.
+    group: S3 (6 elements, solvable), S5 (120, not solvable) or A5 (60, not solvable).
+    length: elements of a sequence, at least 2.
     """
 
     group: str = "S3"

@@ -17,8 +17,9 @@ from zoo.option_checks import at_least
 class RegressionConfig:
     """Options of `regression`.
 
-    points: examples of a sequence, two tokens each, at most 2^dimensions. dimensions: d, of the inputs. bins: parts
-    into which the outputs are cut, at least 2.
+    points: examples of a sequence, two tokens each, at most 2^dimensions.
+    dimensions: d, of the inputs.
+    bins: parts into which the outputs are cut, at least 2.
     """
 
     points: int = 24

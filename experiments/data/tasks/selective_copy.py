@@ -16,8 +16,9 @@ from zoo.option_checks import at_least
 class SelectiveCopyConfig:
     """Options of `selective_copy`.
 
-    context: tokens in which the items are scattered. items: items to copy, each a question at the end. values:
-    different items that there are, at least 2.
+    context: tokens in which the items are scattered.
+    items: items to copy, each a question at the end.
+    values: different items that there are, at least 2.
     """
 
     context: int = 48

@@ -17,7 +17,9 @@ PUSH, POP = 0, 1
 class StackConfig:
     """Options of `stack`.
 
-    operations: pushes and pops, three tokens each. stacks: stacks that there are. values: different items, at least 2.
+    operations: pushes and pops, three tokens each.
+    stacks: stacks that there are.
+    values: different items, at least 2.
     """
 
     operations: int = 16
