@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,8 @@ from torch import Tensor
 
 from experiments.data import Sequences
 from experiments.data.task_registry import IGNORE
+from experiments.split_table import write_splits
 from zoo.context import Context
-from zoo.files import write_atomic
 from zoo.model import LanguageModel
 
 FILE = "answers.csv"
@@ -109,16 +107,8 @@ def write_answers(folder: Path, scored: dict[str, TaskScore]) -> None:
     Columns: split; axis, "position" or "difficulty"; value, of the axis; answers there; right, how many were; nats,
     the sum of −ln p of the right answers.
     """
-    path, out = folder / FILE, io.StringIO()
-    kept = _rows(path) if path.is_file() else []
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(row for row in kept if row[0] not in scored)
-    for split, score in scored.items():
-        for axis in ("position", "difficulty"):
-            writer.writerows([split, axis, *row[:-1], repr(row[-1])] for row in score.by(axis))
-    write_atomic(path, out.getvalue())
-
-
-def _rows(path: Path) -> list[list[str]]:
-    return [row for row in list(csv.reader(io.StringIO(path.read_text())))[1:] if len(row) == len(COLUMNS)]
+    rows = {
+        split: [(axis, *row) for axis in ("position", "difficulty") for row in score.by(axis)]
+        for split, score in scored.items()
+    }
+    write_splits(folder / FILE, COLUMNS, rows)

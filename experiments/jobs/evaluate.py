@@ -41,7 +41,7 @@ def _run_task(config: Config, own: DataConfig) -> None:
     """Print the metrics of a run of a task, with the options of data.tasks.NAME that the command sets."""
     asked = {key for key in config.given if key.split(".")[0] == "data" and key != "data.cache_dir"}
     prefix = f"data.tasks.{own.name}."
-    for key in asked:
+    for key in sorted(asked):
         if not key.startswith(prefix) and (key, config.data.name) != ("data", own.name):
             raise UserError(
                 f"{config.run} was trained on the task {own.name}, and {key}=... is not of it; leave it out"

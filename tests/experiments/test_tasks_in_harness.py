@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,22 @@ def test_a_paused_run_goes_on_bit_for_bit(finished: TaskLab, task_lab: TaskLab):
     assert resumed.status == 0, resumed
     assert task_lab.run_folder().name == finished.run_folder().name
     assert_same_run(finished.run_folder(), task_lab.run_folder())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, small_text: Path, shared_cache: Path):
+    whole, torn = (TaskLab(tmp_path / name, small_text, shared_cache) for name in ("whole", "torn"))
+    length = ["trainer.max_steps=60", "data=permutations"]
+    reference, process = whole.start(*length), torn.start(*length)
+    while process.running and not list(torn.results.glob("*/*/checkpoints/step-0000001*.ckpt")):
+        time.sleep(0.01)
+    process.popen.kill()
+    assert process.wait().status < 0
+    assert not list(torn.results.glob("*/*/summary.json"))
+    last = torn.run(*length)
+    assert (last.status, reference.wait().status) == (0, 0), last
+    assert_same_run(whole.run_folder(), torn.run_folder())
 
 
 def test_options_of_its_task_are_a_runs_identity():
