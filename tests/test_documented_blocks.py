@@ -2,11 +2,19 @@
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from support.tree_copy import ROOT, contents, copy_tree, python
+
+from experiments.data import TASKS, TaskSet, task_registry
+from experiments.schema import Config
+from experiments.task import SyntheticTask
+from zoo import LanguageModel, discovery
 
 FILE = re.compile(
     r"^```python\n(# ((?:zoo|analysis|experiments)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL
@@ -100,6 +108,57 @@ def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
     assert sorted(drawn["place"]) == [0, 0.5, 1, 1.5, 2]
     assert "ema" in python(tree, "run.py", "job=list")
     assert contents(tree) == before
+
+
+@pytest.fixture
+def task_files(tmp_path, monkeypatch):
+    """Put files into an empty folder of tasks and import them; returns the names of what registered itself."""
+    known = dict(TASKS)
+    folder = tmp_path / "tasks_of_one_file"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(task_registry, "PACKAGE", folder.name)
+    monkeypatch.setattr(discovery, "_left_out", {})
+
+    def put(**sources: str) -> set[str]:
+        for name, source in sources.items():
+            (folder / f"{name}.py").write_text(source, encoding="utf-8")
+        task_registry.discover()
+        return TASKS.keys() - known.keys()
+
+    yield put
+    TASKS.clear()
+    TASKS.update(known)
+    for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
+        del sys.modules[name]
+
+
+def test_a_new_file_is_a_task_that_a_model_trains_on(task_files):
+    assert task_files(delay=EXTENSIONS["experiments/data/tasks/delay.py"]) == {"delay"}
+    options = TASKS["delay"].config(delay=2)
+    task_set = TaskSet(SimpleNamespace(name="delay", batch_size=4, tasks=SimpleNamespace(delay=options)))
+    config = Config()
+    config.model.pattern, config.model.depth, config.model.d_model = "F", 1, 16
+    model = LanguageModel(config.model, vocab_size=task_set.vocab_size, seq_len=32)
+    task, batches = SyntheticTask(model, config, task_set.batches(0), task_set.card), task_set.batches(0)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss, _, _ = task.losses(batches.batch(0))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
+
+
+def test_a_task_that_cannot_be_imported_is_named_and_left_out(task_files):
+    good = EXTENSIONS["experiments/data/tasks/delay.py"]
+    bad = good.replace('"delay", config', '"mqar", config')
+    assert task_files(delay=good, broken="import nothing_there", again=bad) == {"delay"}
+    said = discovery.left_out("tasks_of_one_file")
+    assert any("ModuleNotFoundError: No module named 'nothing_there'" in line for line in said)
+    assert any("task 'mqar' is taken by experiments.data.tasks.mqar; choose another" in line for line in said)
 
 
 @pytest.mark.long

@@ -60,7 +60,8 @@ def _tested(runs: pd.DataFrame) -> str:
         )
     some = "" if len(tested) == len(runs) else f" ({len(tested)} of {count(len(runs), 'run')})"
     strides = units.listing(units.whole(stride) for stride in tested["test_stride"].dropna().unique())
-    each = f"every token of it scored once, stride {strides}" if strides else "every answer of it scored once"
+    of_text = tested["chance"].isna().any()
+    each = f"every token of it scored once, stride {strides}" if of_text else "every answer of it scored once"
     return (
         f"Tested{some} on the test split of {units.listing(tested['test_set'].dropna().unique())} with the weights "
         f"of the lowest validation loss: {each}."

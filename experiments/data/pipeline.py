@@ -48,7 +48,7 @@ def check(cfg: DataConfig) -> None:
 def check_settings(cfg: DataConfig) -> None:
     """Raise UserError for settings that cannot work; reads no text."""
     if cfg.name not in (*SOURCES, *TASKS):
-        raise unknown("data", cfg.name, (*SOURCES, *TASKS))
+        raise unknown("data source", cfg.name, (*SOURCES, *TASKS))
     for key in ("seq_len", "batch_size"):
         if getattr(cfg, key) < 1:
             raise UserError(f"data.{key} must be at least 1, got {getattr(cfg, key)}")
