@@ -63,6 +63,7 @@ def check_numbers(config: Config) -> None:
         "trainer.checkpoint_every": 1,
         "trainer.probe_every": 1,
         "trainer.patience": 1,
+        "trainer.pause_at": 1,
         "trainer.threads": 1,
         "trainer.recompute_block": 1,
         "optim.warmup_steps": 0,

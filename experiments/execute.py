@@ -7,7 +7,7 @@ import errno
 from experiments import interrupts
 from experiments.plan import Plan
 from experiments.progress import Sink
-from experiments.runs import FAILURE, RunFailed
+from experiments.runs import FAILURE, RunFailed, RunPaused
 from zoo.errors import UserError
 
 
@@ -16,7 +16,7 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
 
     A complete run is scored on those of evaluate.splits that its summary does not have.
     workers: cells of one sweep that train at the same time, this one included.
-    A failure is recorded in the run folder and raised as RunFailed; a pause is raised as RunFailed and not recorded.
+    A failure is recorded in the run folder and raised as RunFailed; a pause is raised as RunPaused and not recorded.
     """
     folder = planned.folder
     if planned.done:
@@ -37,7 +37,7 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
             if not planned.config.trainer.keep_checkpoints:
                 remove_checkpoints(folder.checkpoints)
         except Paused as pause:
-            raise RunFailed(f"{planned.title}: {pause}") from pause
+            raise RunPaused(f"{planned.title}: {pause}") from pause
         except UserError:
             raise
         except Exception as error:

@@ -36,6 +36,10 @@ class RunFailed(RuntimeError):
     """A run or some cells of a sweep failed; what happened is recorded in their folders."""
 
 
+class RunPaused(RunFailed):
+    """A run was told to stop before its last step; its checkpoint is written, and nothing is recorded as a failure."""
+
+
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
     """The folder of one run, and the state that the run is in."""

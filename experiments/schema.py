@@ -59,6 +59,7 @@ class TrainerConfig:
     compile: torch.compile the model.
     threads: CPU threads.
     max_minutes: pause after so long, to be resumed by the same command (null: no limit).
+    pause_at: pause at this step, to be resumed by the same command without it or with a later one (null: none).
     progress: show a progress bar.
     keep_checkpoints: keep checkpoints (weights and optimiser states) after a run has completed.
     keep_steps: steps whose weights are exported in addition to the best and the last, for probe.at.
@@ -80,6 +81,7 @@ class TrainerConfig:
     compile: bool = False
     threads: int = 1
     max_minutes: float | None = None
+    pause_at: int | None = None
     progress: bool = True
     keep_checkpoints: bool = True
     keep_steps: list[int] = field(default_factory=list)
@@ -237,12 +239,15 @@ class CompareConfig:
     extend: rates tried beyond either end of them where the best is at that end, at most.
     grid: what else to select, as a sweep would be written: ["optim.weight_decay=0.01,0.1"].
     seeds: runs that confirm a model and are scored on the test split, with the seeds after the selection's (`seed`).
+    halving: train every setting of a model to a quarter of the steps, and only the better half of them (rounded up) to
+        the end.
     """
 
     rates: list[float] = field(default_factory=lambda: [1e-3, 3e-3, 1e-2])
     extend: int = 2
     grid: list[str] = field(default_factory=list)
     seeds: int = 3
+    halving: bool = False
 
 
 @dataclass

@@ -19,14 +19,16 @@ from experiments.data.cache import cache_root
 from experiments.execute import execute
 from experiments.plan import Plan, plan
 from experiments.progress import ThrottledSender
-from experiments.runs import RunFailed
+from experiments.runs import RunFailed, RunPaused
 from experiments.schema import Config
 from experiments.sweep_display import SweepDisplay, cell_names
 from zoo.errors import UserError
 
+PAUSED = os.EX_TEMPFAIL  # the exit status of a worker whose cell paused
+
 
 def run_sweep(configs: list[Config]) -> None:
-    """Train all cells that are not complete. Raises RunFailed at the end if any failed.
+    """Train all cells that are not complete. Raises RunFailed at the end if any failed, RunPaused if any paused.
 
     Every configuration is checked before the first cell trains (UserError). Equal cells are trained once.
     """
@@ -34,10 +36,18 @@ def run_sweep(configs: list[Config]) -> None:
     failed = train_all(plans)
     if failed:
         raise RunFailed(f"{len(failed)} of {len(plans)} cells failed; the same command tries them again")
+    paused = sum(not p.done for p in plans)
+    if paused:
+        raise RunPaused(
+            f"{paused} of {len(plans)} cells paused; the same command goes on, trainer.pause_at left out"
+        )
 
 
 def train_all(plans: list[Plan]) -> list[Plan]:
-    """Train the planned runs that are not done, `sweep.workers` at a time; returns those that failed."""
+    """Train the planned runs that are not done, `sweep.workers` at a time; returns those that failed.
+
+    Runs that paused have not failed and are not done.
+    """
     todo = [p for p in plans if not p.done]
     print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
     if not todo:
@@ -120,6 +130,9 @@ class WorkerPool:
         if planned.done:
             self.display.end(planned, _result(planned))
             return
+        if status == PAUSED:
+            self.display.end(planned, "paused")
+            return
         self.failed.append(planned)
         # A killed worker leaves at most an earlier attempt's record.
         recorded = planned.folder.failed and status == 1
@@ -145,6 +158,8 @@ def _work(planned: Plan, channel: Connection, workers: int) -> None:
     planned.config.trainer.progress = False
     try:
         execute(planned, ThrottledSender(send), workers)
+    except RunPaused:
+        sys.exit(PAUSED)
     except Exception as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(1)

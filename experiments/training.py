@@ -97,8 +97,8 @@ class Attempt:
 
             probing = ProbeTraining(config, self.corpus.splits["validation"], self.metrics, folder)
             actions.insert(3, probing)  # before the checkpoint
-        if t.max_minutes is not None:
-            actions.append(callbacks.TimeLimit(t.max_minutes, folder / "checkpoints"))
+        if t.max_minutes is not None or t.pause_at is not None:
+            actions.append(callbacks.Pause(t.max_minutes, t.pause_at, folder / "checkpoints"))
         return make_trainer(config, self.device, actions, folder, loggers=make_loggers(config, folder))
 
 

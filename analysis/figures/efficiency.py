@@ -1,4 +1,4 @@
-"""Test loss against FLOPs and parameters, with the Pareto fronts."""
+"""Test loss against FLOPs and parameters, with the Pareto fronts of those in which models differ."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from analysis.errors import NoData
 from analysis.figure_entry import Entry
 from analysis.figures.comparison import AXIS
 from analysis.loading.results import Results
+from analysis.matching import MATCHED
 from analysis.plotting.captions import provenance_text, rates_text, test_set_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
@@ -64,23 +65,36 @@ def means(table: pd.DataFrame) -> pd.DataFrame:
     return grouped[list(COSTS)].mean().join(losses).sort_values("loss")
 
 
+def unmatched(found: pd.DataFrame) -> list[str]:
+    """Return the costs in which models differ: a front over a matched one would rank what is left by rounding."""
+    lowest, highest = found[list(COSTS)].min(), found[list(COSTS)].max()
+    # Each may be MATCHED more or less than the model that it was matched with.
+    return [cost for cost in COSTS if highest[cost] > lowest[cost] * (1 + MATCHED) / (1 - MATCHED)]
+
+
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw loss against FLOPs above and parameters below; dashed: Pareto fronts; bars: lowest to highest seed."""
+    """Draw loss against FLOPs above and parameters below; dashed: Pareto fronts; bars: lowest to highest seed.
+
+    A cost that all models have alike gets no front, and an axis on which it looks alike.
+    """
     found = means(table)
-    styles = table_styles(table)
+    styles, differing = table_styles(table), unmatched(found)
     figure, panels = new_figure(5.2 + 0.21 * ((len(styles) + 2) // 2), rows=2)
     for axes, (cost, name) in zip(panels, COSTS.items(), strict=True):
         _draw_models(axes, found, cost, styles)
-        _draw_front(axes, found, cost)
+        if cost in differing:
+            _draw_front(axes, found, cost)
+        else:
+            axes.set_xlim(0.9 * found[cost].min(), 1.1 * found[cost].max())
         axes.set(xlabel=name, ylabel=AXIS[table["metric"].iloc[0]])
         axes.xaxis.set_major_locator(MaxNLocator(6))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.06)
-    front = Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="Pareto front")
-    legend_below(
-        figure, [*(legend_entry(label, styles[label], linestyle="none") for label in found.index), front]
-    )
+    entries = [legend_entry(label, styles[label], linestyle="none") for label in found.index]
+    if differing:
+        entries.append(Line2D([], [], color=INK, linestyle="--", linewidth=1.1, label="Pareto front"))
+    legend_below(figure, entries)
     return figure
 
 
@@ -107,21 +121,34 @@ def _draw_front(axes: Axes, found: pd.DataFrame, cost: str) -> None:
 
 
 def caption(table: pd.DataFrame) -> str:
-    """Name the models on each Pareto front."""
+    """Name the models on each Pareto front, and the costs that are matched and have none."""
     found = means(table)
-    fronts = {
-        name: found.loc[pareto_front(found[[cost, "loss"]])].sort_values(cost) for cost, name in COSTS.items()
-    }
-    members = [f"in {name}: {listing(front.index, 40)}" for name, front in fronts.items()]
-    both = found.index[pareto_front(found[[*COSTS, "loss"]])]
     several = (found["low"] < found["high"]).any()
     symbols = (
         "mean over seeds; thin lines: lowest to highest seed" if several else "the run's value (one seed)"
     )
     return (
-        f"Symbols: {symbols}. "
-        f"Pareto front, the models of which none is both cheaper and better: {'; '.join(members)}; "
-        f"in all three together: {listing(both, 40)}. The fronts are of the means: chance is not ruled out."
-        f"{rates_text(table)} {provenance_text(table)} "
+        f"Symbols: {symbols}. {_fronts_text(found)}{rates_text(table)} {provenance_text(table)} "
         f"{test_set_text(table)}"
+    )
+
+
+def _fronts_text(found: pd.DataFrame) -> str:
+    differing = unmatched(found)
+    alike = listing(COSTS[cost] for cost in COSTS if cost not in differing)
+    matched = f"No Pareto front over {alike}: all models are alike in that (within {MATCHED:.0%})."
+    if len(differing) == len(COSTS):
+        matched = ""
+    if not differing:
+        return matched
+    members = [
+        f"in {COSTS[cost]}: "
+        + listing(found.loc[pareto_front(found[[cost, "loss"]])].sort_values(cost).index, 40)
+        for cost in differing
+    ]
+    both = listing(found.index[pareto_front(found[[*COSTS, "loss"]])], 40)
+    together = f"; in all three together: {both}" if len(differing) > 1 else ""
+    return (
+        f"Pareto front, the models of which none is both cheaper and better: {'; '.join(members)}{together}. "
+        f"The fronts are of the means: chance is not ruled out. {matched}".rstrip()
     )

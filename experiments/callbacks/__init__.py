@@ -1,6 +1,6 @@
 """Callbacks that act at the end of a training step.
 
-In this order: metric row, validation, exported weights, probes, checkpoint, progress, time limit.
+In this order: metric row, validation, exported weights, probes, checkpoint, progress, pause.
 
 Validation and checkpoints are callbacks of ours, not Lightning's loops, so that a checkpoint is always taken after
 everything else of its step: a resumed run then repeats nothing and skips nothing. ProbeTraining is imported where it is
@@ -10,8 +10,8 @@ used (probe_training), for it needs pyarrow.
 from experiments.callbacks.checkpoints import (
     AtomicCheckpointIO,
     Checkpoints,
+    Pause,
     Paused,
-    TimeLimit,
     latest_checkpoint,
     remove_checkpoints,
 )
@@ -23,10 +23,10 @@ __all__ = [
     "Checkpoints",
     "ExportWeights",
     "MetricRows",
+    "Pause",
     "Paused",
     "ReportProgress",
     "TaskValidation",
-    "TimeLimit",
     "Validation",
     "latest_checkpoint",
     "remove_checkpoints",

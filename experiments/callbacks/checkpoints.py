@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -84,20 +85,22 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 class Paused(RuntimeError):
-    """A run reached trainer.max_minutes; its checkpoint is written, and the same command resumes it."""
+    """A run reached trainer.max_minutes or trainer.pause_at; its checkpoint is written, to go on from."""
 
 
-class TimeLimit(StepCallback):
-    """Writes a checkpoint and raises Paused after `minutes` of this attempt."""
+class Pause(StepCallback):
+    """Writes a checkpoint and raises Paused after `minutes` of this attempt, or at a step; None: not."""
 
-    def __init__(self, minutes: float, folder: Path) -> None:
-        self.deadline, self.folder = time.monotonic() + 60 * minutes, folder
+    def __init__(self, minutes: float | None, step: int | None, folder: Path) -> None:
+        self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self.step, self.folder = step, folder
 
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
-        """Save a checkpoint and raise Paused when the time is up, unless this was the last step."""
-        if time.monotonic() < self.deadline or trainer.global_step >= trainer.max_steps:
+        """Save a checkpoint and raise Paused where it is time, unless this was the last step."""
+        step, time_is_up = trainer.global_step, time.monotonic() >= self.deadline
+        planned = self.step is not None and step >= self.step
+        if not (time_is_up or planned) or step >= trainer.max_steps:
             return
         save_checkpoint(trainer, self.folder)
-        raise Paused(
-            f"time is up at step {trainer.global_step} of {trainer.max_steps}; the same command goes on"
-        )
+        at = f"at step {step} of {trainer.max_steps}; the same command goes on"
+        raise Paused(f"time is up {at}" if time_is_up else f"paused {at} without trainer.pause_at")

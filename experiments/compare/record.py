@@ -36,9 +36,10 @@ def write_record(folder: Path, selections: Sequence[Selection], confirmed: Seque
     """Write the record, atomically.
 
     Columns: the model's name and colour; lr, and the other settings as "key=value key=value"; the seed and run of the
-    selection; its loss on the whole validation split (empty where it diverged); status, "complete" or "diverged";
-    chosen, whether the model is confirmed with these settings; edge, of a chosen row, the end of the rates tried that
-    it is at; confirmed_by, of a chosen row, the runs that confirm it. confirmed: by model, the runs that confirm it.
+    selection; its loss on the whole validation split (empty where it diverged or was pruned); status, "complete",
+    "diverged" or "pruned" (left by compare.halving before its last step); chosen, whether the model is confirmed with
+    these settings; edge, of a chosen row, the end of the rates tried that it is at; confirmed_by, of a chosen row, the
+    runs that confirm it. confirmed: by model, the runs that confirm it.
     """
     names = list(model_names([s.trials[0].planned for s in selections]).values())
     out = io.StringIO()
@@ -62,11 +63,17 @@ def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterato
             "seed": planned.config.seed,
             "run": planned.run,
             f"{SPLIT}_loss": repr(trial.loss) if math.isfinite(trial.loss) else "",
-            "status": "diverged" if trial.diverged else "complete",
+            "status": _status(trial),
             "chosen": chosen,
             "edge": selection.edge if chosen else "",
             "confirmed_by": " ".join(p.run for p in confirmed) if chosen else "",
         }
+
+
+def _status(trial: Trial) -> str:
+    if trial.diverged:
+        return "diverged"
+    return "complete" if trial.planned.folder.complete else "pruned"
 
 
 def settings_text(trial: Trial) -> str:

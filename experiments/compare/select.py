@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from experiments.compare import rates
+from experiments.compare import halving, rates
 from experiments.compare.trials import RATE, Trial, combinations, make_trial
+from experiments.plan import Plan
 from experiments.runs import RunFailed
 from experiments.schema import Config
 from experiments.sweep import train_all
@@ -45,6 +46,8 @@ def start(configs: Sequence[Config]) -> list[Selection]:
     _check(compare.extend, compare.seeds)
     rates.check(compare.rates)
     ends = rates.farthest(compare.rates, compare.extend)
+    if compare.halving:
+        halving.halving_step(configs[0])
     found = []
     for place, config in enumerate(configs):
         for rate in ends:
@@ -61,7 +64,7 @@ def select(selections: Sequence[Selection], record: Callable[[], None]) -> None:
     """
     growing = True
     while growing:
-        _train([trial for selection in selections for trial in selection.trials])
+        _train_round(selections)
         record()
         growing = False
         for place, selection in enumerate(selections):
@@ -76,14 +79,28 @@ def select(selections: Sequence[Selection], record: Callable[[], None]) -> None:
             )
 
 
-def _train(trials: list[Trial]) -> None:
-    """Train what has no outcome yet; a run that diverged has one."""
-    todo = [trial.planned for trial in trials if not _known(trial)]
-    if todo:
-        train_all(todo)
-    lost = sum(not _known(trial) for trial in trials)
+def _train_round(selections: Sequence[Selection]) -> None:
+    """Train the trials of all models, with compare.halving only the better half of each model's to the end."""
+    trials = [trial for selection in selections for trial in selection.trials]
+    if selections[0].config.compare.halving:
+        begun = [trial for trial in trials if halving.early_loss(trial) is None]
+        _train([halving.first_part(trial) for trial in begun])
+        _require([halving.early_loss(trial) is not None for trial in trials])
+        trials = [trial for selection in selections for trial in halving.better_half(selection.trials)]
+    _train([trial.planned for trial in trials if not _known(trial)])
+    _require([_known(trial) for trial in trials])
+
+
+def _train(plans: list[Plan]) -> None:
+    if plans:
+        train_all(plans)
+
+
+def _require(ended: list[bool]) -> None:
+    """Raise RunFailed where runs did not come to the end of their part; to diverge is an outcome."""
+    lost = len(ended) - sum(ended)
     if lost:
-        raise RunFailed(f"{lost} of {len(trials)} selection runs failed; the same command tries them again")
+        raise RunFailed(f"{lost} of {len(ended)} selection runs failed; the same command tries them again")
 
 
 def _known(trial: Trial) -> bool:

@@ -40,11 +40,11 @@ class Trial:
 
     @property
     def loss(self) -> float:
-        """Its loss on the whole validation split; infinite where it diverged.
+        """Its loss on the whole validation split; infinite where it diverged or was not trained to the end.
 
         Raises UserError for a summary without it.
         """
-        if self.diverged:
+        if not self.planned.folder.complete:
             return math.inf
         try:
             return float(self.planned.folder.summary()["metrics"][SPLIT]["loss"])

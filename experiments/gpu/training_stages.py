@@ -12,7 +12,7 @@ from experiments.execute import execute
 from experiments.gpu.stage_settings import PATTERNS, Settings
 from experiments.plan import Plan, plan
 from experiments.progress import Bar
-from experiments.runs import METRICS, RunFailed, read_metrics
+from experiments.runs import METRICS, RunPaused, read_metrics
 from experiments.scoring import score_best
 from zoo.files import write_atomic
 from zoo.io import CARD
@@ -31,12 +31,8 @@ def advance(settings: Settings, name: str) -> bool:
     bar = Bar(planned.title, config.trainer.progress)
     try:
         execute(planned, bar)
-    except RunFailed as error:
-        from experiments.callbacks import Paused
-
-        if not isinstance(error.__cause__, Paused):
-            raise
-        print(error)
+    except RunPaused as pause:
+        print(pause)
     finally:
         bar.close()
     return planned.folder.complete

@@ -238,6 +238,21 @@ def test_efficiency_draws_each_front(tmp_path, write_run):
         assert f"{said}: {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}" in text
 
 
+def test_a_cost_that_is_matched_has_no_front(tmp_path, write_run):
+    for number, cost in enumerate((1e6, 2e6, 3e6)):
+        size = {"parameters": 100_000 + 900 * (number - 1), "flops_per_token": {"training": cost}}
+        write_run(tmp_path / "exp", name=f"model{number}", loss=4 - number, option=number, **size)
+    table = efficiency.table(load_results(tmp_path / "exp"))
+    flops, parameters = efficiency.draw(table).axes
+    assert line(flops, "_front").get_xydata().tolist() == [[1e6, 4], [2e6, 3], [3e6, 2]]
+    assert "_front" not in {drawn.get_label() for drawn in parameters.lines}
+    low, high = parameters.get_xlim()
+    assert high - low > 0.15 * 100_000, "what is alike must not look different"
+    text = efficiency.caption(table)
+    assert "No Pareto front over parameters: all models are alike in that (within 1%)." in text
+    assert "in all three together" not in text
+
+
 def test_one_model_has_no_front(tmp_path, write_run):
     write_run(tmp_path / "exp")
     with pytest.raises(NoData, match="fewer than two models"):

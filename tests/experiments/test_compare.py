@@ -8,10 +8,10 @@ import math
 from pathlib import Path
 
 import pytest
-from support.program import Lab
+from support.program import Lab, assert_same_run, last_checkpoint
 
 from analysis.loading import selection
-from experiments.compare import confirm, rates, select
+from experiments.compare import confirm, halving, rates, select
 from experiments.compare.record import COLUMNS, FILE, write_record
 from experiments.compare.select import Selection, start
 from experiments.runs import RunFailed, RunFolder
@@ -44,7 +44,12 @@ def pretend(monkeypatch):
                 trained.append((planned.config.model.preset, planned.config.optim.lr, planned.config.seed))
                 value = loss(planned.config)
                 planned.folder.begin(planned.yaml(), planned.identity)
-                if value is None:
+                part = planned.config.trainer.pause_at
+                if part is not None:
+                    trained[-1] = (*trained[-1], part)
+                    rows = f"step,split,loss\n{part},train,0.5\n{part},validation,{value}\n"
+                    (planned.folder.path / "metrics.csv").write_text(rows)
+                elif value is None:
                     (planned.folder.path / "failure.json").write_text('{"kind": "NonFinite"}')
                 else:
                     metrics = {key: {"loss": value} for key in planned.config.evaluate.splits}
@@ -120,6 +125,57 @@ def test_other_settings_are_selected_together_with_the_rate(lab: Lab, pretend):
     assert len(one.trials) == 6
     (run, *_) = confirm.confirmations(one)
     assert (run.config.optim.lr, run.config.optim.weight_decay) == (3e-3, 0.5)
+
+
+HALVING = ["compare.halving=true", "trainer.max_steps=400", "trainer.val_every=30"]
+
+
+def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
+    lab: Lab, pretend, tmp_path: Path
+):
+    trained = pretend(distance(0.03))
+    first, second = selected(lab, *HALVING)
+    assert first.rates == second.rates == [1e-3, 3e-3, 1e-2, 0.033, 0.11]
+    assert first.best.settings == {"optim.lr": 0.033}
+    assert [trial.loss < math.inf for trial in first.trials] == [False, True, True, True, True]
+    assert [trial.settings["optim.lr"] for trial in halving.better_half(first.trials)] == [0.033, 1e-2, 0.11]
+    parts = [entry for entry in trained if len(entry) == 4]
+    assert len(parts) == 10
+    assert {entry[3] for entry in parts} == {90}, "the last validation in the first quarter of 400 steps"
+    assert len(trained) - len(parts) == 8
+    selected(lab, *HALVING)
+    assert len(trained) == 18, "what was trained, in part or whole, was trained again"
+    write_record(tmp_path, [first, second], [[], []])
+    told = selection.read_selection(tmp_path)
+    assert told["status"].tolist() == ["pruned", "complete", "complete", "complete", "complete"] * 2
+    assert told["validation_loss"].isna().tolist() == [True, False, False, False, False] * 2
+
+
+def test_halving_needs_a_validation_in_the_first_quarter(lab: Lab):
+    with pytest.raises(UserError, match=r"first 100 steps .* and trainer.val_every=101; lower that"):
+        start(lab.compose(*MODELS, *HALVING, "evaluate.splits=[validation,test]", "trainer.val_every=101"))
+
+
+def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_paused(lab: Lab):
+    words = [*MODELS[2:], "trainer.max_steps=8", "trainer.val_every=1", "trainer.checkpoint_every=3"]
+    words += [
+        "compare.seeds=1",
+        "compare.extend=0",
+        "compare.rates=[1e-3,3e-3,1e-2,3e-2]",
+        "trainer.progress=false",
+    ]
+    outcome = lab.here(*words, "compare.halving=true", "name=halved")
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.count("paused\n") == 4
+    runs = [RunFolder(path) for path in (lab.results / "halved_selection").iterdir()]
+    assert sum(run.complete for run in runs) == 2
+    assert [last_checkpoint(run.path)["global_step"] for run in runs if not run.complete] == [2, 2]
+    (chosen,) = [
+        row.run for row in selection.read_selection(lab.results / "halved").itertuples() if row.chosen
+    ]
+    assert lab.here(*words, "name=whole").status == 0
+    halved, whole = (lab.results / f"{name}_selection" / chosen for name in ("halved", "whole"))
+    assert_same_run(halved, whole)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ def run_of(lab: Lab, *words: str) -> str:
         ["trainer.threads=2"],
         ["trainer.log_every=1", "trainer.progress=true", "trainer.checkpoint_every=3"],
         ["trainer.loggers=[tensorboard]", "trainer.max_minutes=3", "trainer.keep_checkpoints=false"],
+        ["trainer.pause_at=3"],
         ["trainer.keep_steps=[3,7]", "probe.at=last"],
         ["results=/elsewhere"],
         ["device=auto", "model.backend=torch"],

@@ -75,8 +75,11 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
             trained.extend(plans)
             assert workers == len(plans) == 2
 
-        def run(self) -> int:
-            return 0
+        def run(self) -> list[Plan]:
+            for made in trained:
+                made.folder.begin(made.yaml(), made.identity)
+                made.folder.finish({"metrics": {key: {} for key in made.config.evaluate.splits}})
+            return []
 
     monkeypatch.setattr(sweep, "WorkerPool", Pool)
     configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
@@ -131,3 +134,13 @@ def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: 
     (planned.folder.path / "summary.json").write_text("{}")
     assert planned.folder.complete
     assert not planned.folder.failed
+
+
+def test_cells_that_paused_have_not_failed_and_the_command_says_how_to_go_on(lab: Lab):
+    words = ["--multirun", "seed=0,1", "model.depth=1", "model.d_model=16", "trainer.max_steps=4"]
+    outcome = lab.here(*words, "trainer.pause_at=2")
+    assert outcome.status == 1
+    assert outcome.out.count("paused\n") == 2
+    assert "2 of 2 cells paused; the same command goes on, trainer.pause_at left out" in outcome.err
+    again = lab.here(*words)
+    assert (again.status, again.out.count(": done")) == (0, 2), again.err

@@ -3,12 +3,13 @@
 import pytest
 import torch
 from support.kernel_cases import TOLERANCE, assert_agree, normal, packed
+from support.live_memory import LiveMemory
 from support.margins import below
 
 from kernels import AdaptiveK, attention, indexed_attention, lightning_topk, masks, query_blocks
 from kernels.flops import flop_counter
 from kernels.ops.indexed_attention import torch_ops
-from kernels.ops.indexed_attention.backward import FAINTEST
+from kernels.ops.indexed_attention.backward import FAINTEST, attend_backward
 from kernels.ops.indexed_attention.forward import Indexer, attend
 
 NAMES = ("q", "k", "v", "q_idx", "k_idx", "w_idx", "bias", "tau")
@@ -77,6 +78,23 @@ def test_it_selects_what_lightning_topk_selects_ties_included(kind, budget, monk
     places = lightning_topk(*indexer[:4], k=5, scores=kind)
     wanted = torch.zeros(2, 90, 91, dtype=torch.float64).scatter_(-1, places.long() % 91, 1)[..., :90]
     assert torch.equal(masks.unpack(out.bits, 90, torch.float64), wanted)
+
+
+def peak_of(time: int) -> int:
+    """Bytes of a forward and a backward pass, beyond its inputs."""
+    q, k, v, *indexer = (x.float() for x in layer(1, time, heads=2, kv_heads=1, width=2, value_width=2))
+    with LiveMemory() as memory, torch.no_grad():
+        out, *_ = attend(q, k, v, Indexer(*indexer), FIVE, "sigmoid", 1.0, True)
+        attend_backward(torch.ones_like(out.o), out, q, k, v, 1.0)
+    return memory.peak
+
+
+def test_memory_is_a_bit_a_pair_and_a_block_and_what_is_linear(monkeypatch):
+    """In peak = c + a·T + q·T² the q is 1/8 byte; masks of all blocks at once would add half a byte or more."""
+    monkeypatch.setitem(query_blocks.BUDGET, "cpu", 1 << 13)
+    peaks = [peak_of(time) for time in (512, 1024, 2048)]
+    quadratic = (peaks[2] - 3 * peaks[1] + 2 * peaks[0]) / (6 * 512**2)
+    assert 1 / 12 < quadratic < 1 / 4
 
 
 def test_keys_that_nobody_selects_get_no_gradient_at_all():
