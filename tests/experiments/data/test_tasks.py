@@ -71,7 +71,7 @@ def test_batches_are_functions_of_seed_and_number(name: str):
 
 @pytest.mark.parametrize("name", EVERY)
 def test_held_out_sequences_are_all_different_and_never_trained_on(name: str):
-    task_set = TaskSet(settings(name, 200))
+    task_set = TaskSet(settings(name, 100))
     held_out = [row.tobytes() for split in ("validation", "test") for row in task_set.held_out(split).tokens]
     assert len(set(held_out)) == 2 * HELD_OUT
     trained = {row.tobytes() for row in task_set.batches(0).batch(0)["tokens"].numpy()}
@@ -89,7 +89,7 @@ def test_in_a_small_space_training_has_what_is_not_held_out():
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("count", [400, pytest.param(1024, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [200, pytest.param(1024, marks=pytest.mark.long)])
 def test_nothing_is_told_by_place_or_by_the_token_at_hand(name: str, count: int):
     """A control that counts the answers of training by place, by token or by both stays at chance."""
     task_set = TaskSet(settings(name))
