@@ -62,7 +62,7 @@ def answers(families: Iterable[Family], documents: pd.DataFrame | None = None) -
     several = [family for family in families if len(family.table) > 1]
     return [
         Answer(
-            f"{family.experiment}, {family.depth} layers" if len(several) > 1 else "",
+            family.title if len(several) > 1 else "",
             _findings(family),
             _terms(equality(family.runs, family.baseline)),
             _method(family) + ([] if documents is None else text_uncertainty.sentence(family, documents)),

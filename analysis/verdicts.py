@@ -1,6 +1,7 @@
 """Which models differ from a baseline, by how much, and which of these differences is a verdict.
 
-Models are compared in families: those of one experiment and one depth, each at its best learning rate.
+Models are compared in families: those of one experiment, one depth and, of synthetic tasks, one task, each at its best
+learning rate.
 """
 
 from __future__ import annotations
@@ -47,6 +48,12 @@ class Family:
         """The label of the baseline, None where there is none."""
         return self.table["baseline"].iloc[0]
 
+    @property
+    def title(self) -> str:
+        """What the models of this family share: "sweep, 4 layers", and the synthetic task where it is one."""
+        task = _tasks(self.runs).iloc[0]
+        return f"{self.experiment}, {self.depth} layers" + (f", {task}" if task else "")
+
     def lead(self, one: str, other: str) -> list[str]:
         """Return why a difference between two models is a lead and no verdict (`lead_reasons`)."""
         pair = self.runs.drop_duplicates("label").set_index("label").loc[[one, other]]
@@ -54,7 +61,7 @@ class Family:
 
 
 def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> list[Family]:
-    """Compare the models of every experiment and depth by a metric of which less is better.
+    """Compare the models of every experiment, depth and synthetic task by a metric of which less is better.
 
     runs: `analysis.comparison.with_final_validation`, or Results.runs. baseline: a label, with or without rates, or a
     model's name; where it is None, or a family does not have it, the plain transformer, if there is just one.
@@ -67,8 +74,14 @@ def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> li
         known = listing(chosen["label"].drop_duplicates(), limit=40)
         raise ResultsError(f"no model '{baseline}' to compare with; baseline= takes one of {known}")
     home = chosen.groupby("label")["experiment"].transform("first")
-    groups = chosen.assign(experiment=home).groupby(["experiment", "depth"], sort=False, dropna=False)
-    return [_family(group, metric, named[group.index]) for _, group in groups]
+    keyed = chosen.assign(experiment=home, task=_tasks(chosen))
+    groups = keyed.groupby(["experiment", "depth", "task"], sort=False, dropna=False)
+    return [_family(group.drop(columns="task"), metric, named[group.index]) for _, group in groups]
+
+
+def _tasks(runs: pd.DataFrame) -> pd.Series:
+    """The synthetic task and options of every run; "" for runs on text."""
+    return runs["training_set"].where(runs["chance"].notna(), "")
 
 
 def _named(runs: pd.DataFrame, baseline: str | None) -> pd.Series:

@@ -18,6 +18,7 @@ from analysis.gallery import listed
 from analysis.plotting.sketches import GROUPS, path, sketch
 from analysis.plotting.style import series_styles
 from experiments import schema
+from experiments.data import TASKS
 from zoo import registry
 
 OUT = Path(__file__).with_name("reference")
@@ -31,7 +32,12 @@ def write() -> None:
         if block.sketch:
             _draw_sketch(block).savefig(OUT / "sketches" / f"{block.name}.svg")
     pages = {f"{kind}s.md": blocks_page(kind, title) for kind, title in KINDS.items()}
-    pages |= {"operations.md": operations_page(), "keys.md": keys_page(), "figures.md": figures_page()}
+    pages |= {
+        "tasks.md": tasks_page(),
+        "operations.md": operations_page(),
+        "keys.md": keys_page(),
+        "figures.md": figures_page(),
+    }
     for name, text in pages.items():
         path = OUT / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -58,6 +64,20 @@ def _block(block: registry.Block) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def tasks_page() -> str:
+    """The catalogue of synthetic tasks: what is asked, options and source of each."""
+    parts = ["# Synthetic tasks", "What they have in common stands in [tasks](../tasks.md)."]
+    for name, task in sorted(TASKS.items()):
+        parts += [
+            f"## {escaped(task.title)} (`{name}`)",
+            f"Source: {escaped(task.source)}.",
+            markdown(task.__doc__),
+        ]
+        parts.append(f"Difficulty of an answer: {escaped(task.hardness)}.")
+        parts.append(_keys_table(task.config, f"data.tasks.{name}"))
+    return "\n\n".join(parts) + "\n"
+
+
 def _draw_sketch(block: registry.Block) -> Figure:
     """A token's way through a mixer, as figures of a report show it."""
     figure = Figure(figsize=(3.6, 2.6))
@@ -75,7 +95,7 @@ def keys_page() -> str:
         "# Every key",
         "A key is set as `python run.py KEY=VALUE`; `python run.py --cfg job` prints all of them with the values "
         "that a command composes. Options of the blocks stand with the blocks: [mixers](mixers.md), "
-        "[residual schemes](residuals.md), [channel mixers](channels.md).",
+        "[residual schemes](residuals.md), [channel mixers](channels.md); those of tasks with the [tasks](tasks.md).",
         "## General",
         markdown(_first(schema.Config)),
         _keys_table(schema.Config, ""),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from experiments import data, machine, saved_weights
 from experiments.costs import nominal_vocabulary
+from experiments.data import TASKS
 from experiments.schema import Config, ProbeConfig
 from kernels.dispatch import registered_backends
 from zoo import cost, recompute, registry
@@ -31,6 +32,7 @@ def check_config(config: Config) -> None:
         check_measures()
     check_choices(config)
     _check_scores(config)
+    _check_task(config)
     _check_compiled(config)
     _check_place(config)
     _check_model(
@@ -41,7 +43,7 @@ def check_config(config: Config) -> None:
 @functools.lru_cache(maxsize=64)
 def _check_data(config_json: str) -> None:
     """Once a data configuration: the cells of a sweep mostly share it."""
-    data.check(data.DataConfig(**json.loads(config_json)))
+    data.check(from_dict(data.DataConfig, json.loads(config_json), "data"))
 
 
 @functools.lru_cache(maxsize=64)
@@ -130,6 +132,18 @@ def _check_scores(config: Config) -> None:
             "evaluate.carry=true is of job=evaluate; runs record scores of windows: leave it out, and evaluate the "
             "finished run with it"
         )
+
+
+def _check_task(config: Config) -> None:
+    """Refuse what is of text for a synthetic task."""
+    if config.data.name not in TASKS:
+        return
+    for key, value in (
+        ("trainer.probe_every", config.trainer.probe_every),
+        ("evaluate.stride", config.evaluate.stride),
+    ):
+        if value is not None:
+            raise UserError(f"{key}={value} is of text, and data={config.data.name} has none; leave it out")
 
 
 def _check_compiled(config: Config) -> None:

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments import hydra_errors, interrupts, os_errors
 from experiments.compose import compose
+from experiments.data.task_registry import PACKAGE
 from experiments.jobs import Job, all_jobs, find_job, register
 from experiments.runs import RunFailed
 from experiments.schema import Config
@@ -39,7 +40,7 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
         register(job)
     try:
         with interrupts.raising(), _terminable():
-            for line in left_out():
+            for line in [*left_out(), *left_out(PACKAGE)]:
                 _notify(line)
             perform(compose(describe_jobs, _notify), after or {})
             sys.stdout.flush()  # here, where a closed pipe or a full disk is handled

@@ -14,6 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 
 from experiments import schema
+from experiments.data import resolve_task
 from experiments.paths import CONF
 from experiments.presets import presets_to_compare
 from experiments.unused_options import unused_options
@@ -63,14 +64,18 @@ def compose(
 
 
 def to_config(node: DictConfig, typed: DictConfig | None = None) -> schema.Config:
-    """The typed configuration of a composed node. Raises ConfigKeyError for keys added with a plus.
+    """The typed configuration of a composed node, with the vocabulary and the length of its task.
+
+    Raises ConfigKeyError for keys added with a plus, and UserError for keys that its task has no use for.
 
     typed: `OmegaConf.structured(Config)`, where many nodes are converted: making it takes longer than the rest.
     """
     values = OmegaConf.to_container(node, resolve=True)
     if typed is None:
         typed = OmegaConf.structured(schema.Config)
-    return OmegaConf.to_object(OmegaConf.merge(typed, values))  # type: ignore[return-value]
+    config: schema.Config = OmegaConf.to_object(OmegaConf.merge(typed, values))  # type: ignore[assignment]
+    config.data = resolve_task(config.data)
+    return config
 
 
 @contextlib.contextmanager

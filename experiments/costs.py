@@ -48,7 +48,7 @@ def meta_model(config: Config) -> LanguageModel:
 
 
 def nominal_vocabulary(config: Config) -> int:
-    """Vocabulary before the text is read; a BPE trained on a tiny text may end up smaller."""
+    """Vocabulary before the text is read, or the task's; a BPE trained on a tiny text may end up smaller."""
     return {"bytes": 257, "gpt2": 50257}.get(config.data.tokenizer, config.data.vocab_size)
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import numpy as np
 
-from zoo.files import write_atomic
+from experiments.split_table import write_splits
 
 FILE = "documents.csv"
 COLUMNS = ("split", "document", "tokens", "nats")
@@ -32,17 +30,8 @@ def write_documents(folder: Path, scored: dict[str, np.ndarray]) -> None:
 
     Columns: split; document, from 0 in the order of the split; tokens scored; nats, the sum of −ln p over them.
     """
-    path, out = folder / FILE, io.StringIO()
-    kept = _rows(path) if path.is_file() else []
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(row for row in kept if row[0] not in scored)
-    for split, rows in scored.items():
-        writer.writerows(
-            [split, place, int(tokens), repr(nats)] for place, (tokens, nats) in enumerate(rows.tolist())
-        )
-    write_atomic(path, out.getvalue())
-
-
-def _rows(path: Path) -> list[list[str]]:
-    return [row for row in list(csv.reader(io.StringIO(path.read_text())))[1:] if len(row) == len(COLUMNS)]
+    rows = {
+        split: [(place, int(tokens), nats) for place, (tokens, nats) in enumerate(found.tolist())]
+        for split, found in scored.items()
+    }
+    write_splits(folder / FILE, COLUMNS, rows)

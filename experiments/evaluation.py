@@ -17,6 +17,7 @@ from experiments.progress import Bar, Sink
 from experiments.runs import IDENTITY
 from experiments.schema import EvaluateConfig
 from experiments.scoring import Score, count_scored, score_split
+from experiments.task_evaluation import task_of, task_scores
 from zoo.errors import UserError, unknown
 
 TEXT_KEYS = ("name", "path", "train_path", "revision")
@@ -46,6 +47,9 @@ def evaluate(
     windows, carry, batch_size: as in evaluate.stride, … (None: half of the trained length; all windows). The metrics:
     loss in nats a token, perplexity, word_perplexity, bits_per_byte, tokens, words, bytes, stride, text, tokenizer.
 
+    A run of a task is scored on its held-out sequences, or with a DataConfig of the same task on those of its options,
+    by `experiments.task_scoring.TaskScore.metrics`.
+
     Raises UserError for a run or a text that is not there, is empty, is no UTF-8 or is shorter than one window.
     """
     options = EvaluateConfig(
@@ -54,9 +58,24 @@ def evaluate(
     if text is not None and not isinstance(text, DataConfig):
         text = DataConfig(name="text", path=str(text))
     check_evaluate(options)
+    own = task_of(str(run))
+    if own is not None:
+        asked = _task_named(own, text)
+        return dict(
+            task_scores(str(run), asked, options, precision, machine.pick(device), Bar("evaluate", False))
+        )
     loaded = load_run(str(run), machine.pick(device))
     found = scores(loaded, text, options, precision, Bar("evaluate", False))
     return {name: {**score.metrics(), **about} for name, score, about in found}
+
+
+def _task_named(own: DataConfig, text: DataConfig | None) -> DataConfig:
+    """The task to score a run of a task on. Raises UserError for a text."""
+    if text is not None and text.name not in data.TASKS:
+        raise UserError(
+            f"this run was trained on the task {own.name}, and cannot be scored on text; leave it out"
+        )
+    return text or own
 
 
 def check_evaluate(options: EvaluateConfig) -> None:

@@ -9,6 +9,7 @@ import re
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.data import TASKS
 from zoo import registry
 from zoo.errors import unknown
 from zoo.pattern import QUOTING
@@ -34,15 +35,16 @@ def _flat(text: str) -> str:
 
 
 def _unusable_options() -> str | None:
-    """A block whose options have a type that no configuration can hold; nothing at all can be composed with it."""
-    for block in (block for kind in registry.KINDS for block in registry.blocks(kind).values()):
+    """A block or task whose options have a type that no configuration can hold; nothing can be composed with it."""
+    blocks = [
+        (b.kind, b.name, b.cls, b.config) for kind in registry.KINDS for b in registry.blocks(kind).values()
+    ]
+    for kind, name, cls, config in [*blocks, *(("task", n, t, t.config) for n, t in TASKS.items())]:
         try:
-            OmegaConf.structured(block.config)
+            OmegaConf.structured(config)
         except OmegaConfBaseException as error:
-            file = block.cls.__module__.replace(".", "/") + ".py"
-            return (
-                f"{file}: options of {block.kind} '{block.name}': {str(error).splitlines()[0]}; use {_TYPES}"
-            )
+            file = cls.__module__.replace(".", "/") + ".py"
+            return f"{file}: options of {kind} '{name}': {str(error).splitlines()[0]}; use {_TYPES}"
     return None
 
 

@@ -11,6 +11,7 @@ import yaml
 import zoo
 from experiments import data
 from experiments.data import Corpus, DataConfig
+from experiments.data.config import tasks_from
 from experiments.data.tokenization import Tokenizer
 from experiments.runs import CONFIG
 from zoo.config import from_dict
@@ -47,12 +48,17 @@ def load_run(path: str | None, device: torch.device) -> LoadedRun:
         )
     where = Path(path)
     card = read_card(where)
+    if "task" in card:
+        raise UserError(
+            f"{path} was trained on the task {card['task']['name']}, which has no text to generate, probe or measure "
+            "on; job=evaluate scores it"
+        )
     folder = where if (where / CONFIG).is_file() else where.parent.parent
     if "tokenizer" not in card or not (folder / CONFIG).is_file():
         raise UserError(
             f"{path} has no tokenizer or no {CONFIG} beside it; give the folder of a run of this project"
         )
-    text = _data_config(folder / CONFIG)
+    text = recorded_data(folder / CONFIG)
     tokenizer, model = zoo.tokenizer(where), zoo.load(where, device)
     if tokenizer.vocab_size > model.vocab_size:
         raise UserError(
@@ -61,15 +67,17 @@ def load_run(path: str | None, device: torch.device) -> LoadedRun:
     return LoadedRun(model, tokenizer, folder, text, card.get("step"))
 
 
-def _data_config(path: Path) -> DataConfig:
-    """The node `data` of a run's configuration. Raises UserError where the file is damaged."""
+def recorded_data(path: Path) -> DataConfig:
+    """The node `data` of a run's configuration, config.yaml. Raises UserError where the file is damaged."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
     except (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"cannot read {path} ({type(error).__name__}: {error}); restore it") from error
     if not isinstance(values, dict):
         raise UserError(f"{path} says nothing of the run's data; restore it")
-    return dataclasses.replace(from_dict(DataConfig, values, "data", recorded=True), cache_dir=None)
+    tasks = values.pop("tasks", {})
+    read = from_dict(DataConfig, values, "data", recorded=True)
+    return dataclasses.replace(read, tasks=tasks_from(tasks), cache_dir=None)
 
 
 def load_corpus(run: LoadedRun, paths: DataConfig, progress: bool = True) -> Corpus:

@@ -65,7 +65,7 @@ def fingerprint_data(config: data.DataConfig) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _fingerprint(config_json: str) -> str:
-    return data.fingerprint(data.DataConfig(**json.loads(config_json)))
+    return data.fingerprint(zoo.config.from_dict(data.DataConfig, json.loads(config_json), "data"))
 
 
 def recorded_config(values: dict[str, Any]) -> Config:
@@ -122,7 +122,8 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
-    config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
+    data_node = data.resolve_task(config.data)
+    config = dataclasses.replace(config, data=data_node, optim=resolve_lr_min(config.optim))
     config = resolve_steps(config)
     check_config(config)
     config = apply_match(config)

@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from experiments.data import TASKS
 from experiments.paths import CONF
 from experiments.schema import Config
 from zoo import pattern, registry
@@ -86,9 +87,15 @@ def label(config: Config, letters: str) -> str:
     """The name of a model in a legend: its preset, or its dominant mixer, and where it differs from that.
 
     Differences are a layout or pattern of one's own, and a residual scheme, a channel mixer or options of scheme and
-    mixers that the preset does not have.
+    mixers that the preset does not have; then comes the synthetic task, if it is trained on one.
     """
-    return " ".join([*_architecture(config, letters), *differences_from_preset(config.model, letters)])
+    return " ".join([*_architecture(config, letters), *_after_the_name(config, letters)])
+
+
+def _after_the_name(config: Config, letters: str) -> list[str]:
+    """What a model has and its preset has not, and the synthetic task that it is trained on."""
+    task = [config.data.name] if config.data.name in TASKS else []
+    return differences_from_preset(config.model, letters) + task
 
 
 def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:
@@ -98,7 +105,7 @@ def short_labels(models: Sequence[tuple[Config, str]]) -> list[str]:
     """
     if len({label(*model) for model in models}) < 2:
         return [label(*model) for model in models]
-    differences = [differences_from_preset(config.model, letters) for config, letters in models]
+    differences = [_after_the_name(*model) for model in models]
     shared = set.intersection(*map(set, differences))
     return [
         " ".join([*_architecture(*model), *(x for x in own if x not in shared)])

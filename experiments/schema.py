@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from hydra.core.config_store import ConfigStore
 
-from experiments.data import DataConfig
+from experiments.data import TASKS, DataConfig
+from experiments.data.task_options import choice
 from zoo import ModelConfig
 from zoo.generate import CHUNK
 from zoo.options import added
@@ -327,5 +328,7 @@ class Config:
 
 
 def register() -> None:
-    """Make the schema known to Hydra; must come before a configuration is composed."""
+    """Make the schema and `data=TASK` known to Hydra; must come before a configuration is composed."""
     ConfigStore.instance().store(name="schema", node=Config)
+    for name in TASKS:
+        ConfigStore.instance().store(group="data", name=name, node=choice(name))

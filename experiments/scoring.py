@@ -20,10 +20,11 @@ from torch import Tensor
 
 import zoo
 from experiments import machine
-from experiments.data import Corpus, Split, document_boundaries, eval_windows
+from experiments.data import Corpus, Split, TaskSet, document_boundaries, eval_windows
 from experiments.document_scores import by_document, write_documents
 from experiments.progress import Sink
 from experiments.schema import Config
+from experiments.task_scoring import TaskScore, score_sequences, write_answers
 from zoo.context import Context
 from zoo.model import LanguageModel
 
@@ -164,7 +165,12 @@ def _exp(x: float) -> float:
 
 
 def format_metrics(name: str, m: dict[str, float], text: str) -> str:
-    """All four metrics of a split on one line; text: its label."""
+    """The metrics of a split on one line, all four of text or those of a task; text: its label."""
+    if "accuracy" in m:
+        return (
+            f"{name}: {m['accuracy']:.2%} of {m['answers']:,} answers right (chance {m['chance']:.2%}), "
+            f"{m['sequence_accuracy']:.2%} of {m['sequences']:,} sequences, loss {m['loss']:.4f} nats/answer · {text}"
+        )
     context = "carried state" if m["stride"] is None else f"stride {m['stride']}"
     return (
         f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
@@ -174,10 +180,22 @@ def format_metrics(name: str, m: dict[str, float], text: str) -> str:
 
 
 def score_best(
-    config: Config, corpus: Corpus, folder: Path, device: torch.device, sink: Sink, splits: Iterable[str]
+    config: Config,
+    corpus: Corpus | TaskSet,
+    folder: Path,
+    device: torch.device,
+    sink: Sink,
+    splits: Iterable[str],
 ) -> dict[str, dict[str, Any]]:
-    """Split -> metrics of the best weights in a run folder; their scores by document are written into it."""
+    """Split -> metrics of the best weights in a run folder.
+
+    Scores by document, or of a task by position and difficulty, are written into the folder.
+    """
     model = zoo.load(folder, device)
+    if isinstance(corpus, TaskSet):
+        answered = {name: score_task(model, config, corpus, name, device, sink) for name in splits}
+        write_answers(folder, answered)
+        return {name: score.metrics() for name, score in answered.items()}
     scores = {name: score_model(model, config, corpus, name, device, sink) for name in splits}
     if scores:
         write_documents(folder, {name: score.documents for name, score in scores.items()})
@@ -199,6 +217,21 @@ def score_model(
         separator=corpus.tokenizer.bos_id,
         precision=machine.precision(config.trainer.precision, device),
         progress=count_scored(sink, name, len(split.tokens) - 1),
+    )
+
+
+def score_task(
+    model: LanguageModel, config: Config, task_set: TaskSet, name: str, device: torch.device, sink: Sink
+) -> TaskScore:
+    """The score of a model on a task's held-out sequences, the first evaluate.windows of them (null: all)."""
+    sequences = task_set.held_out(name).first(config.evaluate.windows)
+    return score_sequences(
+        model,
+        sequences,
+        chance=task_set.task.chance,
+        batch_size=config.evaluate.batch_size,
+        precision=machine.precision(config.trainer.precision, device),
+        progress=count_scored(sink, name, sequences.tokens.size),
     )
 
 

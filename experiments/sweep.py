@@ -167,11 +167,10 @@ def _work(planned: Plan, channel: Connection, workers: int) -> None:
 
 def _result(planned: Plan) -> str:
     test = planned.folder.summary()["metrics"].get("test")
-    return (
-        "done"
-        if test is None
-        else f"done: test loss {test['loss']:.4f}, {test['bits_per_byte']:.4f} bits/byte"
-    )
+    if test is None:
+        return "done"
+    more = f"{test['accuracy']:.2%} right" if "accuracy" in test else f"{test['bits_per_byte']:.4f} bits/byte"
+    return f"done: test loss {test['loss']:.4f}, {more}"
 
 
 def _exit_reason(status: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The Lightning module: next-token prediction with a zoo model."""
+"""The Lightning modules: next-token prediction with a zoo model, and the answers of a synthetic task."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from experiments import optim
 from experiments.data import Batches
+from experiments.data.task_batches import TaskBatches
+from experiments.data.task_registry import IGNORE
 from experiments.nonfinite import NonFinite, first_bad_gradient, first_bad_module
 from experiments.schema import Config
+from experiments.task_scoring import accuracies
 from zoo.context import Context
 from zoo.io import card
 from zoo.model import LanguageModel
@@ -26,36 +29,42 @@ Batch = dict[str, Tensor]
 class LanguageModelling(pl.LightningModule):
     """Cross-entropy of the next token plus weighted auxiliary losses.
 
+    data_card: what the model's card says of what it is trained on (its tokenizer, its task).
     `last_step` holds the losses and the gradient norm of the last training step, for the callbacks that write rows.
     """
 
     def __init__(
-        self, model: LanguageModel, config: Config, batches: Batches, tokenizer: dict[str, Any]
+        self, model: LanguageModel, config: Config, batches: Batches | TaskBatches, data_card: dict[str, Any]
     ) -> None:
         super().__init__()
         self.model = model
         self.config = config
         self.batches = batches
-        self.tokenizer = tokenizer
+        self.data_card = data_card
         # Not a submodule: the weights would be in every checkpoint twice.
         object.__setattr__(self, "compute", torch.compile(model) if config.trainer.compile else model)
         self.last_step: dict[str, Tensor] = {}
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """The training loss of a micro-batch: cross-entropy plus weighted auxiliary losses. Raises NonFinite."""
-        loss, aux = self.losses(batch)
+        loss, aux, measured = self.losses(batch)
         total = loss + self.model.aux_loss(aux)
         if not torch.isfinite(total):
             module = first_bad_module(self.model, lambda: self.model(batch["tokens"], context(batch)))
             raise NonFinite("the loss is not finite", self.global_step, module)
-        self.last_step = {"loss": loss.detach(), "aux_loss": (total - loss).detach()}
+        self.last_step = {"loss": loss.detach(), "aux_loss": (total - loss).detach(), **measured}
         self.last_step.update({f"aux:{name}": value.detach() for name, value in aux.items()})
         return total
 
-    def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean cross-entropy in nats a token, and the auxiliary losses."""
+    def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Mean cross-entropy in nats a token (of a task: an answer), the auxiliary losses, and `measure`."""
         logits, aux = self.compute(batch["tokens"], context(batch))
-        return F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten()), aux
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), ignore_index=IGNORE)
+        return loss, aux, self.measure(logits, batch)
+
+    def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """What metric rows of training show beside the losses: of text nothing."""
+        return {}
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW, and the learning-rate schedule that is advanced every step."""
@@ -89,8 +98,18 @@ class LanguageModelling(pl.LightningModule):
         return self.trainer.strategy.root_device.type == "cuda"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Put the model's card, with its tokenizer, into the checkpoint."""
-        checkpoint["card"] = card(self.model, tokenizer=self.tokenizer)
+        """Put the model's card, with what it was trained on, into the checkpoint."""
+        checkpoint["card"] = card(self.model, **self.data_card)
+
+
+class SyntheticTask(LanguageModelling):
+    """The answers of a synthetic task: every other target is IGNORE, and has no part in the loss."""
+
+    measures = ("accuracy", "sequence_accuracy")
+
+    def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The shares of answers and of sequences that are right (`task_scoring.accuracies`)."""
+        return accuracies(logits, batch["targets"])
 
 
 def context(batch: Batch) -> Context:
@@ -101,7 +120,7 @@ def context(batch: Batch) -> Context:
 class _Stream(IterableDataset):
     """Micro-batches start, start+1, ... without end; the trainer stops at its step limit."""
 
-    def __init__(self, batches: Batches, start: int) -> None:
+    def __init__(self, batches: Batches | TaskBatches, start: int) -> None:
         self.batches, self.start = batches, start
 
     def __iter__(self) -> Iterator[Batch]:

@@ -11,30 +11,33 @@ import torch
 
 from experiments import callbacks, data, machine, peak_flops
 from experiments.costs import derive_costs, tokens_per_step
-from experiments.data import Batches, Corpus
+from experiments.data import Batches, Corpus, TaskSet
 from experiments.data.cache import cache_root
+from experiments.data.task_batches import TaskBatches
 from experiments.plan import Plan
 from experiments.progress import Sink
 from experiments.runs import METRICS, MetricLog
 from experiments.schema import Config
 from experiments.scoring import score_best
 from experiments.summary import summarise
-from experiments.task import LanguageModelling
+from experiments.task import LanguageModelling, SyntheticTask
 from experiments.trainer import make_loggers, make_trainer, silence_lightning
 from zoo.model import LanguageModel
 from zoo.recompute import Recompute
 
 
-def make_model(config: Config, corpus: Corpus) -> LanguageModel:
+def make_model(config: Config, corpus: Corpus | TaskSet) -> LanguageModel:
     """The model of a configuration with its initial weights, on the CPU."""
-    vocabulary = corpus.tokenizer.vocab_size
-    model = LanguageModel(config.model, vocab_size=vocabulary, seq_len=config.data.seq_len, seed=config.seed)
+    size = corpus.vocab_size
+    model = LanguageModel(config.model, vocab_size=size, seq_len=config.data.seq_len, seed=config.seed)
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model
 
 
-def make_batches(config: Config, corpus: Corpus) -> Batches:
+def make_batches(config: Config, corpus: Corpus | TaskSet) -> Batches | TaskBatches:
     """The training batches of a configuration."""
+    if isinstance(corpus, TaskSet):
+        return corpus.batches(config.seed)
     d, tokenizer = config.data, corpus.tokenizer
     return Batches(corpus.splits["train"], d.seq_len, d.batch_size, config.seed, d.pack, tokenizer.bos_id)
 
@@ -42,17 +45,18 @@ def make_batches(config: Config, corpus: Corpus) -> Batches:
 class Attempt:
     """The parts that one attempt trains with; `fit` trains. The summary of the run is made from them."""
 
-    def __init__(self, planned: Plan, corpus: Corpus, device: torch.device, sink: Sink) -> None:
+    def __init__(self, planned: Plan, corpus: Corpus | TaskSet, device: torch.device, sink: Sink) -> None:
         config, folder = planned.config, planned.folder.path
         self.planned, self.corpus, self.device, self.sink = planned, corpus, device, sink
         self.precision = machine.precision(config.trainer.precision, device)
         self.model = make_model(config, corpus)
-        self.costs = derive_costs(config, corpus.tokenizer.vocab_size)
+        self.costs = derive_costs(config, corpus.vocab_size)
         self.peak = peak_flops.peak(device, cache_root(config.data))
-        self.task = LanguageModelling(
-            self.model, config, make_batches(config, corpus), corpus.tokenizer.to_json()
-        )
-        self.log = MetricLog(folder / METRICS, [f"aux:{name}" for name in self.model.aux_weights])
+        synthetic = isinstance(corpus, TaskSet)
+        made = SyntheticTask if synthetic else LanguageModelling
+        self.task = made(self.model, config, make_batches(config, corpus), corpus.card)
+        more = SyntheticTask.measures if synthetic else ()
+        self.log = MetricLog(folder / METRICS, [*(f"aux:{name}" for name in self.model.aux_weights), *more])
         self.metrics = callbacks.MetricRows(
             self.log,
             config.trainer.log_every,
@@ -60,8 +64,12 @@ class Attempt:
             self.costs.training_flops,
             self.peak.flops,
         )
-        self.validation = callbacks.Validation(
-            config, corpus.splits["validation"], self.metrics, folder, corpus.document_bos
+        self.validation = (
+            callbacks.TaskValidation(config, corpus, self.metrics, folder)
+            if isinstance(corpus, TaskSet)
+            else callbacks.Validation(
+                config, corpus.splits["validation"], self.metrics, folder, corpus.document_bos
+            )
         )
 
     def fit(self) -> None:

@@ -13,6 +13,7 @@ from support.tree_copy import ROOT
 import kernels
 from analysis.plotting.sketches import path
 from experiments import schema
+from experiments.data import TASKS
 from zoo import registry
 
 
@@ -49,6 +50,10 @@ def test_every_key_has_its_default_and_meaning(reference):
         for block in registry.blocks(kind).values():
             for field in dataclasses.fields(block.config):
                 assert f"| `{node}.{block.name}.{field.name}` |" in page
+    tasks = reference.tasks_page()
+    for name, task in TASKS.items():
+        for field in dataclasses.fields(task.config):
+            assert f"| `data.tasks.{name}.{field.name}` |" in tasks
 
 
 def test_a_key_without_a_meaning_is_refused(reference):

@@ -1,13 +1,24 @@
 """The files that README.md and docs/extend.md show are whole: put into the tree, everything else picks them up."""
 
+import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import torch
 from support.tree_copy import ROOT, contents, copy_tree, python
 
-FILE = re.compile(r"^```python\n(# ((?:zoo|analysis)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL)
+from experiments.data import TASKS, TaskSet, task_registry
+from experiments.schema import Config
+from experiments.task import SyntheticTask
+from zoo import LanguageModel, discovery
+
+FILE = re.compile(
+    r"^```python\n(# ((?:zoo|analysis|experiments)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
 def shown(page: str) -> dict[str, str]:
@@ -37,7 +48,13 @@ def test_the_readme_shows_one_mixer_that_fits_on_a_page():
 
 def test_the_pages_show_a_file_of_every_other_kind():
     assert [path.rsplit("/", 1)[0] for path in EXTENSIONS] == [
-        *("zoo/residuals", "zoo/channels", "zoo/probes/measures", "analysis/figures")
+        *(
+            "zoo/residuals",
+            "zoo/channels",
+            "zoo/probes/measures",
+            "analysis/figures",
+            "experiments/data/tasks",
+        )
     ]
 
 
@@ -90,4 +107,68 @@ def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
     drawn = pd.read_csv(folder / "report" / "figures" / "outliers.csv")
     assert sorted(drawn["place"]) == [0, 0.5, 1, 1.5, 2]
     assert "ema" in python(tree, "run.py", "job=list")
+    assert contents(tree) == before
+
+
+@pytest.fixture
+def task_files(tmp_path, monkeypatch):
+    """Put files into an empty folder of tasks and import them; returns the names of what registered itself."""
+    known = dict(TASKS)
+    folder = tmp_path / "tasks_of_one_file"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(task_registry, "PACKAGE", folder.name)
+    monkeypatch.setattr(discovery, "_left_out", {})
+
+    def put(**sources: str) -> set[str]:
+        for name, source in sources.items():
+            (folder / f"{name}.py").write_text(source, encoding="utf-8")
+        task_registry.discover()
+        return TASKS.keys() - known.keys()
+
+    yield put
+    TASKS.clear()
+    TASKS.update(known)
+    for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
+        del sys.modules[name]
+
+
+def test_a_new_file_is_a_task_that_a_model_trains_on(task_files):
+    assert task_files(delay=EXTENSIONS["experiments/data/tasks/delay.py"]) == {"delay"}
+    options = TASKS["delay"].config(delay=2)
+    task_set = TaskSet(SimpleNamespace(name="delay", batch_size=4, tasks=SimpleNamespace(delay=options)))
+    config = Config()
+    config.model.pattern, config.model.depth, config.model.d_model = "F", 1, 16
+    model = LanguageModel(config.model, vocab_size=task_set.vocab_size, seq_len=32)
+    task, batches = SyntheticTask(model, config, task_set.batches(0), task_set.card), task_set.batches(0)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss, _, _ = task.losses(batches.batch(0))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[1] < losses[0]
+
+
+def test_a_task_that_cannot_be_imported_is_named_and_left_out(task_files):
+    good = EXTENSIONS["experiments/data/tasks/delay.py"]
+    bad = good.replace('"delay", config', '"mqar", config')
+    assert task_files(delay=good, broken="import nothing_there", again=bad) == {"delay"}
+    said = discovery.left_out("tasks_of_one_file")
+    assert any("ModuleNotFoundError: No module named 'nothing_there'" in line for line in said)
+    assert any("task 'mqar' is taken by experiments.data.tasks.mqar; choose another" in line for line in said)
+
+
+@pytest.mark.long
+def test_a_task_of_one_file_is_trained_on_and_listed(tree, tmp_path):
+    before = contents(tree)
+    tiny = ["model.pattern=F", "model.depth=1", "model.d_model=16", "model.n_heads=2", "data.batch_size=4"]
+    options = ["data=delay", "data.tasks.delay.delay=2", "trainer.max_steps=2", f"results={tmp_path}"]
+    said = python(tree, "run.py", *tiny, *options)
+    assert "answers right (chance 12.50%)" in said
+    (summary,) = tmp_path.glob("default/*/summary.json")
+    assert json.loads(summary.read_text())["data"]["task"] == {"length": 32, "delay": 2, "values": 8}
+    assert "Delayed copy" in python(tree, "run.py", "job=list")
     assert contents(tree) == before

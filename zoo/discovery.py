@@ -10,6 +10,7 @@ import inspect
 import pkgutil
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +38,31 @@ def import_error(name: str) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+def import_all(package_name: str, forget: Callable[[str], None]) -> None:
+    """Import every module of a package, so that what is in it registers itself.
+
+    A module that cannot be imported is left out (`left_out`); of two files that claim one name, the one written last.
+    forget: called with the name of a module that is left out, to remove what it had registered.
+    """
+    for name in modules_of(package_name):
+        while error := import_error(name):
+            loser = error.newcomer.__module__ if isinstance(error, Clash) else name
+            leave_out(loser, error)
+            forget(loser)
+            if loser == name:
+                break
+
+
+def newest_first(*classes: type) -> list[type]:
+    """Classes by when their files were written: the newcomer's came last, in whatever order files are imported."""
+    return sorted(classes, key=_written, reverse=True)
+
+
+def _written(cls: type) -> float:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file).stat().st_mtime if file else float("inf")
 
 
 def leave_out(name: str, error: Exception) -> None:
@@ -80,6 +106,10 @@ def _place(error: Exception) -> tuple[str, int | None]:
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [f for f in frames if f.name == "<module>" and Path(f.filename).is_relative_to(_ROOT / "zoo")]
+    ours = [f for f in frames if f.name == "<module>" and _is_ours(Path(f.filename))]
     file = (ours or frames)[-1].filename
     return file, [f.lineno for f in frames if f.filename == file][-1]
+
+
+def _is_ours(file: Path) -> bool:
+    return any(file.is_relative_to(_ROOT / room) for room in ("zoo", "experiments"))

@@ -31,6 +31,14 @@ def added(default: Any, *, before: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def has_defaults(config: type) -> bool:
+    """Whether it is a dataclass that can be made from nothing, as every configuration has one of every block."""
+    missing = dataclasses.MISSING
+    return dataclasses.is_dataclass(config) and not any(
+        f.init and f.default is missing and f.default_factory is missing for f in dataclasses.fields(config)
+    )
+
+
 def deciding(config: Any, keys: Iterable[str] | None = None) -> dict[str, Any]:
     """The values of a config dataclass that enter a run's identity, nested ones too; keys: only these options.
 

@@ -12,14 +12,13 @@ new file in `zoo/mixers/`, `zoo/residuals/` or `zoo/channels/` is all a new bloc
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from zoo import discovery
 from zoo.discovery import Clash
 from zoo.errors import UserError, unknown
+from zoo.options import has_defaults
 
 KINDS = ("mixer", "residual", "channel")
 MASKS = (
@@ -98,7 +97,7 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
             raise ValueError(
                 f"{cls.__module__}: figures draw the masks {', '.join(MASKS)}, not '{block.mask}' of {kind} '{name}'"
             )
-        if not _has_defaults(block.config):
+        if not has_defaults(block.config):
             raise ValueError(
                 f"{cls.__module__}: the options of {kind} '{name}' are a dataclass whose every field has a default"
             )
@@ -107,14 +106,6 @@ def _register(kind: str, name: str, config: type | None, **metadata: Any) -> Cal
         return cls
 
     return add
-
-
-def _has_defaults(config: type) -> bool:
-    """Whether it is a dataclass that can be made from nothing, as every configuration has one of every block."""
-    missing = dataclasses.MISSING
-    return dataclasses.is_dataclass(config) and not any(
-        f.init and f.default is missing and f.default_factory is missing for f in dataclasses.fields(config)
-    )
 
 
 def _refuse_clash(block: Block) -> None:
@@ -127,18 +118,12 @@ def _refuse_clash(block: Block) -> None:
         same_letter = block.letter and other.letter == block.letter
         if (other.name == block.name or same_letter) and not same_source:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
-            newer, older = sorted((block.cls, other.cls), key=_written, reverse=True)
+            newer, older = discovery.newest_first(block.cls, other.cls)
             advice = "; the letters in use are in `python run.py job=list`" if same_letter else ""
             raise Clash(
                 f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}",
                 newer,
             )
-
-
-def _written(cls: type) -> float:
-    """When the file of a class was written: the newcomer's came last, whatever order files are imported in."""
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return Path(file).stat().st_mtime if file else float("inf")
 
 
 def register_mixer(
@@ -179,16 +164,10 @@ def mixer_by_letter() -> dict[str, Block]:
 
 
 def discover(package_name: str) -> None:
-    """Import every module of a package, so that the blocks in it register themselves.
+    """Import every module of a package, so that the blocks in it register themselves (zoo.discovery.import_all)."""
+    discovery.import_all(package_name, _forget)
 
-    A module that cannot be imported is left out with all that it had registered (zoo.discovery.left_out); of two files
-    that claim one name or letter, the one written last.
-    """
-    for name in discovery.modules_of(package_name):
-        while error := discovery.import_error(name):
-            loser = error.newcomer.__module__ if isinstance(error, Clash) else name
-            discovery.leave_out(loser, error)
-            for kind, registered in _BLOCKS.items():
-                _BLOCKS[kind] = {key: b for key, b in registered.items() if b.cls.__module__ != loser}
-            if loser == name:
-                break
+
+def _forget(module: str) -> None:
+    for kind, registered in _BLOCKS.items():
+        _BLOCKS[kind] = {key: b for key, b in registered.items() if b.cls.__module__ != module}

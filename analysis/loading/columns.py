@@ -34,7 +34,12 @@ def _evaluation(split: str) -> tuple[Column, ...]:
         return Column(f"{split}_{name}", dtype, f"metrics.{split}.{name}", unit, meaning, optional=True)
 
     return (
-        column("loss", "float64", "nats/token", f"mean loss over the whole {split} split, best weights"),
+        column(
+            "loss",
+            "float64",
+            "nats/token",
+            f"mean loss over the whole {split} split (of a synthetic task: nats an answer), best weights",
+        ),
         column("perplexity", "float64", "", "exp(loss), per token of this tokenizer"),
         column("word_perplexity", "float64", "", "exp(total loss / words of the raw text)"),
         column("bits_per_byte", "float64", "bits/byte", "total loss in bits / UTF-8 bytes of the raw text"),
@@ -42,6 +47,14 @@ def _evaluation(split: str) -> tuple[Column, ...]:
         column("words", "Int64", "words", "words of the raw text"),
         column("bytes", "Int64", "bytes", "UTF-8 bytes of the raw text"),
         column("stride", "Int64", "tokens", "step between evaluation windows"),
+        column("accuracy", "float64", "", "of a synthetic task: share of right answers"),
+        column(
+            "sequence_accuracy",
+            "float64",
+            "",
+            "of a synthetic task: share of sequences without a wrong answer",
+        ),
+        column("answers", "Int64", "answers", "of a synthetic task: answers asked for"),
     )
 
 
@@ -99,12 +112,34 @@ RUN_COLUMNS: tuple[Column, ...] = (
     _setting("tokenizer", "str", "data.tokenizer", "", "tokenizer"),
     _setting("vocab_size", "Int64", "data.vocab_size", "tokens", "vocabulary size"),
     _setting("seq_len", "Int64", "data.seq_len", "tokens", "training context"),
-    _setting("pack", "str", "data.pack", "", "stream or document"),
+    _setting("pack", "str", "data.pack", "", "stream or document; none for a synthetic task", optional=True),
     _setting(
         "data_fingerprint", "str", "data.fingerprint", "", "hash of the text and tokenizer the model sees"
     ),
-    Column("train_split_tokens", "Int64", "data.splits.train.tokens", "tokens", "size of the training split"),
-    Column("train_split_bytes", "Int64", "data.splits.train.bytes", "bytes", "size of the training split"),
+    Column(
+        "train_split_tokens",
+        "Int64",
+        "data.splits.train.tokens",
+        "tokens",
+        "size of the training split",
+        optional=True,
+    ),
+    Column(
+        "train_split_bytes",
+        "Int64",
+        "data.splits.train.bytes",
+        "bytes",
+        "size of the training split",
+        optional=True,
+    ),
+    Column(
+        "chance",
+        "float64",
+        "data.chance",
+        "",
+        "of a synthetic task: share of answers that are right without looking at what came before",
+        optional=True,
+    ),
     Column(
         "unigram_entropy",
         "float64",
@@ -206,6 +241,17 @@ METRIC_COLUMNS: tuple[Column, ...] = (
     ),
     Column("aux_loss", "float64", "aux_loss", "", "weighted sum of the auxiliary losses", optional=True),
     Column("perplexity", "float64", "perplexity", "", "exp(loss)", optional=True),
+    Column(
+        "accuracy", "float64", "accuracy", "", "of a synthetic task: share of right answers", optional=True
+    ),
+    Column(
+        "sequence_accuracy",
+        "float64",
+        "sequence_accuracy",
+        "",
+        "of a synthetic task: share of sequences without a wrong answer",
+        optional=True,
+    ),
     Column("lr", "float64", "lr", "", "learning rate", optional=True),
     Column("grad_norm", "float64", "grad_norm", "", "gradient norm before clipping", optional=True),
     Column("seconds", "float64", "seconds", "s", "training time so far", optional=True),

@@ -32,11 +32,21 @@ def paragraph(runs: pd.DataFrame, labels: pd.Series) -> str:
     verb = "compared over" if runs["label"].nunique() > 1 else "in"
     return (
         f"{models}, {verb} {count(len(runs), 'run')} ({seeds_text(runs['seed'].dropna())}), "
-        f"trained on {values('training_set')} ({values('train_split_tokens', units.engineering)} tokens; "
-        f"tokenizer {values('tokenizer')} with {values('vocab_size', units.whole)} entries) "
+        f"trained on {values('training_set')} ({_training_text(runs, values)}) "
         f"for at most {values('planned_steps', units.whole)} steps of "
         f"{values('tokens_per_step', units.whole)} tokens, context {values('seq_len', units.whole)}. "
         f"{_tested(runs)}{_yardsticks(runs)}"
+    )
+
+
+def _training_text(runs: pd.DataFrame, values: Callable) -> str:
+    """The size of the training text and its tokenizer, or what a synthetic task has instead."""
+    entries = values("vocab_size", units.whole)
+    if runs["train_split_tokens"].isna().all():
+        return f"sequences drawn anew for every step, of {entries} different tokens"
+    return (
+        f"{values('train_split_tokens', units.engineering)} tokens; tokenizer {values('tokenizer')} with "
+        f"{entries} entries"
     )
 
 
@@ -50,9 +60,11 @@ def _tested(runs: pd.DataFrame) -> str:
         )
     some = "" if len(tested) == len(runs) else f" ({len(tested)} of {count(len(runs), 'run')})"
     strides = units.listing(units.whole(stride) for stride in tested["test_stride"].dropna().unique())
+    of_text = tested["chance"].isna().any()
+    each = f"every token of it scored once, stride {strides}" if of_text else "every answer of it scored once"
     return (
         f"Tested{some} on the test split of {units.listing(tested['test_set'].dropna().unique())} with the weights "
-        f"of the lowest validation loss: every token of it scored once, stride {strides}."
+        f"of the lowest validation loss: {each}."
     )
 
 

@@ -16,7 +16,7 @@ from experiments.callbacks.checkpoints import (
     remove_checkpoints,
 )
 from experiments.callbacks.metrics import MetricRows, ReportProgress
-from experiments.callbacks.validation import ExportWeights, Validation
+from experiments.callbacks.validation import ExportWeights, TaskValidation, Validation
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -26,6 +26,7 @@ __all__ = [
     "Pause",
     "Paused",
     "ReportProgress",
+    "TaskValidation",
     "Validation",
     "latest_checkpoint",
     "remove_checkpoints",

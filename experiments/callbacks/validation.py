@@ -13,11 +13,13 @@ import lightning.pytorch as pl
 
 from experiments import saved_weights
 from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
-from experiments.data import Split, eval_windows
+from experiments.data import Split, TaskSet, eval_windows
 from experiments.schema import Config
 from experiments.scoring import score_windows
-from experiments.task import LanguageModelling
+from experiments.task import LanguageModelling, SyntheticTask
+from experiments.task_scoring import score_sequences
 from zoo.io import export
+from zoo.model import LanguageModel
 
 
 class Validation(StepCallback):
@@ -28,7 +30,7 @@ class Validation(StepCallback):
     """
 
     def __init__(
-        self, config: Config, split: Split, metrics: MetricRows, folder: Path, bos: int | None
+        self, config: Config, split: Split | None, metrics: MetricRows, folder: Path, bos: int | None
     ) -> None:
         self.config, self.split, self.metrics, self.folder, self.bos = config, split, metrics, folder, bos
         self.best, self.best_step, self.worse = math.inf, 0, 0
@@ -48,31 +50,34 @@ class Validation(StepCallback):
         if not is_due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
             return
         began = time.perf_counter()
-        loss = self._loss(task, trainer)
+        scores = self.scores(task.model, trainer)
+        loss = scores["loss"]
         if loss < self.best:
             self.best, self.best_step, self.worse = loss, trainer.global_step, 0
-            export(task.model, self.folder, tokenizer=task.tokenizer, step=trainer.global_step)
+            export(task.model, self.folder, step=trainer.global_step, **task.data_card)
         else:
             self.worse += 1
-        row = {"split": "validation", "loss": loss, "perplexity": math.exp(min(loss, 700)), "seconds": ""}
-        self.metrics.write(trainer, row)
+        self.metrics.write(trainer, {"split": "validation", **scores, "seconds": ""})
         self.metrics.paused += time.perf_counter() - began
         trainer.should_stop = trainer.should_stop or self.out_of_patience
 
-    def _loss(self, task: LanguageModelling, trainer: pl.Trainer) -> float:
-        windows = eval_windows(self.split, task.model.seq_len, task.model.seq_len)
-        limit = self.config.trainer.val_tokens
-        if limit is not None:
-            windows = itertools.islice(windows, max(1, limit // task.model.seq_len))
-        precision = "bf16" if "bf16" in str(trainer.precision) else "fp32"
+    def scores(self, model: LanguageModel, trainer: pl.Trainer) -> dict[str, float]:
+        """What the row of a validation shows; "loss", in nats a token, decides what is best."""
+        windows = eval_windows(self.split, model.seq_len, model.seq_len)
         nats, tokens = score_windows(
-            task.model,
-            windows,
+            model,
+            itertools.islice(windows, self.windows(model)),
             batch_size=self.config.evaluate.batch_size,
             document_bos=self.bos,
-            precision=precision,
+            precision=scoring_precision(trainer),
         )
-        return nats / tokens
+        loss = nats / tokens
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700))}
+
+    def windows(self, model: LanguageModel) -> int | None:
+        """The number of windows of the trained length that trainer.val_tokens fills, at least one (None: all)."""
+        limit = self.config.trainer.val_tokens
+        return None if limit is None else max(1, limit // model.seq_len)
 
     def state_dict(self) -> dict[str, Any]:
         """The lowest loss, its step, and how many validations have been worse since."""
@@ -81,6 +86,30 @@ class Validation(StepCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the lowest loss and the patience used up from a checkpoint."""
         self.best, self.best_step, self.worse = state["best"], state["best_step"], state["worse"]
+
+
+class TaskValidation(Validation):
+    """The same of a synthetic task, on the first of its validation sequences."""
+
+    def __init__(self, config: Config, task_set: TaskSet, metrics: MetricRows, folder: Path) -> None:
+        super().__init__(config, None, metrics, folder, None)
+        self.task_set = task_set
+
+    def scores(self, model: LanguageModel, trainer: pl.Trainer) -> dict[str, float]:
+        """Loss in nats an answer, and the shares of answers and of whole sequences that are right."""
+        score = score_sequences(
+            model,
+            self.task_set.held_out("validation").first(self.windows(model)),
+            chance=self.task_set.task.chance,
+            batch_size=self.config.evaluate.batch_size,
+            precision=scoring_precision(trainer),
+        ).metrics()
+        return {name: score[name] for name in ("loss", *SyntheticTask.measures)}
+
+
+def scoring_precision(trainer: pl.Trainer) -> str:
+    """The precision to score in: that of the training, bf16 or fp32."""
+    return "bf16" if "bf16" in str(trainer.precision) else "fp32"
 
 
 class ExportWeights(StepCallback):
@@ -101,5 +130,5 @@ class ExportWeights(StepCallback):
         if not (last or step in self.steps) or (last and step == self.validation.best_step):
             return
         began = time.perf_counter()
-        export(task.model, saved_weights.step_folder(self.run, step), tokenizer=task.tokenizer, step=step)
+        export(task.model, saved_weights.step_folder(self.run, step), step=step, **task.data_card)
         self.metrics.paused += time.perf_counter() - began

@@ -1,23 +1,30 @@
-"""Text to batches: sources, tokenizers, a memory-mapped cache, training batches and evaluation windows."""
+"""What models are trained on: text (sources, tokenizers, a memory-mapped cache) or a synthetic task; their batches."""
 
 from experiments.data.batches import Batches, document_boundaries, eval_windows
 from experiments.data.config import DataConfig
 from experiments.data.corpus import Corpus, Split
 from experiments.data.pipeline import check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS
+from experiments.data.task_options import resolve_task
+from experiments.data.task_registry import TASKS
+from experiments.data.task_set import Sequences, TaskSet
 from experiments.data.tokenization import TOKENIZERS
 
 __all__ = [
     "SOURCES",
     "SPLITS",
+    "TASKS",
     "TOKENIZERS",
     "Batches",
     "Corpus",
     "DataConfig",
+    "Sequences",
     "Split",
+    "TaskSet",
     "check",
     "document_boundaries",
     "eval_windows",
     "fingerprint",
     "prepare",
+    "resolve_task",
 ]

@@ -8,12 +8,10 @@ import numpy as np
 import torch
 
 from experiments.data.corpus import Split
+from experiments.data.counter_hash import NOISE, counter_hash
 
-# One constant a purpose, so that order, offset and noise are independent of each other.
-_ORDER, _OFFSET, _NOISE = 1, 2, 3
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MASK_62 = np.uint64((1 << 62) - 1)
+# One constant a purpose (counter_hash.py), so that order, offset and noise are independent of each other.
+_ORDER, _OFFSET = 1, 2
 
 
 class Batches:
@@ -54,14 +52,14 @@ class Batches:
         rows = self.tokens.take(index, mode="wrap").astype(np.int64)
         tokens, targets = rows[:, :-1], rows[:, 1:]
         if self.pack == "stream":
-            keys = counter_hash(_NOISE, self.seed, samples, np.zeros_like(samples))
+            keys = counter_hash(NOISE, self.seed, samples, np.zeros_like(samples))
             return _tensors(tokens=tokens, targets=targets, noise_keys=keys)
         bounds = document_boundaries(tokens, self.bos_id)
         row, start = np.divmod(bounds[:-1].astype(np.int64), self.seq_len)
         return _tensors(
             tokens=tokens.reshape(1, -1),
             targets=targets.reshape(1, -1),
-            noise_keys=counter_hash(_NOISE, self.seed, samples[row], start),
+            noise_keys=counter_hash(NOISE, self.seed, samples[row], start),
             cu_seqlens=bounds,
         )
 
@@ -92,28 +90,6 @@ def document_boundaries(tokens: np.ndarray, bos_id: int) -> np.ndarray:
 
 def _tensors(**arrays: np.ndarray) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-
-
-def counter_hash(*words: int | np.ndarray) -> np.ndarray:
-    """Hash integers (broadcast against each other) to int64 in [0, 2^62), the same on every machine.
-
-    h ← splitmix(h ⊕ wᵢ) over the words in turn. NumPy's own generators may change their stream between
-    versions; this cannot, so a run's data order and noise do not depend on the NumPy it ran with.
-    """
-    state = np.zeros(1, dtype=np.uint64)
-    for word in words:
-        if isinstance(word, int):
-            word = np.array([word & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
-        state = _splitmix(state ^ word.astype(np.uint64))
-    return (state & _MASK_62).astype(np.int64)
-
-
-def _splitmix(x: np.ndarray) -> np.ndarray:
-    """The output function of SplitMix64 (Steele, Lea, Flood 2014), a bijection of 64-bit integers."""
-    x = x + _GOLDEN
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def eval_windows(split: Split, seq_len: int, stride: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:

@@ -53,6 +53,16 @@ class Corpus:
         """The separator, which starts a new sequence, where documents are packed; None where pack=stream."""
         return self.tokenizer.bos_id if self.config.pack == "document" else None
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model must know."""
+        return self.tokenizer.vocab_size
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What a model's card says of what it was trained on."""
+        return {"tokenizer": self.tokenizer.to_json()}
+
     def describe(self) -> dict[str, Any]:
         """The node `data` of a run's summary. Tokens count separators: tokens − documents are the text's."""
         return {

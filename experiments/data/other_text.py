@@ -14,6 +14,7 @@ from experiments.data.config import DataConfig
 from experiments.data.corpus import Split, token_dtype, write_tokens
 from experiments.data.sources import SOURCES, Document
 from experiments.data.sources.text import corpus_name, whole_files
+from experiments.data.task_registry import TASKS
 from experiments.data.tokenization import Tokenizer
 from zoo.errors import UserError, unknown
 
@@ -36,6 +37,8 @@ def read_splits(cfg: DataConfig, names: Sequence[str], tokenizer: Tokenizer) -> 
     Only what is yielded is read. Raises UserError for a source, a file or a text that is not there, is empty or is no
     UTF-8.
     """
+    if cfg.name in TASKS:
+        raise UserError(f"data={cfg.name} is a task, and this run was trained on text; give a text")
     if cfg.name not in SOURCES:
         raise unknown("data source", cfg.name, SOURCES)
     source = SOURCES[cfg.name]

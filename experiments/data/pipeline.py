@@ -22,6 +22,9 @@ from experiments.data.corpus import (
     write_tokens,
 )
 from experiments.data.sources import SOURCES, SPLITS
+from experiments.data.task_options import resolve_task
+from experiments.data.task_registry import TASKS
+from experiments.data.task_set import TaskSet
 from experiments.data.tokenization import TOKENIZERS
 from zoo.errors import UserError, unknown
 
@@ -36,25 +39,28 @@ def check(cfg: DataConfig) -> None:
     out whether the hub can be reached.
     """
     check_settings(cfg)
-    if SOURCES[cfg.name].at_hand:
+    if cfg.name in TASKS:
+        TaskSet(cfg).batches(0).batch(0)
+    elif SOURCES[cfg.name].at_hand:
         contents(cfg, keep=False)
 
 
 def check_settings(cfg: DataConfig) -> None:
     """Raise UserError for settings that cannot work; reads no text."""
-    for kind, name, known in (
-        ("data source", cfg.name, SOURCES),
-        ("tokenizer", cfg.tokenizer, TOKENIZERS),
-        ("packing", cfg.pack, PACKS),
-    ):
-        if name not in known:
-            raise unknown(kind, name, known)
+    if cfg.name not in (*SOURCES, *TASKS):
+        raise unknown("data source", cfg.name, (*SOURCES, *TASKS))
     for key in ("seq_len", "batch_size"):
         if getattr(cfg, key) < 1:
             raise UserError(f"data.{key} must be at least 1, got {getattr(cfg, key)}")
     cache = cache_root(cfg)
     if cache.exists() and not cache.is_dir():
         raise UserError(f"the cache folder {cache} is a file; give a folder with data.cache_dir=...")
+    if cfg.name in TASKS:
+        resolve_task(cfg)
+        return
+    for kind, name, known in (("tokenizer", cfg.tokenizer, TOKENIZERS), ("packing", cfg.pack, PACKS)):
+        if name not in known:
+            raise unknown(kind, name, known)
     TOKENIZERS[cfg.tokenizer].check(cfg)
     SOURCES[cfg.name].check(cfg)
 
@@ -100,18 +106,18 @@ def _read(cfg: DataConfig, split: str) -> dict:
 
 
 def fingerprint(cfg: DataConfig) -> str:
-    """Hash (32 hexadecimal digits) of the text and the tokenizer, that is of what the model is trained on.
+    """Hash (32 hexadecimal digits) of the text and the tokenizer, or of the task: of what the model is trained on.
 
     It covers the text of each split in order, the split rule, and the tokenizer's kind, size and tables; not
     paths, nor how the tokens are cut (seq_len, batch_size, pack). The first call reads all text (and, for the
     hub, downloads it); later ones compare file times and are quick. Raises UserError as `check` does.
     """
     check_settings(cfg)
-    return _fingerprint(cfg, contents(cfg))
+    return TaskSet(cfg).fingerprint if cfg.name in TASKS else _fingerprint(cfg, contents(cfg))
 
 
-def prepare(cfg: DataConfig, progress: bool = True) -> Corpus:
-    """The tokenised corpus, from the cache if it is there.
+def prepare(cfg: DataConfig, progress: bool = True) -> Corpus | TaskSet:
+    """The tokenised corpus, from the cache if it is there; of a task, the data set that draws its sequences.
 
     The cache folder is named by the fingerprint and made whole or not at all, once, however many processes
     ask. progress: show a bar on stderr (on a terminal) while tokenising. Raises UserError as `check` does,
@@ -119,6 +125,8 @@ def prepare(cfg: DataConfig, progress: bool = True) -> Corpus:
     ``seq_len``.
     """
     check_settings(cfg)
+    if cfg.name in TASKS:
+        return TaskSet(cfg)
     read = contents(cfg)
     key = _fingerprint(cfg, read)
 

@@ -12,15 +12,22 @@ from experiments.load_run import LoadedRun, load_run
 from experiments.progress import Bar
 from experiments.schema import Config
 from experiments.scoring import format_metrics
+from experiments.task_evaluation import task_of, task_scores, with_options
+from zoo.errors import UserError
 
 
 def run(config: Config) -> None:
     """Print all four metrics of every split in evaluate.splits, at evaluate.stride (default: half a window).
 
     With evaluate.carry every token has its whole history instead of a window. Where the command names a text (data=,
-    data.path=), that one is scored, cut by the run's saved tokenizer.
+    data.path=), that one is scored, cut by the run's saved tokenizer. A run of a task is scored on its held-out
+    sequences, with other options where the command sets some (data.tasks.NAME).
     """
     check_evaluate(config.evaluate)
+    own = task_of(config.run)
+    if own is not None:
+        _run_task(config, own)
+        return
     loaded = load_run(config.run, machine.pick(config.device))
     bar = Bar("evaluate", config.trainer.progress)
     text = named_text(config, loaded)
@@ -28,6 +35,27 @@ def run(config: Config) -> None:
         bar.close()
         label = f"{about['text']} · tokenizer {about['tokenizer']}"
         print(format_metrics(name, score.metrics(), label), flush=True)
+
+
+def _run_task(config: Config, own: DataConfig) -> None:
+    """Print the metrics of a run of a task, with the options of data.tasks.NAME that the command sets."""
+    asked = {key for key in config.given if key.split(".")[0] == "data" and key != "data.cache_dir"}
+    prefix = f"data.tasks.{own.name}."
+    for key in sorted(asked):
+        if not key.startswith(prefix) and (key, config.data.name) != ("data", own.name):
+            raise UserError(
+                f"{config.run} was trained on the task {own.name}, and {key}=... is not of it; leave it out"
+            )
+    chosen = getattr(config.data.tasks, own.name)
+    options = {
+        key.removeprefix(prefix): getattr(chosen, key.removeprefix(prefix)) for key in asked if prefix in key
+    }
+    asked_for = with_options(own, options) if options else own
+    bar = Bar("evaluate", config.trainer.progress)
+    device, precision = machine.pick(config.device), config.trainer.precision
+    for name, metrics in task_scores(config.run, asked_for, config.evaluate, precision, device, bar):
+        bar.close()
+        print(format_metrics(name, metrics, metrics["text"]), flush=True)
 
 
 def named_text(config: Config, loaded: LoadedRun) -> DataConfig | None:

@@ -159,7 +159,7 @@ def validated(tmp_path: Path):
     """A validation with these settings, the losses that it is given, and the windows that it asked for."""
     model = LanguageModel(ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2), vocab_size=9, seq_len=8)
     split = Split(np.arange(100, dtype=np.uint16) % 9, 1, 1, 1)
-    task = SimpleNamespace(model=model, tokenizer="a tokenizer")
+    task = SimpleNamespace(model=model, data_card={"tokenizer": "a tokenizer"})
 
     def make(monkeypatch, losses: list[float], **settings):
         config, windows, given = Config(), [], iter(losses)

@@ -157,7 +157,7 @@ def train(folder: Path, steps: int) -> LanguageModel:
     config.model.mixers.gsa = GSAConfig(k_base=48, k_min=32, k_max=64)
     config.trainer.max_steps, config.optim.lr, config.optim.lr_min = steps, 6e-3, 6e-4
     model = LanguageModel(config.model, vocab_size=SYMBOLS**2, seq_len=TIME)
-    make_trainer(config, torch.device("cpu"), [], folder).fit(LanguageModelling(model, config, Walks(), ""))
+    make_trainer(config, torch.device("cpu"), [], folder).fit(LanguageModelling(model, config, Walks(), {}))
     return model.eval()
 
 

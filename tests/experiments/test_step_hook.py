@@ -34,7 +34,7 @@ def trained(folder: Path, steps: int, point: Path | None = None) -> tuple[Langua
     seen: list[int] = []
     clock = model.layers[0].mixer_residual.clock
     model.register_forward_pre_hook(lambda *_: seen.append(int(clock.step)))
-    task = LanguageModelling(model, config, RandomBatches(), "")
+    task = LanguageModelling(model, config, RandomBatches(), {})
     trainer = make_trainer(config, torch.device("cpu"), [], folder)
     trainer.fit(task, ckpt_path=None if point is None else str(point), weights_only=True)
     trainer.save_checkpoint(folder / f"{steps}.ckpt")

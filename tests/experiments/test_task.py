@@ -84,7 +84,7 @@ def by_hand(made: Config) -> tuple[LanguageModel, list[float]]:
 def test_a_run_is_the_loop_that_the_recipe_describes(tmp_path):
     silence_lightning()
     made = config()
-    task = LanguageModelling(model_of(made), made, RandomBatches(), "")
+    task = LanguageModelling(model_of(made), made, RandomBatches(), {})
     make_trainer(made, torch.device("cpu"), [], tmp_path).fit(task)
     wanted, norms = by_hand(made)
     assert min(norms) > made.optim.clip  # it is clipped at all
@@ -99,7 +99,7 @@ def test_a_run_is_the_loop_that_the_recipe_describes(tmp_path):
 
 def test_what_a_step_saw_is_told_apart():
     made = config()
-    task = LanguageModelling(model_of(made).train(), made, RandomBatches(), "")
+    task = LanguageModelling(model_of(made).train(), made, RandomBatches(), {})
     batch = RandomBatches().batch(0)
     total = task.training_step(batch, 0).detach()
     loss, aux = (x.detach() for x in losses(task.model, batch))
@@ -115,7 +115,7 @@ def test_what_a_step_saw_is_told_apart():
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_resumed_run_begins_with_the_batch_after_its_last(step: int):
     made = config()
-    task = LanguageModelling(model_of(made), made, RandomBatches(), "")
+    task = LanguageModelling(model_of(made), made, RandomBatches(), {})
     with (
         mock.patch.object(LanguageModelling, "global_step", step),
         mock.patch.object(LanguageModelling, "on_gpu", False),

@@ -85,3 +85,12 @@ def test_a_command_with_such_an_option_does_the_same_and_says_so(lab: Lab):
         plain.out,
         f"notice: {UNUSED}model.residual.mhc.iters; model.residual.name=mhc would\n",
     )
+
+
+def test_an_option_of_a_task_that_no_run_has_is_named_and_evaluation_uses_all():
+    config, words = model("F"), ["data.tasks.parity.length=20", "data.tasks.mqar.pairs=2"]
+    config.data.name = "mqar"
+    said = "no run of this command uses data.tasks.parity.length; data=parity would"
+    assert unused_options(words, [config]) == [said]
+    config.job = "evaluate"
+    assert unused_options(words, [config]) == []

@@ -73,7 +73,7 @@ def good(name: str, letter: str) -> str:
     ],
 )
 def test_a_file_that_cannot_be_imported_is_named_and_left_out(discovered, monkeypatch, source, line, said):
-    monkeypatch.setattr(registry, "_written", lambda cls: cls.__module__.endswith(".bad"))
+    monkeypatch.setattr(discovery, "_written", lambda cls: cls.__module__.endswith(".bad"))
     (found,) = discovered({"bad": source, "fine": good("fine", "Y")})
     assert found.startswith(f"zoo/P/bad.py, line {line}: {said}"), found
     assert found.endswith(" (left out until that is mended: P.bad)")

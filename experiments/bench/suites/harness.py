@@ -100,9 +100,7 @@ class _Clock(pl.Callback):
 
 
 def _task(config: Config, corpus: data.Corpus) -> LanguageModelling:
-    return LanguageModelling(
-        make_model(config, corpus), config, make_batches(config, corpus), corpus.tokenizer.to_json()
-    )
+    return LanguageModelling(make_model(config, corpus), config, make_batches(config, corpus), corpus.card)
 
 
 def _report(config: Config, bare: list[float], harness: list[float]) -> None:

@@ -1,0 +1,150 @@
+"""A synthetic task as a data set: its training batches, its held-out sequences, and what a summary says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Set
+from typing import Any
+
+import numpy as np
+
+from experiments.data.cache import content_hash
+from experiments.data.config import DataConfig
+from experiments.data.draws import Draws
+from experiments.data.task_batches import TRAIN, TaskBatches
+from experiments.data.task_options import NO_TOKENIZER, make_task
+from experiments.data.task_registry import IGNORE, Drawn, Task
+from zoo.errors import UserError
+from zoo.options import deciding
+
+HELD_OUT = 1024
+"""Sequences of each held-out split: the standard error of the share that are right throughout is at most 1.6 %."""
+
+# One constant a purpose, beside that of training (task_batches.py): the splits are different streams.
+_HELD_OUT = {"validation": 5, "test": 6}
+_ATTEMPTS = 1000
+_VERSION = 1
+_drawn: dict[str, dict[str, Sequences]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sequences:
+    """Held-out sequences, each field int64 [N, T] as in `task_registry.Drawn`."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+    difficulty: np.ndarray
+
+    def first(self, count: int | None) -> Sequences:
+        """The first so many (None: all)."""
+        return Sequences(self.tokens[:count], self.targets[:count], self.difficulty[:count])
+
+    @property
+    def answers(self) -> int:
+        """The number of answers asked for."""
+        return int((self.targets != IGNORE).sum())
+
+
+class TaskSet:
+    """A task with its options.
+
+    Held-out sequences are the same for every run, whatever its seed: sequence s of a split is drawn from hash(split,
+    s, attempt). Sequence s of training is drawn from hash(training, seed, s, attempt). A training sequence whose tokens
+    are those of a held-out one is drawn again, with the next attempt, and so is a test sequence that is in the
+    validation split or was in its own: by construction none of them ever meets another, in small spaces too. Prefixes
+    do: of parities of few bits, say, training has seen all.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self.config = config
+        self.task = make_task(config)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model must know."""
+        return self.task.vocab_size
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """What a model's card says of what it was trained on."""
+        return {"task": {"name": self.task.name, "options": dataclasses.asdict(self.task.options)}}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash (32 hexadecimal digits) of what decides the sequences: the task, its options and how they are drawn."""
+        return content_hash([_VERSION, HELD_OUT, self.task.name, self.task.rule, deciding(self.task.options)])
+
+    def batches(self, seed: int) -> TaskBatches:
+        """The training batches of a seed. Raises UserError where the task has too few different sequences."""
+        taken = self.taken
+        return TaskBatches(lambda *words: self.draw((TRAIN, *words), taken), self.config.batch_size, seed)
+
+    def held_out(self, split: str) -> Sequences:
+        """The sequences of "validation" or "test". Raises UserError where the task has too few different ones."""
+        return self._held_out[split]
+
+    def draw(self, words: Iterable[int], taken: Set[bytes]) -> Drawn:
+        """The sequence of these words, of the first attempt whose tokens are not among those taken."""
+        for attempt in range(_ATTEMPTS):
+            drawn = self.task.draw(Draws(*words, attempt))
+            if drawn.tokens.tobytes() not in taken:
+                return drawn
+        raise UserError(
+            f"data={self.task.name} has hardly more than {len(taken):,} different sequences with these options, and "
+            f"{2 * HELD_OUT:,} are held out from training; make them longer (data.tasks.{self.task.name})"
+        )
+
+    @property
+    def _held_out(self) -> dict[str, Sequences]:
+        """Drawn once a process."""
+        if self.fingerprint not in _drawn:
+            _drawn[self.fingerprint] = self._draw_held_out()
+        return _drawn[self.fingerprint]
+
+    def _draw_held_out(self) -> dict[str, Sequences]:
+        taken: set[bytes] = set()
+        found = {}
+        for split, purpose in _HELD_OUT.items():
+            rows = []
+            for place in range(HELD_OUT):
+                rows.append(self.draw((purpose, place), taken))
+                taken.add(rows[-1].tokens.tobytes())
+            found[split] = Sequences(*(np.stack(field) for field in zip(*rows, strict=True)))
+        return found
+
+    @functools.cached_property
+    def taken(self) -> frozenset[bytes]:
+        """The tokens of all held-out sequences."""
+        return frozenset(row.tobytes() for part in self._held_out.values() for row in part.tokens)
+
+    @property
+    def label(self) -> str:
+        """The task and its options as a table shows them: `mqar (length 32, pairs 4)`."""
+        options = dataclasses.asdict(self.task.options).items()
+        return f"{self.task.name} ({', '.join(f'{key} {value}' for key, value in options)})"
+
+    def describe(self) -> dict[str, Any]:
+        """The node `data` of a run's summary."""
+        return {
+            "name": self.task.name,
+            **dict.fromkeys(("train", *_HELD_OUT), self.label),
+            "task": dataclasses.asdict(self.task.options),
+            "tokenizer": NO_TOKENIZER,
+            "vocab_size": self.vocab_size,
+            "seq_len": self.task.seq_len,
+            "fingerprint": self.fingerprint,
+            "chance": self.task.chance,
+            "hardness": self.task.hardness,
+            "splits": {
+                name: {"sequences": len(part.tokens), "answers": part.answers}
+                for name, part in self._held_out.items()
+            },
+        }
+
+
+def example(task: Task) -> list[tuple[str, str]]:
+    """Token and answer (`.` where none is asked) of every place of the first validation sequence, as words."""
+    drawn = task.draw(Draws(_HELD_OUT["validation"], 0, 0))
+    places = zip(drawn.tokens.tolist(), drawn.targets.tolist(), strict=True)
+    return [(task.word(token), "." if target == IGNORE else task.word(target)) for token, target in places]

@@ -1,0 +1,1 @@
+"""The synthetic tasks, one file each; every file here is found by itself (experiments/data/task_registry.py)."""

@@ -1,0 +1,85 @@
+"""`regression`: linear regression from the examples in the sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from experiments.data.draws import Draws
+from experiments.data.task_registry import Drawn, Task, ask, register_task
+from zoo.errors import UserError
+from zoo.option_checks import at_least
+
+
+@dataclass
+class RegressionConfig:
+    """Options of `regression`.
+
+    points: examples of a sequence, two tokens each, at most 2^dimensions.
+    dimensions: d, of the inputs.
+    bins: parts into which the outputs are cut, at least 2.
+    """
+
+    points: int = 24
+    dimensions: int = 5
+    bins: int = 8
+
+
+@register_task(
+    "regression", config=RegressionConfig, title="In-context linear regression",
+    source="Garg et al. 2022 (arXiv:2208.01066), section 3; von Oswald et al. 2025, MesaNet (arXiv:2506.05233)",
+)  # fmt: skip
+class Regression(Task):
+    """Inputs x and outputs of one random linear function a sequence; every output is asked for after its input.
+
+        y = w·x/√d,   w ~ N(0, I) in d dimensions,   x in {−1, 1}^d,   b = ⌊Φ(y)·bins⌋
+
+        tokens   -++-+  b3  +--++  b6  +++-+  b0
+        targets     b3   .     b6   .     b0   .
+
+    An input is one token, whose embedding has to become the vector x; no input comes twice in a sequence, so recalling
+    pairs does not help. An output is the bin b of y, Φ the standard normal distribution: all bins are equally likely
+    given x alone, and after d independent inputs w is known but for what the bins hide. In the papers x is real-valued
+    and normal, a token is the vector of the pair (x, y) or of x, and the loss is squared; a language model takes and
+    gives tokens, hence the signs, the bins and the cross-entropy. Other directions than signs are never asked for.
+    """
+
+    rule = "regression 1"
+    hardness = "examples before"
+
+    def __init__(self, options: RegressionConfig) -> None:
+        super().__init__(options)
+        at_least(options.dimensions, 1, "data.tasks.regression.dimensions")
+        at_least(options.bins, 2, "data.tasks.regression.bins")
+        if not 1 <= options.points <= 2**options.dimensions:
+            raise UserError(
+                f"data.tasks.regression.points={options.points} must be at least 1 and at most 2^dimensions="
+                f"{2**options.dimensions}, for no input comes twice"
+            )
+        self.first_bin = 2**options.dimensions
+        self.vocab_size, self.seq_len = self.first_bin + options.bins, 2 * options.points
+        self.chance = 1 / options.bins
+        normal = NormalDist()
+        self.edges = np.array([normal.inv_cdf(i / options.bins) for i in range(1, options.bins)])
+
+    def draw(self, draws: Draws) -> Drawn:
+        """The function, then inputs and the bins of their outputs."""
+        points, d = self.options.points, self.options.dimensions
+        w, inputs = draws.normal(d), draws.distinct(self.first_bin, points)
+        y = (signs(inputs, d) * w).sum(-1) / np.sqrt(d)
+        bins = self.first_bin + np.searchsorted(self.edges, y, side="right")
+        tokens = np.stack([inputs, bins], axis=1).ravel()
+        return ask(tokens, 2 * np.arange(points), bins, np.arange(points))
+
+    def word(self, token: int) -> str:
+        """The signs of an input, b0 … for bins of outputs."""
+        if token >= self.first_bin:
+            return f"b{token - self.first_bin}"
+        return "".join("+" if s > 0 else "-" for s in signs(np.array([token]), self.options.dimensions)[0])
+
+
+def signs(inputs: np.ndarray, dimensions: int) -> np.ndarray:
+    """The vectors in {−1, 1}^d of input tokens [n]: coordinate i is the i-th bit, float64 [n, d]."""
+    return 2.0 * (inputs[:, None] >> np.arange(dimensions) & 1) - 1

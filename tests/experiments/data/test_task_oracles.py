@@ -1,0 +1,206 @@
+"""Every task's answers against a slow reading of its rule from the tokens alone."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+
+from experiments.data import TASKS
+from experiments.data.draws import Draws
+from experiments.data.task_registry import IGNORE
+
+Answers = dict[int, tuple[str, int]]  # place -> (answer, difficulty)
+
+
+def mqar(words: list[str]) -> Answers:
+    pairs, place = {}, 0
+    while words[place][0] == "k" and words[place] not in pairs:
+        pairs[words[place]] = (words[place + 1], place)
+        place += 2
+    return {
+        i: (pairs[word][0], i - pairs[word][1])
+        for i, word in enumerate(words)
+        if i >= place and word in pairs
+    }
+
+
+def selective_copy(words: list[str]) -> Answers:
+    first = words.index("?")
+    items = [(i, word) for i, word in enumerate(words[:first]) if word != "."]
+    assert words[first:] == ["?"] * len(items)
+    return {first + n: (word, first + n - i) for n, (i, word) in enumerate(items)}
+
+
+def palindrome(words: list[str]) -> Answers:
+    middle = words.index("|")
+    word = words[:middle]
+    assert words[middle + 1 :] == word[::-1][:-1]
+    return {middle + n: (word[middle - 1 - n], 2 * n + 1) for n in range(middle)}
+
+
+def stack(words: list[str]) -> Answers:
+    stacks: dict[str, list] = {}
+    found = {}
+    for place in range(0, len(words), 3):
+        what, name, item = words[place : place + 3]
+        if what == "push":
+            stacks.setdefault(name, []).append((item, place))
+        else:
+            top, pushed = stacks[name].pop()
+            assert top == item
+            found[place + 1] = (top, place - pushed)
+    return found
+
+
+def flip_flop(words: list[str]) -> Answers:
+    assert (words[0], words[-2]) == ("w", "r")
+    found, bit, written = {}, "", 0
+    for place in range(0, len(words), 2):
+        if words[place] == "w":
+            bit, written = words[place + 1], place
+        elif words[place] == "r":
+            assert words[place + 1] == bit
+            found[place] = (bit, place - written)
+        else:
+            assert words[place] == "i"
+    return found
+
+
+def parity(words: list[str]) -> Answers:
+    return {i: (str(words[: i + 1].count("1") % 2), i + 1) for i in range(1, len(words))}
+
+
+def permutations(words: list[str]) -> Answers:
+    found, points = {}, list(range(1, len(words[0]) + 1))
+    for i, word in enumerate(words):
+        points = [int(word[point - 1]) for point in points]
+        if i:
+            found[i] = ("".join(map(str, points)), i + 1)
+    return found
+
+
+def needle(words: list[str]) -> Answers:
+    facts = {
+        word: (after, i)
+        for i, (word, after) in enumerate(itertools.pairwise(words))
+        if (word[0], after[0]) == ("k", "v")
+    }
+    return {len(words) - len(facts) + n: (facts[word][0], len(words) - len(facts) + n - facts[word][1])
+            for n, word in enumerate(words[len(words) - len(facts) :])}  # fmt: skip
+
+
+def noisy_recall(words: list[str]) -> Answers:
+    found, last = {}, {}
+    for i, word in enumerate(words):
+        if word[0] == "k":
+            if word in last:
+                before, value = last[word]
+                assert words[i + 1] == value
+                found[i] = (value, i - before)
+            last[word] = (i, words[i + 1])
+    return found
+
+
+def fuzzy_recall(words: list[str]) -> Answers:
+    """Reads one token after another; where a key that came before is complete, its value has to follow."""
+    found, last, place = {}, {}, 0
+    runs = [(kind, list(group)) for kind, group in itertools.groupby(words, key=lambda word: word[0])]
+    for (kind, key), (_, value) in zip(runs[::2], [*runs[1::2], ("v", [])], strict=False):
+        assert kind == "k"
+        name, start = tuple(key), place
+        if name in last:
+            before, known = last[name]
+            assert value == known[: len(value)]
+            for n, word in enumerate(known):
+                if start + len(key) - 1 + n < len(words):
+                    found[start + len(key) - 1 + n] = (word, start - before)
+            last[name] = (start, known)
+        elif value:
+            last[name] = (start, value)
+        place += len(key) + len(value)
+    return found
+
+
+READERS: dict[str, Callable[[list[str]], Answers]] = {
+    "mqar": mqar,
+    "selective_copy": selective_copy,
+    "palindrome": palindrome,
+    "stack": stack,
+    "flip_flop": flip_flop,
+    "parity": parity,
+    "permutations": permutations,
+    "needle": needle,
+    "noisy_recall": noisy_recall,
+    "fuzzy_recall": fuzzy_recall,
+}
+MANY = pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
+OTHERS = {
+    "mqar": {"fill": "values", "length": 64, "pairs": 16, "vocab": 40},
+    "permutations": {"group": "A5"},
+    "stack": {"stacks": 1, "operations": 3},
+    "noisy_recall": {"length": 18, "share": 0.9},
+    "fuzzy_recall": {"entries": 8, "length": 54, "longest": 3},
+    "needle": {"needles": 4, "context": 8},
+}
+
+
+def drawn(name: str, count: int, **options):
+    task = TASKS[name](TASKS[name].config(**options))
+    for place in range(count):
+        one = task.draw(Draws(11, place))
+        places = np.flatnonzero(one.targets != IGNORE).tolist()
+        asked = {i: (task.word(int(one.targets[i])), int(one.difficulty[i])) for i in places}
+        yield [task.word(int(token)) for token in one.tokens], asked
+
+
+def test_every_task_has_an_oracle():
+    assert set(READERS) | {"regression", "memorisation"} == set(TASKS)
+
+
+@MANY
+@pytest.mark.parametrize("name", READERS)
+def test_answers_are_those_of_the_rule(name: str, count: int):
+    for words, asked in drawn(name, count):
+        assert asked == READERS[name](words), words
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_answers_are_those_of_the_rule_with_other_options(name: str):
+    for words, asked in drawn(name, 100, **OTHERS[name]):
+        assert asked == READERS[name](words), words
+
+
+@MANY
+def test_memorised_facts_are_the_same_in_every_sequence(count: int):
+    facts: dict[str, str] = {}
+    for words, asked in drawn("memorisation", count):
+        assert sorted(asked) == [i for i, word in enumerate(words) if word == "?"]
+        for place, (value, _) in asked.items():
+            assert facts.setdefault(words[place - 1], value) == value
+    assert len(set(facts.values())) > len(facts) // 2
+    others = [asked for _, asked in drawn("memorisation", 1, facts_seed=1)]
+    assert others != [asked for _, asked in drawn("memorisation", 1)]
+
+
+@MANY
+def test_regression_is_linear_in_the_signs(count: int):
+    """By arithmetic on the function that the same random numbers give, and by what linearity asks of the bins."""
+    task, normal = TASKS["regression"](TASKS["regression"].config()), NormalDist()
+    for place, (words, asked) in enumerate(drawn("regression", count)):
+        w = Draws(11, place).normal(5).tolist()
+        xs, bins = words[::2], words[1::2]
+        for n, (x, said) in enumerate(zip(xs, bins, strict=True)):
+            y = sum(a if sign == "+" else -a for a, sign in zip(w, x, strict=True)) / math.sqrt(5)
+            assert said == f"b{int(normal.cdf(y) * 8)}"
+            assert asked[2 * n] == (said, n)
+        assert len(asked) == len(set(xs)) == 24
+        known = dict(zip(xs, bins, strict=True))
+        for x, said in known.items():
+            mirrored = known.get(x.translate(str.maketrans("+-", "-+")))
+            assert mirrored in (None, f"b{7 - int(said[1:])}")
+    assert task.chance == 1 / 8

@@ -1,0 +1,229 @@
+"""What every task keeps to: sequences are functions of their numbers, held-out ones never trained on, no leaks."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from experiments import data
+from experiments.data import TASKS, DataConfig, TaskSet
+from experiments.data.config import tasks_from
+from experiments.data.counter_hash import counter_hash, going_on, state_after
+from experiments.data.draws import Draws
+from experiments.data.task_registry import IGNORE
+from experiments.data.task_set import HELD_OUT
+from zoo.errors import UserError
+
+EVERY = sorted(TASKS)
+
+
+def settings(name: str, batch_size: int = 8, **options) -> DataConfig:
+    made = DataConfig(name=name, batch_size=batch_size)
+    setattr(made.tasks, name, dataclasses.replace(getattr(made.tasks, name), **options))
+    return made
+
+
+def answered(task_set: TaskSet, split: str, count: int):
+    """(position, token there, answer) of every answer of so many sequences; training of seed 0."""
+    if split == "train":
+        batch = TaskSet(dataclasses.replace(task_set.config, batch_size=count)).batches(0).batch(0)
+        tokens, targets = batch["tokens"].numpy(), batch["targets"].numpy()
+    else:
+        part = task_set.held_out(split).first(count)
+        tokens, targets = part.tokens, part.targets
+    rows, places = np.nonzero(targets != IGNORE)
+    return np.stack([places, tokens[rows, places], targets[rows, places]], axis=1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_sequences_are_whole_and_ask_something(name: str):
+    task = TASKS[name](TASKS[name].config())
+    for place in range(50):
+        drawn = task.draw(Draws(5, place))
+        asked = drawn.targets != IGNORE
+        assert {x.shape for x in drawn} == {(task.seq_len,)}
+        assert {x.dtype for x in drawn} == {np.dtype(np.int64)}
+        assert asked.any()
+        for ids in (drawn.tokens, drawn.targets[asked]):
+            assert ids.min() >= 0
+            assert ids.max() < task.vocab_size
+        assert (drawn.difficulty >= 0).all()
+        assert (drawn.difficulty[~asked] == 0).all()
+    assert len({task.word(i) for i in range(task.vocab_size)}) == task.vocab_size
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_batches_are_functions_of_seed_and_number(name: str):
+    one, other, small = (TaskSet(settings(name, size)).batches(3) for size in (4, 4, 2))
+    whole = one.batch(1)
+    again = other.batch(1)
+    assert all(torch.equal(whole[key], again[key]) for key in whole)
+    parts = [small.batch(i) for i in (2, 3)]
+    assert all(torch.equal(whole[key], torch.cat([part[key] for part in parts])) for key in whole)
+    assert not torch.equal(whole["tokens"], one.batch(0)["tokens"])
+    assert not torch.equal(whole["tokens"], TaskSet(settings(name, 4)).batches(4).batch(1)["tokens"])
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_held_out_sequences_are_all_different_and_never_trained_on(name: str):
+    task_set = TaskSet(settings(name, 100))
+    held_out = [row.tobytes() for split in ("validation", "test") for row in task_set.held_out(split).tokens]
+    assert len(set(held_out)) == 2 * HELD_OUT
+    trained = {row.tobytes() for row in task_set.batches(0).batch(0)["tokens"].numpy()}
+    assert not trained & set(held_out)
+
+
+def test_in_a_small_space_training_has_what_is_not_held_out():
+    """Of the 4,096 words of 12 bits half are held out; without drawing again half of these would be trained on."""
+    task_set = TaskSet(settings("parity", 600, length=12))
+    trained = {row.tobytes() for row in task_set.batches(0).batch(0)["tokens"].numpy()}
+    assert len(trained) > 400
+    assert not trained & task_set.taken
+    with pytest.raises(UserError, match="hardly more than 256 different sequences"):
+        data.check(data.resolve_task(settings("parity", length=8)))
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("count", [200, pytest.param(1024, marks=pytest.mark.long)])
+def test_nothing_is_told_by_place_or_by_the_token_at_hand(name: str, count: int):
+    """A control that counts the answers of training by place, by token or by both stays at chance."""
+    task_set = TaskSet(settings(name))
+    known, asked = (answered(task_set, split, count) for split in ("train", "test"))
+    chance = task_set.task.chance
+    for columns in ([0], [1], [0, 1]):
+        right = control(known, asked, columns)
+        # Answers of a sequence hang together; seven standard errors of independent ones leave room for that.
+        limit = chance + 7 * np.sqrt(chance * (1 - chance) / len(asked))
+        assert right <= limit, f"{name}: {right:.3f} by {columns}, chance {chance:.3f}"
+
+
+def control(known: np.ndarray, asked: np.ndarray, columns: list[int]) -> float:
+    """Share of answers that are the most frequent one of training in the same case."""
+    counts: dict[tuple, collections.Counter] = collections.defaultdict(collections.Counter)
+    for row in known.tolist():
+        counts[tuple(row[i] for i in columns)][row[-1]] += 1
+    guesses = {case: found.most_common(1)[0][0] for case, found in counts.items()}
+    return float(np.mean([guesses.get(tuple(row[i] for i in columns)) == row[-1] for row in asked.tolist()]))
+
+
+def test_the_control_sees_what_is_told():
+    """Were the answer shown before it is asked for, or always the same at a place, the control would find it."""
+    places = np.arange(400) % 8
+    told = np.stack([places, places % 3, places % 3], axis=1)
+    assert control(told, told, [1]) == control(told, told, [0]) == 1.0
+
+
+OTHER = {
+    "mqar": {"length": 48, "pairs": 3, "vocab": 32, "power": 1.0, "fill": "values"},
+    "selective_copy": {"context": 40, "items": 6, "values": 8},
+    "palindrome": {"items": 10, "values": 8},
+    "stack": {"operations": 12, "stacks": 3, "values": 8},
+    "flip_flop": {"operations": 20, "ignore": 0.5},
+    "parity": {"length": 20},
+    "permutations": {"group": "A5", "length": 12},
+    "regression": {"points": 12, "dimensions": 6, "bins": 4},
+    "needle": {"context": 64, "needles": 2, "keys": 8, "values": 8, "hay": 8},
+    "noisy_recall": {"length": 40, "keys": 6, "values": 6, "noise": 4, "share": 0.5},
+    "fuzzy_recall": {"length": 48, "entries": 3, "key_tokens": 6, "value_tokens": 6, "longest": 2},
+    "memorisation": {"facts": 64, "values": 64, "asked": 8, "facts_seed": 1},
+}
+
+
+def test_every_option_is_tried():
+    for name, task in TASKS.items():
+        assert set(OTHER.get(name, {})) == {field.name for field in dataclasses.fields(task.config)}, name
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in OTHER for option in OTHER[name]])
+def test_every_option_changes_the_sequences_and_their_hash(name: str, option: str):
+    usual, changed = settings(name), settings(name, **{option: OTHER[name][option]})
+    assert data.fingerprint(usual) != data.fingerprint(changed)
+    draws = [
+        [data.TASKS[name](getattr(cfg.tasks, name)).draw(Draws(5, i)) for i in range(20)]
+        for cfg in (usual, changed)
+    ]
+    same = [
+        a.shape == b.shape and (a == b).all()
+        for one, other in zip(*draws, strict=True)
+        for a, b in zip(one, other, strict=True)
+    ]
+    assert not all(same)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("mqar", {"length": 15}, "no room for data.tasks.mqar.pairs=4; give at least 16"),
+        ("mqar", {"pairs": 0}, "data.tasks.mqar.pairs=0 must be at least 1"),
+        ("mqar", {"vocab": 9}, "too few keys"),
+        ("mqar", {"power": 0.0}, "must be a number above 0"),
+        ("mqar", {"fill": "zeros"}, "is one of blank, values, not 'zeros'"),
+        ("selective_copy", {"context": 7}, "no room for"),
+        ("selective_copy", {"values": 1}, "must be at least 2"),
+        ("palindrome", {"items": 1}, "must be at least 2"),
+        ("stack", {"stacks": 0}, "must be at least 1"),
+        ("flip_flop", {"ignore": 1.0}, "at least 0 and below 1"),
+        ("flip_flop", {"ignore": float("nan")}, "at least 0 and below 1"),
+        ("parity", {"length": 1}, "must be at least 2"),
+        ("permutations", {"group": "S4"}, "is one of S3, S5, A5, not 'S4'"),
+        ("regression", {"points": 33}, "at most 2^dimensions=32"),
+        ("needle", {"keys": 3}, "give at least 4"),
+        ("needle", {"context": 7}, "give at least 8"),
+        ("noisy_recall", {"length": 16}, "even number of at least 18"),
+        ("noisy_recall", {"share": 1.0}, "below 1"),
+        ("fuzzy_recall", {"length": 29}, "give at least 30"),
+        ("fuzzy_recall", {"entries": 9}, "must be at most"),
+        ("memorisation", {"asked": 0}, "must be at least 1"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(name: str, options: dict, says: str):
+    with pytest.raises(UserError) as error:
+        data.resolve_task(settings(name, **options))
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("tokenizer", "gpt2"), ("vocab_size", 8192), ("seq_len", 64), ("pack", "document"), ("path", "x.txt"),
+        ("train_path", "x"), ("gpt2_path", "x"), ("revision", "x"),
+    ],
+)  # fmt: skip
+def test_keys_of_text_are_refused(key: str, value):
+    with pytest.raises(UserError, match=f"data.{key}={value} has no meaning with data=mqar.*leave it out"):
+        data.resolve_task(dataclasses.replace(settings("mqar"), **{key: value}))
+
+
+def test_resolving_gives_vocabulary_and_length_and_repeats():
+    resolved = data.resolve_task(settings("mqar", length=48, vocab=32))
+    assert (resolved.tokenizer, resolved.vocab_size, resolved.seq_len) == ("none", 32, 48)
+    assert data.resolve_task(resolved) == resolved
+    text = DataConfig(name="text", path="x", seq_len=7)
+    assert data.resolve_task(text) is text
+
+
+def test_options_of_a_task_that_is_gone_are_left_out_and_nodes_survive_pickling():
+    node = settings("mqar", pairs=2).tasks
+    assert pickle.loads(pickle.dumps(node)) == node
+    assert tasks_from({**dataclasses.asdict(node), "gone": {"length": 3}}) == node
+
+
+def test_draws_go_on_from_the_hash_and_are_what_they_say():
+    assert (counter_hash(3, 7, np.arange(50)) == going_on(state_after(3, 7), np.arange(50))).all()
+    draws = Draws(1, 2)
+    below, uniform, normal = draws.below(5, 20000), draws.uniform(20000), draws.normal(4000)
+    assert np.abs(np.bincount(below) / 4000 - 1).max() < 0.06
+    assert abs(uniform.mean() - 0.5) < 0.01
+    assert (abs(normal.mean()), abs(normal.std() - 1)) < (0.06, 0.06)
+    for limit, count in ((7, 7), (100, 5), (8, 3)):
+        found = draws.distinct(limit, count)
+        assert len(set(found.tolist())) == count
+        assert set(found.tolist()) <= set(range(limit))
+    weights = np.array([8.0, 1.0, 1.0])
+    first = np.bincount([draws.weighted(weights, 2)[0] for _ in range(2000)], minlength=3)
+    assert abs(first[0] / 2000 - 0.8) < 0.04

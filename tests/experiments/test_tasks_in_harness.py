@@ -1,0 +1,340 @@
+"""Synthetic tasks through the program: trained, killed and resumed, scored, compared, reported; text is refused."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.program import Lab, _later_wins, assert_same_run
+
+import analysis
+import experiments
+from analysis.comparison import ranking_metric
+from analysis.verdicts import families
+from experiments.data import TASKS, DataConfig, TaskSet
+from experiments.data.task_registry import IGNORE
+from experiments.plan import plan
+from experiments.runs import read_metrics
+from experiments.schema import Config
+from experiments.task import SyntheticTask
+from experiments.task_scoring import TaskScore, accuracies, score_sequences, write_answers
+from zoo import LanguageModel, ModelConfig, UserError
+
+TINY = [
+    "device=cpu", "model.depth=1", "model.d_model=16", "model.n_heads=2", "data=mqar", "data.tasks.mqar.length=16",
+    "data.tasks.mqar.pairs=2", "data.tasks.mqar.vocab=24", "data.batch_size=4", "trainer.max_steps=6",
+    "trainer.log_every=2", "trainer.val_every=3", "trainer.checkpoint_every=2", "trainer.val_tokens=256",
+    "evaluate.windows=32", "trainer.progress=false", "optim.warmup_steps=2",
+]  # fmt: skip
+LONG = pytest.mark.long
+
+
+class TaskLab(Lab):
+    """Commands on a tiny task instead of a text."""
+
+    def arguments(self, *more: str) -> list[str]:
+        flags, words = ([word for word in more if word.startswith("-") is dashed] for dashed in (True, False))
+        return [*flags, *_later_wins([*TINY, f"results={self.results}", *words])]
+
+
+@pytest.fixture
+def task_lab(tmp_path: Path, small_text: Path, shared_cache: Path) -> TaskLab:
+    return TaskLab(tmp_path, small_text, shared_cache)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, small_text: Path, shared_cache: Path) -> TaskLab:
+    """A finished run that tests look at."""
+    lab = TaskLab(tmp_path_factory.mktemp("task"), small_text, shared_cache)
+    outcome = lab.here()
+    assert outcome.status == 0, outcome
+    assert "transformer mqar seed 0: " in outcome.out
+    assert "of 64 answers right (chance 8.33%)" in outcome.out
+    return lab
+
+
+def test_a_run_records_its_task_and_what_was_right(finished: TaskLab):
+    folder = finished.run_folder()
+    summary = json.loads((folder / "summary.json").read_text())
+    options = {"length": 16, "pairs": 2, "vocab": 24, "power": 0.01, "fill": "blank"}
+    assert summary["data"]["task"] == options
+    assert summary["data"]["train"] == "mqar (length 16, pairs 2, vocab 24, power 0.01, fill blank)"
+    assert summary["data"]["vocab_size"] == 24
+    metrics = summary["metrics"]["test"]
+    assert (metrics["answers"], metrics["sequences"], metrics["chance"]) == (64, 32, 1 / 12)
+    assert set(metrics) == {"loss", "accuracy", "sequence_accuracy", "chance", "answers", "sequences"}
+    card = json.loads((folder / "model.json").read_text())
+    assert card["task"] == {"name": "mqar", "options": options}
+    assert "tokenizer" not in card
+    assert not (folder / "documents.csv").exists()
+
+
+def test_rows_of_training_and_validation_have_accuracies(finished: TaskLab):
+    rows = read_metrics(finished.run_folder() / "metrics.csv")
+    assert [(row["step"], row["split"]) for row in rows] == [
+        *[("2", "train"), ("3", "validation"), ("4", "train"), ("6", "train"), ("6", "validation")]
+    ]
+    for row in rows:
+        assert 0 <= float(row["sequence_accuracy"]) <= float(row["accuracy"]) <= 1
+        assert row["perplexity"] == ""
+        assert math.isclose(float(row["loss"]), math.log(24), rel_tol=0.2)
+
+
+def test_answers_by_position_and_difficulty_add_up(finished: TaskLab):
+    with open(finished.run_folder() / "answers.csv") as file:
+        rows = list(csv.DictReader(file))
+    metrics = json.loads((finished.run_folder() / "summary.json").read_text())["metrics"]
+    for split in ("validation", "test"):
+        for axis in ("position", "difficulty"):
+            found = [row for row in rows if (row["split"], row["axis"]) == (split, axis)]
+            assert sum(int(row["answers"]) for row in found) == 64
+            assert sum(int(row["right"]) for row in found) / 64 == metrics[split]["accuracy"]
+            assert math.isclose(sum(float(row["nats"]) for row in found) / 64, metrics[split]["loss"])
+
+
+def test_a_paused_run_goes_on_bit_for_bit(finished: TaskLab, task_lab: TaskLab):
+    paused = task_lab.here("trainer.pause_at=3")
+    assert (paused.status, "paused at step 3 of 6" in paused.err) == (1, True), paused
+    resumed = task_lab.here()
+    assert resumed.status == 0, resumed
+    assert task_lab.run_folder().name == finished.run_folder().name
+    assert_same_run(finished.run_folder(), task_lab.run_folder())
+
+
+@LONG
+@pytest.mark.timeout(300)
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, small_text: Path, shared_cache: Path):
+    whole, torn = (TaskLab(tmp_path / name, small_text, shared_cache) for name in ("whole", "torn"))
+    length = ["trainer.max_steps=60", "data=permutations"]
+    reference, process = whole.start(*length), torn.start(*length)
+    while process.running and not list(torn.results.glob("*/*/checkpoints/step-0000001*.ckpt")):
+        time.sleep(0.01)
+    process.popen.kill()
+    assert process.wait().status < 0
+    assert not list(torn.results.glob("*/*/summary.json"))
+    last = torn.run(*length)
+    assert (last.status, reference.wait().status) == (0, 0), last
+    assert_same_run(whole.run_folder(), torn.run_folder())
+
+
+def test_options_of_its_task_are_a_runs_identity():
+    """Those of other tasks are not."""
+
+    def name(task: str = "mqar", **options) -> str:
+        config = Config()
+        config.data.name = "mqar"
+        setattr(config.data.tasks, task, dataclasses.replace(getattr(config.data.tasks, task), **options))
+        return plan(config).run
+
+    usual = name()
+    assert name("parity", length=20) == usual
+    assert len({usual, name(pairs=3), name(fill="values")}) == 3
+
+
+def test_results_take_it(finished: TaskLab):
+    results = analysis.load_results(finished.results)
+    (run,) = results.runs.itertuples()
+    assert (run.name, run.data, run.tokenizer, run.test_answers) == ("transformer mqar", "mqar", "none", 64)
+    assert run.chance == 1 / 12
+    assert results.problems == []
+    assert results.metrics["accuracy"].notna().all()
+    assert "transformer mqar" in analysis.comparison_text(results)
+
+
+@LONG
+def test_the_report_says_what_the_task_is(finished: TaskLab):
+    outcome = finished.here("job=report", f"runs={finished.results}/default")
+    assert outcome.status == 0, outcome
+    text = (finished.results / "default" / "report" / "report.md").read_text()
+    assert "mqar (length 16, pairs 2" in text
+    assert "every answer of it scored once" in text
+
+
+def test_models_are_compared_within_a_task(finished: TaskLab, task_lab: TaskLab):
+    outcome = task_lab.here("data=parity", "trainer.max_steps=1")
+    assert outcome.status == 0, outcome
+    runs = analysis.load_results([finished.results, task_lab.results]).runs
+    assert ranking_metric(runs) == "test_loss"
+    found = families(runs, "test_loss")
+    assert {tuple(family.table["model"]) for family in found} == {
+        ("transformer mqar",),
+        ("transformer parity",),
+    }
+    assert {family.title for family in found} == {
+        "default, 1 layers, mqar (length 16, pairs 2, vocab 24, power 0.01, fill blank)",
+        "default, 1 layers, parity (length 32)",
+    }
+
+
+@LONG
+def test_sweeps_over_tasks_name_them_and_rates_are_selected_on_the_loss_of_answers(task_lab: TaskLab):
+    steps = ["--multirun", "trainer.max_steps=2", "sweep.workers=1"]
+    swept = task_lab.here(*steps, "data=mqar,parity", "data.tasks.parity.length=20", "name=several")
+    assert swept.status == 0, swept
+    assert "transformer parity seed 0: done: test loss" in swept.out
+    compared = task_lab.here(
+        *steps,
+        "job=compare",
+        "model=transformer,kda",
+        "compare.rates=[1e-3,3e-3]",
+        "compare.extend=0",
+        "compare.seeds=1",
+    )
+    assert compared.status == 0, compared
+    assert "selected for transformer mqar seed 0: optim.lr=" in compared.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("data.tokenizer=gpt2", "data.tokenizer=gpt2 has no meaning with data=mqar"),
+        pytest.param("data=mqarr", "did you mean 'mqar'?", marks=LONG),
+    ],
+)
+def test_what_is_of_text_is_refused_before_anything_is_done(task_lab: TaskLab, words: str, says: str):
+    outcome = task_lab.here(words)
+    assert (outcome.status, says in outcome.err) == (2, True), outcome
+    assert task_lab.left_behind() == []
+
+
+@pytest.mark.parametrize(("node", "key"), [("evaluate", "stride"), ("trainer", "probe_every")])
+def test_settings_of_text_are_refused(node: str, key: str):
+    config = Config()
+    config.data.name = "mqar"
+    setattr(getattr(config, node), key, 4)
+    with pytest.raises(UserError, match=f"{node}.{key}=4 is of text, and data=mqar has none; leave it out"):
+        plan(config)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("job=generate", "was trained on the task mqar, which has no text"),
+        pytest.param("job=probe", "trained on the task mqar, and probes read text", marks=LONG),
+        pytest.param("job=evaluate data=text data.path=x.txt", "data=... is not of it", marks=LONG),
+    ],
+)
+def test_jobs_of_text_say_that_a_task_has_none(finished: TaskLab, monkeypatch, words: str, says: str):
+    outcome = without_tiny(monkeypatch, finished, *words.split())
+    assert (outcome.status, says in outcome.err) == (2, True), outcome
+
+
+def without_tiny(monkeypatch, lab: TaskLab, *words: str):
+    """A command on the run of the lab, which knows its own task."""
+    own = ["device=cpu", "trainer.progress=false", f"run={lab.run_folder()}"]
+    monkeypatch.setattr(TaskLab, "arguments", lambda self, *more: [*own, *more])
+    return lab.here(*words)
+
+
+def test_a_finished_run_is_scored_again_and_on_longer_sequences(finished: TaskLab):
+    run = finished.run_folder()
+    recorded = json.loads((run / "summary.json").read_text())["metrics"]
+    again = experiments.evaluate(run, windows=32, device="cpu")
+    assert {name: {k: v for k, v in m.items() if k != "text"} for name, m in again.items()} == recorded
+    longer = DataConfig(name="mqar")
+    longer.tasks.mqar.length, longer.tasks.mqar.pairs, longer.tasks.mqar.vocab = 40, 5, 24
+    found = experiments.evaluate(run, longer, splits=["test"], windows=10, device="cpu")["test"]
+    assert (found["answers"], found["text"]) == (
+        50,
+        "mqar (length 40, pairs 5, vocab 24, power 0.01, fill blank)",
+    )
+    for options, says in (
+        ({"text": "book.txt"}, "cannot be scored on text"),
+        ({"carry": True}, "evaluate.carry=True is of text"),
+        ({"stride": 4}, "evaluate.stride=4 is of text"),
+        ({"text": DataConfig(name="mqar")}, "are not those that the run was trained on"),
+    ):
+        with pytest.raises(UserError, match=says):
+            experiments.evaluate(run, device="cpu", **options)
+
+
+@LONG
+def test_the_options_of_a_command_change_the_sequences_scored(finished: TaskLab, monkeypatch):
+    outcome = without_tiny(
+        monkeypatch, finished, "job=evaluate", "data.tasks.mqar.length=24", "evaluate.windows=8"
+    )
+    assert outcome.status == 0, outcome
+    assert "notice" not in outcome.err
+    assert "of 16 answers right" in outcome.out
+    assert "mqar (length 24, pairs 2, vocab 24" in outcome.out
+
+
+def test_every_task_is_listed_with_its_example(task_lab: TaskLab):
+    outcome = task_lab.here("job=list")
+    assert outcome.status == 0
+    drawn = outcome.out.partition("An example of each task")[2].partition("\nTokenizers")[0]
+    for name in TASKS:
+        assert f"\n{name}\n" in drawn
+    lines = drawn.splitlines()
+    place = lines.index("palindrome")
+    tokens, answers = (line.split() for line in lines[place + 1 : place + 3])
+    word = tokens[: tokens.index("|")]
+    assert answers[len(word) :] == word[::-1]
+
+
+def test_scores_are_those_of_a_count_by_hand():
+    model = LanguageModel(ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2), vocab_size=64, seq_len=32)
+    sequences = TaskSet(DataConfig(name="mqar")).held_out("test").first(20)
+    score = score_sequences(model, sequences, chance=0.1, batch_size=7)
+    logits, _ = model(torch.from_numpy(sequences.tokens))
+    right, nats, whole = [], [], []
+    for row in range(20):
+        places = [t for t in range(32) if sequences.targets[row, t] != IGNORE]
+        answers = [int(sequences.targets[row, t]) for t in places]
+        found = logits[row, places].argmax(-1).tolist()
+        nats += [-logits[row, t].log_softmax(-1)[a].item() for t, a in zip(places, answers, strict=True)]
+        right += [a == b for a, b in zip(found, answers, strict=True)]
+        whole.append(found == answers)
+    metrics = score.metrics()
+    assert metrics["accuracy"] == np.mean(right)
+    assert metrics["sequence_accuracy"] == np.mean(whole)
+    assert math.isclose(metrics["loss"], np.mean(nats), rel_tol=1e-5)
+    batch = accuracies(logits, torch.from_numpy(sequences.targets))
+    assert math.isclose(float(batch["accuracy"]), np.mean(right), rel_tol=1e-6)
+    assert float(batch["sequence_accuracy"]) == np.float32(np.mean(whole))
+
+
+def test_a_sequence_counts_only_if_all_of_it_is_right(tmp_path: Path):
+    right = np.array([True, True, True, False, True])
+    score = TaskScore(
+        np.arange(5.0), right, np.array([0, 0, 1, 1, 2]), np.array([1, 3, 1, 3, 1]), np.arange(5), 0.5
+    )
+    assert (score.metrics()["accuracy"], score.metrics()["sequence_accuracy"]) == (0.8, 2 / 3)
+    assert list(score.by("position")) == [(1, 3, 3, 6.0), (3, 2, 1, 4.0)]
+    write_answers(tmp_path, {"test": score})
+    write_answers(tmp_path, {"validation": score})
+    lines = (tmp_path / "answers.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * (2 + 5)
+    assert "test,position,3,2,1,4.0" in lines
+
+
+def test_only_answers_are_learned():
+    """The loss and its gradient are those of the answers: other targets have no part in them."""
+    config = Config()
+    model = LanguageModel(ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2), vocab_size=64, seq_len=32)
+    batches = TaskSet(DataConfig(name="mqar")).batches(0)
+    task, batch = SyntheticTask(model, config, batches, {}), batches.batch(0)
+    loss, _, measured = task.losses(batch)
+    logits, _ = model(batch["tokens"])
+    asked = batch["targets"] != IGNORE
+    by_hand = -logits.log_softmax(-1)[asked].gather(-1, batch["targets"][asked][:, None]).mean()
+    assert torch.allclose(loss, by_hand)
+    assert set(measured) == {"accuracy", "sequence_accuracy"}
+
+
+def test_a_tiny_transformer_learns_the_values_of_mqar(task_lab: TaskLab):
+    """From ln 24 to below ln 12, which takes knowing that values are asked for."""
+    outcome = task_lab.here(
+        "model.d_model=32", "model.depth=2", "data.batch_size=16", "trainer.max_steps=60", "optim.lr=0.01",
+        "optim.lr_min=0.001", "trainer.val_every=60", "trainer.log_every=20", "trainer.checkpoint_every=60",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome
+    losses = [float(row["loss"]) for row in read_metrics(task_lab.run_folder() / "metrics.csv")]
+    assert losses[-1] < math.log(12) + 0.02 < losses[0]
