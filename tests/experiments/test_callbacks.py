@@ -119,7 +119,7 @@ def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, m
     monkeypatch.setattr(
         checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
-    limit = checkpoints.TimeLimit(minutes, tmp_path)
+    limit = checkpoints.Pause(minutes, None, tmp_path)
     clock.now += seconds - 0.5
     limit.after_step(trainer(3), None)
     clock.now += 1
@@ -127,6 +127,19 @@ def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, m
     assert saved == []
     with pytest.raises(checkpoints.Paused, match="time is up at step 4 of 100"):
         limit.after_step(trainer(4), None)
+    assert saved == [4]
+
+
+def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    pause = checkpoints.Pause(None, 4, tmp_path)
+    pause.after_step(trainer(3), None)
+    assert saved == []
+    with pytest.raises(checkpoints.Paused, match=r"paused at step 4 of 100; .* without trainer\.pause_at"):
+        pause.after_step(trainer(4), None)
     assert saved == [4]
 
 
