@@ -61,9 +61,10 @@ def _steps(runs: pd.DataFrame) -> list[str]:
 def rate_caveats(runs: pd.DataFrame, selection: pd.DataFrame) -> list[str]:
     """Caveats about one learning rate for all models, unequal ones, or a sweep of some models only.
 
-    selection: `Results.selection`; rates that were selected for each model are as they should be.
+    selection: `Results.selection`; rates that were selected for each model are as they should be, those of an earlier
+    study too.
     """
-    if len(selection):
+    if len(selection) or runs["lr_study"].notna().all():
         return []
     tried = runs.groupby("sweep")["lr"].nunique()
     if len(tried) < 2 or (tried > 1).all():

@@ -24,6 +24,8 @@ class OptimConfig:
     lr_min: learning rate at trainer.max_steps.
     lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that a sweep of rates keeps one shape of schedule (null:
         lr_min as it is). A run is named and recorded by the lr_min that it gives.
+    lr_study: a published study (results/published/NAME/selection.csv), whose rate for this model becomes lr, with
+        lr_min in its ratio to lr (null: lr as it is). A run is named by the rates that it gives.
     warmup_steps: optimiser steps of the warm-up.
     weight_decay: of projections, embeddings and what a block declares to decay; of nothing else.
     clip: largest gradient norm of a clipping group.
@@ -39,6 +41,7 @@ class OptimConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     lr_min_ratio: float | None = added(None, before=None)
+    lr_study: str | None = added(None, before=None)
 
 
 @dataclass
