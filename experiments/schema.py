@@ -254,6 +254,18 @@ class CompareConfig:
 
 
 @dataclass
+class VerdictConfig:
+    """How job=verdict judges a block.
+
+    relative: the block of the same kind to compare with beside the transformer's, or "none" (null: the most alike).
+    lengths: sequence lengths at which sizes are counted and speeds measured.
+    """
+
+    relative: str | None = None
+    lengths: list[int] = field(default_factory=lambda: [256, 1024])
+
+
+@dataclass
 class GpuConfig:
     """How job=gpu runs its stages.
 
@@ -288,6 +300,7 @@ class Config:
     source: job=publish, where to get the text, if it has no public name.
     leave_out: job=publish, probe tables that are too large to commit.
     suite: job=bench, the suite to measure.
+    block: job=verdict, the block to be judged: a mixer, a residual scheme or a channel mixer.
     claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
     dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing.
     match: what the model is to have as much of as the plain transformer, within 1 %: "params" (beside the embedding) or
@@ -312,6 +325,7 @@ class Config:
     source: str | None = None
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
+    block: str | None = None
     claims: list[int] = field(default_factory=list)
     dry: bool = False
     match: str | None = None
@@ -327,6 +341,7 @@ class Config:
     bench: BenchConfig = field(default_factory=BenchConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    verdict: VerdictConfig = field(default_factory=VerdictConfig)
     gpu: GpuConfig = field(default_factory=GpuConfig)
 
 
