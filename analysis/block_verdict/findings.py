@@ -29,13 +29,12 @@ def count_findings(measured: Measured) -> Iterator[Finding]:
             by = rows.set_index("model")
             for column, what in (
                 ("flops_forward", "FLOPs of a token's forward pass"),
-                ("state_bytes", "decode state"),
+                ("state_bytes", "Decode state"),
             ):
                 ratio = by[column][measured.name] / by[column][peer]
                 side = EQUAL if abs(ratio - 1) <= CLOSE else BETTER if ratio < 1 else WORSE
-                yield Finding(
-                    side, peer, f"{what} at {tokens:,} tokens: {ratio:.3g} times {peer}'s, counted."
-                )
+                told = f"equal within {CLOSE:.0%}" if side == EQUAL else f"{ratio:.3g} times {peer}'s"
+                yield Finding(side, peer, f"{what} at {tokens:,} tokens: {told}, counted.")
 
 
 def speed_findings(measured: Measured) -> Iterator[Finding]:
