@@ -11,10 +11,10 @@ from support.program import Lab
 from support.task_lab import TaskLab
 
 from analysis.loading import selection
-from experiments.compare import confirm, select
-from experiments.compare.record import write_record
+from experiments.compare import select
 from experiments.compose import check_recipe
 from experiments.data import TASKS
+from experiments.jobs import compare
 from experiments.paths import CONF, PUBLISHED
 from zoo.errors import UserError
 
@@ -24,19 +24,14 @@ RECIPES = sorted((CONF / "recipe" / "two_core").glob("*.yaml"))
 
 
 def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record(
-    task_lab: TaskLab, pretend, tmp_path: Path
+    task_lab: TaskLab, pretend, capsys
 ):
     pretend(lambda config: abs(math.log(config.optim.lr / BEST[config.data.name])))
-    selections = select.start(task_lab.compose(*TWO, "compare.seeds=2", "compare.extend=0"))
-    select.select(selections, lambda: None)
-    chosen = {(s.config.data.name, s.config.model.preset): s.best.settings["optim.lr"] for s in selections}
-    assert chosen == {(task, model): BEST[task] for task in BEST for model in ("transformer", "lfm2")}
-    confirmed = [confirm.confirmations(one) for one in selections]
-    assert [[(p.config.data.name, p.config.optim.lr) for p in plans] for plans in confirmed] == [
-        [(task, BEST[task])] * 2 for task in BEST for _ in range(2)
-    ]
-    write_record(tmp_path, selections, confirmed)
-    told = selection.read_selection(tmp_path)
+    compare.run_sweep(task_lab.compose(*TWO, "compare.seeds=2", "compare.extend=0"))
+    said = capsys.readouterr().out
+    assert "2 models on 2 tasks: 12 runs to select; then 8 to confirm" in said
+    assert "selected for lfm2 palindrome seed 0: optim.lr=0.01" in said
+    told = selection.read_selection(task_lab.results / "default")
     assert told["task"].unique().tolist() == [
         "mqar (length 16, pairs 2, vocab 24, power 0.01, fill blank)",
         "palindrome (items 12, values 16)",
@@ -45,7 +40,11 @@ def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record
     assert told["model"].unique().tolist() == names
     best = told[told["chosen"]].set_index("model")
     assert best["lr"].tolist() == [BEST[name.split()[1]] for name in names]
-    assert best["confirmed_by"].tolist() == [" ".join(p.run for p in plans) for plans in confirmed]
+    confirmed = [run for runs in best["confirmed_by"] for run in runs.split()]
+    assert {folder.parent.name for folder in task_lab.results.glob("default/*/summary.json")} == set(
+        confirmed
+    )
+    assert len(confirmed) == 8
 
 
 def test_options_of_one_task_are_compared_by_themselves(task_lab: TaskLab):
