@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.loading import documents, selection
+from analysis.loading import selection
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
 from analysis.loading.folders import (
     EXPORT,
@@ -28,6 +28,8 @@ from analysis.loading.metrics import read_metrics
 from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
 from analysis.loading.sources import EXPORTED_METRICS, UNREADABLE, Key, read_folder
+from analysis.loading.split_tables import SPLIT_TABLES, read_split_table
+from analysis.loading.tasks import task_names
 from analysis.speeds import plausible_mfu
 
 PathLike = str | os.PathLike
@@ -108,13 +110,13 @@ class Results:
             self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of `probe_tables.TABLES` or "documents" over all runs that have it, read at the first call.
+        """Return a table of `probe_tables.TABLES` or SPLIT_TABLES over all runs that have it, read at the first call.
 
         Files that cannot be read are named in `problems` from then on.
         """
         if name not in self.tables:
-            if name == documents.NAME:
-                self.tables[name], unread = documents.read_documents(self.runs, self.exported)
+            if name in SPLIT_TABLES:
+                self.tables[name], unread = read_split_table(name, self.runs, self.exported)
             else:
                 self.tables[name], unread = read_table(self.runs, name, self.exported)
             self.problems.extend(unread)
@@ -135,7 +137,7 @@ class Results:
 
         Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export are deleted.
         """
-        tables = {f"{name}.parquet": self.table(name) for name in (*TABLES, documents.NAME)}
+        tables = {f"{name}.parquet": self.table(name) for name in (*TABLES, *SPLIT_TABLES)}
         frames = {name: frame for name, frame in tables.items() if not frame.empty}
         for name in tables.keys() - frames.keys():
             (Path(folder) / name).unlink(missing_ok=True)
@@ -209,7 +211,7 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     names = [column.name for column in RUN_COLUMNS if column.name != "label"]
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
-    frame["mfu"] = plausible_mfu(frame["mfu"])
+    frame["mfu"], frame["task"] = plausible_mfu(frame["mfu"]), task_names(frame)
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
 
