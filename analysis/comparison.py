@@ -16,6 +16,8 @@ from analysis.units import engineering, number, visible
 from analysis.verdicts import COLUMNS, families
 
 ESTIMATED = (
+    "test_accuracy",
+    "test_sequence_accuracy",
     "test_loss",
     "test_perplexity",
     "test_word_perplexity",
@@ -40,6 +42,8 @@ SHARED = (
     "residual",
     "channel",
     "color",
+    "task",
+    "chance",
     "lr",
     "parameters",
     "parameters_non_embedding",
@@ -81,7 +85,7 @@ def scored(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(runs: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
-    """Make the comparison table: one row per label, best first by `order_metric`.
+    """Make the comparison table: one row per label, best first by `order_metric`, those of a task by accuracy.
 
     Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
     seeds (those `scored`), those of `analysis.matching.deviations` and of `analysis.verdicts` (empty for settings that
@@ -96,7 +100,9 @@ def compare(runs: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     tables = [family.table[list(COLUMNS)] for family in families(runs, order_metric(runs), baseline)]
     compared = pd.concat(tables or [pd.DataFrame(columns=list(COLUMNS))])
     table = pd.DataFrame(rows).join(deviations(runs), on="label").join(compared, on="label")
-    return table.sort_values([order_metric(runs), "label"], ignore_index=True)
+    best = (-table["test_accuracy"]).fillna(table[order_metric(runs)])
+    order = table.assign(best=best, task=table["task"].fillna("")).sort_values(["task", "best", "label"])
+    return table.loc[order.index].reset_index(drop=True)
 
 
 def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:

@@ -1,7 +1,7 @@
 """Which models differ from a baseline, by how much, and which of these differences is a verdict.
 
 Models are compared in families: those of one experiment, one depth and, of synthetic tasks, one task, each at its best
-learning rate.
+learning rate; of a task by the share of answers that are wrong.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import ResultsError
+from analysis.loading.tasks import model_names
 from analysis.matching import MATCHED, plain_transformers
 from analysis.rate_sweeps import at_best_rates
 from analysis.significance import Spread, against_baseline, rank_ranges, spread_of
@@ -25,11 +26,15 @@ _SIZES = ("parameters_non_embedding", "flops_forward")
 _TEXT = ["training_set", "test_set", "data_fingerprint", "tokenizer", "vocab_size"]
 
 
+WRONG = "test_wrong"
+"""The metric of tasks, less is better: the share of the test split's answers that are wrong."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Models that are compared with one baseline.
 
-    runs: those at each model's best rate that have the metric. table: by label, best first, mean, n_seeds, model
+    metric: that of the table, of which less is better. runs: those at each model's best rate that have the metric. table: by label, best first, mean, n_seeds, model
     (the label without rates) and COLUMNS: the baseline's label (None where there is none), the difference from it with
     the half width of its interval and its corrected p (`against_baseline`), the ranks a model may have (`rank_ranges`;
     empty for models without an interval), and lead, the reasons why a difference is a lead and no verdict.
@@ -51,8 +56,13 @@ class Family:
     @property
     def title(self) -> str:
         """What the models of this family share: "sweep, 4 layers", and the synthetic task where it is one."""
-        task = _tasks(self.runs).iloc[0]
-        return f"{self.experiment}, {self.depth} layers" + (f", {task}" if task else "")
+        return f"{self.experiment}, {self.depth} layers" + (f", {self.task}" if self.task else "")
+
+    @property
+    def task(self) -> str:
+        """The synthetic task; "" of text."""
+        task = self.runs["task"].iloc[0]
+        return "" if pd.isna(task) else task
 
     def lead(self, one: str, other: str) -> list[str]:
         """Return why a difference between two models is a lead and no verdict (`lead_reasons`)."""
@@ -63,25 +73,38 @@ class Family:
 def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> list[Family]:
     """Compare the models of every experiment, depth and synthetic task by a metric of which less is better.
 
+    Tasks are compared by WRONG where the metric is the test loss.
+
     runs: `analysis.comparison.with_final_validation`, or Results.runs. baseline: a label, with or without rates, or a
-    model's name; where it is None, or a family does not have it, the plain transformer, if there is just one.
-    Raises ResultsError for a baseline that is in no family.
+    model's name, of a task without the task; where it is None, or a family does not have it, the plain transformer, if
+    there is just one. Raises ResultsError for a baseline that is in no family.
     """
-    chosen = at_best_rates(runs)
+    chosen = _with_names(at_best_rates(runs))
     chosen = chosen[chosen[metric].notna()]
     named = _named(chosen, baseline)
     if baseline is not None and not named.any():
         known = listing(chosen["label"].drop_duplicates(), limit=40)
         raise ResultsError(f"no model '{baseline}' to compare with; baseline= takes one of {known}")
     home = chosen.groupby("label")["experiment"].transform("first")
-    keyed = chosen.assign(experiment=home, task=_tasks(chosen))
-    groups = keyed.groupby(["experiment", "depth", "task"], sort=False, dropna=False)
-    return [_family(group.drop(columns="task"), metric, named[group.index]) for _, group in groups]
+    keyed = chosen.assign(experiment=home, text=chosen["training_set"].where(chosen["task"].notna(), ""))
+    groups = keyed.groupby(["experiment", "depth", "text"], sort=False, dropna=False)
+    return [
+        _family(group.drop(columns="text"), _metric(group, metric), named[group.index]) for _, group in groups
+    ]
 
 
-def _tasks(runs: pd.DataFrame) -> pd.Series:
-    """The synthetic task and options of every run; "" for runs on text."""
-    return runs["training_set"].where(runs["chance"].notna(), "")
+def _with_names(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with WRONG, and as `model` what a model is called on every task."""
+    of_task = runs["task"].notna()
+    names = runs["model"].copy()
+    if of_task.any():
+        names[of_task] = model_names(runs[of_task])
+    return runs.assign(**{WRONG: 1 - runs["test_accuracy"]}, model=names)
+
+
+def _metric(runs: pd.DataFrame, metric: str) -> str:
+    """The metric of a family: of a task's that was tested WRONG."""
+    return WRONG if metric.startswith("test_") and runs[WRONG].notna().all() else metric
 
 
 def _named(runs: pd.DataFrame, baseline: str | None) -> pd.Series:

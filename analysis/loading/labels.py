@@ -31,25 +31,35 @@ OF_TASK = (
 """Columns of a setting that a synthetic task decides; labels name its options instead."""
 
 
-def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
+def labels(
+    runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = (), within: str | None = None
+) -> pd.Series:
     """Return a label for each row: its name and, where a name has several values of ``key``, what differs.
 
-    leave_out: columns that ``key`` does not cover. Values that no column distinguishes show part of their hash.
+    leave_out: columns that ``key`` does not cover. within: a column of groups; only what differs inside a group counts.
+    Values that no column distinguishes show part of their hash.
     """
     labels = short_names(runs["name"])
+    groups = pd.Series("", index=runs.index) if within is None else runs[within]
     for _, group in runs.groupby("name"):
-        if group[key].nunique() == 1:
+        if not _differs(group, key, groups):
             continue
         columns = [column for column in _columns(group) if column not in leave_out]
-        differing = [column for column in columns if group[column].nunique(dropna=False) > 1]
+        differing = [column for column in columns if _differs(group, column, groups)]
         shown = group[differing].drop(
             columns=["data_fingerprint", *_determined_by_depth(group)], errors="ignore"
         )
         described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
-        ambiguous = group[key].groupby(described).transform("nunique") > 1
+        alike = [described, groups[group.index]]
+        ambiguous = group[key].groupby(alike).transform("nunique") > 1
         suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
         labels[group.index] = labels[group.index] + " (" + suffix + ")"
     return labels
+
+
+def _differs(group: pd.DataFrame, column: str, groups: pd.Series) -> bool:
+    """Whether a column has several values in a group of rows."""
+    return group[column].groupby(groups[group.index]).nunique(dropna=False).max() > 1
 
 
 def _columns(group: pd.DataFrame) -> list[str]:

@@ -10,6 +10,9 @@ import re
 
 import pandas as pd
 
+from analysis.loading.columns import RATES
+from analysis.loading.labels import labels, short_names
+
 _OPTION = re.compile(r", (?=\w+ )")
 
 
@@ -52,3 +55,13 @@ def architectures(runs: pd.DataFrame) -> pd.Series:
         for name, word, of_task in zip(runs["name"].astype("str"), last, runs["chance"].notna(), strict=True)
     ]
     return pd.Series(stripped, index=runs.index, dtype="str")
+
+
+def model_names(runs: pd.DataFrame) -> pd.Series:
+    """Return what the models of task runs are called on every task: their label without task and learning rates."""
+    return labels(runs.assign(name=architectures(runs)), "sweep", RATES, within="training_set")
+
+
+def series_names(runs: pd.DataFrame) -> pd.Series:
+    """Return the names of architectures, for series of models that differ in size: without words that all share."""
+    return short_names(architectures(runs))

@@ -23,14 +23,14 @@ DIFFICULTIES, ANSWERS = range(2, 24, 2), 100
 
 
 def write_task_run(
-    write_run, folder: Path, model: str, task: str, seed: int = 0, accuracy: float = 0.9, **changes
+    write_run, folder: Path, preset: str, task: str, seed: int = 0, accuracy: float = 0.9, **changes
 ) -> Path:
     """Write a run of a model on a task, right in this share of answers; the easiest are all right.
 
     write_run: the fixture. options: of the task, in place of those of TASKS; size: bytes of its state.
     """
     options = TASKS[task] | changes.pop("options", {})
-    pattern, color = MODELS[model]
+    pattern, color = MODELS[preset]
     text = f"{task} ({', '.join(f'{key} {value}' for key, value in options.items())})"
     data = {"name": task, "train": text, "validation": text, "test": text, "tokenizer": "none", "pack": None}
     data |= {"vocab_size": VOCABULARY[task], "seq_len": options["length"], "fingerprint": text}
@@ -38,13 +38,13 @@ def write_task_run(
     data |= {"splits": {"train": {"tokens": None, "bytes": None}}}
     scores = {"loss": -math.log(max(accuracy, 1e-9)), "accuracy": accuracy, "sequence_accuracy": accuracy**4}
     scores |= {"chance": CHANCE[task], "answers": 1100, "sequences": 275}
-    state = {str(options["length"]): changes.pop("size", 4096 if model == "kda" else 8192)}
-    architecture = {"preset": model, "pattern": pattern, "color": color, "depth": 2} | changes.pop(
+    state = {str(options["length"]): changes.pop("size", 4096 if preset == "kda" else 8192)}
+    architecture = {"preset": preset, "pattern": pattern, "color": color, "depth": 2} | changes.pop(
         "model", {}
     )
     run = write_run(
         folder,
-        f"{model} {task}",
+        f"{preset} {task}",
         seed,
         scores["loss"],
         model=architecture,
