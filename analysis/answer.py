@@ -13,8 +13,8 @@ from analysis import text_uncertainty
 from analysis.equality import Equality, equality
 from analysis.significance import seed_correlation, seeds_needed
 from analysis.significance.sample_size import paying_correlation
-from analysis.units import MISSING, difference_decimals, listing, signed
 from analysis.statistics import estimate
+from analysis.units import MISSING, difference_decimals, listing, signed
 from analysis.verdicts import WRONG, Family
 
 UNITS = {"test_bits_per_byte": "bits/byte", WRONG: "of the answers"}

@@ -34,11 +34,12 @@ WRONG = "test_wrong"
 class Family:
     """Models that are compared with one baseline.
 
-    metric: that of the table, of which less is better. runs: those at each model's best rate that have the metric. table: by label, best first, mean, n_seeds, model
-    (the label without rates) and COLUMNS: the baseline's label (None where there is none), the difference from it with
-    the half width of its interval and its corrected p (`against_baseline`), the ranks a model may have (`rank_ranges`;
-    empty for models without an interval), and lead, the reasons why a difference is a lead and no verdict.
-    spread: deviations over seeds, in the table's order.
+    metric: that of the table, of which less is better. runs: those at each model's best rate that have the metric.
+    table: by label, best first, mean, n_seeds, model (the label without rates, and of a task without the task) and
+    COLUMNS: the baseline's label (None where there is none), the difference from it with the half width of its interval
+    and its corrected p (`against_baseline`), the ranks a model may have (`rank_ranges`; empty for models without an
+    interval), and lead, the reasons why a difference is a lead and no verdict. spread: deviations over seeds, in the
+    table's order.
     """
 
     experiment: str

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis.comparison import compare, ranking_metric, unique_seeds
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_interval, row_axis
 from analysis.plotting.captions import provenance_text, test_set_text
@@ -22,6 +22,7 @@ FIGURES = (
         needs=("runs.test_loss",),
         section="Quality",
         place=50,
+        of=TEXT,
         compares=True,
     ),
 )

@@ -8,7 +8,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.comparison import interval_text
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.legends import legend_below, legend_entry
@@ -24,6 +24,7 @@ FIGURES = (
         needs=("runs.lr",),
         section="Quality",
         place=60,
+        of=TEXT,
         compares=True,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -82,6 +82,26 @@ class Results:
                 except UNREADABLE as error:
                     self._add_problem(f"{place}: {selection.FILE} cannot be read ({error})")
         return pd.concat(found, ignore_index=True) if found else selection.none()
+
+    @cached_property
+    def of_text(self) -> Results:
+        """The runs on text alone, with tables of their own."""
+        return self._part(self.runs["task"].isna())
+
+    @cached_property
+    def of_tasks(self) -> Results:
+        """The runs on synthetic tasks alone, with tables of their own."""
+        return self._part(self.runs["task"].notna())
+
+    def _part(self, wanted: pd.Series) -> Results:
+        if wanted.all():
+            return self
+        runs = self.runs[wanted].reset_index(drop=True)
+        known = pd.MultiIndex.from_frame(self.metrics[["experiment", "run"]]).isin(
+            pd.MultiIndex.from_frame(runs[["experiment", "run"]])
+        )
+        metrics = self.metrics[known].reset_index(drop=True)
+        return replace(self, runs=runs, metrics=metrics, tables={})
 
     def homes(self) -> list[Path | None]:
         """Return the folder of every run; None for exported runs, whose ``folder`` is only what the file claims."""

@@ -1,0 +1,72 @@
+"""Right answers on synthetic tasks against training steps."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+from analysis.errors import NoData
+from analysis.figure_entry import TASKS, Entry
+from analysis.loading.results import Results
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import rates_text
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import styled, table_styles
+from analysis.plotting.task_panels import chance_text, task_panels, task_runs, tasks_text
+from analysis.statistics import curves_over_seeds
+
+FIGURES = (
+    Entry(
+        "task_curves",
+        "Right answers while training",
+        needs=("metrics.accuracy",),
+        section="Tasks",
+        place=20,
+        compares=True,
+        of=TASKS,
+    ),
+)
+
+COLUMNS = ("run", "model", "color", "seed", "rates", "task", "chance", "step", "accuracy", "training_set")
+
+
+def table(results: Results) -> pd.DataFrame:
+    """Make the table: one row per validation of a run, with the accuracy on what was scored of its split."""
+    runs = task_runs(results)
+    wanted = ["experiment", "run", "model", "color", "rates", "task", "chance", "training_set"]
+    rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["step", "accuracy"])
+    joined = rows.merge(runs[wanted], on=["experiment", "run"])
+    if joined.empty:
+        raise NoData("no run has a validation row with its accuracy in its metrics.csv")
+    return joined[list(COLUMNS)].astype({"step": "float64"}).reset_index(drop=True)
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """Draw a line for each model, the mean over its seeds, with a band from lowest to highest; a panel a task."""
+    styles = table_styles(table, "model")
+    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2))
+    for task, axes in places.items():
+        rows = table[table["task"] == task]
+        for model, style in styles.items():
+            curve = curves_over_seeds(rows[rows["model"] == model], "step", "accuracy")
+            if len(curve):
+                draw_line(axes, curve, style, model, markevery=max(1, len(curve) // 8))
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set_xlabel("training steps")
+    legend_below(figure, legend_entries(styles))
+    return figure
+
+
+def caption(table: pd.DataFrame) -> str:
+    """Describe lines, bands and chance, and name seeds and tasks."""
+    several = table.groupby(["task", "model"])["seed"].nunique().max() > 1
+    lines = (
+        "mean over seeds, as far as all go; bands: lowest to highest seed" if several else "one seed: no band"
+    )
+    return (
+        f"Share of right answers on the validation split while training ({lines}). {chance_text(table)}"
+        f"{rates_text(table)} {tasks_text(table)}"
+    )
