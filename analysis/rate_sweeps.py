@@ -60,7 +60,7 @@ def with_selection(results: Results) -> pd.DataFrame:
     selected_among: the number of rates tried for their model; selected_at_edge: theirs is at an end of those. Both are
     empty for runs of which there is no record.
     """
-    tried = results.selection.groupby("model")["lr"].transform("nunique")
+    tried = results.selection.groupby(["task", "model"])["lr"].transform("nunique")
     rows = results.selection.assign(tried=tried)[results.selection["chosen"]].itertuples()
     known = {run: (row.tried, row.edge != "") for row in rows for run in str(row.confirmed_by).split()}
     recorded = [known.get(run, (None, None)) for run in results.runs["run"]]

@@ -138,9 +138,9 @@ def _differences(spread: Spread, labels: pd.Index, baseline: str | None) -> dict
 
 
 def _ranks(spread: Spread) -> dict[str, pd.Series]:
-    """The ranks of models; empty for those of which no deviation over seeds is known, and for one alone."""
-    place = np.arange(len(spread.means))
-    known = ~np.isnan(spread.errors(place, place)[0]) & (len(place) > 1)
+    """The ranks of models; empty for those that can be compared with no other, as no deviation over seeds is known."""
+    one, other = np.indices((len(spread.means), len(spread.means)))
+    known = (~np.isnan(spread.errors(one, other)[0]) & (one != other)).any(axis=1)
     return {
         name: pd.array(np.where(known, ranks, np.nan), dtype="Int64")
         for name, ranks in zip(("rank_best", "rank_worst"), rank_ranges(spread), strict=True)

@@ -60,7 +60,8 @@ def table(results: Results) -> pd.DataFrame:
 
 def _selected(results: Results) -> pd.DataFrame:
     texts = {name: results.runs[name].iloc[0] for name in ("training_set", "validation_set")}
-    return results.selection.rename(columns={"validation_loss": "value"}).assign(**texts)
+    of_text = results.selection[results.selection["task"] == ""]
+    return of_text.rename(columns={"validation_loss": "value"}).assign(**texts)
 
 
 def _swept(results: Results) -> pd.DataFrame:

@@ -86,14 +86,15 @@ class Results:
     @cached_property
     def of_text(self) -> Results:
         """The runs on text alone, with tables of their own."""
-        return self._part(self.runs["task"].isna())
+        return self.part(self.runs["task"].isna())
 
     @cached_property
     def of_tasks(self) -> Results:
         """The runs on synthetic tasks alone, with tables of their own."""
-        return self._part(self.runs["task"].notna())
+        return self.part(self.runs["task"].notna())
 
-    def _part(self, wanted: pd.Series) -> Results:
+    def part(self, wanted: pd.Series) -> Results:
+        """The runs where ``wanted`` is true, with tables of their own."""
         if wanted.all():
             return self
         runs = self.runs[wanted].reset_index(drop=True)

@@ -13,8 +13,9 @@ import pandas as pd
 from analysis.loading.safe_read import read_text
 
 FILE = "selection.csv"
-_TEXTS = ("model", "color", "settings", "run", "status", "edge", "confirmed_by")
+_TEXTS = ("task", "model", "color", "settings", "run", "status", "edge", "confirmed_by")
 COLUMNS = (
+    "task",
     "model",
     "color",
     "lr",
@@ -30,8 +31,13 @@ COLUMNS = (
 
 
 def read_selection(folder: Path) -> pd.DataFrame:
-    """Read the record in a folder; chosen is a bool, lr and validation_loss are numbers. Raises OSError, ValueError."""
+    """Read the record in a folder; chosen is a bool, lr and validation_loss are numbers. Raises OSError, ValueError.
+
+    task: of synthetic tasks, the task with its options, which is the runs' training_set; empty for text, and in records
+    from before there were tasks.
+    """
     frame = pd.read_csv(StringIO(read_text(folder, FILE)), dtype=dict.fromkeys(_TEXTS, "str"))
+    frame = frame.assign(task=frame.get("task", ""))
     missing = [name for name in COLUMNS if name not in frame]
     if missing:
         raise ValueError(f"no column {', '.join(missing)}")
@@ -53,6 +59,8 @@ def none() -> pd.DataFrame:
 def caveats(selection: pd.DataFrame) -> list[str]:
     """Caveats about selected settings: best rates at an end of those tried, runs that diverged."""
     found, chosen = [], selection[selection["chosen"]]
+    on = chosen["task"].str.partition(" (")[0] if len(chosen) else ""
+    chosen = chosen.assign(model=(chosen["model"] + " on " + on).where(chosen["task"] != "", chosen["model"]))
     for end, way in (("lowest", "lower"), ("highest", "higher")):
         models = chosen.loc[chosen["edge"] == end, "model"]
         if len(models):

@@ -65,3 +65,9 @@ def model_names(runs: pd.DataFrame) -> pd.Series:
 def series_names(runs: pd.DataFrame) -> pd.Series:
     """Return the names of architectures, for series of models that differ in size: without words that all share."""
     return short_names(architectures(runs))
+
+
+def by_task(runs: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the runs on text ("") and those of every task, as far as there are any, with the task's name."""
+    groups = runs.groupby(runs["task"].fillna(""), sort=True)
+    return [(str(task), group) for task, group in groups]
