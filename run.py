@@ -110,6 +110,27 @@ def list_figures(config) -> None:
     )
 
 
+def write_verdict(config) -> None:
+    """Write the report of what a verdict trained, and the verdict's page."""
+    from analysis import ResultsError, load_results, write_report
+    from analysis.block_verdict.page import lines, write_verdict
+    from experiments.jobs.verdict import named
+    from zoo import UserError
+
+    config = named(config)
+    folder = Path(config.results) / config.name
+    try:
+        trained = any(folder.glob("*/summary.json"))
+        results = load_results(folder) if trained else None
+        if results is not None:
+            print(f"report: {write_report(folder, workers=config.sweep.workers, baseline=config.baseline)}")
+        page = write_verdict(folder, results)
+    except ResultsError as error:
+        raise UserError(str(error)) from error
+    print("\n".join(lines(page.parent)))
+    print(f"verdict: {page}")
+
+
 # experiments does not import analysis, so what reads result files is handed to the command line here.
 JOBS = [
     Job("report", "compare the runs of an experiment on one HTML page", report, needs="runs=results/NAME"),
@@ -121,7 +142,13 @@ JOBS = [
     ),
     Job("claims", "the source documents' claims, each with what was measured and a verdict", claims),
 ]
-AFTER = {"compare": report, "list": list_figures, "bench": draw_suite, "gpu": draw_stages}
+AFTER = {
+    "compare": report,
+    "list": list_figures,
+    "bench": draw_suite,
+    "gpu": draw_stages,
+    "verdict": write_verdict,
+}
 
 if __name__ == "__main__":
     interrupts.exit_at_once()

@@ -33,7 +33,12 @@ ESTIMATED = (
 FINAL = "final_validation_loss"
 """The metric that orders models when no run has a test loss: see `with_final_validation`."""
 
-NAMES = {"test_loss": "test loss", "test_bits_per_byte": "bits per byte", FINAL: "final validation loss"}
+NAMES = {
+    "test_loss": "test loss",
+    "test_bits_per_byte": "bits per byte",
+    WRONG: "share of wrong answers",
+    FINAL: "final validation loss",
+}
 
 SHARED = (
     "name",

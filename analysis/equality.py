@@ -106,6 +106,9 @@ def _rates(runs: pd.DataFrame) -> str:
     if (models["rates"] > 1).any():
         fixed = listing(models.loc[models["rates"] < 2, "model"], 20)
         return f"Learning rates: chosen on validation, but only one was tried for {fixed}."
+    studies = models["lr_study"].dropna().unique()
+    if len(studies) and models["lr_study"].notna().all():
+        return f"Learning rates: each model's own, {rates}, selected on validation in the study {listing(studies, 3)}."
     if models["lr"].nunique() == 1:
         return f"Learning rate: one for all, {rates}, which may suit some models better than others."
     return f"Learning rates: {rates}, none chosen in these runs."

@@ -80,9 +80,10 @@ def _steps(runs: pd.DataFrame) -> list[str]:
 def rate_caveats(runs: pd.DataFrame, selection: pd.DataFrame) -> list[str]:
     """Caveats about one learning rate for all models, unequal ones, or a sweep of some models only.
 
-    selection: `Results.selection`; rates that were selected for each model are as they should be.
+    selection: `Results.selection`; rates that were selected for each model are as they should be, those of an earlier
+    study too.
     """
-    return [] if len(selection) else within_tasks(runs, _rates)
+    return [] if len(selection) or runs["lr_study"].notna().all() else within_tasks(runs, _rates)
 
 
 def _rates(runs: pd.DataFrame) -> list[str]:

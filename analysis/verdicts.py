@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from analysis.errors import ResultsError
-from analysis.loading.tasks import model_names
 from analysis.matching import MATCHED, plain_transformers
 from analysis.rate_sweeps import at_best_rates
 from analysis.significance import Spread, against_baseline, rank_ranges, spread_of
@@ -80,7 +79,8 @@ def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> li
     model's name, of a task without the task; where it is None, or a family does not have it, the plain transformer, if
     there is just one. Raises ResultsError for a baseline that is in no family.
     """
-    chosen = _with_names(at_best_rates(runs))
+    chosen = at_best_rates(runs)
+    chosen = chosen.assign(**{WRONG: 1 - chosen["test_accuracy"]})
     chosen = chosen[chosen[metric].notna()]
     named = _named(chosen, baseline)
     if baseline is not None and not named.any():
@@ -92,15 +92,6 @@ def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> li
     return [
         _family(group.drop(columns="text"), _metric(group, metric), named[group.index]) for _, group in groups
     ]
-
-
-def _with_names(runs: pd.DataFrame) -> pd.DataFrame:
-    """Runs with WRONG, and as `model` what a model is called on every task."""
-    of_task = runs["task"].notna()
-    names = runs["model"].copy()
-    if of_task.any():
-        names[of_task] = model_names(runs[of_task])
-    return runs.assign(**{WRONG: 1 - runs["test_accuracy"]}, model=names)
 
 
 def _metric(runs: pd.DataFrame, metric: str) -> str:

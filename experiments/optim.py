@@ -66,6 +66,17 @@ def resolve_lr_min(config: OptimConfig) -> OptimConfig:
     return dataclasses.replace(config, lr_min=float(f"{ratio * config.lr:.12g}"), lr_min_ratio=None)
 
 
+def at_rate(config: OptimConfig, rate: float) -> OptimConfig:
+    """The recipe with another lr; lr_min keeps its ratio to lr, so that schedules of all rates have one shape.
+
+    A lr_min_ratio stays, and does the same. The rate is no study's any more.
+    """
+    lr_min = config.lr_min
+    if config.lr_min_ratio is None:
+        lr_min = float(f"{rate * config.lr_min / config.lr:.6g}")
+    return dataclasses.replace(config, lr=rate, lr_min=lr_min, lr_study=None)
+
+
 def lr_factor(step: int, config: OptimConfig, max_steps: int) -> float:
     """Learning rate at optimiser step `step` (from 0), as a factor of every group's initial one.
 

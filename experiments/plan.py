@@ -15,10 +15,11 @@ from experiments import data
 from experiments.checks import check_config
 from experiments.costs import resolve_steps
 from experiments.data.cache import content_hash
-from experiments.optim import resolve_lr_min
+from experiments.optim import at_rate, resolve_lr_min
 from experiments.presets import label
 from experiments.runs import SUMMARY, RunFolder
-from experiments.schema import Config
+from experiments.schema import Config, OptimConfig
+from experiments.studied_rates import studied_rate
 from zoo.errors import UserError
 from zoo.matching import match
 from zoo.model import letters_of
@@ -42,10 +43,15 @@ def identify(config: Config, letters: str, content: str) -> dict[str, Any]:
         "format": IDENTITY_FORMAT,
         "model": zoo.config.used(config.model, letters),
         "data": {"content": content, **deciding(config.data, DATA_KEYS)},
-        "recipe": {**deciding(config.trainer, TRAINER_KEYS), **deciding(config.optim)},
+        "recipe": {**deciding(config.trainer, TRAINER_KEYS), **_deciding_rates(config.optim)},
         "evaluate": deciding(config.evaluate, EVALUATE_KEYS),
         "seed": config.seed,
     }
+
+
+def _deciding_rates(optim: OptimConfig) -> dict[str, Any]:
+    """The optimiser's options; not where the rate comes from, which changes nothing."""
+    return deciding(dataclasses.replace(optim, lr_study=None))
 
 
 def as_format_1(identity: dict[str, Any], splits: list[str]) -> dict[str, Any]:
@@ -128,8 +134,23 @@ def plan(config: Config) -> Plan:
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)
+    config = dataclasses.replace(config, optim=_at_studied_rate(config, letters))
     identity, folder = _place(config, identify(config, letters, fingerprint_data(config.data)))
     return Plan(config, letters, identity, folder)
+
+
+def _at_studied_rate(config: Config, letters: str) -> OptimConfig:
+    """The recipe at the rate that optim.lr_study selected for the model; as it is where it names none."""
+    optim, study = config.optim, config.optim.lr_study
+    if study is None:
+        return optim
+    rate = studied_rate(study, label(config, letters))
+    if optim.lr not in (OptimConfig.lr, rate):
+        raise UserError(
+            f"optim.lr={optim.lr:g} and optim.lr_study={study} both set the learning rate; leave optim.lr out, or give "
+            "optim.lr_study=null with it"
+        )
+    return dataclasses.replace(at_rate(optim, rate), lr_study=study)
 
 
 def _place(config: Config, identity: dict[str, Any]) -> tuple[dict[str, Any], RunFolder]:

@@ -24,6 +24,8 @@ class OptimConfig:
     lr_min: learning rate at trainer.max_steps.
     lr_min_ratio: sets lr_min to this share of lr, 0 to 1, so that a sweep of rates keeps one shape of schedule (null:
         lr_min as it is). A run is named and recorded by the lr_min that it gives.
+    lr_study: a published study (results/published/NAME/selection.csv), whose rate for this model becomes lr, with
+        lr_min in its ratio to lr (null: lr as it is). A run is named by the rates that it gives.
     warmup_steps: optimiser steps of the warm-up.
     weight_decay: of projections, embeddings and what a block declares to decay; of nothing else.
     clip: largest gradient norm of a clipping group.
@@ -39,6 +41,7 @@ class OptimConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     lr_min_ratio: float | None = added(None, before=None)
+    lr_study: str | None = added(None, before=None)
 
 
 @dataclass
@@ -251,6 +254,18 @@ class CompareConfig:
 
 
 @dataclass
+class VerdictConfig:
+    """How job=verdict judges a block.
+
+    relative: the block of the same kind to compare with beside the transformer's, or "none" (null: the most alike).
+    lengths: sequence lengths at which sizes are counted and speeds measured.
+    """
+
+    relative: str | None = None
+    lengths: list[int] = field(default_factory=lambda: [256, 1024])
+
+
+@dataclass
 class GpuConfig:
     """How job=gpu runs its stages.
 
@@ -285,6 +300,7 @@ class Config:
     source: job=publish, where to get the text, if it has no public name.
     leave_out: job=publish, probe tables that are too large to commit.
     suite: job=bench, the suite to measure.
+    block: job=verdict, the block to be judged: a mixer, a residual scheme or a channel mixer.
     claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
     dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing.
     match: what the model is to have as much of as the plain transformer, within 1 %: "params" (beside the embedding) or
@@ -309,6 +325,7 @@ class Config:
     source: str | None = None
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
+    block: str | None = None
     claims: list[int] = field(default_factory=list)
     dry: bool = False
     match: str | None = None
@@ -324,6 +341,7 @@ class Config:
     bench: BenchConfig = field(default_factory=BenchConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    verdict: VerdictConfig = field(default_factory=VerdictConfig)
     gpu: GpuConfig = field(default_factory=GpuConfig)
 
 

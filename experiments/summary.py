@@ -98,6 +98,7 @@ def _recipe(config: Config, precision: str) -> dict[str, Any]:
         "precision": precision,
         "lr": o.lr,
         "lr_min": o.lr_min,
+        "lr_study": o.lr_study,
         "warmup_steps": o.warmup_steps,
         "weight_decay": o.weight_decay,
         "clip": o.clip,

@@ -13,7 +13,8 @@ from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import rates_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import styled, table_styles
-from analysis.plotting.task_panels import chance_text, task_panels, task_runs, tasks_text
+from analysis.plotting.task_panels import chance_text, task_panels, tasks_text
+from analysis.rate_sweeps import best_rates
 from analysis.statistics import curves_over_seeds
 
 FIGURES = (
@@ -33,7 +34,7 @@ COLUMNS = ("run", "model", "color", "seed", "rates", "task", "chance", "step", "
 
 def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per validation of a run, with the accuracy on what was scored of its split."""
-    runs = task_runs(results)
+    runs = best_rates(results)
     wanted = ["experiment", "run", "model", "color", "rates", "task", "chance", "training_set"]
     rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["step", "accuracy"])
     joined = rows.merge(runs[wanted], on=["experiment", "run"])

@@ -15,7 +15,8 @@ from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import rates_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import styled, table_styles
-from analysis.plotting.task_panels import chance_text, task_panels, task_runs, tasks_text
+from analysis.plotting.task_panels import chance_text, task_panels, tasks_text
+from analysis.rate_sweeps import best_rates
 from analysis.statistics import over_seeds
 from analysis.units import listing, whole
 
@@ -48,7 +49,7 @@ def table(results: Results) -> pd.DataFrame:
 
     Of the test split; value: the share of right answers.
     """
-    runs = task_runs(results)
+    runs = best_rates(results)
     wanted = [
         *("experiment", "run", "model", "color", "rates", "task", "hardness", "chance", "training_set"),
     ]

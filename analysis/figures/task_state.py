@@ -16,7 +16,8 @@ from analysis.plotting.axes import byte_axis, bytes_text
 from analysis.plotting.captions import rates_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, styled, table_styles
-from analysis.plotting.task_panels import chance_text, task_panels, task_runs, tasks_text
+from analysis.plotting.task_panels import chance_text, task_panels, tasks_text
+from analysis.rate_sweeps import best_rates
 from analysis.statistics import estimate
 from analysis.units import listing
 
@@ -39,7 +40,7 @@ COLUMNS = (
 
 def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per run; state_bytes: of one sequence at the task's length; series: the architecture."""
-    runs = task_runs(results).dropna(subset=["test_accuracy", "state_bytes_context"])
+    runs = best_rates(results).dropna(subset=["test_accuracy", "state_bytes_context"])
     if runs.empty:
         raise NoData(
             "no run of a synthetic task has both its test accuracy and its decode state at that length"

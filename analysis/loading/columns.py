@@ -170,6 +170,7 @@ RUN_COLUMNS: tuple[Column, ...] = (
     _setting("tokens_per_step", "Int64", "recipe.tokens_per_step", "tokens", "tokens in an optimiser step"),
     _setting("lr", "float64", "recipe.lr", "", "peak learning rate"),
     _setting("lr_min", "float64", "recipe.lr_min", "", "final learning rate"),
+    Column("lr_study", "str", "recipe.lr_study", "", "study that selected the rate", optional=True),
     _setting("warmup_steps", "Int64", "recipe.warmup_steps", "steps", "linear warm-up"),
     _setting("weight_decay", "float64", "recipe.weight_decay", "", "AdamW weight decay"),
     _setting("clip", "float64", "recipe.clip", "", "gradient norm limit", optional=True),

@@ -17,7 +17,7 @@ from analysis.loading.safe_read import leads_out, read_text
 
 SCHEMA = 1
 RUN_FILES = ("summary.json", "config.yaml", "identity.json", "metrics.csv", "failure.json", "checkpoints")
-NOT_RUNS = ("report", "published")
+NOT_RUNS = ("report", "published", "verdict")
 NEEDED = ("experiment", "run", "name")
 DEPTH = 2  # results / experiment / run
 RUN, EXPORT, FOREIGN, CLOSED, LINK = "run", "export", "foreign", "closed", "link"

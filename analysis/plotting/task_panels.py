@@ -7,22 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from analysis.loading.results import Results
-from analysis.loading.tasks import model_names
 from analysis.plotting.captions import seeds_text
 from analysis.plotting.style import INK, panels
-from analysis.rate_sweeps import best_rates
 from analysis.units import listing
 
 COLUMNS = 2
 HEIGHT = 2.3
 _TICKS = (0, 0.25, 0.5, 0.75, 1)
-
-
-def task_runs(results: Results) -> pd.DataFrame:
-    """Return the runs of tasks at each model's best rate, `model` being what it is called on every task."""
-    runs = best_rates(results.of_tasks)
-    return runs.assign(model=model_names(runs))
 
 
 def task_panels(table: pd.DataFrame, legend: float, height: float = HEIGHT) -> tuple[Figure, dict[str, Axes]]:

@@ -11,12 +11,12 @@ from typing import Any
 
 from experiments.compare.select import Selection
 from experiments.compare.trials import RATE, SPLIT, Trial
+from experiments.paths import SELECTION
 from experiments.plan import Plan
 from experiments.presets import model_color
 from experiments.sweep_display import model_names
 from zoo.files import write_atomic
 
-FILE = "selection.csv"
 COLUMNS = (
     "model",
     "color",
@@ -48,7 +48,7 @@ def write_record(folder: Path, selections: Sequence[Selection], confirmed: Seque
     for name, selection, plans in zip(names, selections, confirmed, strict=True):
         writer.writerows(_rows(name, selection, plans))
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / FILE, out.getvalue())
+    write_atomic(folder / SELECTION, out.getvalue())
 
 
 def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.nonfinite import NonFinite
+from experiments.optim import at_rate
 from experiments.plan import Plan, plan
 from experiments.schema import Config
 from zoo.errors import UserError
@@ -64,17 +65,11 @@ def make_trial(model: int, config: Config, settings: Settings) -> Trial:
 
 
 def with_settings(config: Config, settings: Settings) -> Config:
-    """A copy of a configuration with other values. Raises UserError for a key or value that it cannot have.
-
-    optim.lr_min keeps its ratio to optim.lr, so that schedules of all rates have one shape.
-    """
+    """A copy of a configuration with other values. Raises UserError for a key or value that it cannot have."""
     others = {key: value for key, value in settings.items() if key != RATE}
     changed = _with_others(config, others) if others else copy.deepcopy(config)
     if RATE in settings:
-        ratio = config.optim.lr_min / config.optim.lr
-        changed.optim.lr = settings[RATE]
-        if changed.optim.lr_min_ratio is None:  # which would say the same
-            changed.optim.lr_min = float(f"{settings[RATE] * ratio:.6g}")
+        changed.optim = at_rate(changed.optim, settings[RATE])
     return changed
 
 

@@ -13,7 +13,7 @@ from experiments.schema import Config
 from zoo.errors import UserError
 
 _DEPTH = 2  # results / experiment / run
-_NOT_RUNS = ("report", "published")
+_NOT_RUNS = ("report", "published", "verdict")
 
 
 def find_runs(config: Config) -> tuple[list[Path], list[str]]:

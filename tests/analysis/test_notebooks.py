@@ -69,7 +69,7 @@ def test_inspect_model_without_a_model_makes_one(tmp_path, monkeypatch):
     assert "sigma_max" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_inspect_model_of_a_run(tmp_path, monkeypatch):
     import zoo
 
@@ -81,7 +81,7 @@ def test_inspect_model_of_a_run(tmp_path, monkeypatch):
     assert "one stream: a fresh model with mhc instead" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_new_block(tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     text = run("new_block", tmp_path / "results", monkeypatch)

@@ -51,7 +51,7 @@ def named_mistakes(folder: Path) -> dict[str, tuple[list[str], str]]:
 @pytest.mark.parametrize(
     ("multirun", "names"),
     [
-        pytest.param(False, ("path", "heads"), id="two"),
+        pytest.param(False, ("path",), id="one"),
         pytest.param(False, None, id="single", marks=pytest.mark.long),
         pytest.param(True, None, id="multirun", marks=pytest.mark.long),
     ],

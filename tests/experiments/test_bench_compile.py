@@ -50,7 +50,7 @@ def compiler(*command: str, cwd: Path) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     words = [
         "job=bench",
@@ -72,7 +72,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     assert all(int(row["registers"]) > 0 and row["error"] == "" for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_kernel_that_does_not_compile_says_why(tmp_path):
     """What the interpreter does not see: Triton's variables keep their types in both branches."""
     (tmp_path / "mistaken.py").write_text(MISTAKEN)

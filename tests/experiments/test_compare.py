@@ -156,6 +156,7 @@ def test_halving_needs_a_validation_in_the_first_quarter(lab: Lab):
         start(lab.compose(*MODELS, *HALVING, "evaluate.splits=[validation,test]", "trainer.val_every=101"))
 
 
+@pytest.mark.long
 def test_a_pruned_setting_is_left_at_a_quarter_and_the_others_end_as_if_never_paused(lab: Lab):
     words = [*MODELS[2:], "trainer.max_steps=8", "trainer.val_every=1", "trainer.checkpoint_every=3"]
     words += [

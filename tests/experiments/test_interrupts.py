@@ -72,7 +72,7 @@ def test_ctrl_c_while_a_module_loads(lab: Lab, tmp_path: Path, monkeypatch, modu
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "job", ["train", *(pytest.param(job, marks=pytest.mark.long) for job in ("report", "probe"))]
+    "job", [pytest.param(job, marks=pytest.mark.long) for job in ("train", "report", "probe")]
 )
 def test_ctrl_c_while_workers_start(lab: Lab, finished: Lab, tmp_path: Path, monkeypatch, job: str):
     modules, marker = tmp_path / "modules", tmp_path / "marker"

@@ -43,7 +43,7 @@ def test_layouts_follow_the_reports_protocol_and_can_be_made_small(lab: Lab):
 @pytest.mark.parametrize(
     "experiment",
     [
-        pytest.param(x, marks=[] if x in ("quickstart", "wikitext103") else pytest.mark.long)
+        pytest.param(x, marks=[] if x == "wikitext103" else pytest.mark.long)
         for x in EXPERIMENTS
         if x != "layouts"  # its text is not here, and the test above is of it
     ],
@@ -140,6 +140,7 @@ def test_a_length_of_training_that_contradicts_or_is_none_is_refused(lab: Lab, w
     assert says in outcome.err
 
 
+@pytest.mark.long
 def test_presets_and_sizes_compose(lab: Lab):
     for group in ("model", "size"):
         for path in (CONF / group).glob("*.yaml"):

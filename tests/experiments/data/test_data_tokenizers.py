@@ -98,7 +98,7 @@ def test_training_twice_gives_the_same():
     assert train(texts, 500).to_json() == train(texts, 500).to_json()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_is_deterministic_whatever_the_threads():
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as one, context.Pool(1) as two:

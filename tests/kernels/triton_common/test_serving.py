@@ -25,7 +25,7 @@ def run_without_interpreter(backend: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_cpu_without_the_interpreter_is_told_how():
     refused = run_without_interpreter("triton")
     assert refused.returncode == 1

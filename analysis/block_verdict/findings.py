@@ -1,0 +1,72 @@
+"""Findings of a verdict: sentences that say in what a block is better, worse or equal, each from a number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis.block_verdict.measured import Measured
+
+BETTER, WORSE, EQUAL = "better", "worse", "equal"
+CLOSE = 0.01
+"""Counts that differ by less, as a share, are called equal."""
+
+
+class Finding(NamedTuple):
+    """A sentence; side: BETTER, WORSE or EQUAL; peer: the model compared with."""
+
+    side: str
+    peer: str
+    text: str
+
+
+def count_findings(measured: Measured) -> Iterator[Finding]:
+    """Yield what was counted: FLOPs of a token's forward pass, and bytes of decode state, at every length."""
+    for peer in measured.peers:
+        for tokens, rows in measured.sizes.groupby("tokens"):
+            by = rows.set_index("model")
+            for column, what in (
+                ("flops_forward", "FLOPs of a token's forward pass"),
+                ("state_bytes", "Decode state"),
+            ):
+                ratio = by[column][measured.name] / by[column][peer]
+                side = EQUAL if abs(ratio - 1) <= CLOSE else BETTER if ratio < 1 else WORSE
+                told = f"equal within {CLOSE:.0%}" if side == EQUAL else f"{ratio:.3g} times {peer}'s"
+                yield Finding(side, peer, f"{what} at {tokens:,} tokens: {told}, counted.")
+
+
+def speed_findings(measured: Measured) -> Iterator[Finding]:
+    """Yield the times of a training step, of prefill and of decoding; equal where the interval holds 1."""
+    own = measured.speeds[measured.speeds["model"] == measured.name]
+    for row in own.itertuples():
+        side = EQUAL if row.ratio_low <= 1 <= row.ratio_high else BETTER if row.ratio > 1 else WORSE
+        verb = {BETTER: "faster", WORSE: "slower", EQUAL: "not shown to differ in speed"}[side]
+        yield Finding(
+            side,
+            row.peer,
+            f"{row.mode.capitalize()} at {row.tokens:,} tokens: {verb}, {row.ratio:.2f} times {row.peer}'s speed (95 % "
+            f"interval {row.ratio_low:.2f} to {row.ratio_high:.2f}).",
+        )
+
+
+def contract_sentence(measured: Measured) -> str:
+    """Return the sentence on the contracts."""
+    rows, broken = measured.contracts, measured.condemned
+    if rows.empty:
+        return "Its contracts were not checked yet."
+    if broken.empty:
+        return f"{measured.name} keeps all {len(rows)} contracts ({rows['cases'].sum()} cases)."
+    return (
+        f"{measured.name} is condemned: it breaks {len(broken)} of {len(rows)} contracts, so that no loss of it would "
+        "mean anything, and nothing was trained."
+    )
+
+
+def broken_sentences(broken: pd.DataFrame) -> list[str]:
+    """Return a sentence for every broken contract, with its first failure."""
+    return [
+        f"Broken: {row.contract} ({row.failed} of {row.cases} cases; {row.case}: {row.reason})"
+        for row in broken.itertuples()
+    ]

@@ -1,0 +1,106 @@
+"""The page of a verdict, index.html and verdict.md in results/NAME/verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from analysis import units
+from analysis.block_verdict.findings import (
+    BETTER,
+    EQUAL,
+    WORSE,
+    Finding,
+    broken_sentences,
+    contract_sentence,
+    count_findings,
+    speed_findings,
+)
+from analysis.block_verdict.learned import learned_findings
+from analysis.block_verdict.measured import FOLDER, Measured, read_measured
+from analysis.block_verdict.untold import untold
+from analysis.files import refuse_link, write_text
+from analysis.loading.results import Results
+from analysis.report.rendering import environment
+
+_HEADINGS = {BETTER: "Better", WORSE: "Worse", EQUAL: "Equal, or not shown to differ"}
+
+
+class Beside(NamedTuple):
+    """Findings beside one model, by heading."""
+
+    peer: str
+    groups: dict[str, list[str]]
+
+
+class Page(NamedTuple):
+    """What the page shows: sentences first, then the tables behind them."""
+
+    name: str
+    title: str
+    source: str
+    contracts: str
+    broken: list[str]
+    beside: list[Beside]
+    untold: list[str]
+    measured: Measured
+    report: bool
+
+
+def gather(measured: Measured, results: Results | None) -> Page:
+    """Gather the page; results: the runs of the verdict, None where nothing was trained."""
+    findings = [*count_findings(measured), *speed_findings(measured)]
+    if results is not None:
+        findings = [*learned_findings(measured, results), *findings]
+    block = measured.record["block"]
+    return Page(
+        measured.name,
+        str(block.get("title", "")),
+        str(block.get("source", "")),
+        contract_sentence(measured),
+        broken_sentences(measured.condemned),
+        [Beside(peer, _grouped(findings, peer)) for peer in measured.peers] if findings else [],
+        untold(measured, None if results is None else results.runs),
+        measured,
+        results is not None,
+    )
+
+
+def _grouped(findings: list[Finding], peer: str) -> dict[str, list[str]]:
+    return {
+        heading: [one.text for one in findings if one.peer == peer and one.side == side]
+        for side, heading in _HEADINGS.items()
+    }
+
+
+def write_verdict(folder: Path, results: Results | None) -> Path:
+    """Write the page and its Markdown into results/NAME/verdict, atomically; returns the page's path.
+
+    folder: results/NAME. Raises ResultsError where there is no verdict, it is damaged, or its folder is a link.
+    """
+    place = folder / FOLDER
+    page = gather(read_measured(folder), results)
+    refuse_link(place)
+    write_text(
+        place / "verdict.md", environment(autoescape=False).get_template("verdict.md.j2").render(page=page)
+    )
+    jinja = environment(autoescape=True)
+    return write_text(
+        place / "index.html", jinja.get_template("verdict.html.j2").render(page=page, shown=_shown)
+    )
+
+
+def _shown(value: object) -> str:
+    """A cell of a table: counts whole, other numbers with four digits."""
+    if not isinstance(value, float):
+        return str(value)
+    if pd.isna(value):
+        return units.MISSING
+    return units.whole(value) if value == round(value) else f"{value:.4g}"
+
+
+def lines(page_folder: Path) -> list[str]:
+    """Return the sentences of a written verdict, for the terminal."""
+    return (page_folder / "verdict.md").read_text(encoding="utf-8").splitlines()

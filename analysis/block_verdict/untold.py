@@ -1,0 +1,31 @@
+"""What a verdict of an hour cannot tell, from what was trained and measured."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis.block_verdict.measured import Measured
+from analysis.units import engineering, listing, whole
+
+
+def untold(measured: Measured, runs: pd.DataFrame | None) -> list[str]:
+    """Return a sentence for every limit of this verdict."""
+    found = []
+    if runs is not None and len(runs):
+        sizes = listing(whole(value) for value in sorted(runs["parameters_non_embedding"].unique()))
+        contexts = listing(whole(value) for value in sorted(runs["seq_len"].unique()))
+        budgets = listing(engineering(value) for value in sorted(runs["tokens"].unique()))
+        found = [
+            f"Larger models: these have {sizes} parameters beside the embedding.",
+            f"Longer training: each run saw {budgets} tokens; an order may turn with more.",
+            f"Longer contexts: trained with {contexts} tokens.",
+        ]
+        if runs["chance"].isna().all():
+            found.append("Recall, state tracking and other abilities: only a text was trained on here.")
+    lengths = listing(whole(value) for value in sorted(measured.speeds["tokens"].unique()))
+    if lengths:
+        machines = listing(measured.speeds["machine"].unique())
+        found.append(f"Speed elsewhere: measured at {lengths} tokens, batch 1, on {machines}.")
+        if (measured.speeds["device"] == "cpu").all():
+            found.append("Speed on a GPU: unmeasured.")
+    return [*found, "Other options: the block was taken with its defaults."]

@@ -1,0 +1,115 @@
+"""The measurements of a verdict beside training, each done once: tables in results/NAME/verdict, and their record."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import inspect
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import machine
+from experiments.schema import Config
+from experiments.verdict import contracts, sizes, speeds
+from zoo import registry
+from zoo.config import ModelConfig
+from zoo.errors import UserError
+from zoo.files import write_atomic, write_json
+
+FOLDER, RECORD = "verdict", "verdict.json"
+Rows = list[dict[str, Any]]
+
+
+def open_verdict(config: Config, block: registry.Block, models: dict[str, ModelConfig]) -> Path:
+    """The folder results/NAME/verdict, made with its record verdict.json; the one that is there where it is the same.
+
+    The record says which block is judged, which models and lengths, the hash of the block's file, and the machine.
+    Raises UserError where the folder holds the verdict on another block, or on this one before its file was changed.
+    """
+    folder = Path(config.results) / config.name / FOLDER
+    names = list(models)
+    deciding = {
+        "block": {"kind": block.kind, "name": block.name, "title": block.title, "source": block.source},
+        "relative": names[2] if len(names) > 2 else None,
+        "file": _hash(block),
+        "models": {name: dataclasses.asdict(model) for name, model in models.items()},
+        "lengths": config.verdict.lengths,
+        "match": config.match,
+    }
+    deciding = json.loads(json.dumps(deciding))
+    path = folder / RECORD
+    if path.is_file():
+        before = _read(path)
+        off = [key for key, value in deciding.items() if before.get(key) != value]
+        if off:
+            raise UserError(
+                f"{folder} holds a verdict with another {' and '.join(off)} than now; give name=... for a new one, or "
+                "remove that folder and the runs beside it"
+            )
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(
+        path,
+        deciding | {"machine": machine.describe(machine.pick(config.device)), "commit": machine.commit()[0]},
+    )
+    return folder
+
+
+def _hash(block: registry.Block) -> str:
+    """Hash of the file that defines a block: what was measured of it holds until the file is changed."""
+    source = inspect.getsourcefile(block.cls)
+    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source else ""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read ({error}); remove its folder to measure again") from error
+    return found if isinstance(found, dict) else {}
+
+
+def check_contracts(folder: Path, block: registry.Block) -> Rows:
+    """The rows of contracts.csv (`contracts.run_contracts`)."""
+    return _once(folder / "contracts.csv", contracts.COLUMNS, lambda: contracts.run_contracts(block))
+
+
+def measure_sizes(folder: Path, config: Config, models: dict[str, ModelConfig]) -> Rows:
+    """The rows of sizes.csv (`sizes.size_rows`), at all lengths."""
+    lengths = config.verdict.lengths
+    return _once(
+        folder / "sizes.csv",
+        sizes.COLUMNS,
+        lambda: [row for length in lengths for row in sizes.size_rows(config, models, length)],
+    )
+
+
+def measure_speeds(folder: Path, config: Config, models: dict[str, ModelConfig]) -> Rows:
+    """The rows of speeds.csv (`speeds.speed_rows`), at all lengths."""
+    lengths = config.verdict.lengths
+    return _once(
+        folder / "speeds.csv",
+        speeds.COLUMNS,
+        lambda: [
+            row
+            for length in lengths
+            for mode in speeds.MODES
+            for row in speeds.speed_rows(config, models, length, mode)
+        ],
+    )
+
+
+def _once(path: Path, columns: Sequence[str], measure: Callable[[], Rows]) -> Rows:
+    """The rows of a table, measured and written where it is not there; always as they are read, all text."""
+    if not path.is_file():
+        out = io.StringIO()
+        writer = csv.DictWriter(out, columns, lineterminator="\n", extrasaction="ignore", restval="")
+        writer.writeheader()
+        writer.writerows(measure())
+        write_atomic(path, out.getvalue())
+    with path.open(encoding="utf-8", newline="") as rows:
+        return list(csv.DictReader(rows))

@@ -1,0 +1,118 @@
+"""The page of job=verdict: every sentence from a number, on the side its interval says; no stranger's text as code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import ResultsError, load_results
+from analysis.block_verdict.page import write_verdict
+
+MODEL = {"residual": {"name": "add"}, "channel": {"name": "swiglu"}}
+RECORD = {
+    "block": {"kind": "mixer", "name": "kda", "title": "Kimi <b>delta</b> attention", "source": "a paper"},
+    "relative": "mesanet",
+    "models": {
+        name: {"pattern": letter, **MODEL}
+        for name, letter in (("transformer", "F"), ("kda", "K"), ("mesanet", "M"))
+    },
+}
+CONTRACTS = [("the future changes nothing", 4, 0, 0, "", ""), ("saved", 2, 0, 0, "", "")]
+BROKEN = [CONTRACTS[0], ("saved", 2, 1, 0, "mixer-kda", "AssertionError: <script>")]
+SIZES = [
+    ("transformer", 256, 1000, 2e6, 4096),
+    ("kda", 256, 1001, 1e6, 4100),
+    ("mesanet", 256, 1000, 1e6, 1024),
+]
+SPEEDS = [("kda", "transformer", "prefill", 1.4, 1.2, 1.5), ("kda", "transformer", "decode", 0.9, 0.8, 1.1)]
+
+
+def write(folder: Path, contracts=CONTRACTS, sizes=SIZES, speeds=SPEEDS) -> Path:
+    place = folder / "verdict"
+    place.mkdir(parents=True)
+    (place / "verdict.json").write_text(json.dumps(RECORD))
+    columns = ["contract", "cases", "failed", "skipped", "case", "reason"]
+    pd.DataFrame(contracts, columns=columns).to_csv(place / "contracts.csv", index=False)
+    if sizes:
+        columns = ["model", "tokens", "parameters_non_embedding", "flops_forward", "state_bytes"]
+        pd.DataFrame(sizes, columns=columns).to_csv(place / "sizes.csv", index=False)
+    if speeds:
+        columns = ["model", "peer", "mode", "ratio", "ratio_low", "ratio_high"]
+        more = {"tokens": 256, "milliseconds_median": 2.0, "machine": "a processor", "device": "cpu"}
+        pd.DataFrame(speeds, columns=columns).assign(**more).to_csv(place / "speeds.csv", index=False)
+    return folder
+
+
+def sections(page: Path) -> dict[str, list[str]]:
+    """The sentences of verdict.md by "peer: heading"."""
+    found, peer, group = {}, "", ""
+    for line in page.with_name("verdict.md").read_text().splitlines():
+        if line.startswith("## "):
+            peer, group = line.removeprefix("## "), ""
+        elif line.endswith(":"):
+            group = f": {line[:-1]}"
+        elif line.startswith("- "):
+            found.setdefault(peer + group, []).append(line[2:])
+    return found
+
+
+def test_what_was_counted_and_timed_stands_on_the_side_that_its_interval_says(tmp_path):
+    found = sections(write_verdict(write(tmp_path), None))
+    assert found["Beside transformer: Better"] == [
+        "FLOPs of a token's forward pass at 256 tokens: 0.5 times transformer's, counted.",
+        "Prefill at 256 tokens: faster, 1.40 times transformer's speed (95 % interval 1.20 to 1.50).",
+    ]
+    assert found["Beside transformer: Equal, or not shown to differ"] == [
+        "Decode state at 256 tokens: equal within 1%, counted.",
+        "Decode at 256 tokens: not shown to differ in speed, 0.90 times transformer's speed (95 % interval 0.80 to "
+        "1.10).",
+    ]
+    assert found["Beside mesanet: Worse"] == ["Decode state at 256 tokens: 4 times mesanet's, counted."]
+    assert "Speed on a GPU: unmeasured." in found["What this cannot tell"]
+
+
+@pytest.mark.parametrize(
+    ("gap", "heading", "verb"),
+    [
+        (-0.5, "Better", "lower"),
+        (0.5, "Worse", "higher"),
+        (0.0, "Equal, or not shown to differ", "not shown to differ"),
+    ],
+)
+def test_losses_are_compared_with_the_transformer_and_with_the_relative(
+    tmp_path, write_run, gap, heading, verb
+):
+    folder = write(tmp_path / "exp", sizes=(), speeds=())
+    for name, letter, loss in (("transformer", "F", 3.0), ("kda", "K", 3 + gap), ("mesanet", "M", 3 + gap)):
+        for seed in range(3):
+            changes = {"preset": name if letter == "F" else None, "pattern": letter * 4}
+            write_run(folder, name, seed, loss + 0.01 * seed, model=changes, option=name)
+    found = sections(write_verdict(folder, load_results(folder)))
+    (said,) = found[f"Beside transformer: {heading}"]
+    assert verb in said
+    assert "against transformer" in said
+    (same,) = found["Beside mesanet: Equal, or not shown to differ"]
+    assert "not shown to differ" in same
+    assert any(line.startswith("Longer contexts: trained with") for line in found["What this cannot tell"])
+
+
+def test_a_block_that_breaks_a_contract_is_condemned_on_the_first_screen(tmp_path):
+    page = write_verdict(write(tmp_path, BROKEN, sizes=(), speeds=()), None)
+    text = page.read_text()
+    assert "kda is condemned: it breaks 1 of 2 contracts" in text
+    assert "Broken: saved (1 of 2 cases; mixer-kda: AssertionError: &lt;script&gt;)" in text
+    assert "<script>" not in text
+    assert "<b>delta" not in text
+
+
+def test_no_verdict_or_a_damaged_one_is_said(tmp_path):
+    with pytest.raises(ResultsError, match="has no verdict; make one"):
+        write_verdict(tmp_path, None)
+    folder = write(tmp_path)
+    for name, content in (("sizes.csv", "model\nkda\n"), ("verdict.json", "[]")):
+        (folder / "verdict" / name).write_text(content)
+        with pytest.raises(ResultsError, match="cannot be read"):
+            write_verdict(folder, None)
