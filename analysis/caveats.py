@@ -7,10 +7,11 @@ import json
 import pandas as pd
 
 from analysis import context_use, machines, matching, recipes, speeds, still_falling, text_uncertainty
-from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
+from analysis.comparison import FINAL, NAMES, order_metric, scored, with_final_validation
 from analysis.loading import probed_steps, selection
 from analysis.loading.probe_tables import FOLDER, interrupted, records
 from analysis.loading.results import Results
+from analysis.rate_sweeps import unique_seeds
 from analysis.recipes import counted
 from analysis.units import listing, whole
 

@@ -10,7 +10,7 @@ import pandas as pd
 from analysis.answer import accuracy_text, difference_text, rank_text
 from analysis.loading.results import Results
 from analysis.matching import deviations
-from analysis.rate_sweeps import unique_seeds, with_selection
+from analysis.rate_sweeps import sweeps_as_models, with_selection
 from analysis.statistics import estimate
 from analysis.units import engineering, number, visible
 from analysis.verdicts import COLUMNS, WRONG, Family, families
@@ -41,6 +41,7 @@ NAMES = {
 }
 
 SHARED = (
+    "model",
     "name",
     "preset",
     "pattern",
@@ -101,7 +102,7 @@ def compare(runs: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
     known = set(scored(runs).index)
     rows = [
         _summarise(label, group, group.index.isin(known))
-        for label, group in unique_seeds(runs).groupby("label", sort=False)
+        for label, group in sweeps_as_models(runs).groupby("label", sort=False)
     ]
     tables = [_differences(family) for family in families(runs, order_metric(runs), baseline)]
     compared = pd.concat(tables or [pd.DataFrame(columns=list(COLUMNS))])

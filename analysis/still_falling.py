@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.comparison import unique_seeds
 from analysis.loading.results import Results
+from analysis.rate_sweeps import unique_seeds
 from analysis.units import listing
 
 LAST = 0.2

@@ -9,11 +9,9 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import rates_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import styled, table_styles
-from analysis.plotting.task_panels import chance_text, task_panels, tasks_text
+from analysis.plotting.style import styled
+from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
 from analysis.rate_sweeps import best_rates
 from analysis.statistics import curves_over_seeds
 
@@ -46,18 +44,11 @@ def table(results: Results) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Draw a line for each model, the mean over its seeds, with a band from lowest to highest; a panel a task."""
-    styles = table_styles(table, "model")
-    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2))
-    for task, axes in places.items():
-        rows = table[table["task"] == task]
-        for model, style in styles.items():
-            curve = curves_over_seeds(rows[rows["model"] == model], "step", "accuracy")
-            if len(curve):
-                draw_line(axes, curve, style, model, markevery=max(1, len(curve) // 8))
+    figure, places = model_panels(table, lambda rows: curves_over_seeds(rows, "step", "accuracy"))
+    for axes in places.values():
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set_xlabel("training steps")
-    legend_below(figure, legend_entries(styles))
     return figure
 
 

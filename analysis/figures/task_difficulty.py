@@ -11,11 +11,10 @@ from matplotlib.ticker import MaxNLocator
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, length_axis
+from analysis.plotting.axes import length_axis
 from analysis.plotting.captions import rates_text
-from analysis.plotting.legends import legend_below, legend_entries
-from analysis.plotting.style import styled, table_styles
-from analysis.plotting.task_panels import chance_text, task_panels, tasks_text
+from analysis.plotting.style import styled
+from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
 from analysis.rate_sweeps import best_rates
 from analysis.statistics import over_seeds
 from analysis.units import listing, whole
@@ -86,15 +85,9 @@ def _bucketed(rows: pd.DataFrame) -> pd.DataFrame:
 @styled
 def draw(table: pd.DataFrame) -> Figure:
     """Draw a line for each model, the mean over its seeds, with a band from lowest to highest; a panel a task."""
-    styles = table_styles(table, "model")
-    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2))
+    figure, places = model_panels(table, lambda rows: over_seeds(rows, "difficulty"))
     for task, axes in places.items():
-        rows = table[table["task"] == task]
-        for model, style in styles.items():
-            if (rows["model"] == model).any():
-                draw_line(axes, over_seeds(rows[rows["model"] == model], "difficulty"), style, model)
-        _difficulty_axis(axes, rows)
-    legend_below(figure, legend_entries(styles))
+        _difficulty_axis(axes, table[table["task"] == task])
     return figure
 
 

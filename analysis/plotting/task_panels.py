@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
+from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import seeds_text
-from analysis.plotting.style import INK, panels
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import INK, panels, table_styles
 from analysis.units import listing
 
 COLUMNS = 2
@@ -37,6 +41,23 @@ def task_panels(table: pd.DataFrame, legend: float, height: float = HEIGHT) -> t
     for empty in places[len(levels) :]:
         empty.set_axis_off()
     return figure, dict(zip(levels.index, places, strict=False))
+
+
+def model_panels(
+    table: pd.DataFrame, curve: Callable[[pd.DataFrame], pd.DataFrame]
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return `task_panels` with a line and a band for each model, and the legend.
+
+    curve: mean, min and max over seeds of the rows of a model and task, by what is drawn to the right.
+    """
+    styles = table_styles(table, "model")
+    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2))
+    for (task, model), rows in table.groupby(["task", "model"]):
+        found = curve(rows)
+        if len(found):
+            draw_line(places[task], found, styles[model], model, markevery=max(1, len(found) // 8))
+    legend_below(figure, legend_entries(styles))
+    return figure, places
 
 
 def chance_text(table: pd.DataFrame) -> str:

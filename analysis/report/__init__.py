@@ -84,7 +84,9 @@ def _make(folder: Path) -> None:
 
 
 def _write_tables(results: Results, content: Content, folder: Path) -> None:
-    compared = {part.file: (part.rows.drop(columns="dot"), part.fields) for part in content.compared}
+    compared = {
+        part.file: (part.rows.drop(columns=["series", "dot"]), part.fields) for part in content.compared
+    }
     nothing: tuple[pd.DataFrame, tuple] = (pd.DataFrame(), ())
     for name, (frame, fields) in {
         "comparison": nothing,

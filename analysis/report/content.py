@@ -56,12 +56,12 @@ class DrawnRun(NamedTuple):
 class Content:
     """Content of a report.
 
-    comparison: analysis.comparison.compare, with `dot`, the model's colour; compared: the same as tables of text and of
-    synthetic tasks. tasks: models x tasks. runs: Results.runs, with `anchor` (its place on the page), `config` and
-    `probes` (the texts of config.yaml and probes.json, or None) and `described` (its blocks); run_fields: their
-    columns. answers: what the comparison says, in sentences. figures: all figures; sections: the same by section.
-    metric: the metric that ranks the models of text; speeds: the load while each run trained. layouts: tables of the
-    named layouts, empty where there are fewer than two.
+    comparison: analysis.comparison.compare, with `series`, the model's name in figures, and `dot`, its colour; compared:
+    the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with `anchor` (its place
+    on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its blocks);
+    run_fields: their columns. answers: what the comparison says, in sentences. figures: all figures; sections: the same
+    by section. metric: the metric that ranks the models of text; speeds: the load while each run trained. layouts:
+    tables of the named layouts, empty where there are fewer than two.
     """
 
     title: str
@@ -122,8 +122,9 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
     runs = with_final_validation(results)
     table, metric = compare(runs, baseline), order_metric(runs)
     tasks = task_page(results, baseline)
-    styles = series_styles(zip(table["label"], table["color"], strict=True))
-    table = table.assign(dot=[styles[label].color for label in table["label"]])
+    series = table["model"].where(table["task"].notna(), table["label"])  # what figures draw
+    styles = series_styles(zip(series, table["color"], strict=True))
+    table = table.assign(series=series, dot=[styles[one].color for one in series])
     shown = draw_figures(results, figures, workers)
     written = samples(results, list(table["label"]))
     detailed = _detailed(results)

@@ -120,13 +120,9 @@ _QUALITY = slice(9, 13)
 
 TASK_COMPARISON = (
     *COMPARISON[:2],
-    Field(
-        "difference",
-        difference_text,
-        "from the baseline",
-        "difference",
-        "number",
-        "of mean accuracies, positive: better; all intervals of a task together hold the truth with 95 %",
+    replace(
+        COMPARISON[2],
+        note="of mean accuracies, positive: better; all intervals of a task together hold the truth with 95 %",
     ),
     *COMPARISON[3 : _QUALITY.start],
     Field(

@@ -26,9 +26,9 @@ _COUNTED = {
 
 
 class TaskPage(NamedTuple):
-    """Models x tasks: fields and rows of the table (label, dot, and for each task its mean and its cell's text).
+    """Models x tasks: the fields and rows of the table.
 
-    note: how to read it; long: the same with a row a model and task, full precision. Empty where no task was tested.
+    rows: label, series, dot, and for each task its mean and its cell's text; note: how to read it; long: the same with a row a model and task, full precision. Empty where no task was tested.
     """
 
     fields: tuple[Field, ...] = ()
@@ -70,7 +70,7 @@ def _means(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _row(model: str, color: str, cells: pd.DataFrame, tasks: list[str]) -> dict[str, Any]:
-    row = {"label": model, "dot": color, "beside": _beside(cells)}
+    row = {"label": model, "series": model, "dot": color, "beside": _beside(cells)}
     for place, task in enumerate(tasks):
         of_task = list(cells[cells["task"] == task].itertuples(index=False))
         row |= {f"mean_{place}": of_task[0].accuracy if of_task else float("nan")}
