@@ -56,12 +56,12 @@ class DrawnRun(NamedTuple):
 class Content:
     """Content of a report.
 
-    comparison: analysis.comparison.compare, with `series`, the model's name in figures, and `dot`, its colour; compared:
-    the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with `anchor` (its place
-    on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its blocks);
-    run_fields: their columns. answers: what the comparison says, in sentences. figures: all figures; sections: the same
-    by section. metric: the metric that ranks the models of text; speeds: the load while each run trained. layouts:
-    tables of the named layouts, empty where there are fewer than two.
+    comparison: analysis.comparison.compare, with `series`, the model's name in figures, and `dot`, its colour;
+    compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with
+    `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
+    `described` (its blocks); run_fields: their columns. answers: what the comparison says, in sentences. figures: all
+    figures; sections: the same by section. metric: the metric that ranks the models of text; speeds: the load while
+    each run trained. layouts: tables of the named layouts, empty where there are fewer than two.
     """
 
     title: str

@@ -26,9 +26,10 @@ _COUNTED = {
 
 
 class TaskPage(NamedTuple):
-    """Models x tasks: the fields and rows of the table.
+    """Models x tasks: the fields and rows of the table. Empty where no task was tested.
 
-    rows: label, series, dot, and for each task its mean and its cell's text; note: how to read it; long: the same with a row a model and task, full precision. Empty where no task was tested.
+    rows: label, series, dot, and for each task its mean and its cell's text. note: how to read it; long: the same with
+    a row a model and task, full precision.
     """
 
     fields: tuple[Field, ...] = ()
