@@ -18,6 +18,7 @@ from experiments.data import resolve_task
 from experiments.paths import CONF
 from experiments.presets import presets_to_compare
 from experiments.unused_options import unused_options
+from zoo.errors import UserError
 
 
 def compose(
@@ -39,12 +40,15 @@ def compose(
     OmegaConf.register_new_resolver(
         "architectures", lambda: ",".join(presets_to_compare()), replace=True
     )  # in its sweeps
+    OmegaConf.register_new_resolver("for_size", for_size, replace=True)
     composed: list[DictConfig] = []
+    chosen: list[DictConfig] = []
     words: list[str] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
     def collect(node: DictConfig) -> None:
         words.extend(HydraConfig.get().overrides.task)
+        chosen.append(HydraConfig.get().runtime.choices)
         composed.append(node)  # nothing that can fail, or Hydra would print about it
 
     with tempfile.TemporaryDirectory() as folder, _help_texts_unchecked():
@@ -54,6 +58,8 @@ def compose(
         except SystemExit as end:  # after --help
             if end.code:
                 raise
+    for choices in chosen:
+        check_recipe(choices.recipe, choices.data)
     typed = OmegaConf.structured(schema.Config)
     configs = [to_config(node, typed) for node in composed]
     for config in configs:
@@ -61,6 +67,20 @@ def compose(
     for line in unused_options(words, configs) if notify else ():
         notify(line)
     return configs
+
+
+def check_recipe(recipe: str | None, data: str) -> None:
+    """Refuse a recipe that has nothing for the data. Raises UserError."""
+    known = sorted(path.stem for path in (CONF / "recipe" / str(recipe)).glob("*.yaml"))
+    if recipe is not None and data not in known:
+        raise UserError(
+            f"recipe={recipe} has no settings for data={data}, only for {', '.join(known)}; leave it out"
+        )
+
+
+def for_size(size: str, here: str, otherwise: str, _root_: DictConfig) -> str:
+    """In sweeps of an experiment: the one value where the command says size=SIZE, else the other."""
+    return here if _root_.hydra.runtime.choices["size"] == size else otherwise
 
 
 def to_config(node: DictConfig, typed: DictConfig | None = None) -> schema.Config:

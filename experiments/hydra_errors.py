@@ -135,7 +135,7 @@ def known_keys() -> list[str]:
     """All dotted keys of the schema, and the group names."""
     from experiments.schema import Config
 
-    return ["model", "size", "data", *_keys(Config())]
+    return ["model", "size", "data", "recipe", *_keys(Config())]
 
 
 def _keys(node: object, prefix: str = "") -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from experiments.compare.select import Selection
 from experiments.compare.trials import RATE, SPLIT, Trial
+from experiments.data import task_label
 from experiments.paths import SELECTION
 from experiments.plan import Plan
 from experiments.presets import model_color
@@ -18,6 +19,7 @@ from experiments.sweep_display import model_names
 from zoo.files import write_atomic
 
 COLUMNS = (
+    "task",
     "model",
     "color",
     "lr",
@@ -35,8 +37,9 @@ COLUMNS = (
 def write_record(folder: Path, selections: Sequence[Selection], confirmed: Sequence[Sequence[Plan]]) -> None:
     """Write the record, atomically.
 
-    Columns: the model's name and colour; lr, and the other settings as "key=value key=value"; the seed and run of the
-    selection; its loss on the whole validation split (empty where it diverged or was pruned); status, "complete",
+    Columns: the synthetic task with its options (empty for text); the model's name and colour; lr, and the other
+    settings as "key=value key=value"; the seed and run of the selection; its loss on the whole validation split (empty
+    where it diverged or was pruned); status, "complete",
     "diverged" or "pruned" (left by compare.halving before its last step); chosen, whether the model is confirmed with
     these settings; edge, of a chosen row, the end of the rates tried that it is at; confirmed_by, of a chosen row, the
     runs that confirm it. confirmed: by model, the runs that confirm it.
@@ -56,6 +59,7 @@ def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterato
     for trial in sorted(selection.trials, key=lambda t: (t.settings[RATE], settings_text(t))):
         planned, chosen = trial.planned, trial is best
         yield {
+            "task": task_label(planned.config.data),
             "model": name,
             "color": model_color(planned.config.model, planned.letters),
             "lr": repr(trial.settings[RATE]),

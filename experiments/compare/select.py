@@ -16,7 +16,7 @@ from zoo.errors import UserError
 
 @dataclasses.dataclass
 class Selection:
-    """The trials of one model so far."""
+    """The trials of one model, on one task, so far."""
 
     config: Config
     trials: list[Trial]
@@ -42,17 +42,13 @@ def start(configs: Sequence[Config]) -> list[Selection]:
 
     Everything that may be trained later is checked too. Raises UserError.
     """
-    compare = configs[0].compare
-    _check(compare.extend, compare.seeds)
-    rates.check(compare.rates)
-    ends = rates.farthest(compare.rates, compare.extend)
-    if compare.halving:
-        halving.halving_step(configs[0])
+    for config in configs:
+        _check(config)
     found = []
     for place, config in enumerate(configs):
-        for rate in ends:
+        for rate in rates.farthest(config.compare.rates, config.compare.extend):
             _try_reach(place, config, rate)
-        found.append(Selection(config, _trials(place, config, compare.rates)))
+        found.append(Selection(config, _trials(place, config, config.compare.rates)))
     return found
 
 
@@ -81,14 +77,20 @@ def select(selections: Sequence[Selection], record: Callable[[], None]) -> None:
 
 def _train_round(selections: Sequence[Selection]) -> None:
     """Train the trials of all models, with compare.halving only the better half of each model's to the end."""
-    trials = [trial for selection in selections for trial in selection.trials]
-    if selections[0].config.compare.halving:
-        begun = [trial for trial in trials if halving.early_loss(trial) is None]
-        _train([halving.first_part(trial) for trial in begun])
-        _require([halving.early_loss(trial) is not None for trial in trials])
-        trials = [trial for selection in selections for trial in halving.better_half(selection.trials)]
+    halved = [trial for selection in selections if _halves(selection) for trial in selection.trials]
+    _train([halving.first_part(trial) for trial in halved if halving.early_loss(trial) is None])
+    _require([halving.early_loss(trial) is not None for trial in halved])
+    trials = [trial for selection in selections for trial in _to_the_end(selection)]
     _train([trial.planned for trial in trials if not _known(trial)])
     _require([_known(trial) for trial in trials])
+
+
+def _halves(selection: Selection) -> bool:
+    return selection.config.compare.halving
+
+
+def _to_the_end(selection: Selection) -> list[Trial]:
+    return halving.better_half(selection.trials) if _halves(selection) else selection.trials
 
 
 def _train(plans: list[Plan]) -> None:
@@ -135,7 +137,11 @@ def _try_reach(place: int, config: Config, rate: float) -> None:
         ) from error
 
 
-def _check(extend: int, seeds: int) -> None:
-    for key, value, least in (("extend", extend, 0), ("seeds", seeds, 1)):
+def _check(config: Config) -> None:
+    compare = config.compare
+    for key, value, least in (("extend", compare.extend, 0), ("seeds", compare.seeds, 1)):
         if value < least:
             raise UserError(f"compare.{key}={value} must be at least {least}")
+    rates.check(compare.rates)
+    if compare.halving:
+        halving.halving_step(config)

@@ -7,7 +7,7 @@ from experiments.data.pipeline import check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS
 from experiments.data.task_options import resolve_task
 from experiments.data.task_registry import TASKS
-from experiments.data.task_set import Sequences, TaskSet
+from experiments.data.task_set import Sequences, TaskSet, task_label
 from experiments.data.tokenization import TOKENIZERS
 
 __all__ = [
@@ -27,4 +27,5 @@ __all__ = [
     "fingerprint",
     "prepare",
     "resolve_task",
+    "task_label",
 ]

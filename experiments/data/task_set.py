@@ -14,7 +14,7 @@ from experiments.data.config import DataConfig
 from experiments.data.draws import Draws
 from experiments.data.task_batches import TRAIN, TaskBatches
 from experiments.data.task_options import NO_TOKENIZER, make_task
-from experiments.data.task_registry import IGNORE, Drawn, Task
+from experiments.data.task_registry import IGNORE, TASKS, Drawn, Task
 from zoo.errors import UserError
 from zoo.options import deciding
 
@@ -141,6 +141,11 @@ class TaskSet:
                 for name, part in self._held_out.items()
             },
         }
+
+
+def task_label(config: DataConfig) -> str:
+    """The task and its options (`TaskSet.label`); empty for text."""
+    return TaskSet(config).label if config.name in TASKS else ""
 
 
 def example(task: Task) -> list[tuple[str, str]]:

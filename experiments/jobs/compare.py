@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from experiments import interrupts
+from experiments.data import task_label
 from experiments.jobs import Job
 from zoo.errors import UserError
 
@@ -22,6 +23,7 @@ def run(config: Config) -> None:
 def run_sweep(configs: list[Config]) -> None:
     """Select the settings of each model (a configuration), then confirm them; print what was selected.
 
+    Several tasks are a comparison each: a model's settings are selected for every task by itself.
     The runs of the selection are those of the experiment NAME_selection, the confirming ones those of NAME. What is
     complete is not trained again. Raises UserError before anything is trained where the command has a mistake.
     """
@@ -60,22 +62,31 @@ def _check(configs: list[Config]) -> None:
             "job=compare scores the confirming runs on the test split; leave evaluate.splits out, or give "
             "evaluate.splits=[validation,test]"
         )
-    models = [repr(config.model) for config in configs]
-    if len(set(models)) < len(models):
+    cells = [(task_label(config.data), repr(config.model)) for config in configs]
+    if len(set(cells)) < len(cells):
         raise UserError(
-            "job=compare was given one model several times; what else is to be selected goes into compare.grid"
+            "job=compare was given one model several times; what else is to be selected goes into compare.grid, "
+            "and several tasks (data=mqar,palindrome) are a comparison each"
         )
 
 
 def _announce(selections: list[Selection]) -> None:
-    compare, models = selections[0].config.compare, len(selections)
-    grid = len(selections[0].trials)
-    more = f", up to {2 * compare.extend * grid // len(compare.rates)} more each where the best rate is at an end"
+    models = len({repr(selection.config.model) for selection in selections})
+    tasks = len({task_label(selection.config.data) for selection in selections})
+    more = max(_growth(selection) for selection in selections)
     print(
-        f"{models} model{'s' * (models != 1)}: {models * grid} runs to select{more * (compare.extend > 0)}; then "
-        f"{models * compare.seeds} to confirm",
+        f"{models} model{'s' * (models != 1)}{f' on {tasks} tasks' * (tasks > 1)}: "
+        f"{sum(len(selection.trials) for selection in selections)} runs to select"
+        f"{f', up to {more} more each where the best rate is at an end' * (more > 0)}; then "
+        f"{sum(selection.config.compare.seeds for selection in selections)} to confirm",
         flush=True,
     )
+
+
+def _growth(selection: Selection) -> int:
+    """The runs that may be added to a model's trials."""
+    compare = selection.config.compare
+    return 2 * compare.extend * len(selection.trials) // len(compare.rates)
 
 
 def _chosen(selection: Selection) -> str:

@@ -16,13 +16,14 @@ from zoo.probes import all_measures, event_kinds
 
 
 def run(config: Config) -> None:
-    """Print blocks, presets, sizes, layouts, experiments, text, tasks, tokenizers, probe events, measures and jobs."""
+    """Print blocks, presets, sizes, recipes, experiments, layouts, data, tasks, tokenizers, measures and jobs."""
     for kind, title in (("mixer", "Mixers"), ("residual", "Residual schemes"), ("channel", "Channel mixers")):
         rows = [(b.letter or " ", b.name, b.title, b.source) for b in registry.blocks(kind).values()]
         print_table(title, rows)
     for group, title in (
         ("model", "Presets (model=)"),
         ("size", "Sizes (size=)"),
+        ("recipe", "Recipes (recipe=)"),
         ("experiment", "+experiment="),
     ):
         print_table(

@@ -13,18 +13,25 @@ from zoo.errors import UserError
 
 
 def run(config: Config) -> None:
+    """The verdict on one text or task alone."""
+    run_sweep([config])
+
+
+def run_sweep(configs: list[Config]) -> None:
     """Check contracts, measure sizes and speeds, compare what is learned, probe; what is done is not done again.
 
-    A block that breaks a contract is condemned: nothing is trained, since its losses would mean nothing.
+    configs: one for every text or task to learn. A block that breaks a contract is condemned: nothing is trained, since
+    its losses would mean nothing.
     """
     with interrupts.exiting():
         from experiments.verdict import stages
         from experiments.verdict.models import find_block, models, nearest_relative
 
-    config = named(config)
+    configs = [named(config) for config in configs]
+    config = configs[0]
     block = find_block(config.block)
     found = models(config.model, block, nearest_relative(block, config.verdict.relative))
-    _check(config)
+    _check(configs)
     folder = stages.open_verdict(config, block, found)
     print(
         f"verdict on {block.name}, beside {' and '.join(name for name in found if name != block.name)}",
@@ -33,14 +40,12 @@ def run(config: Config) -> None:
     rows = stages.check_contracts(folder, block)
     broken = [row for row in rows if int(row["failed"])]
     print(f"contracts: {len(rows) - len(broken)} of {len(rows)} kept", flush=True)
-    for row in broken:
-        print(f"  broken: {row['contract']} ({row['case']}: {row['reason']})", flush=True)
     if broken:
         return
     stages.measure_sizes(folder, config, found)
     stages.measure_speeds(folder, config, found)
     print("sizes and speeds: measured", flush=True)
-    _compare(config, found)
+    _compare(configs, found)
     _probe(config)
 
 
@@ -50,17 +55,22 @@ def named(config: Config) -> Config:
     return dataclasses.replace(config, name=f"verdict_{config.block}") if config.name == default else config
 
 
-def _check(config: Config) -> None:
-    lengths = config.verdict.lengths
+def _check(configs: list[Config]) -> None:
+    """Refuse what a verdict cannot be of. Raises UserError."""
+    lengths = configs[0].verdict.lengths
     if not lengths or min(lengths) < 1:
         raise UserError(f"verdict.lengths={lengths} must name sequence lengths of at least 1")
+    if len({config.block for config in configs}) > 1:
+        raise UserError("job=verdict judges one block; give block=NAME once, and one command for each")
 
 
-def _compare(config: Config, models: dict[str, ModelConfig]) -> None:
-    """A rate for every model on validation, then other seeds, on the configured text."""
+def _compare(configs: list[Config], models: dict[str, ModelConfig]) -> None:
+    """On every text or task, a rate for every model on validation, then other seeds."""
     from experiments.jobs import compare
 
-    compare.run_sweep([dataclasses.replace(config, model=model) for model in models.values()])
+    compare.run_sweep(
+        [dataclasses.replace(config, model=model) for config in configs for model in models.values()]
+    )
 
 
 def _probe(config: Config) -> None:
@@ -75,4 +85,5 @@ JOB = Job(
     "what an hour can tell of a block: contracts, cost, speed, learning, beside its relatives",
     run,
     needs="block=NAME; +experiment=verdict for the hour",
+    run_sweep=run_sweep,
 )

@@ -219,10 +219,8 @@ def layout_changes() -> Callable[[str], dict]:
     return hypergraph
 
 
-@pytest.fixture
-def latency_csv(tmp_path: Path) -> Path:
+def write_latencies(path: Path) -> Path:
     """Dense quadratic, SF cheaper per pair but with an overhead: equal where 3e-6·T² = 10."""
-    path = tmp_path / "latency.csv"
     lines = [
         "suite,model,backend,device,tokens,batch,milliseconds_median,milliseconds_low,milliseconds_high,"
         "peak_memory_bytes"
@@ -236,6 +234,19 @@ def latency_csv(tmp_path: Path) -> Path:
     lines.append("harness,transformer,torch,NVIDIA H200,128,8,200,190,210,1000000")
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.fixture
+def latency_csv(tmp_path: Path) -> Path:
+    return write_latencies(tmp_path / "latency.csv")
+
+
+@pytest.fixture(scope="session")
+def quickstart_and_latencies(tmp_path_factory) -> Path:
+    """The folder of `quickstart` with `latency_csv` in it: not to be changed by tests."""
+    folder = write_quickstart_folder(tmp_path_factory.mktemp("stored") / "results" / "quickstart")
+    write_latencies(folder / "latency.csv")
+    return folder
 
 
 @pytest.fixture

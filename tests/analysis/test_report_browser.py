@@ -52,18 +52,20 @@ def console(log: str) -> list[str]:
     return [line for line in log.splitlines() if "CONSOLE" in line]
 
 
-@pytest.fixture
-def page(quickstart: Path, latency_csv: Path, monkeypatch) -> Path:
+@pytest.fixture(scope="module")
+def page(quickstart_and_latencies: Path, tmp_path_factory) -> Path:
     """A report with three figures: drawing all would take most of the time."""
     drawn = [x for x in gallery.listed() if x.name in ("comparison", "crossover", "loss_against_tokens")]
-    monkeypatch.setattr(gallery, "listed", lambda: drawn)
-    latency_csv.rename(quickstart / "latency.csv")
+    quickstart = tmp_path_factory.mktemp("browsed") / "quickstart"
+    shutil.copytree(quickstart_and_latencies, quickstart)
     for run in quickstart.glob("*/summary.json"):
         (run.parent / "probes").mkdir()
         row = {"prompt": "p" * 90, "text": "a b\n" + "x" * 300, "temperature": 0.0, "sample_seed": 0}
         samples = pd.DataFrame([{**row, "tokens_per_second": 99.0}])
         samples.to_parquet(run.parent / "probes" / "samples.parquet")
-    return write_report(quickstart)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gallery, "listed", lambda: drawn)
+        return write_report(quickstart)
 
 
 def test_figures_load_and_nothing_is_logged(page, tmp_path):

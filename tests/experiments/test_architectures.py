@@ -18,7 +18,6 @@ from zoo import ModelConfig, cost
 from zoo.model import letters_of
 
 ELEVEN = presets_to_compare()
-VARIANTS = {path.stem for path in (CONF / "model").glob("*.yaml")} - set(ELEVEN)
 
 
 def test_the_eleven_are_all_presets_but_variants():
@@ -130,7 +129,7 @@ def test_unigram_entropy_is_that_of_the_counts():
 @pytest.mark.parametrize(
     "preset",
     [
-        pytest.param(x, marks=pytest.mark.long if x in VARIANTS else [])
+        pytest.param(x, marks=[] if x in ("kda", "nsa", "orthgsa") else pytest.mark.long)
         for x in sorted(path.stem for path in (CONF / "model").glob("*.yaml"))
     ],
 )

@@ -101,7 +101,7 @@ def test_list_names_everything(lab: Lab):
     names = [block.name for kind in registry.KINDS for block in registry.blocks(kind).values()]
     files = [
         path.stem
-        for group in ("model", "size", "experiment", "data")
+        for group in ("model", "size", "recipe", "experiment", "data")
         for path in (CONF / group).glob("*.yaml")
     ]
     for name in [

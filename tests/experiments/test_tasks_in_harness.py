@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.program import Lab, _later_wins, assert_same_run
+from support.program import assert_same_run
+from support.task_lab import TaskLab
 
 import analysis
 import experiments
@@ -27,26 +28,7 @@ from experiments.task import SyntheticTask
 from experiments.task_scoring import TaskScore, accuracies, score_sequences, write_answers
 from zoo import LanguageModel, ModelConfig, UserError
 
-TINY = [
-    "device=cpu", "model.depth=1", "model.d_model=16", "model.n_heads=2", "data=mqar", "data.tasks.mqar.length=16",
-    "data.tasks.mqar.pairs=2", "data.tasks.mqar.vocab=24", "data.batch_size=4", "trainer.max_steps=6",
-    "trainer.log_every=2", "trainer.val_every=3", "trainer.checkpoint_every=2", "trainer.val_tokens=256",
-    "evaluate.windows=32", "trainer.progress=false", "optim.warmup_steps=2",
-]  # fmt: skip
 LONG = pytest.mark.long
-
-
-class TaskLab(Lab):
-    """Commands on a tiny task instead of a text."""
-
-    def arguments(self, *more: str) -> list[str]:
-        flags, words = ([word for word in more if word.startswith("-") is dashed] for dashed in (True, False))
-        return [*flags, *_later_wins([*TINY, f"results={self.results}", *words])]
-
-
-@pytest.fixture
-def task_lab(tmp_path: Path, small_text: Path, shared_cache: Path) -> TaskLab:
-    return TaskLab(tmp_path, small_text, shared_cache)
 
 
 @pytest.fixture(scope="module")

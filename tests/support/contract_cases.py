@@ -112,6 +112,8 @@ def _parametrised(fast: Callable[[Case], bool], others: pytest.MarkDecorator) ->
 
 # Blocks with their defaults are in the fast subset, variants outside it.
 every_case = _parametrised(lambda case: not case.variant, pytest.mark.slow)
+# Where variants add little to their defaults.
+defaults_first = _parametrised(lambda case: not case.variant, pytest.mark.long)
 # For expensive contracts: of the defaults only mixers, and the others in make test-long.
 fast_for_mixers = _parametrised(lambda case: not case.variant and case.kind == "mixer", pytest.mark.long)
 

@@ -77,7 +77,7 @@ class Lab:
         """What follows `python run.py`; flags such as --multirun come first."""
         flags = [word for word in more if word.startswith("-")]
         words = [word for word in more if not word.startswith("-")]
-        return [*flags, *_later_wins([*TINY, f"data.path={self.text}", f"results={self.results}", *words])]
+        return [*flags, *later_wins([*TINY, f"data.path={self.text}", f"results={self.results}", *words])]
 
     def start(self, *more: str) -> Process:
         """The command as a process of its own session, with its output in files."""
@@ -223,7 +223,7 @@ def assert_same_run(a: Path, b: Path, message: str = "") -> None:
     assert differences(last_checkpoint(a), last_checkpoint(b)) == [], message
 
 
-def _later_wins(words: list[str]) -> list[str]:
+def later_wins(words: list[str]) -> list[str]:
     """Each key once: Hydra takes a repeated group for an error. The last value stands at the key's first place."""
     kept: dict[str, str] = {}
     for word in words:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.contract_cases import SEQ_LEN, VOCAB, build, every_case, gradients, keys, tokens
+from support.contract_cases import SEQ_LEN, VOCAB, build, defaults_first, every_case, gradients, keys, tokens
 
 from zoo import Context, LanguageModel, registry
 
@@ -28,7 +28,7 @@ def test_gradients_reach_every_parameter(case):
 
 
 @pytest.mark.slow
-@every_case
+@defaults_first
 def test_training_lowers_the_loss(case):
     """Twenty steps on one batch from the real initialisation."""
     model = LanguageModel(case.config(), vocab_size=VOCAB, seq_len=SEQ_LEN)

@@ -27,7 +27,7 @@ def test_the_future_changes_nothing(case, training):
 
 @every_case
 @pytest.mark.parametrize(
-    "capacity", [pytest.param(0, marks=pytest.mark.slow), 5, pytest.param(LONG, marks=pytest.mark.slow)]
+    "capacity", [pytest.param(0, marks=pytest.mark.long), 5, pytest.param(LONG, marks=pytest.mark.long)]
 )
 @torch.no_grad()
 def test_step_repeated_is_forward(case, capacity):
