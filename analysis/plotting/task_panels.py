@@ -20,16 +20,18 @@ HEIGHT = 2.3
 _TICKS = (0, 0.25, 0.5, 0.75, 1)
 
 
-def task_panels(table: pd.DataFrame, legend: float, height: float = HEIGHT) -> tuple[Figure, dict[str, Axes]]:
-    """Return a figure and a panel for each task of a table: accuracy upwards, the level of chance dashed.
+def task_panels(
+    table: pd.DataFrame, legend: float, share: str = "right answers (share)"
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return a figure and a panel for each task of a table: a share upwards, the level of chance dashed.
 
     legend: inches that the legend needs.
     """
     levels = table.groupby("task", sort=False)["chance"].first().sort_index()
     columns = min(COLUMNS, len(levels))
     rows = -(-len(levels) // columns)
-    figure, grid = panels(rows, columns, height)
-    figure.set_figheight(rows * height + legend)
+    figure, grid = panels(rows, columns, HEIGHT)
+    figure.set_figheight(rows * HEIGHT + legend)
     places = [axes for row in grid for axes in row]
     for axes, (task, chance) in zip(places, levels.items(), strict=False):
         axes.axhline(chance, color=INK, linestyle="--", linewidth=0.9, label="_chance")
@@ -37,7 +39,7 @@ def task_panels(table: pd.DataFrame, legend: float, height: float = HEIGHT) -> t
         axes.set_ylim(-0.03, 1.03)
         axes.yaxis.set_major_locator(FixedLocator(_TICKS))
     for row in grid:
-        row[0].set_ylabel("right answers (share)")
+        row[0].set_ylabel(share)
     for empty in places[len(levels) :]:
         empty.set_axis_off()
     return figure, dict(zip(levels.index, places, strict=False))

@@ -135,7 +135,7 @@ def test_chance_is_explained():
 def test_figures_of_text_and_of_tasks_do_not_meet(tmp_path, write_run):
     entries = {entry.name: entry.of for entry in listed()}
     assert {name for name, of in entries.items() if of == TASKS} == {
-        *("task_accuracy", "task_curves", "task_difficulty", "task_state")
+        *("task_accuracy", "task_attention", "task_curves", "task_difficulty", "task_state")
     }
     assert entries["loss_against_tokens"] == entries["comparison"] == entries["learning_rates"] == TEXT
     for seed in (0, 1):
@@ -154,3 +154,36 @@ def test_a_study_of_tasks_draws_its_own_figures_and_none_of_text(study, tmp_path
     assert not {"loss_against_tokens", "comparison", "efficiency"} & shown.keys()
     for name in ("task_accuracy", "task_curves", "task_difficulty", "task_state"):
         assert shown[name] == ""
+
+
+def test_attention_to_the_answer_is_the_best_head_of_each_layer(tmp_path, write_run):
+    for seed in (0, 1):
+        run = write_task_run(write_run, tmp_path / "exp", "transformer", "mqar", seed)
+        heads = [
+            (layer, head, 0.1 + 0.4 * layer + 0.2 * head + 0.02 * seed) for layer in (0, 1) for head in (0, 1)
+        ]
+        columns = [
+            "step",
+            "layer",
+            "part",
+            "block",
+            "head",
+            "axis",
+            "start",
+            "end",
+            "measure",
+            "value",
+            "count",
+        ]
+        rows = [
+            (300, layer, "mixer", "attention", head, "", None, None, name, value, 8)
+            for layer, head, mass in heads
+            for name, value in (("answer_mass", mass), ("answer_uniform", 0.05))
+        ]
+        (run / "probes").mkdir()
+        pd.DataFrame(rows, columns=columns).to_parquet(run / "probes" / "measures.parquet")
+    figure, caption, _ = draw("task_attention", load_results(tmp_path / "exp"))
+    (axes,) = figure.axes
+    np.testing.assert_allclose(line(axes, "transformer").get_ydata(), [0.31, 0.71])
+    assert level_of_chance(axes) == pytest.approx(0.05)
+    assert "transformer on mqar 0.72 (layer 1, head 1, seed 1)" in caption
