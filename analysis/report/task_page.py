@@ -100,7 +100,7 @@ def _field(place: int, task: str, chance: float) -> Field:
 
 
 def _note(long: pd.DataFrame) -> str:
-    tasks, names = long["task"].nunique(), listing(long["baseline"].dropna().unique(), 20)
+    names = listing(long["baseline"].dropna().unique(), 20)
     text = (
         "Share of right answers on the test split, mean over seeds ± 95 % interval (Student t; one seed has none), "
         "each model at its best learning rate; in brackets the places that it may have on that task, every pair of "
@@ -111,9 +111,9 @@ def _note(long: pd.DataFrame) -> str:
             f"Better and worse: than {names}, by an interval of the difference without zero; a lead is no verdict, "
             "for the reason that the answer gives; no word: not shown to differ. "
         )
-    if tasks > 1:
+    if long["task"].nunique() > 1:
         text += (
-            "Tasks are never averaged. Intervals and places hold together within a task; over "
-            f"all {tasks} more than one study in twenty has a wrong one."
+            "Tasks are never averaged. Intervals and places hold together within a task; over several tasks more than "
+            "one study in twenty has a wrong one."
         )
     return text.rstrip()
