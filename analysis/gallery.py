@@ -184,7 +184,7 @@ def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFram
     if isinstance(entry, str):
         entry = {one.name: one for one in listed()}[entry]
     module, results = import_module(f"analysis.figures.{entry.family}"), drawn_runs(entry, results)
-    if results.runs.empty:
+    if entry.of and results.runs.empty:
         raise NoData(f"it draws runs of {entry.of}, and there are none")
     for need in entry.needs:
         require(need, results)
