@@ -52,7 +52,8 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
     monkeypatch.setenv("ARCHZOO_CACHE", str(lab.cache))
     lab.arguments = lambda: [f"+experiment={experiment}", f"results={lab.results}"]
     configs = lab.compose()
-    assert {config.name for config in configs} == {experiment}
+    named = "default" if experiment == "verdict" else experiment  # a verdict is named after its block
+    assert {config.name for config in configs} == {named}
     if experiment == "wikitext103":  # its text is not here
         assert [(c.model.d_model, c.data.seq_len, c.trainer.max_steps) for c in configs] == [
             (768, 512, 50000)
@@ -71,13 +72,16 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         "routing": (2, 1),
         "extrapolation": (11, 1),
         "scaling": (11, 9),
+        "quickstart_rates": (11, 1),
+        "tasks": (11 * 6, 1),
+        "verdict": (3, 1),
     }
     models, repeats = expected[experiment]
     assert len({p.title.partition(" seed")[0] for p in plans}) == models
     assert len(plans) == models * repeats
     if configs[0].match == "params":
-        for width in {p.config.model.d_model for p in plans}:
-            alike = [p.config for p in plans if p.config.model.d_model == width]
+        for size in {(p.config.model.d_model, p.config.data.name) for p in plans}:
+            alike = [p.config for p in plans if (p.config.model.d_model, p.config.data.name) == size]
             sizes = [cost.parameters_non_embedding(meta_model(config)) for config in alike]
             assert max(sizes) <= 1.01 * min(sizes)
             assert len({config.trainer.max_steps for config in alike}) == 1
