@@ -82,16 +82,14 @@ def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> li
     chosen = at_best_rates(runs)
     chosen = chosen.assign(**{WRONG: 1 - chosen["test_accuracy"]})
     chosen = chosen[chosen[metric].notna()]
-    named = _named(chosen, baseline)
-    if baseline is not None and not named.any():
-        known = listing(chosen["label"].drop_duplicates(), limit=40)
-        raise ResultsError(f"no model '{baseline}' to compare with; baseline= takes one of {known}")
     home = chosen.groupby("label")["experiment"].transform("first")
     keyed = chosen.assign(experiment=home, text=chosen["training_set"].where(chosen["task"].notna(), ""))
     groups = keyed.groupby(["experiment", "depth", "text"], sort=False, dropna=False)
-    return [
-        _family(group.drop(columns="text"), _metric(group, metric), named[group.index]) for _, group in groups
-    ]
+    parts = [(group.drop(columns="text"), _named(group, baseline)) for _, group in groups]
+    if baseline is not None and not any(named.any() for _, named in parts):
+        known = listing(chosen["label"].drop_duplicates(), limit=40)
+        raise ResultsError(f"no model '{baseline}' to compare with; baseline= takes one of {known}")
+    return [_family(group, _metric(group, metric), named) for group, named in parts]
 
 
 def _metric(runs: pd.DataFrame, metric: str) -> str:
@@ -100,7 +98,7 @@ def _metric(runs: pd.DataFrame, metric: str) -> str:
 
 
 def _named(runs: pd.DataFrame, baseline: str | None) -> pd.Series:
-    """Which runs the baseline names: by label, else by the label without rates, else by the model's name."""
+    """Which runs of a family the baseline names: by label, else by the label without rates, else by the name."""
     for column in ("label", "model", "name"):
         found = runs[column] == baseline
         if found.any():

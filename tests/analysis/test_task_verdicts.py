@@ -34,6 +34,16 @@ def test_a_baseline_is_named_without_the_task(study):
     assert [one.baseline for one in found(study, "kda").values()] == ["kda mqar", "kda parity"]
 
 
+def test_a_baseline_of_text_is_that_of_tasks_too(tmp_path, write_run):
+    for name in ("kda", "transformer", "mesanet"):
+        write_run(tmp_path / "exp", name, model={"preset": name, "depth": 2})
+        write_task_run(write_run, tmp_path / "exp", name, "mqar")
+    assert [one.baseline for one in found(load_results(tmp_path / "exp"), "kda").values()] == [
+        "kda",
+        "kda mqar",
+    ]
+
+
 def test_sentences_are_of_one_task_and_say_no_more_than_is_shown(study):
     mqar, parity = answers(found(study).values())
     assert mqar.title.endswith("mqar")
