@@ -58,6 +58,10 @@ def compose(
         except SystemExit as end:  # after --help
             if end.code:
                 raise
+        except ValueError as error:
+            if not str(error).startswith("Only one of --"):  # what Hydra says of its flags
+                raise
+            raise UserError(f"{error}; leave --multirun out to see a configuration") from error
     for choices in chosen:
         check_recipe(choices.recipe, choices.data)
     typed = OmegaConf.structured(schema.Config)

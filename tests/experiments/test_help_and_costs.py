@@ -36,6 +36,13 @@ def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
     assert lab.left_behind() == []
 
 
+def test_flags_that_exclude_each_other_are_a_mistake_in_one_line(lab: Lab):
+    outcome = lab.here("--multirun", "--cfg", "job")
+    assert outcome.status == 2
+    assert outcome.err.count("\n") == 1
+    assert "leave --multirun out to see a configuration" in outcome.err
+
+
 def test_everything_that_registers_is_listed(lab: Lab, capsys):
     outcome = lab.here("job=list")
     assert outcome.status == 0, outcome.err
