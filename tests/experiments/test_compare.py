@@ -12,8 +12,9 @@ from support.program import Lab, assert_same_run, last_checkpoint
 
 from analysis.loading import selection
 from experiments.compare import confirm, halving, rates, select
-from experiments.compare.record import COLUMNS, FILE, write_record
+from experiments.compare.record import COLUMNS, write_record
 from experiments.compare.select import Selection, start
+from experiments.paths import SELECTION
 from experiments.runs import RunFailed, RunFolder
 from zoo.errors import UserError
 
@@ -201,7 +202,7 @@ def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab,
     selections = selected(lab, "compare.extend=0", "compare.seeds=1")
     plans = [confirm.confirmations(one) for one in selections]
     write_record(tmp_path, selections, plans)
-    rows = list(csv.DictReader((tmp_path / FILE).open()))
+    rows = list(csv.DictReader((tmp_path / SELECTION).open()))
     assert [row["model"] for row in rows] == ["transformer"] * 3 + ["lfm2"] * 3
     assert [row["status"] for row in rows[:3]] == ["complete", "complete", "diverged"]
     assert [(row["chosen"], row["edge"]) for row in rows[:3]] == [("True", "lowest"), *[("False", "")] * 2]

@@ -11,10 +11,10 @@ from support.program import Lab
 from support.task_lab import TaskLab
 
 from analysis.loading import selection
-from experiments.compare import confirm, select
-from experiments.compare.record import write_record
+from experiments.compare import select
 from experiments.compose import check_recipe
 from experiments.data import TASKS
+from experiments.jobs import compare
 from experiments.paths import CONF, PUBLISHED
 from zoo.errors import UserError
 
@@ -23,27 +23,15 @@ BEST = {"mqar": 1e-3, "palindrome": 1e-2}
 RECIPES = sorted((CONF / "recipe" / "two_core").glob("*.yaml"))
 
 
-@pytest.fixture
-def selections(task_lab: TaskLab, pretend) -> list[select.Selection]:
-    """Two models on two tasks that have other rates, selected."""
+def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record(
+    task_lab: TaskLab, pretend, capsys
+):
     pretend(lambda config: abs(math.log(config.optim.lr / BEST[config.data.name])))
-    found = select.start(task_lab.compose(*TWO, "compare.seeds=2"))
-    select.select(found, lambda: None)
-    return found
-
-
-def test_each_task_selects_its_own_rate_of_each_model(selections):
-    chosen = {(s.config.data.name, s.config.model.preset): s.best.settings["optim.lr"] for s in selections}
-    assert chosen == {(task, model): BEST[task] for task in BEST for model in ("transformer", "lfm2")}
-    confirmed = [confirm.confirmations(one) for one in selections]
-    assert [[(p.config.data.name, p.config.optim.lr) for p in plans] for plans in confirmed] == [
-        [(task, BEST[task])] * 2 for task in BEST for _ in range(2)
-    ]
-
-
-def test_the_record_names_the_task_of_every_run(selections, tmp_path: Path):
-    write_record(tmp_path, selections, [confirm.confirmations(one) for one in selections])
-    told = selection.read_selection(tmp_path)
+    compare.run_sweep(task_lab.compose(*TWO, "compare.seeds=2", "compare.extend=0"))
+    said = capsys.readouterr().out
+    assert "2 models on 2 tasks: 12 runs to select; then 8 to confirm" in said
+    assert "selected for lfm2 palindrome seed 0: optim.lr=0.01" in said
+    told = selection.read_selection(task_lab.results / "default")
     assert told["task"].unique().tolist() == [
         "mqar (length 16, pairs 2, vocab 24, power 0.01, fill blank)",
         "palindrome (items 12, values 16)",
@@ -52,15 +40,17 @@ def test_the_record_names_the_task_of_every_run(selections, tmp_path: Path):
     assert told["model"].unique().tolist() == names
     best = told[told["chosen"]].set_index("model")
     assert best["lr"].tolist() == [BEST[name.split()[1]] for name in names]
-    assert (best["confirmed_by"].str.split().str.len() == 2).all()
+    confirmed = [run for runs in best["confirmed_by"] for run in runs.split()]
+    assert {folder.parent.name for folder in task_lab.results.glob("default/*/summary.json")} == set(
+        confirmed
+    )
+    assert len(confirmed) == 8
 
 
-def test_options_of_one_task_are_compared_by_themselves_and_equal_ones_refused(task_lab: TaskLab):
-    command = ["--multirun", "job=compare", "data=mqar", "model=transformer", "evaluate.splits=[test]"]
+def test_options_of_one_task_are_compared_by_themselves(task_lab: TaskLab):
+    command = ["--multirun", "job=compare", "data=mqar", "model=transformer", "compare.extend=0"]
     two = select.start(task_lab.compose(*command, "data.tasks.mqar.pairs=2,3"))
     assert len({trial.planned.run for one in two for trial in one.trials}) == 6
-    refused = task_lab.here(*command, "data.tasks.mqar.pairs=2,3", "data.tasks.parity.length=20,21")
-    assert (refused.status, "one model several times" in refused.err) == (2, True), refused
 
 
 def test_records_of_before_are_of_no_task():
@@ -95,17 +85,22 @@ def test_a_recipe_without_settings_for_the_data_is_refused(lab: Lab):
         True,
     )
     outcome = lab.here("recipe=two_cores")
-    assert "did you mean 'two_core'? Choose one with recipe=NAME" in outcome.err
+    assert "did you mean 'two_core'?" in outcome.err
+    assert "Choose one with recipe=NAME" in outcome.err
     with pytest.raises(UserError, match=r"data=parity, only for flip_flop, mqar"):
         check_recipe("two_core", "parity")
     check_recipe(None, "parity")
 
 
-@pytest.mark.parametrize(("size", "models", "tasks"), [("small", 11, 6), ("smoke", 4, 2)])
-def test_the_experiment_of_tasks(lab: Lab, size: str, models: int, tasks: int):
+@pytest.mark.parametrize(
+    ("words", "models", "tasks"),
+    [pytest.param("model=mom", 1, 6, marks=pytest.mark.long), ("size=smoke", 4, 2)],
+)
+def test_the_experiment_of_tasks(lab: Lab, words: str, models: int, tasks: int):
     lab.arguments = lambda *words: ["+experiment=tasks", *words]
-    configs = lab.compose(f"size={size}")
+    configs = lab.compose(words)
     assert len({repr(config.model) for config in configs}) == models
     assert len({config.data.name for config in configs}) == tasks
     assert len(configs) == models * tasks
     assert {config.match for config in configs} == {"params"}
+    assert {config.compare.extend for config in configs} == {int(words != "size=smoke")}
