@@ -37,7 +37,7 @@ def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
 
 
 def test_flags_that_exclude_each_other_are_a_mistake_in_one_line(lab: Lab):
-    outcome = lab.here("--multirun", "--cfg", "job")
+    outcome = lab.here("--multirun", "--cfg=job")
     assert outcome.status == 2
     assert outcome.err.count("\n") == 1
     assert "leave --multirun out to see a configuration" in outcome.err
