@@ -13,12 +13,14 @@ from analysis import text_uncertainty
 from analysis.equality import Equality, equality
 from analysis.significance import seed_correlation, seeds_needed
 from analysis.significance.sample_size import paying_correlation
+from analysis.statistics import estimate
 from analysis.units import MISSING, difference_decimals, listing, signed
-from analysis.verdicts import Family
+from analysis.verdicts import WRONG, Family
 
-UNITS = {"test_bits_per_byte": "bits/byte"}
+UNITS = {"test_bits_per_byte": "bits/byte", WRONG: "of the answers"}
 SMALL = 0.01
-"""The difference, in the metric's unit, for which the seeds needed are told: 0.01 nats/token is 1 % of perplexity."""
+"""The difference, in the metric's unit, for which the seeds needed are told: 0.01 nats/token is 1 % of perplexity, and
+0.01 of the answers one in a hundred."""
 
 
 class Answer(NamedTuple):
@@ -63,7 +65,7 @@ def answers(families: Iterable[Family], documents: pd.DataFrame | None = None) -
     return [
         Answer(
             family.title if len(several) > 1 else "",
-            _findings(family),
+            [*_accuracies(family), *_findings(family)],
             _terms(equality(family.runs, family.baseline)),
             _method(family) + ([] if documents is None else text_uncertainty.sentence(family, documents)),
         )
@@ -76,7 +78,25 @@ def _terms(found: Equality) -> list[str]:
 
 
 def _unit(family: Family) -> str:
-    return UNITS.get(family.metric, "nats/token")
+    return UNITS.get(family.metric, "nats/answer" if family.task else "nats/token")
+
+
+def _accuracies(family: Family) -> list[str]:
+    """The sentence on the shares of right answers of a synthetic task."""
+    if family.metric != WRONG:
+        return []
+    found = {label: rows["test_accuracy"] for label, rows in family.runs.groupby("label")}
+    told = (
+        f"{name} {accuracy_text(*estimate(found[label])[:2])}" for label, name in _names(family.table).items()
+    )
+    return [f"Right answers (chance {family.runs['chance'].iloc[0]:.3f}): {listing(told, 40)}."]
+
+
+def accuracy_text(mean: float, half_width: float) -> str:
+    """Format an accuracy and its interval as "0.973 ± 0.012"; without an interval the mean alone."""
+    if math.isnan(mean):
+        return MISSING
+    return f"{mean:.3f}" + ("" if math.isnan(half_width) else f" ± {half_width:.3f}")
 
 
 def _findings(family: Family) -> list[str]:
@@ -91,15 +111,20 @@ def _findings(family: Family) -> list[str]:
     name = table.loc[family.baseline, "shown"]
     others = table.drop(family.baseline)
     unknown = others["difference_ci"].isna()
-    if unknown.all():
+    if (table["n_seeds"] < 2).all():
         return [_chance(others, name)]
     differs = others["difference_p"] < 0.05
     found = _differences(others[differs], name, _unit(family))
     tied = others[~differs & ~unknown]
     if len(tied):
         found.append(_tied(tied, name, _unit(family)))
-    if unknown.any():
-        found.append(f"Not compared, for want of seeds: {listing(others.loc[unknown, 'shown'], 20)}.")
+    alike = unknown & (others["difference"] == 0) & (others["n_seeds"] > 1)
+    for which, what in (
+        (alike, f"Equal to {name} in every seed"),
+        (unknown & ~alike, "Not compared, for want of seeds that differ"),
+    ):
+        if which.any():
+            found.append(f"{what}: {listing(others.loc[which, 'shown'], 20)}.")
     return found + first
 
 
@@ -219,7 +244,8 @@ def _pairing(family: Family) -> list[str]:
     if math.isnan(correlation):
         return []
     pays = paying_correlation(len(values), int(common.sum()))
+    what = "Wrong answers" if family.metric == WRONG else "Losses"
     return [
-        f"Losses of equal seeds have a correlation of {correlation:.2f} between models; comparing seed by seed would "
+        f"{what} of equal seeds have a correlation of {correlation:.2f} between models; comparing seed by seed would "
         f"pay above {pays:.2f}, and was not done: differences are of means."
     ]

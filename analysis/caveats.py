@@ -7,10 +7,11 @@ import json
 import pandas as pd
 
 from analysis import context_use, machines, matching, recipes, speeds, still_falling, text_uncertainty
-from analysis.comparison import FINAL, NAMES, order_metric, scored, unique_seeds, with_final_validation
+from analysis.comparison import FINAL, NAMES, order_metric, scored, with_final_validation
 from analysis.loading import probed_steps, selection
 from analysis.loading.probe_tables import FOLDER, interrupted, records
 from analysis.loading.results import Results
+from analysis.rate_sweeps import unique_seeds
 from analysis.recipes import counted
 from analysis.units import listing, whole
 
@@ -56,7 +57,8 @@ def _untested(runs: pd.DataFrame) -> list[str]:
     if len(without):
         each = (f"{row.label} seed {whole(row.seed)} ({row.run})" for row in without.itertuples())
         found.append(f"no {NAMES[metric]}, so not counted as a seed: {listing(each)}.")
-    if metric == FINAL and runs[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] > 1:
+    of_text = runs[runs["task"].isna()]
+    if metric == FINAL and of_text[["tokenizer", "vocab_size"]].drop_duplicates().shape[0] > 1:
         found.append("the order of the models means nothing: their losses are per token of mixed tokenizers.")
     return found
 
@@ -118,6 +120,11 @@ def _code(runs: pd.DataFrame) -> list[str]:
 
 
 def _texts(runs: pd.DataFrame) -> list[str]:
+    """Caveats about texts; several synthetic tasks are none, as models are compared within each."""
+    return recipes.within_tasks(runs, _one_text)
+
+
+def _one_text(runs: pd.DataFrame) -> list[str]:
     found = []
     for column, what in (("training_set", "training sets"), ("test_set", "test sets")):
         if runs[column].nunique() > 1:
@@ -129,7 +136,8 @@ def _texts(runs: pd.DataFrame) -> list[str]:
 
 
 def _tokenizers(runs: pd.DataFrame) -> list[str]:
-    tokenizer = runs["tokenizer"] + " " + runs["vocab_size"].map(whole)
+    runs = runs[runs["task"].isna()]
+    tokenizer = runs["tokenizer"].astype("str") + " " + runs["vocab_size"].map(whole).astype("str")
     if tokenizer.nunique() > 1:
         return [
             f"mixed tokenizers: {counted(tokenizer)}. Loss and perplexity per token cannot be compared; "

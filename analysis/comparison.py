@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from analysis.answer import difference_text, rank_text
+from analysis.answer import accuracy_text, difference_text, rank_text
 from analysis.loading.results import Results
 from analysis.matching import deviations
-from analysis.rate_sweeps import unique_seeds, with_selection
+from analysis.rate_sweeps import sweeps_as_models, with_selection
 from analysis.statistics import estimate
 from analysis.units import engineering, number, visible
-from analysis.verdicts import COLUMNS, families
+from analysis.verdicts import COLUMNS, WRONG, Family, families
 
 ESTIMATED = (
+    "test_accuracy",
+    "test_sequence_accuracy",
     "test_loss",
     "test_perplexity",
     "test_word_perplexity",
@@ -31,15 +33,23 @@ ESTIMATED = (
 FINAL = "final_validation_loss"
 """The metric that orders models when no run has a test loss: see `with_final_validation`."""
 
-NAMES = {"test_loss": "test loss", "test_bits_per_byte": "bits per byte", FINAL: "final validation loss"}
+NAMES = {
+    "test_loss": "test loss",
+    "test_bits_per_byte": "bits per byte",
+    WRONG: "share of wrong answers",
+    FINAL: "final validation loss",
+}
 
 SHARED = (
+    "model",
     "name",
     "preset",
     "pattern",
     "residual",
     "channel",
     "color",
+    "task",
+    "chance",
     "lr",
     "parameters",
     "parameters_non_embedding",
@@ -81,22 +91,31 @@ def scored(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def compare(runs: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
-    """Make the comparison table: one row per label, best first by `order_metric`.
+    """Make the comparison table: one row per label, best first by `order_metric`, those of a task by accuracy.
 
     Columns: label, SHARED, ESTIMATED each with ``_ci``, workers and peak_memory_bytes (the highest), n_seeds and
     seeds (those `scored`), those of `analysis.matching.deviations` and of `analysis.verdicts` (empty for settings that
-    are not a model's best learning rate).
+    are not a model's best learning rate). A difference is of the metric, negative: better; of tasks it is that of
+    accuracies, positive: better.
     runs: Results.runs, or `with_final_validation`. baseline: see `analysis.verdicts.families`, which may raise.
     """
     known = set(scored(runs).index)
     rows = [
         _summarise(label, group, group.index.isin(known))
-        for label, group in unique_seeds(runs).groupby("label", sort=False)
+        for label, group in sweeps_as_models(runs).groupby("label", sort=False)
     ]
-    tables = [family.table[list(COLUMNS)] for family in families(runs, order_metric(runs), baseline)]
+    tables = [_differences(family) for family in families(runs, order_metric(runs), baseline)]
     compared = pd.concat(tables or [pd.DataFrame(columns=list(COLUMNS))])
     table = pd.DataFrame(rows).join(deviations(runs), on="label").join(compared, on="label")
-    return table.sort_values([order_metric(runs), "label"], ignore_index=True)
+    best = (-table["test_accuracy"]).fillna(table[order_metric(runs)])
+    order = table.assign(best=best, task=table["task"].fillna("")).sort_values(["task", "best", "label"])
+    return table.loc[order.index].reset_index(drop=True)
+
+
+def _differences(family: Family) -> pd.DataFrame:
+    """What the verdicts know of each label; of tasks the difference is that of accuracies, positive: better."""
+    table = family.table[list(COLUMNS)]
+    return table.assign(difference=-table["difference"]) if family.metric == WRONG else table
 
 
 def _summarise(label: str, group: pd.DataFrame, known: Sequence[bool]) -> dict:
@@ -119,39 +138,62 @@ def interval_text(mean: float, half_width: float) -> str:
     return f"{mean:,.{digits}f} ± {half_width:,.{digits}f}"
 
 
+Cell = Callable[[tuple], str]
+_FIRST: dict[str, Cell] = {
+    "#": rank_text,
+    "name": lambda row: visible(row.label),
+    "pattern": lambda row: visible(row.pattern),
+    "params": lambda row: engineering(row.parameters),
+}
+_LAST: dict[str, Cell] = {
+    "tokens/s": lambda row: engineering(row.tokens_per_second),
+    "seeds": lambda row: str(row.n_seeds),
+}
+
+
+def _columns(loss: str, of_tasks: bool) -> dict[str, Cell]:
+    """The columns of a comparison by heading, of runs on text or on synthetic tasks."""
+
+    def interval(name: str) -> Cell:
+        return lambda row: interval_text(getattr(row, name), getattr(row, f"{name}_ci"))
+
+    if of_tasks:
+        middle = {
+            "accuracy": lambda row: accuracy_text(row.test_accuracy, row.test_accuracy_ci),
+            "difference": difference_text,
+            "chance": lambda row: f"{row.chance:.3f}",
+            f"{NAMES[loss]} (nats/answer)": interval(loss),
+        }
+    else:
+        middle = {
+            NAMES[loss]: interval(loss),
+            "difference": difference_text,
+            "word ppl": lambda row: number(row.test_word_perplexity),
+            "bits/byte": lambda row: number(row.test_bits_per_byte),
+        }
+    return _FIRST | middle | _LAST
+
+
 def comparison_text(results: Results, baseline: str | None = None) -> str:
-    """Format the comparison as an aligned plain-text table, best model first, one line per model.
+    """Format the comparison as aligned plain-text tables, of text and of synthetic tasks, best model first.
 
     #: the ranks that a model may have (`analysis.significance.rank_ranges`). baseline: see `compare`.
     """
     runs = with_final_validation(results)
     table, loss = compare(runs, baseline), FINAL if order_metric(runs) == FINAL else "test_loss"
-    head = (
-        "#",
-        "name",
-        "pattern",
-        "params",
-        NAMES[loss],
-        "difference",
-        "word ppl",
-        "bits/byte",
-        "tokens/s",
-        "seeds",
-    )
-    lines = [head] + [
-        (
-            rank_text(row),
-            visible(row.label),
-            visible(row.pattern),
-            engineering(row.parameters),
-            interval_text(getattr(row, loss), getattr(row, f"{loss}_ci")),
-            difference_text(row),
-            number(row.test_word_perplexity),
-            number(row.test_bits_per_byte),
-            engineering(row.tokens_per_second),
-            str(row.n_seeds),
-        )
-        for row in table.itertuples(index=False)
+    parts = [(of_tasks, table[table["task"].notna() == of_tasks]) for of_tasks in (False, True)]
+    told = [
+        f"{_aligned(rows, _columns(loss, of_tasks))}\n{_footnote(rows)}"
+        for of_tasks, rows in parts
+        if len(rows)
+    ]
+    return "\n\n".join(told)
+
+
+def _aligned(table: pd.DataFrame, columns: dict[str, Cell]) -> str:
+    """A line for each row, columns aligned: names and patterns to the left, numbers to the right."""
+    lines = [tuple(columns)] + [
+        tuple(show(row) for show in columns.values()) for row in table.itertuples(index=False)
     ]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     left = {1, 2}
@@ -162,7 +204,7 @@ def comparison_text(results: Results, baseline: str | None = None) -> str:
         ).rstrip()
         for line in lines
     )
-    return "\n".join(aligned) + "\n" + _footnote(table)
+    return "\n".join(aligned)
 
 
 def _footnote(table: pd.DataFrame) -> str:

@@ -27,10 +27,13 @@ class _Term(NamedTuple):
     show: Callable[[object], str] | None = None
 
 
-_TERMS = (
+_TEXT = (
     _Term("text", ["training_set", "test_set", "data_fingerprint"]),
     _Term("tokenizer", ["tokenizer", "vocab_size"]),
     _Term("context", ["seq_len", "pack"]),
+)
+_TASK = (_Term("task and its options", ["training_set", "test_set", "data_fingerprint"]),)
+_TERMS = (
     _Term("tokens of training", ["tokens"], engineering),
     _Term("tokens a step", ["tokens_per_step"], whole),
     _Term("width", ["d_model"], whole),
@@ -39,8 +42,9 @@ _TERMS = (
 _SIZES = {
     "parameters_non_embedding": "parameters beside the embedding",
     "flops_forward": "FLOPs a token",
-    "state_bytes_8192": "decode state at 8,192 tokens",
 }
+_STATE = {"state_bytes_8192": "decode state at 8,192 tokens"}
+_STATE_OF_TASK = {"state_bytes_context": "decode state at the task's length"}
 
 
 def equality(runs: pd.DataFrame, baseline: str | None) -> Equality:
@@ -50,7 +54,8 @@ def equality(runs: pd.DataFrame, baseline: str | None) -> Equality:
     with; None: the smallest.
     """
     equal, unequal = [], []
-    for term in _TERMS:
+    of_task = runs["task"].notna().all()
+    for term in (*(_TASK if of_task else _TEXT), *_TERMS):
         values = runs[term.columns].drop_duplicates()
         if len(values) == 1:
             equal.append(term.name)
@@ -59,15 +64,16 @@ def equality(runs: pd.DataFrame, baseline: str | None) -> Equality:
             unequal.append(f"{term.name} ({listing(map(term.show, found), 4)})" if term.show else term.name)
     seeds = runs.groupby("label")["seed"].agg(lambda each: tuple(sorted(each.dropna())))
     (equal if seeds.nunique() == 1 else unequal).append("seeds")
-    for name, agrees in _sizes(runs.drop_duplicates("label").set_index("label"), baseline):
+    sizes = _SIZES | (_STATE_OF_TASK if of_task else _STATE)
+    for name, agrees in _sizes(runs.drop_duplicates("label").set_index("label"), sizes, baseline):
         (equal if agrees else unequal).append(name)
     return Equality(equal, unequal, _rates(runs))
 
 
-def _sizes(models: pd.DataFrame, baseline: str | None) -> list[tuple[str, bool]]:
+def _sizes(models: pd.DataFrame, sizes: dict[str, str], baseline: str | None) -> list[tuple[str, bool]]:
     """Sizes with their range over the baseline's, and whether they agree within MATCHED; unknown ones are left out."""
     found = []
-    for column, name in _SIZES.items():
+    for column, name in sizes.items():
         values = models[column].astype("float64")
         ratios = values / (values.min() if baseline is None else values[baseline])
         low, high = ratios.min(), ratios.max()

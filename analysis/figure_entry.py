@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-SECTIONS = ("Quality", "Cost", "Attention", "Residual streams", "Routing", "Recurrences", "Length")
+SECTIONS = ("Tasks", "Quality", "Cost", "Attention", "Residual streams", "Routing", "Recurrences", "Length")
 """Sections in the order of a report; figures of other sections, and those without one, come last."""
+
+TEXT, TASKS = "text", "tasks"
+"""What runs were trained on."""
 
 
 @dataclass(frozen=True)
@@ -15,9 +18,11 @@ class Entry:
 
     needs: data the figure requires; where some is missing, the report names it instead: "runs.COLUMN" and
     "metrics.COLUMN" (not empty in at least one run), "measures.NAME" (a measure of the probes), "table.NAME" (a table
-    of the probes), "bench.FILE" (a table of job=bench). options: keywords of the module's table, draw and caption.
-    section: one of SECTIONS or a new one; place: its order inside the section. compares: models that are not matched
-    in size (`analysis.matching`) are marked. family: the module's name, set when it is found.
+    of the probes), "bench.FILE" (a table of job=bench), "answers.AXIS" (answers of synthetic tasks by position or
+    difficulty). of: TEXT or TASKS, the runs that it draws, "" for both; it is left out of results without any.
+    options: keywords of the module's table, draw and caption. section: one of SECTIONS or a new one; place: its order
+    inside the section. compares: models that are not matched in size (`analysis.matching`) are marked. family: the
+    module's name, set when it is found.
     """
 
     name: str
@@ -27,6 +32,7 @@ class Entry:
     section: str = ""
     place: int = 100
     compares: bool = False
+    of: str = ""
     family: str = ""
 
     @property

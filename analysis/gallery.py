@@ -88,10 +88,11 @@ def _import_failure(family: str, error: Exception) -> str:
 def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[ReportFigure]:
     """Draw every figure that the results support into ``folder`` as NAME.svg, .png and .csv (its table).
 
+    Those of text are left out of results of synthetic tasks alone, and the other way round.
     workers: processes that draw. Above 1 they are spawned, so the program that asks for them must keep its own work
     under ``if __name__ == "__main__"``.
     """
-    entries = listed()
+    entries = [entry for entry in listed() if not drawn_runs(entry, results).runs.empty]
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)
     if workers == 1:
         return list(bar(draw_figure(entry, results, folder) for entry in entries))
@@ -100,6 +101,8 @@ def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[Repor
             results.table(name)  # read here: this process lists the files that cannot be read
         elif kind == "bench":
             results.bench(name)
+        elif kind == "answers":
+            results.of_tasks.table("answers")
     results.table("measures")
     options = {"mp_context": get_context("spawn"), "initializer": _inherit, "initargs": (results,)}
     with ProcessPoolExecutor(workers, **options) as pool:
@@ -171,11 +174,18 @@ def _drawn(entry: Entry, results: Results, folder: Path) -> ReportFigure:
     return ReportFigure(entry.name, entry.title, caption, runs=runs, section=entry.section, **shown)
 
 
+def drawn_runs(entry: Entry, results: Results) -> Results:
+    """Return the results that a figure draws: all, or those of text or of synthetic tasks."""
+    return getattr(results, f"of_{entry.of}") if entry.of else results
+
+
 def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
     """Return a registered figure, its caption and its table. Raises NoData where the results do not support it."""
     if isinstance(entry, str):
         entry = {one.name: one for one in listed()}[entry]
-    module = import_module(f"analysis.figures.{entry.family}")
+    module, results = import_module(f"analysis.figures.{entry.family}"), drawn_runs(entry, results)
+    if entry.of and results.runs.empty:
+        raise NoData(f"it draws runs of {entry.of}, and there are none")
     for need in entry.needs:
         require(need, results)
     table: pd.DataFrame = module.table(results, **entry.options)
@@ -229,10 +239,18 @@ def _bench(name: str, results: Results) -> None:
         raise NoData(f"unmeasured: no {name} in these results or in a folder published/ beside them")
 
 
+def _answers(axis: str, results: Results) -> None:
+    if not (results.table("answers")["axis"] == axis).any():
+        raise NoData(
+            f"no run has answers.csv with its answers by {axis}; runs of before it was written have none"
+        )
+
+
 _CHECKS: dict[str, Callable[[str, Results], None]] = {
     "runs": _runs,
     "metrics": _metrics,
     "measures": _measures,
     "table": _table,
     "bench": _bench,
+    "answers": _answers,
 }

@@ -1,15 +1,15 @@
 """Size differences between models: parameters beside the embedding, FLOPs a token and decode state.
 
-Models are drawn together and compared within an experiment, at one depth and width. The reference is the plain
-transformer (attention, plain residual, SwiGLU in every layer) or, where there is none, the model whose number of
-parameters the most others share.
+Models are drawn together and compared within an experiment and a synthetic task, at one depth and width. The reference
+is the plain transformer (attention, plain residual, SwiGLU in every layer) or, where there is none, the model whose
+number of parameters the most others share.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
-from analysis.loading.labels import short_names
+from analysis.loading.tasks import series_names
 from analysis.units import deviation, listing
 
 MATCHED = 0.01
@@ -22,23 +22,25 @@ WHAT = {
     "state_off": "decode state at 1,024 to 131,072 tokens",
 }
 STATES = ("state_bytes_1024", "state_bytes_8192", "state_bytes_131072")
+STATE_OF_TASK = ("state_bytes_context",)
 _SIZE = ("depth", "d_model")
 _PLAIN = {"residual": "add", "channel": "swiglu"}
 
 
 def deviations(runs: pd.DataFrame) -> pd.DataFrame:
     """Return by label matched_with, the label it is compared with, the shares MARKS by which it is more or less
-    (the farthest of the three states; empty where unknown), and marks, those of the shares above MATCHED.
+    (the farthest of the three states, of a task the one at its length; empty where unknown), and marks, those of the
+    shares above MATCHED.
 
     Values are empty for a model without any other to compare with.
     """
     models = runs.drop_duplicates("label").set_index("label")
-    sizes = models[["parameters_non_embedding", "flops_forward", *STATES]].astype("float64")
+    sizes = models[["parameters_non_embedding", "flops_forward", *STATES, *STATE_OF_TASK]].astype("float64")
     found = []
-    for _, group in models.groupby(["experiment", *_SIZE], dropna=False):
+    for _, group in models.groupby(["experiment", "task", *_SIZE], dropna=False):
         reference = _reference(group)
         off = sizes.loc[group.index] / sizes.loc[reference] - 1
-        states = off[list(STATES)]
+        states = off[list(STATES if group["task"].isna().all() else STATE_OF_TASK)]
         farthest = states.abs().fillna(-1).to_numpy().argmax(axis=1)
         rows = pd.DataFrame(
             {
@@ -88,16 +90,16 @@ def bare(label: str) -> str:
 def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
     """Explain the marks of models (rows of `deviations`), with the largest deviations; "" without any.
 
-    Models that differ in depth or width alone share one entry. runs: Results.runs.
+    Models that differ in depth, width or task alone share one entry. runs: Results.runs.
     """
     found = found[found["marks"] != ""]
     if found.empty:
         return ""
     models = runs.drop_duplicates("label").set_index("label")
-    several = [
-        word for name, word in zip(_SIZE, ("depth", "width"), strict=True) if models[name].nunique() > 1
-    ]
-    names = short_names(models["name"]).where(
+    apart = {"depth": "depth", "d_model": "width", "task": "task"}
+    several = [word for name, word in apart.items() if models[name].nunique() > 1]
+    state = {"state_off": "decode state at the task's length"} if models["task"].notna().all() else {}
+    names = series_names(models).where(
         ~models.duplicated(["experiment", "name", *_SIZE], keep=False), models.index
     )
     differences = []
@@ -107,9 +109,9 @@ def explanation(found: pd.DataFrame, runs: pd.DataFrame) -> str:
         spread = spread.loc[spread.abs().max(axis=1).sort_values(ascending=False, kind="stable").index]
         if len(spread):
             each = (f"{name} {_range(low, high)}" for name, low, high in spread.itertuples())
-            differences.append(f"{mark} {WHAT[column]} ({listing(each, limit=5)})")
+            differences.append(f"{mark} {(WHAT | state)[column]} ({listing(each, limit=5)})")
     references = listing(found["matched_with"].map(names).drop_duplicates())
-    same = f" of the same {' and '.join(several)}" if several else ""
+    same = f" of the same {listing(several)}" if several else ""
     return f"Not matched, more than {MATCHED:.0%} from {references}{same}: {'; '.join(differences)}."
 
 

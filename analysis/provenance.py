@@ -147,7 +147,8 @@ def has_tables(results: Results) -> bool:
 
 def origins(results: Results, source: str) -> list[str]:
     """Return the origin of each text, one sentence each. Raises ResultsError where it is not known."""
-    texts = results.runs[["data", "training_set"]].drop_duplicates().itertuples(index=False)
+    drawn = results.of_tasks.runs["training_set"].unique()
+    texts = results.of_text.runs[["data", "training_set"]].drop_duplicates().itertuples(index=False)
     found, unknown = [], []
     for name, training in texts:
         public = PUBLIC.get(name)
@@ -161,4 +162,5 @@ def origins(results: Results, source: str) -> list[str]:
             f"where can its text be had ({', '.join(unknown)})? Say so: "
             "'source=\"what it is, where it comes from, its licence\"'"
         )
+    found += [f"{text}: drawn by this program, as often as a run asks for" for text in drawn]
     return found + [f"{text.partition(' trained on ')[2]}: {source}" for text in unknown]

@@ -19,9 +19,10 @@ from analysis.comparison import compare, order_metric, with_final_validation
 from analysis.errors import NoData, ResultsError
 from analysis.files import remove_partials, write_atomically, write_text
 from analysis.gallery import draw, listed
-from analysis.loading import documents, selection
+from analysis.loading import selection
 from analysis.loading.probe_tables import TABLES
 from analysis.loading.results import PathLike, Results
+from analysis.loading.split_tables import SPLIT_TABLES
 from analysis.plotting.style import save
 from analysis.provenance import Provenance, without_paths
 from analysis.publish_folder import target
@@ -70,7 +71,7 @@ def publish(results: Results, published: PathLike, publication: Publication) -> 
     warnings = [without_paths(text) for text in caveats(results)]
     runs = with_final_validation(results)
     table = compare(runs, publication.baseline)
-    said = answers(families(runs, order_metric(runs), publication.baseline), results.table(documents.NAME))
+    said = answers(families(runs, order_metric(runs), publication.baseline), results.table("documents"))
     shown = portable(results, _tables(publication.leave_out))
     folder.mkdir(parents=True, exist_ok=True)
     with _alone(folder):
@@ -126,7 +127,7 @@ def portable(results: Results, tables: Iterable[str] = TABLES) -> Results:
     )
     kept = set(tables)
     frames = {name: results.table(name) if name in kept else results.table(name).iloc[:0] for name in TABLES}
-    frames[documents.NAME] = results.table(documents.NAME)
+    frames |= {name: results.table(name) for name in SPLIT_TABLES}
     return replace(results, runs=runs, tables=frames)
 
 

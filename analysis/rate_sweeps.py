@@ -7,6 +7,7 @@ import pandas as pd
 from analysis.loading.columns import RATES
 from analysis.loading.labels import labels
 from analysis.loading.results import Results
+from analysis.loading.tasks import model_names
 
 SELECTING = "selecting"
 """The column of the loss that selects a rate: see `validation_losses`."""
@@ -20,10 +21,14 @@ def unique_seeds(runs: pd.DataFrame) -> pd.DataFrame:
 def sweeps_as_models(runs: pd.DataFrame) -> pd.DataFrame:
     """Treat each sweep as one model: drop repeated (setting, seed) pairs and add two columns.
 
-    model: the label without rates; rates: the number of settings tried.
+    model: the label without rates, of runs of synthetic tasks without the task: a model has one name on all of them;
+    rates: the number of settings tried.
     """
-    tried = runs.groupby("sweep")["setting"].transform("nunique")
-    return unique_seeds(runs.assign(model=labels(runs, "sweep", RATES), rates=tried))
+    tried, of_task = runs.groupby("sweep")["setting"].transform("nunique"), runs["task"].notna()
+    model = labels(runs, "sweep", RATES)
+    if of_task.any():
+        model[of_task] = model_names(runs[of_task])
+    return unique_seeds(runs.assign(model=model, rates=tried))
 
 
 def best_rates(results: Results) -> pd.DataFrame:
@@ -60,7 +65,7 @@ def with_selection(results: Results) -> pd.DataFrame:
     selected_among: the number of rates tried for their model; selected_at_edge: theirs is at an end of those. Both are
     empty for runs of which there is no record.
     """
-    tried = results.selection.groupby("model")["lr"].transform("nunique")
+    tried = results.selection.groupby(["task", "model"])["lr"].transform("nunique")
     rows = results.selection.assign(tried=tried)[results.selection["chosen"]].itertuples()
     known = {run: (row.tried, row.edge != "") for row in rows for run in str(row.confirmed_by).split()}
     recorded = [known.get(run, (None, None)) for run in results.runs["run"]]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pandas as pd
 
 from analysis.loading.columns import RATES
 from analysis.loading.labels import labels
+from analysis.loading.tasks import by_task
 from analysis.units import engineering, listing, whole
 
 SIZE = ("depth", "d_model")
@@ -21,8 +24,24 @@ OTHER = {
 
 
 def caveats(runs: pd.DataFrame) -> list[str]:
-    """Caveats of comparing runs with unequal recipes, one sentence each."""
-    return [*_budgets(runs), *_steps(runs), *_others(runs)]
+    """Caveats of comparing runs with unequal recipes, one sentence each; of synthetic tasks within each task."""
+    return within_tasks(runs, lambda group: [*_budgets(group), *_steps(group), *_others(group)])
+
+
+def within_tasks(runs: pd.DataFrame, check: Callable[[pd.DataFrame], list[str]]) -> list[str]:
+    """Return the caveats of runs on text and of the runs of each task, these with the task's name before them.
+
+    What is said of several tasks in the same words is said once.
+    """
+    found: dict[str, list[str]] = {}
+    for task, group in by_task(runs):
+        for text in check(group):
+            found.setdefault(text, []).append(task)
+    several = runs["task"].nunique(dropna=False) > 1
+    return [
+        f"{listing(tasks, 20)}: {text}" if several and tasks != [""] else text
+        for text, tasks in found.items()
+    ]
 
 
 def counted(values: pd.Series) -> str:
@@ -64,8 +83,10 @@ def rate_caveats(runs: pd.DataFrame, selection: pd.DataFrame) -> list[str]:
     selection: `Results.selection`; rates that were selected for each model are as they should be, those of an earlier
     study too.
     """
-    if len(selection) or runs["lr_study"].notna().all():
-        return []
+    return [] if len(selection) or runs["lr_study"].notna().all() else within_tasks(runs, _rates)
+
+
+def _rates(runs: pd.DataFrame) -> list[str]:
     tried = runs.groupby("sweep")["lr"].nunique()
     if len(tried) < 2 or (tried > 1).all():
         return []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.comparison import unique_seeds
 from analysis.loading.results import Results
+from analysis.rate_sweeps import unique_seeds
 from analysis.units import listing
 
 LAST = 0.2
@@ -17,7 +17,18 @@ LEAST = 0.01
 
 
 def caveats(results: Results) -> list[str]:
-    """Caveats about models whose validation loss fell by more, at the end, than the seeds of a model differ."""
+    """Caveats about models whose validation loss fell by more, at the end, than the seeds of a model differ.
+
+    Of synthetic tasks one a task.
+    """
+    text, tasks = results.of_text, results.of_tasks
+    parts = [(text, "nats/token")] + [
+        (tasks.part(tasks.runs["task"] == task), "nats/answer") for task in tasks.runs["task"].unique()
+    ]
+    return [said for part, unit in parts if len(part.runs) for said in _of_one(part, unit)]
+
+
+def _of_one(results: Results, unit: str) -> list[str]:
     falls, apart = last_falls(results), seeds_apart(results)
     falling = falls[falls > max(LEAST, 0.0 if np.isnan(apart) else apart)].sort_values(ascending=False)
     if falling.empty:
@@ -25,7 +36,7 @@ def caveats(results: Results) -> list[str]:
     seeds = "" if np.isnan(apart) else f" (seeds of one model differ by {apart:.3f}, standard deviation)"
     each = listing((f"{label} {fall:.3f}" for label, fall in falling.items()), limit=6)
     return [
-        f"still falling: in the last {LAST:.0%} of its steps the validation loss fell by, in nats/token: {each}"
+        f"still falling: in the last {LAST:.0%} of its steps the validation loss fell by, in {unit}: {each}"
         f"{seeds}. Longer training may change the order."
     ]
 

@@ -22,6 +22,7 @@ FILES = {
     "runs.parquet": "one row a run; columns in analysis/README.md",
     "metrics.parquet": "every row of the runs' metrics.csv",
     "documents.parquet": "every run's sum of -ln p and tokens by document of the scored splits",
+    "answers.parquet": "every run's answers, right ones and sum of -ln p by position and difficulty",
     "comparison.csv": "the first table of a report",
 }
 

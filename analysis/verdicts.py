@@ -1,7 +1,7 @@
 """Which models differ from a baseline, by how much, and which of these differences is a verdict.
 
 Models are compared in families: those of one experiment, one depth and, of synthetic tasks, one task, each at its best
-learning rate.
+learning rate; of a task by the share of answers that are wrong.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ _SIZES = ("parameters_non_embedding", "flops_forward")
 _TEXT = ["training_set", "test_set", "data_fingerprint", "tokenizer", "vocab_size"]
 
 
+WRONG = "test_wrong"
+"""The metric of tasks, less is better: the share of the test split's answers that are wrong."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Models that are compared with one baseline.
 
-    runs: those at each model's best rate that have the metric. table: by label, best first, mean, n_seeds, model
-    (the label without rates) and COLUMNS: the baseline's label (None where there is none), the difference from it with
-    the half width of its interval and its corrected p (`against_baseline`), the ranks a model may have (`rank_ranges`;
-    empty for models without an interval), and lead, the reasons why a difference is a lead and no verdict.
-    spread: deviations over seeds, in the table's order.
+    metric: that of the table, of which less is better. runs: those at each model's best rate that have the metric.
+    table: by label, best first, mean, n_seeds, model (the label without rates, and of a task without the task) and
+    COLUMNS: the baseline's label (None where there is none), the difference from it with the half width of its interval
+    and its corrected p (`against_baseline`), the ranks a model may have (`rank_ranges`; empty for models without an
+    interval), and lead, the reasons why a difference is a lead and no verdict. spread: deviations over seeds, in the
+    table's order.
     """
 
     experiment: str
@@ -51,8 +56,13 @@ class Family:
     @property
     def title(self) -> str:
         """What the models of this family share: "sweep, 4 layers", and the synthetic task where it is one."""
-        task = _tasks(self.runs).iloc[0]
-        return f"{self.experiment}, {self.depth} layers" + (f", {task}" if task else "")
+        return f"{self.experiment}, {self.depth} layers" + (f", {self.task}" if self.task else "")
+
+    @property
+    def task(self) -> str:
+        """The synthetic task; "" of text."""
+        task = self.runs["task"].iloc[0]
+        return "" if pd.isna(task) else task
 
     def lead(self, one: str, other: str) -> list[str]:
         """Return why a difference between two models is a lead and no verdict (`lead_reasons`)."""
@@ -63,29 +73,32 @@ class Family:
 def families(runs: pd.DataFrame, metric: str, baseline: str | None = None) -> list[Family]:
     """Compare the models of every experiment, depth and synthetic task by a metric of which less is better.
 
+    Tasks are compared by WRONG where the metric is the test loss.
+
     runs: `analysis.comparison.with_final_validation`, or Results.runs. baseline: a label, with or without rates, or a
-    model's name; where it is None, or a family does not have it, the plain transformer, if there is just one.
-    Raises ResultsError for a baseline that is in no family.
+    model's name, of a task without the task; where it is None, or a family does not have it, the plain transformer, if
+    there is just one. Raises ResultsError for a baseline that is in no family.
     """
     chosen = at_best_rates(runs)
+    chosen = chosen.assign(**{WRONG: 1 - chosen["test_accuracy"]})
     chosen = chosen[chosen[metric].notna()]
-    named = _named(chosen, baseline)
-    if baseline is not None and not named.any():
+    home = chosen.groupby("label")["experiment"].transform("first")
+    keyed = chosen.assign(experiment=home, text=chosen["training_set"].where(chosen["task"].notna(), ""))
+    groups = keyed.groupby(["experiment", "depth", "text"], sort=False, dropna=False)
+    parts = [(group.drop(columns="text"), _named(group, baseline)) for _, group in groups]
+    if baseline is not None and not any(named.any() for _, named in parts):
         known = listing(chosen["label"].drop_duplicates(), limit=40)
         raise ResultsError(f"no model '{baseline}' to compare with; baseline= takes one of {known}")
-    home = chosen.groupby("label")["experiment"].transform("first")
-    keyed = chosen.assign(experiment=home, task=_tasks(chosen))
-    groups = keyed.groupby(["experiment", "depth", "task"], sort=False, dropna=False)
-    return [_family(group.drop(columns="task"), metric, named[group.index]) for _, group in groups]
+    return [_family(group, _metric(group, metric), named) for group, named in parts]
 
 
-def _tasks(runs: pd.DataFrame) -> pd.Series:
-    """The synthetic task and options of every run; "" for runs on text."""
-    return runs["training_set"].where(runs["chance"].notna(), "")
+def _metric(runs: pd.DataFrame, metric: str) -> str:
+    """The metric of a family: of a task's that was tested WRONG."""
+    return WRONG if metric.startswith("test_") and runs[WRONG].notna().all() else metric
 
 
 def _named(runs: pd.DataFrame, baseline: str | None) -> pd.Series:
-    """Which runs the baseline names: by label, else by the label without rates, else by the model's name."""
+    """Which runs of a family the baseline names: by label, else by the label without rates, else by the name."""
     for column in ("label", "model", "name"):
         found = runs[column] == baseline
         if found.any():
@@ -114,9 +127,9 @@ def _differences(spread: Spread, labels: pd.Index, baseline: str | None) -> dict
 
 
 def _ranks(spread: Spread) -> dict[str, pd.Series]:
-    """The ranks of models; empty for those of which no deviation over seeds is known, and for one alone."""
-    place = np.arange(len(spread.means))
-    known = ~np.isnan(spread.errors(place, place)[0]) & (len(place) > 1)
+    """The ranks of models; empty for those that can be compared with no other, as no deviation over seeds is known."""
+    one, other = np.indices((len(spread.means), len(spread.means)))
+    known = (~np.isnan(spread.errors(one, other)[0]) & (one != other)).any(axis=1)
     return {
         name: pd.array(np.where(known, ranks, np.nan), dtype="Int64")
         for name, ranks in zip(("rank_best", "rank_worst"), rank_ranges(spread), strict=True)

@@ -13,7 +13,7 @@ from zoo.matching.reference import plain_transformer
 from zoo.model import LanguageModel
 
 STATE_LENGTHS = (1024, 8192, 131_072)
-"""Tokens after which the decode state is counted."""
+"""Tokens after which the decode state is counted, beside data.seq_len."""
 
 
 def tokens_per_step(config: Config) -> int:
@@ -71,5 +71,5 @@ def derive_costs(config: Config, vocab_size: int) -> Costs:
     return Costs(
         forward_flops=cost.flops_per_token(model, length),
         training_flops=cost.flops_per_token(model, length, backward=True),
-        state_bytes={tokens: cost.state_bytes(model, tokens) for tokens in STATE_LENGTHS},
+        state_bytes={tokens: cost.state_bytes(model, tokens) for tokens in sorted({length, *STATE_LENGTHS})},
     )

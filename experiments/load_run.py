@@ -50,8 +50,8 @@ def load_run(path: str | None, device: torch.device) -> LoadedRun:
     card = read_card(where)
     if "task" in card:
         raise UserError(
-            f"{path} was trained on the task {card['task']['name']}, which has no text to generate, probe or measure "
-            "on; job=evaluate scores it"
+            f"{path} was trained on the task {card['task']['name']}, which has no text to generate or measure on; "
+            "job=evaluate scores it"
         )
     folder = where if (where / CONFIG).is_file() else where.parent.parent
     if "tokenizer" not in card or not (folder / CONFIG).is_file():

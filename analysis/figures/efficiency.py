@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis.comparison import ranking_metric
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
 from analysis.loading.results import Results
 from analysis.matching import MATCHED
@@ -28,6 +28,7 @@ FIGURES = (
         needs=("runs.test_loss", "runs.flops_training", "runs.parameters"),
         section="Cost",
         place=10,
+        of=TEXT,
         compares=True,
     ),
 )

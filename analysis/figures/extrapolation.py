@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.probe_tables import advice
 from analysis.loading.results import Results
@@ -28,6 +28,7 @@ FIGURES = (
         needs=("measures.loss", "runs.seq_len"),
         section="Length",
         place=10,
+        of=TEXT,
         compares=True,
     ),
 )

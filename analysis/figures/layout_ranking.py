@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from analysis.comparison import ranking_metric
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
 from analysis.loading.columns import RATES, SETTING_COLUMNS
 from analysis.loading.results import Results
@@ -30,6 +30,7 @@ FIGURES = (
         needs=("runs.test_loss", "runs.pattern"),
         section="Quality",
         place=70,
+        of=TEXT,
         compares=True,
     ),
 )

@@ -8,7 +8,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.comparison import interval_text
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.legends import legend_below, legend_entry
@@ -24,6 +24,7 @@ FIGURES = (
         needs=("runs.lr",),
         section="Quality",
         place=60,
+        of=TEXT,
         compares=True,
     ),
 )
@@ -59,7 +60,8 @@ def table(results: Results) -> pd.DataFrame:
 
 def _selected(results: Results) -> pd.DataFrame:
     texts = {name: results.runs[name].iloc[0] for name in ("training_set", "validation_set")}
-    return results.selection.rename(columns={"validation_loss": "value"}).assign(**texts)
+    of_text = results.selection[results.selection["task"] == ""]
+    return of_text.rename(columns={"validation_loss": "value"}).assign(**texts)
 
 
 def _swept(results: Results) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text, rates_text
 from analysis.plotting.legends import legend_below, legend_entry
@@ -27,6 +27,7 @@ FIGURES = (
         needs=("metrics.tokens", "metrics.loss"),
         section="Quality",
         place=10,
+        of=TEXT,
         compares=True,
     ),
     Entry(
@@ -35,6 +36,7 @@ FIGURES = (
         needs=("metrics.tokens", "metrics.loss", "runs.flops_training"),
         section="Quality",
         place=20,
+        of=TEXT,
         options={"against": "flops"},
         compares=True,
     ),
@@ -44,6 +46,7 @@ FIGURES = (
         needs=("metrics.seconds", "metrics.loss"),
         section="Quality",
         place=30,
+        of=TEXT,
         options={"against": "seconds"},
         compares=True,
     ),

@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter, ScalarFormatter
 
 from analysis.comparison import ranking_metric
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
 from analysis.loading.labels import short_names
 from analysis.loading.results import Results
@@ -28,6 +28,7 @@ FIGURES = (
         needs=("runs.test_loss", "runs.parameters_non_embedding", "runs.flops_training"),
         section="Quality",
         place=70,
+        of=TEXT,
         compares=True,
     ),
 )

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.errors import NoData
-from analysis.figure_entry import Entry
+from analysis.figure_entry import TEXT, Entry
 from analysis.figures.crossover import is_dense
 from analysis.loading.results import Results
 from analysis.plotting.axes import byte_axis, bytes_text, length_axis, row_axis
@@ -25,6 +25,7 @@ FIGURES = (
         needs=("runs.state_bytes_131072",),
         section="Cost",
         place=20,
+        of=TEXT,
     ),
 )
 

@@ -133,6 +133,22 @@ RUN_COLUMNS: tuple[Column, ...] = (
         optional=True,
     ),
     Column(
+        "task",
+        "str",
+        "",
+        "",
+        "synthetic task, with the options in which the runs of one task differ; none for text",
+        optional=True,
+    ),
+    Column(
+        "hardness",
+        "str",
+        "data.hardness",
+        "",
+        "of a synthetic task: what the difficulty of an answer counts",
+        optional=True,
+    ),
+    Column(
         "chance",
         "float64",
         "data.chance",
@@ -178,6 +194,7 @@ RUN_COLUMNS: tuple[Column, ...] = (
     Column("state_bytes_1024", "Int64", "state_bytes.1024", "bytes", "decode state after 1,024 tokens"),
     Column("state_bytes_8192", "Int64", "state_bytes.8192", "bytes", "decode state after 8,192 tokens"),
     Column("state_bytes_131072", "Int64", "state_bytes.131072", "bytes", "decode state after 131,072 tokens"),
+    Column("state_bytes_context", "Int64", "", "bytes", "decode state after seq_len tokens", optional=True),
     *_evaluation("validation"),
     *_evaluation("test"),
     Column(

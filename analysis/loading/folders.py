@@ -180,6 +180,9 @@ def _row(folder: Path, summary: dict[str, Any]) -> tuple[dict[str, Any], list[st
                     raise Broken(f"summary.json has no {column.source}")
     if missing:
         problems.append(f"{where}: summary.json lacks {', '.join(missing)}")
+    row["state_bytes_context"] = _convert(
+        _dig(summary, f"state_bytes.{row['seq_len']}"), "Int64", "state_bytes"
+    )
     row["setting"] = _setting(folder, row, leave_out=("seed",))
     row["sweep"] = _setting(folder, row, leave_out=("seed", *RATES))
     return row, problems

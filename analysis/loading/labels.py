@@ -24,25 +24,49 @@ def short_names(names: pd.Series) -> pd.Series:
     return names.map(short) if len(set(short.values())) == len(short) else names
 
 
-def labels(runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = ()) -> pd.Series:
+OF_TASK = (
+    *("data", "training_set", "validation_set", "test_set", "tokenizer", "vocab_size", "seq_len", "pack"),
+    *("tokens_per_step", "data_fingerprint"),
+)
+"""Columns of a setting that a synthetic task decides; labels name its options instead."""
+
+
+def labels(
+    runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = (), within: str | None = None
+) -> pd.Series:
     """Return a label for each row: its name and, where a name has several values of ``key``, what differs.
 
-    leave_out: columns that ``key`` does not cover. Values that no column distinguishes show part of their hash.
+    leave_out: columns that ``key`` does not cover. within: a column of groups; only what differs inside a group counts.
+    Values that no column distinguishes show part of their hash.
     """
     labels = short_names(runs["name"])
-    columns = [column for column in SETTING_COLUMNS if column not in leave_out]
+    groups = pd.Series("", index=runs.index) if within is None else runs[within]
     for _, group in runs.groupby("name"):
-        if group[key].nunique() == 1:
+        if not _differs(group, key, groups):
             continue
-        differing = [column for column in columns if group[column].nunique(dropna=False) > 1]
+        columns = [column for column in _columns(group) if column not in leave_out]
+        differing = [column for column in columns if _differs(group, column, groups)]
         shown = group[differing].drop(
             columns=["data_fingerprint", *_determined_by_depth(group)], errors="ignore"
         )
         described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
-        ambiguous = group[key].groupby(described).transform("nunique") > 1
+        alike = [described, groups[group.index]]
+        ambiguous = group[key].groupby(alike).transform("nunique") > 1
         suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
         labels[group.index] = labels[group.index] + " (" + suffix + ")"
     return labels
+
+
+def _differs(group: pd.DataFrame, column: str, groups: pd.Series) -> bool:
+    """Whether a column has several values in a group of rows."""
+    return group[column].groupby(groups[group.index]).nunique(dropna=False).max() > 1
+
+
+def _columns(group: pd.DataFrame) -> list[str]:
+    """The columns in which settings may differ; the task in place of what it decides."""
+    if group["task"].isna().any():
+        return list(SETTING_COLUMNS)
+    return ["task", *(column for column in SETTING_COLUMNS if column not in OF_TASK)]
 
 
 def _determined_by_depth(group: pd.DataFrame) -> list[str]:
@@ -51,6 +75,11 @@ def _determined_by_depth(group: pd.DataFrame) -> list[str]:
 
 
 def _describe(values: pd.Series) -> str:
-    return ", ".join(
-        f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in values.items()
-    )
+    return ", ".join(_described(str(key), value) for key, value in values.items())
+
+
+def _described(key: str, value: object) -> str:
+    """A value with its column, "depth=2"; of a task the options in which it differs from others: "pairs 4"."""
+    if key == "task":
+        return str(value).partition(" (")[2].removesuffix(")")
+    return f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.errors import ResultsError
 from analysis.files import write_atomically
-from analysis.loading import documents, selection
+from analysis.loading import selection
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
 from analysis.loading.folders import (
     EXPORT,
@@ -28,6 +28,8 @@ from analysis.loading.metrics import read_metrics
 from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
 from analysis.loading.sources import EXPORTED_METRICS, UNREADABLE, Key, read_folder
+from analysis.loading.split_tables import SPLIT_TABLES, read_split_table
+from analysis.loading.tasks import task_names
 from analysis.speeds import plausible_mfu
 
 PathLike = str | os.PathLike
@@ -81,6 +83,27 @@ class Results:
                     self._add_problem(f"{place}: {selection.FILE} cannot be read ({error})")
         return pd.concat(found, ignore_index=True) if found else selection.none()
 
+    @cached_property
+    def of_text(self) -> Results:
+        """The runs on text alone, with tables of their own."""
+        return self.part(self.runs["task"].isna())
+
+    @cached_property
+    def of_tasks(self) -> Results:
+        """The runs on synthetic tasks alone, with tables of their own."""
+        return self.part(self.runs["task"].notna())
+
+    def part(self, wanted: pd.Series) -> Results:
+        """The runs where ``wanted`` is true, with tables of their own."""
+        if wanted.all():
+            return self
+        runs = self.runs[wanted].reset_index(drop=True)
+        known = pd.MultiIndex.from_frame(self.metrics[["experiment", "run"]]).isin(
+            pd.MultiIndex.from_frame(runs[["experiment", "run"]])
+        )
+        metrics = self.metrics[known].reset_index(drop=True)
+        return replace(self, runs=runs, metrics=metrics, tables={})
+
     def homes(self) -> list[Path | None]:
         """Return the folder of every run; None for exported runs, whose ``folder`` is only what the file claims."""
         found = self.runs[["experiment", "run", "folder"]].itertuples(index=False)
@@ -108,13 +131,13 @@ class Results:
             self.problems.append(problem)
 
     def table(self, name: str) -> pd.DataFrame:
-        """Return a table of `probe_tables.TABLES` or "documents" over all runs that have it, read at the first call.
+        """Return a table of `probe_tables.TABLES` or SPLIT_TABLES over all runs that have it, read at the first call.
 
         Files that cannot be read are named in `problems` from then on.
         """
         if name not in self.tables:
-            if name == documents.NAME:
-                self.tables[name], unread = documents.read_documents(self.runs, self.exported)
+            if name in SPLIT_TABLES:
+                self.tables[name], unread = read_split_table(name, self.runs, self.exported)
             else:
                 self.tables[name], unread = read_table(self.runs, name, self.exported)
             self.problems.extend(unread)
@@ -135,7 +158,7 @@ class Results:
 
         Returns their paths. ``load_results(folder)`` reads them back; tables of an earlier export are deleted.
         """
-        tables = {f"{name}.parquet": self.table(name) for name in (*TABLES, documents.NAME)}
+        tables = {f"{name}.parquet": self.table(name) for name in (*TABLES, *SPLIT_TABLES)}
         frames = {name: frame for name, frame in tables.items() if not frame.empty}
         for name in tables.keys() - frames.keys():
             (Path(folder) / name).unlink(missing_ok=True)
@@ -209,7 +232,7 @@ def _runs_frame(rows: list[dict]) -> pd.DataFrame:
     names = [column.name for column in RUN_COLUMNS if column.name != "label"]
     frame = pd.DataFrame(rows, columns=names)
     frame = frame.astype({column.name: column.dtype for column in RUN_COLUMNS if column.name != "label"})
-    frame["mfu"] = plausible_mfu(frame["mfu"])
+    frame["mfu"], frame["task"] = plausible_mfu(frame["mfu"]), task_names(frame)
     frame.insert(names.index("name") + 1, "label", labels(frame, "setting"))
     return frame.sort_values(["experiment", "label", "seed", "run"], ignore_index=True)
 

@@ -59,6 +59,8 @@ def none() -> pd.DataFrame:
 def caveats(selection: pd.DataFrame) -> list[str]:
     """Caveats about selected settings: best rates at an end of those tried, runs that diverged."""
     found, chosen = [], selection[selection["chosen"]]
+    on = chosen["task"].str.partition(" (")[0] if len(chosen) else ""
+    chosen = chosen.assign(model=(chosen["model"] + " on " + on).where(chosen["task"] != "", chosen["model"]))
     for end, way in (("lowest", "lower"), ("highest", "higher")):
         models = chosen.loc[chosen["edge"] == end, "model"]
         if len(models):

@@ -20,7 +20,7 @@ from analysis.files import refuse_link, remove_partials, write_atomically, write
 from analysis.loading.results import PathLike, Results, load_results
 from analysis.report import latex, markdown, page
 from analysis.report.content import Content, gather
-from analysis.report.tables import BALANCE, QUALITY, RUNS, rows
+from analysis.report.tables import BALANCE, QUALITY, rows
 
 
 def write_report(
@@ -33,8 +33,9 @@ def write_report(
     """Write a report and return the path of its page.
 
     index.html needs no other file and no network. Its folder also gets report.md with figures/NAME.svg, .png and .csv
-    (the data drawn); tables/ with comparison and runs, and of two named layouts or more quality and balance, as .tex
-    (booktabs) and .csv (full precision), and samples.csv where there are samples; runs.parquet and metrics.parquet.
+    (the data drawn); tables/ with comparison and runs, of synthetic tasks tasks (models x tasks), and of two named
+    layouts or more quality and balance, as .tex (booktabs) and .csv (full precision), and samples.csv where there are
+    samples; runs.parquet and metrics.parquet.
 
     runs: a run, experiment or results folder, a list of them, or loaded Results.
     out: the folder to write into, by default ``<runs>/report``; needed where runs is not one folder.
@@ -83,17 +84,24 @@ def _make(folder: Path) -> None:
 
 
 def _write_tables(results: Results, content: Content, folder: Path) -> None:
-    for name, frame, fields in (
-        ("comparison", content.comparison.drop(columns="dot"), content.fields),
-        ("runs", results.runs, RUNS),
-        ("quality", content.layouts.quality, QUALITY),
-        ("balance", content.layouts.balance, BALANCE),
-    ):
+    compared = {
+        part.file: (part.rows.drop(columns=["series", "dot"]), part.fields) for part in content.compared
+    }
+    nothing: tuple[pd.DataFrame, tuple] = (pd.DataFrame(), ())
+    for name, (frame, fields) in {
+        "comparison": nothing,
+        "comparison_tasks": nothing,
+        **compared,
+        "tasks": (content.tasks.rows, content.tasks.fields),
+        "runs": (results.runs, content.run_fields),
+        "quality": (content.layouts.quality, QUALITY),
+        "balance": (content.layouts.balance, BALANCE),
+    }.items():
         if frame.empty:  # there may be one of an earlier report
             for suffix in (".csv", ".tex"):
                 (folder / f"{name}{suffix}").unlink(missing_ok=True)
             continue
-        _write_csv(frame, folder / f"{name}.csv")
+        _write_csv(content.tasks.long if name == "tasks" else frame, folder / f"{name}.csv")
         write_text(
             folder / f"{name}.tex",
             latex.table(fields, rows(frame), f"{content.summary} Speeds: {content.speeds}."),

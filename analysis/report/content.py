@@ -20,7 +20,8 @@ from analysis.plotting.style import series_styles
 from analysis.report import summary
 from analysis.report.layouts import Layouts, layouts
 from analysis.report.samples import Samples, samples
-from analysis.report.tables import Field, comparison
+from analysis.report.tables import Field, comparison, run_fields
+from analysis.report.task_page import TaskPage, task_page
 from analysis.verdicts import families
 
 
@@ -31,6 +32,15 @@ class Section(NamedTuple):
     slug: str
     drawn: list[ReportFigure]
     absent: list[ReportFigure]
+
+
+class Compared(NamedTuple):
+    """A table of the comparison: of text, or of synthetic tasks; file: its name in tables/."""
+
+    file: str
+    of_tasks: bool
+    fields: tuple[Field, ...]
+    rows: pd.DataFrame
 
 
 class DrawnRun(NamedTuple):
@@ -46,11 +56,12 @@ class DrawnRun(NamedTuple):
 class Content:
     """Content of a report.
 
-    comparison: analysis.comparison.compare, with `dot`, the model's colour. runs: Results.runs, with `anchor` (its
-    place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and `described` (its
-    blocks). answers: what the comparison says, in sentences. figures: all figures; sections: the same by section.
-    metric: the metric that ranks the models; fields: the columns of the comparison; speeds: the load while each run
-    trained. layouts: tables of the named layouts, empty where there are fewer than two.
+    comparison: analysis.comparison.compare, with `series`, the model's name in figures, and `dot`, its colour;
+    compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with
+    `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
+    `described` (its blocks); run_fields: their columns. answers: what the comparison says, in sentences. figures: all
+    figures; sections: the same by section. metric: the metric that ranks the models of text; speeds: the load while
+    each run trained. layouts: tables of the named layouts, empty where there are fewer than two.
     """
 
     title: str
@@ -58,8 +69,10 @@ class Content:
     answers: list[Answer]
     caveats: list[str]
     metric: str
-    fields: tuple[Field, ...]
     comparison: pd.DataFrame
+    compared: list[Compared]
+    tasks: TaskPage
+    run_fields: tuple[Field, ...]
     figures: list[ReportFigure]
     samples: Samples
     runs: pd.DataFrame
@@ -68,6 +81,11 @@ class Content:
     machines: pd.DataFrame
     versions: pd.DataFrame
     missing: list[str]
+
+    @property
+    def of_text(self) -> bool:
+        """Whether some run is on text, of which there may be samples."""
+        return bool(self.runs["task"].isna().any())
 
     @property
     def sections(self) -> list[Section]:
@@ -103,27 +121,49 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
     """Draw the figures into a folder with ``workers`` processes and gather all other content."""
     runs = with_final_validation(results)
     table, metric = compare(runs, baseline), order_metric(runs)
-    styles = series_styles(zip(table["label"], table["color"], strict=True))
+    tasks = task_page(results, baseline)
+    series = table["model"].where(table["task"].notna(), table["label"])  # what figures draw
+    styles = series_styles(zip(series, table["color"], strict=True))
+    table = table.assign(series=series, dot=[styles[one].color for one in series])
     shown = draw_figures(results, figures, workers)
     written = samples(results, list(table["label"]))
     detailed = _detailed(results)
     return Content(
         title=summary.title(results.runs),
-        summary=summary.paragraph(results.runs, table["label"]),
+        summary=summary.paragraph(results.runs, _models(table, tasks)),
         answers=answers(families(runs, metric, baseline), results.table("documents")),
         caveats=caveats(results),  # after tables and texts were read: their problems are known now
         metric=NAMES[metric],
-        fields=comparison(metric),
-        comparison=table.assign(dot=[styles[label].color for label in table["label"]]),
+        comparison=table,
+        compared=_compared(table, metric),
+        tasks=tasks,
+        run_fields=run_fields(runs),
         figures=shown,
         samples=written,
         runs=detailed,
         speeds=speeds.conditions(results.runs),
-        layouts=layouts(results),
+        layouts=layouts(results.of_text),
         machines=summary.machines(results.runs),
         versions=summary.versions(results.runs),
         missing=summary.missing(results.runs, shown),
     )
+
+
+def _models(table: pd.DataFrame, tasks: TaskPage) -> pd.Series:
+    """What the models are called: of tasks alone, once for all of them."""
+    return tasks.rows["label"] if len(tasks.rows) and table["task"].notna().all() else table["label"]
+
+
+def _compared(table: pd.DataFrame, metric: str) -> list[Compared]:
+    of_task = table["task"].notna()
+    parts = [(of_tasks, table[of_task == of_tasks]) for of_tasks in (False, True)]
+    parts = [(of_tasks, rows) for of_tasks, rows in parts if len(rows)]
+    return [
+        Compared(
+            "comparison" if place == 0 else "comparison_tasks", of_tasks, comparison(metric, of_tasks), rows
+        )
+        for place, (of_tasks, rows) in enumerate(parts)
+    ]
 
 
 def _detailed(results: Results) -> pd.DataFrame:

@@ -54,6 +54,8 @@ def layouts(results: Results) -> Layouts:
 
 def _runs(results: Results) -> pd.DataFrame:
     """Select the runs of the groups with two named layouts or more."""
+    if results.runs.empty:
+        return results.runs
     try:
         ranked = layout_ranking.table(results)
     except NoData:

@@ -30,7 +30,6 @@ def environment(*, autoescape: bool) -> Environment:
         "rows": tables.rows,
     }
     jinja.globals |= {
-        "RUNS": tables.RUNS,
         "QUALITY": tables.QUALITY,
         "BALANCE": tables.BALANCE,
         "MACHINES": tables.MACHINES,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from analysis import units
-from analysis.answer import difference_text, rank_text
+from analysis.answer import accuracy_text, difference_text, rank_text
 from analysis.comparison import FINAL, interval_text
 from analysis.matching import MARKS, MATCHED, marked
 
@@ -115,16 +115,50 @@ COMPARISON = (
 )
 """One row a model: analysis.comparison.compare."""
 
+_QUALITY = slice(9, 13)
+"""Place of the columns of losses and perplexities in COMPARISON."""
+
+TASK_COMPARISON = (
+    *COMPARISON[:2],
+    replace(
+        COMPARISON[2],
+        note="of mean accuracies, positive: better; all intervals of a task together hold the truth with 95 %",
+    ),
+    *COMPARISON[3 : _QUALITY.start],
+    Field(
+        "right answers",
+        lambda row: accuracy_text(row.test_accuracy, row.test_accuracy_ci),
+        "share",
+        "test_accuracy",
+        "number",
+    ),
+    Field(
+        "sequences all right",
+        lambda row: accuracy_text(row.test_sequence_accuracy, row.test_sequence_accuracy_ci),
+        "share",
+        "test_sequence_accuracy",
+        "number",
+    ),
+    _number(
+        "chance", "chance", "{:.3f}".format, note="share of right answers by place and token at hand alone"
+    ),
+    _interval("test loss", "test_loss", "nats/answer"),
+    *COMPARISON[_QUALITY.stop :],
+)
+"""One row a model and synthetic task: analysis.comparison.compare."""
+
 FINAL_VALIDATION = _interval("final validation loss", FINAL, "nats/token")
 
 
-def comparison(metric: str) -> tuple[Field, ...]:
-    """Return the comparison's columns: COMPARISON, or final validation loss where no test split was scored."""
+def comparison(metric: str, of_tasks: bool = False) -> tuple[Field, ...]:
+    """Return the comparison's columns for text or tasks, with the final validation loss where no test was scored."""
+    fields = TASK_COMPARISON if of_tasks else COMPARISON
     if metric != FINAL:
-        return COMPARISON
-    first = next(place for place, field in enumerate(COMPARISON) if field.sort.startswith("test_"))
-    kept = [field for field in COMPARISON if not field.sort.startswith("test_")]
-    return (*kept[:first], FINAL_VALIDATION, *kept[first:])
+        return fields
+    first = next(place for place, field in enumerate(fields) if field.sort.startswith("test_"))
+    kept = [field for field in fields if not field.sort.startswith("test_")]
+    final = replace(FINAL_VALIDATION, unit="nats/answer") if of_tasks else FINAL_VALIDATION
+    return (*kept[:first], final, *kept[first:])
 
 
 QUALITY = (
@@ -165,6 +199,17 @@ RUNS = (
     _text("finished", "finished", show=_minute),
 )
 """One row a run: Results.runs."""
+
+
+def run_fields(runs: pd.DataFrame) -> tuple[Field, ...]:
+    """Return RUNS, with right answers where runs are of synthetic tasks, and without perplexity where all are."""
+    of_task = runs["task"].notna()
+    if not of_task.any():
+        return RUNS
+    place = next(place for place, field in enumerate(RUNS) if field.sort == "test_perplexity")
+    accuracy = _number("test accuracy", "test_accuracy", units.number)
+    return (*RUNS[:place], accuracy, *RUNS[place + of_task.all() :])
+
 
 MACHINES = (
     _text("GPU", "gpu", show=partial(text, missing="none")),

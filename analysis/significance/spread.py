@@ -72,8 +72,12 @@ def spread_of(samples: Sequence[np.ndarray], level: float = LEVEL) -> Spread:
     samples: [n_i] each, n_i ≥ 1.
     """
     counts = np.array([len(sample) for sample in samples])
-    means = np.array([np.mean(sample) for sample in samples])
-    variances = np.array([np.var(x, ddof=1) if len(x) > 1 else np.nan for x in samples])
+    means = np.array(
+        [x[0] if np.ptp(x) == 0 else np.mean(x) for x in samples]
+    )  # of equal numbers: no rounding
+    variances = np.array(
+        [(np.var(x, ddof=1) if np.ptp(x) > 0 else 0.0) if len(x) > 1 else np.nan for x in samples]
+    )
     unequal = _cochran(counts, variances)
     return Spread(counts, means, variances, unequal, not unequal < level)
 

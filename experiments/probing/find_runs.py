@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from experiments.os_errors import one_line
 from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, resolves_outside
@@ -82,16 +81,6 @@ def _problem(folder: Path) -> str:
         return "failed" if run.failed else "not complete" if _is_run(folder) else "holds no run"
     try:
         summary = run.summary()
-        if not isinstance(summary, dict):
-            return f"its {SUMMARY} is none"
-        return _of_a_task(summary)
+        return "" if isinstance(summary, dict) else f"its {SUMMARY} is none"
     except (OSError, ValueError, RecursionError) as error:
         return f"its {SUMMARY} cannot be read ({error})"
-
-
-def _of_a_task(summary: dict[str, Any]) -> str:
-    """Why a run that was trained on a synthetic task is not probed; "" for one of text."""
-    about = summary.get("data")
-    if not isinstance(about, dict) or "task" not in about:
-        return ""
-    return f"trained on the task {about.get('name')}, and probes read text"

@@ -14,16 +14,19 @@ import torch
 import yaml
 from torch import Tensor
 
+import zoo
 from experiments import machine, saved_weights
-from experiments.data import Split
+from experiments.data import Split, TaskSet
 from experiments.data.cache import content_hash
 from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.probing import per_token, probe_tables, routing_text
 from experiments.probing.held_out import evenly_spaced_windows, loss_by_position, probe_windows
 from experiments.probing.samples import samples
 from experiments.probing.sentence import probed_sentence
+from experiments.probing.task_sequences import task_tables
 from experiments.runs import CONFIG, refuse_link
 from experiments.schema import Config, ProbeConfig
+from experiments.task_evaluation import task_of
 from zoo.errors import UserError
 from zoo.files import write_json
 from zoo.probes import all_measures
@@ -77,9 +80,13 @@ def probe_run(run: Path, config: Config) -> list[str]:
     device = machine.pick(config.device)
     at = weights_to_probe(run, config.probe)
     place, step = saved_weights.find(run, at)
-    loaded = dataclasses.replace(load_run(str(place), device), step=step)
-    splits = load_corpus(loaded, config.data, config.trainer.progress).splits
-    made = _make_tables(loaded, splits, config.probe, machine.precision(config.trainer.precision, device))
+    own = task_of(str(place))
+    if own is None:
+        loaded = dataclasses.replace(load_run(str(place), device), step=step)
+        splits = load_corpus(loaded, config.data, config.trainer.progress).splits
+        made = _make_tables(loaded, splits, config.probe, machine.precision(config.trainer.precision, device))
+    else:
+        made = task_tables(zoo.load(place, device), TaskSet(own), config.probe, step)
     (run / probe_tables.FOLDER).mkdir(exist_ok=True)
     probe_tables.remove_partials(run)
     (run / probe_tables.FOLDER / RECORD).unlink(missing_ok=True)  # from here on the tables are of two passes
@@ -90,7 +97,8 @@ def probe_run(run: Path, config: Config) -> list[str]:
             probe_tables.file(run, name).unlink(missing_ok=True)
     names = [name for name, rows in made.items() if rows]
     write_json(
-        run / probe_tables.FOLDER / RECORD, _record(loaded, config, at, names, time.perf_counter() - began)
+        run / probe_tables.FOLDER / RECORD,
+        _record(device, step, config, at, names, time.perf_counter() - began),
     )
     return names
 
@@ -135,19 +143,21 @@ def _measures(
     ]
 
 
-def _record(loaded: LoadedRun, config: Config, at: str, names: list[str], seconds: float) -> dict[str, Any]:
+def _record(
+    device: torch.device, step: int | None, config: Config, at: str, names: list[str], seconds: float
+) -> dict[str, Any]:
     commit, dirty = machine.commit()
     return {
         "settings": settings(config.probe, at),
         "digest": content_hash(settings(config.probe, at), 12),
         "at": at,
-        "step": loaded.step,
+        "step": step,
         "tables": names,
         "command": machine.command(),
         "commit": commit,
         "dirty": dirty,
         "versions": machine.versions(),
-        "machine": machine.describe(loaded.model.embedding.weight.device),
+        "machine": machine.describe(device),
         "seconds": round(seconds, 3),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

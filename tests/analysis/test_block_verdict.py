@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
 from analysis.block_verdict.page import write_verdict
@@ -77,9 +78,9 @@ def test_what_was_counted_and_timed_stands_on_the_side_that_its_interval_says(tm
 @pytest.mark.parametrize(
     ("gap", "heading", "verb"),
     [
-        (-0.5, "Better", "lower"),
-        (0.5, "Worse", "higher"),
-        (0.0, "Equal, or not shown to differ", "not shown to differ"),
+        (-0.5, "Better", "better than"),
+        (0.5, "Worse", "worse than"),
+        (0.0, "Equal, or not shown to differ", "not shown to differ from"),
     ],
 )
 def test_losses_are_compared_with_the_transformer_and_with_the_relative(
@@ -92,11 +93,25 @@ def test_losses_are_compared_with_the_transformer_and_with_the_relative(
             write_run(folder, name, seed, loss + 0.01 * seed, model=changes, option=name)
     found = sections(write_verdict(folder, load_results(folder)))
     (said,) = found[f"Beside transformer: {heading}"]
-    assert verb in said
-    assert "against transformer" in said
+    assert said.startswith(f"Test loss on pydocs: {f'{gap:+.3f}'.replace('-', '−')} ± 0.0")
+    assert f"95 % interval: {verb} transformer." in said
     (same,) = found["Beside mesanet: Equal, or not shown to differ"]
     assert "not shown to differ" in same
     assert any(line.startswith("Longer contexts: trained with") for line in found["What this cannot tell"])
+
+
+def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
+    folder = write_study(write_run, write(tmp_path / "exp", sizes=(), speeds=()))
+    found = sections(write_verdict(folder, load_results(folder)))
+    (better,) = found["Beside transformer: Better"]
+    assert better.startswith("Accuracy on parity")
+    assert ": +0.39" in better
+    (equal,) = found["Beside transformer: Equal, or not shown to differ"]
+    assert equal.startswith("Accuracy on mqar")
+    assert [said.split(":")[0] for said in found["Beside mesanet: Better"]] == [
+        "Accuracy on mqar",
+        "Accuracy on parity",
+    ]
 
 
 def test_a_block_that_breaks_a_contract_is_condemned_on_the_first_screen(tmp_path):

@@ -161,7 +161,7 @@ def test_tables_can_be_left_out(tmp_path, probed_runs):
     [
         (Publication(None), "what does this study ask"),
         (Publication("  "), "what does this study ask"),
-        (Publication("Does it?", ("losses",)), "there are loss_against"),
+        (Publication("Does it?", ("losses",)), "there are task_accuracy"),
         (Publication("Does it?", ("sinks",)), "job=probe"),
     ],
 )

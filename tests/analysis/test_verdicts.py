@@ -174,7 +174,7 @@ def test_a_selection_that_was_recorded_counts(study):
 
     def told(edge: str) -> list[str]:
         rows = [
-            {"model": name, "lr": lr, "chosen": lr == 3e-3, "edge": edge, "confirmed_by": runs}
+            {"task": "", "model": name, "lr": lr, "chosen": lr == 3e-3, "edge": edge, "confirmed_by": runs}
             for name, runs in chosen
             for lr in RATES
         ]

@@ -21,7 +21,9 @@ from analysis.comparison import ranking_metric
 from analysis.verdicts import families
 from experiments.data import TASKS, DataConfig, TaskSet
 from experiments.data.task_registry import IGNORE
+from experiments.load_run import recorded_data
 from experiments.plan import plan
+from experiments.probing import probe_tables
 from experiments.runs import read_metrics
 from experiments.schema import Config
 from experiments.task import SyntheticTask
@@ -145,13 +147,10 @@ def test_models_are_compared_within_a_task(finished: TaskLab, task_lab: TaskLab)
     runs = analysis.load_results([finished.results, task_lab.results]).runs
     assert ranking_metric(runs) == "test_loss"
     found = families(runs, "test_loss")
-    assert {tuple(family.table["model"]) for family in found} == {
-        ("transformer mqar",),
-        ("transformer parity",),
-    }
+    assert [tuple(family.table["model"]) for family in found] == [("transformer",), ("transformer",)]
     assert {family.title for family in found} == {
-        "default, 1 layers, mqar (length 16, pairs 2, vocab 24, power 0.01, fill blank)",
-        "default, 1 layers, parity (length 32)",
+        "default, 1 layers, mqar",
+        "default, 1 layers, parity",
     }
 
 
@@ -199,13 +198,41 @@ def test_settings_of_text_are_refused(node: str, key: str):
     ("words", "says"),
     [
         ("job=generate", "was trained on the task mqar, which has no text"),
-        pytest.param("job=probe", "trained on the task mqar, and probes read text", marks=LONG),
         pytest.param("job=evaluate data=text data.path=x.txt", "data=... is not of it", marks=LONG),
     ],
 )
 def test_jobs_of_text_say_that_a_task_has_none(finished: TaskLab, monkeypatch, words: str, says: str):
     outcome = without_tiny(monkeypatch, finished, *words.split())
     assert (outcome.status, says in outcome.err) == (2, True), outcome
+
+
+def test_probes_tell_where_attention_looks_for_an_answer(finished: TaskLab, monkeypatch):
+    """Of one sequence the shares are sums over its attention map, where weights below 1e-3 are left out."""
+    run = finished.run_folder()
+    outcome = without_tiny(monkeypatch, finished, "job=probe", "probe.windows=1")
+    assert outcome.status == 0, outcome
+    task_set = TaskSet(recorded_data(run / "config.yaml"))
+    tokens, targets, _ = (field[0] for field in dataclasses.astuple(task_set.held_out("validation").first(1)))
+    questions = np.flatnonzero(targets != IGNORE)
+    measures = [row for row in probe_tables.read(run, "measures") if row[8].startswith("answer_")]
+    maps = [row for row in probe_tables.read(run, "maps") if row[3] == "attention"]
+    for head in (0, 1):
+        looked = sum(
+            weight
+            for _, _, of, _, t, s, weight in maps
+            if of == head and tokens[s] == targets[t] and t in questions
+        )
+        found = {row[8]: (row[9], row[10]) for row in measures if row[4] == head}
+        assert found["answer_mass"] == (pytest.approx(looked / 2, abs=0.01), 2)
+        assert found["answer_uniform"] == (pytest.approx(np.mean(1 / (questions + 1))), 2)
+    assert [row[2] for row in probe_tables.read(run, "sentence")] == [task_set.task.word(x) for x in tokens]
+
+
+@LONG
+def test_a_sentence_is_no_input_of_a_task(finished: TaskLab, monkeypatch):
+    outcome = without_tiny(monkeypatch, finished, "job=probe", "probe.sentence=hello")
+    assert outcome.status != 0
+    assert "probe.sentence is text, and this run was trained on the task mqar" in outcome.out + outcome.err
 
 
 def without_tiny(monkeypatch, lab: TaskLab, *words: str):

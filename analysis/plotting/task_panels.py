@@ -1,0 +1,75 @@
+"""Figures of synthetic tasks: a panel a task with the level of chance, and what their captions share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator
+
+from analysis.plotting.axes import draw_line
+from analysis.plotting.captions import seeds_text
+from analysis.plotting.legends import legend_below, legend_entries
+from analysis.plotting.style import INK, panels, table_styles
+from analysis.units import listing
+
+COLUMNS = 2
+HEIGHT = 2.3
+_TICKS = (0, 0.25, 0.5, 0.75, 1)
+
+
+def task_panels(
+    table: pd.DataFrame, legend: float, share: str = "right answers (share)"
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return a figure and a panel for each task of a table: a share upwards, the level of chance dashed.
+
+    legend: inches that the legend needs.
+    """
+    levels = table.groupby("task", sort=False)["chance"].first().sort_index()
+    columns = min(COLUMNS, len(levels))
+    rows = -(-len(levels) // columns)
+    figure, grid = panels(rows, columns, HEIGHT)
+    figure.set_figheight(rows * HEIGHT + legend)
+    places = [axes for row in grid for axes in row]
+    for axes, (task, chance) in zip(places, levels.items(), strict=False):
+        axes.axhline(chance, color=INK, linestyle="--", linewidth=0.9, label="_chance")
+        axes.set_title(task)
+        axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_locator(FixedLocator(_TICKS))
+    for row in grid:
+        row[0].set_ylabel(share)
+    for empty in places[len(levels) :]:
+        empty.set_axis_off()
+    return figure, dict(zip(levels.index, places, strict=False))
+
+
+def model_panels(
+    table: pd.DataFrame, curve: Callable[[pd.DataFrame], pd.DataFrame]
+) -> tuple[Figure, dict[str, Axes]]:
+    """Return `task_panels` with a line and a band for each model, and the legend.
+
+    curve: mean, min and max over seeds of the rows of a model and task, by what is drawn to the right.
+    """
+    styles = table_styles(table, "model")
+    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2))
+    for (task, model), rows in table.groupby(["task", "model"]):
+        found = curve(rows)
+        if len(found):
+            draw_line(places[task], found, styles[model], model, markevery=max(1, len(found) // 8))
+    legend_below(figure, legend_entries(styles))
+    return figure, places
+
+
+def chance_text(table: pd.DataFrame) -> str:
+    """Return "Dashed: chance, what one gets who sees the place and the token at hand alone (mqar 0.031)."."""
+    levels = table.groupby("task")["chance"].first()
+    told = listing((f"{task} {chance:.3g}" for task, chance in levels.items()), 20)
+    return f"Dashed: chance, what one gets who sees the place and the token at hand alone ({told})."
+
+
+def tasks_text(table: pd.DataFrame) -> str:
+    """Name seeds and tasks with their options: "Seeds 0, 1. Tasks: mqar (length 32, pairs 4)."."""
+    tasks = listing(table["training_set"].drop_duplicates().sort_values(), 20)
+    return f"{seeds_text(table['seed'].dropna()).capitalize()}. Tasks: {tasks}."

@@ -1,0 +1,61 @@
+"""Runs of synthetic tasks are loaded with their task, their answers and their state, and exported again."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from support.task_runs import write_study, write_task_run
+
+from analysis import load_results
+
+
+def test_tasks_are_told_apart_by_the_options_in_which_they_differ(tmp_path, write_run):
+    for pairs in (4, 8):
+        write_task_run(write_run, tmp_path / "exp", "kda", "mqar", options={"pairs": pairs})
+    write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    write_run(tmp_path / "exp", "kda")
+    runs = load_results(tmp_path / "exp").runs.set_index("label")
+    assert runs["task"].fillna("").to_dict() == {
+        "kda mqar (pairs 4)": "mqar (pairs 4)",
+        "kda mqar (pairs 8)": "mqar (pairs 8)",
+        "kda parity": "parity",
+        "kda": "",
+    }
+
+
+def test_a_run_has_its_accuracy_chance_and_state(tmp_path, write_run):
+    write_task_run(write_run, tmp_path / "exp", "kda", "parity", accuracy=0.75)
+    (run,) = load_results(tmp_path / "exp").runs.itertuples()
+    assert (run.task, run.chance, run.hardness) == ("parity", 0.5, "bits so far")
+    assert (run.test_accuracy, run.validation_accuracy, run.state_bytes_context) == (0.75, 0.75, 4096)
+
+
+def test_answers_are_a_table_and_come_back_from_an_export(tmp_path, write_run):
+    results = load_results(write_study(write_run, tmp_path / "exp"))
+    table = results.table("answers")
+    assert table.groupby(["label", "seed", "split", "axis"])["answers"].sum().eq(1100).all()
+    assert set(table["axis"]) == {"position", "difficulty"}
+    results.to_parquet(tmp_path / "export")
+    again = load_results(tmp_path / "export")
+    pd.testing.assert_frame_equal(again.table("answers"), table)
+    pd.testing.assert_frame_equal(
+        again.runs[["task", "chance", "state_bytes_context"]],
+        results.runs[["task", "chance", "state_bytes_context"]],
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("test,position,3,10,11,1", "more are right than there are answers"),
+        ("test,place,3,10,9,1", "an axis is none of position, difficulty"),
+        ("test,position,3,-1,-1,1", "a number of answers or nats is out of range"),
+        ("test,position,3,many,9,1", "cannot be read"),
+    ],
+)
+def test_a_damaged_table_is_a_problem_and_no_answer(tmp_path, write_run, row, says):
+    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    (folder / "answers.csv").write_text(f"split,axis,value,answers,right,nats\n{row}\n")
+    results = load_results(tmp_path / "exp")
+    assert results.table("answers").empty
+    assert any("answers.csv" in problem and says in problem for problem in results.problems)
