@@ -9,13 +9,13 @@ import pandas as pd
 
 from analysis.block_verdict.measured import Measured
 
-BETTER, WORSE, EQUAL = "better", "worse", "equal"
+BETTER, WORSE, LEAD, EQUAL = "better", "worse", "lead", "equal"
 CLOSE = 0.01
 """Counts that differ by less, as a share, are called equal."""
 
 
 class Finding(NamedTuple):
-    """A sentence; side: BETTER, WORSE or EQUAL; peer: the model compared with."""
+    """A sentence; side: BETTER, WORSE, LEAD (shown, but no verdict) or EQUAL; peer: the model compared with."""
 
     side: str
     peer: str

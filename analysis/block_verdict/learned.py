@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.answer import UNITS, difference_text
-from analysis.block_verdict.findings import BETTER, EQUAL, WORSE, Finding
+from analysis.block_verdict.findings import BETTER, EQUAL, LEAD, WORSE, Finding
 from analysis.block_verdict.measured import Measured
 from analysis.comparison import NAMES, order_metric, with_final_validation
 from analysis.loading.results import Results
@@ -50,8 +50,10 @@ def _finding(family: Family, row: pd.Series, peer: str) -> Finding:
     shown = row["difference_p"] < 0.05
     side = EQUAL if not shown else BETTER if row["difference"] < 0 else WORSE
     verb = {BETTER: "better than", WORSE: "worse than", EQUAL: "not shown to differ from"}[side]
-    lead = f" A lead, no verdict ({row['lead']})." if row["lead"] and shown else ""
-    return Finding(side, peer, f"{told}, 95 % interval: {verb} {peer}.{lead}")
+    if shown and row["lead"]:
+        verb = "ahead of" if side == BETTER else "behind"
+        return Finding(LEAD, peer, f"{told}, 95 % interval: {verb} {peer}, but {row['lead']}.")
+    return Finding(side, peer, f"{told}, 95 % interval: {verb} {peer}.")
 
 
 def _told(family: Family, row: pd.Series) -> str:

@@ -11,6 +11,7 @@ from analysis import units
 from analysis.block_verdict.findings import (
     BETTER,
     EQUAL,
+    LEAD,
     WORSE,
     Finding,
     broken_sentences,
@@ -25,7 +26,12 @@ from analysis.files import refuse_link, write_text
 from analysis.loading.results import Results
 from analysis.report.rendering import environment
 
-_HEADINGS = {BETTER: "Better", WORSE: "Worse", EQUAL: "Equal, or not shown to differ"}
+_HEADINGS = {
+    BETTER: "Better",
+    WORSE: "Worse",
+    LEAD: "Leads, no verdicts",
+    EQUAL: "Equal, or not shown to differ",
+}
 
 
 class Beside(NamedTuple):
