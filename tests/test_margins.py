@@ -63,7 +63,7 @@ def run(folder: Path, *words: str) -> tuple[str, list[dict]]:
 
 @pytest.mark.parametrize(
     "spread",
-    [(), pytest.param(("-n", "2"), marks=pytest.mark.long)],
+    [pytest.param(spread, marks=pytest.mark.long) for spread in ((), ("-n", "2"))],
     ids=["one process", "two workers"],
 )
 def test_every_comparison_is_listed_with_its_room(tmp_path, spread):

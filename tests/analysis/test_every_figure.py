@@ -33,7 +33,7 @@ def test_the_quickstart_and_the_published_benches_support_every_figure_but_those
     } == names - NOT_IN_A_QUICKSTART - NOT_PROBED_THEN - OF_TASKS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stored_runs_support_the_rest(tmp_path, write_run, layout_changes, latency_csv, inference_csv):
     for layout in ("interlaced_sf", "late_full"):
         for rate in (1e-3, 3e-3):

@@ -114,7 +114,7 @@ def write_probes(run: Path) -> None:
         pd.DataFrame(rows).to_parquet(run / "probes" / f"{name}.parquet")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_routing_and_sinks(tmp_path, write_run, monkeypatch):
     write_probes(write_run(tmp_path / "exp"))
     text = run("routing_and_sinks", tmp_path / "exp", monkeypatch)

@@ -63,6 +63,7 @@ def test_quality_by_validation_loss_and_balance_by_imbalance(tmp_path, write_run
     assert found.balance_note == "Counted on the test split."
 
 
+@pytest.mark.long
 def test_the_report_has_both_tables_with_the_columns_of_the_hypergraph_report(tmp_path, write_run):
     write_layouts(tmp_path / "exp", write_run)
     page = write_report(tmp_path / "exp")

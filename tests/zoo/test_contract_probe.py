@@ -159,7 +159,7 @@ def test_without_a_probe_the_same_operations_run_as_without_the_code(case):
     assert operations(*with_probes(case.config(depth=1))) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_probe_the_graph_is_that_without_the_code():
     wanted = graphs(*without_probes(MIXED))
     assert sum(map(len, wanted)) > 300
