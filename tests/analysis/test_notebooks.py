@@ -51,7 +51,7 @@ def test_notebooks_are_stored_without_outputs_in_small_cells(path):
         assert max(map(len, source.splitlines())) <= 120
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compare_runs(quickstart, monkeypatch):
     text = run("compare_runs", quickstart, monkeypatch)
     assert "2 images" in text

@@ -156,6 +156,7 @@ def test_hostile_names_stay_text(tmp_path, write_run):
     assert "name: </pre><script>alert(3)</script>" in [text.strip() for text in page.pre]
 
 
+@pytest.mark.long
 def test_results_from_several_folders_need_a_place(quickstart, tmp_path, write_run):
     other = write_run(tmp_path / "results" / "other", name="other", option=1)
     with pytest.raises(ResultsError, match="give out=FOLDER"):

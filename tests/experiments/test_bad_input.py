@@ -47,7 +47,7 @@ def named_mistakes(folder: Path) -> dict[str, tuple[list[str], str]]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("multirun", "names"),
     [

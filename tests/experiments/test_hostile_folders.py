@@ -160,7 +160,7 @@ def test_weights_that_are_no_numbers_write_no_text(lab: Lab, guest: Path):
         assert_one_line(outcome, "its weights are damaged")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:Glyph")
 def test_names_do_not_write_over_the_terminal(lab: Lab, guest: Path):
     summary = json.loads((guest / "summary.json").read_text())

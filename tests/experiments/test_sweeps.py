@@ -41,6 +41,7 @@ def test_killed_sweep_repeats_no_finished_cell(lab: Lab):
     _assert_nobody_left(first, second, third)
 
 
+@pytest.mark.long
 def test_a_killed_worker_and_a_diverging_cell_do_not_stop_the_others(lab: Lab):
     process = lab.start("--multirun", *CELL, "trainer.max_steps=120", "optim.lr=3e-3,1e30", "seed=0,1")
     while process.running and len(_training(lab)) < 2:
@@ -159,6 +160,7 @@ def _session(pid: int) -> int | None:
         return None
 
 
+@pytest.mark.long
 def test_a_folder_whose_sockets_have_too_long_names_is_named(lab: Lab):
     lab.temp = lab.folder / ("deep" * 30)
     lab.temp.mkdir()

@@ -58,7 +58,7 @@ def test_kernels_add_the_gradients_of_the_streams(backend, sums):
     assert seen.shapes.count((4, 16)) == sums
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("pattern", "residual"),
     [("CG", "ohc"), *(pytest.param(*x, marks=pytest.mark.long) for x in (("CKMO", "ohc"), ("PNSG", "mhc")))],

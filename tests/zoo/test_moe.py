@@ -261,7 +261,7 @@ def _count_and_step(rank: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_counts_are_added_up_over_processes(tmp_path):
     """[9, 8, 4] together: alone, the two would have moved apart."""
     torch.multiprocessing.spawn(_count_and_step, (str(tmp_path),), nprocs=2)

@@ -89,6 +89,7 @@ def peak_of(time: int) -> int:
     return memory.peak
 
 
+@pytest.mark.long
 def test_memory_is_a_bit_a_pair_and_a_block_and_what_is_linear(monkeypatch):
     """In peak = c + a·T + q·T² the q is 1/8 byte; masks of all blocks at once would add half a byte or more."""
     monkeypatch.setitem(query_blocks.BUDGET, "cpu", 1 << 13)

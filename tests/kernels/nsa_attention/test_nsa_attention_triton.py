@@ -124,7 +124,7 @@ def test_half_precision(dtype):
     assert_kernel_agrees(partial(call, **options), tensors, dtype, keep=["gates"], gates=["gates"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_tiles_and_parts(monkeypatch):
     """The loops over tiles of queries, keys, blocks and over the parts of a list, which small inputs run once."""
     small_tiles(monkeypatch)
