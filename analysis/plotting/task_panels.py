@@ -15,45 +15,52 @@ from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, panels, table_styles
 from analysis.units import listing
 
+SHARE = "right answers (share)"
+LOSS = "loss (nats/answer)"
 COLUMNS = 2
 HEIGHT = 2.3
 _TICKS = (0, 0.25, 0.5, 0.75, 1)
 
 
 def task_panels(
-    table: pd.DataFrame, legend: float, share: str = "right answers (share)"
+    table: pd.DataFrame, legend: float, upwards: str = SHARE, level: str = "chance"
 ) -> tuple[Figure, dict[str, Axes]]:
-    """Return a figure and a panel for each task of a table: a share upwards, the level of chance dashed.
+    """Return a figure and a panel for each task of a table, a level dashed.
 
-    legend: inches that the legend needs.
+    legend: inches that the legend needs; upwards: what is drawn, a share unless it is `LOSS`; level: the column of the
+    table with the level.
     """
-    levels = table.groupby("task", sort=False)["chance"].first().sort_index()
+    levels = table.groupby("task", sort=False)[level].first().sort_index()
     columns = min(COLUMNS, len(levels))
     rows = -(-len(levels) // columns)
     figure, grid = panels(rows, columns, HEIGHT)
     figure.set_figheight(rows * HEIGHT + legend)
     places = [axes for row in grid for axes in row]
-    for axes, (task, chance) in zip(places, levels.items(), strict=False):
-        axes.axhline(chance, color=INK, linestyle="--", linewidth=0.9, label="_chance")
+    for axes, (task, height) in zip(places, levels.items(), strict=False):
+        axes.axhline(height, color=INK, linestyle="--", linewidth=0.9, label="_chance")
         axes.set_title(task)
-        axes.set_ylim(-0.03, 1.03)
-        axes.yaxis.set_major_locator(FixedLocator(_TICKS))
+        if upwards != LOSS:
+            axes.set_ylim(-0.03, 1.03)
+            axes.yaxis.set_major_locator(FixedLocator(_TICKS))
     for row in grid:
-        row[0].set_ylabel(share)
+        row[0].set_ylabel(upwards)
     for empty in places[len(levels) :]:
         empty.set_axis_off()
     return figure, dict(zip(levels.index, places, strict=False))
 
 
 def model_panels(
-    table: pd.DataFrame, curve: Callable[[pd.DataFrame], pd.DataFrame]
+    table: pd.DataFrame,
+    curve: Callable[[pd.DataFrame], pd.DataFrame],
+    upwards: str = SHARE,
+    level: str = "chance",
 ) -> tuple[Figure, dict[str, Axes]]:
     """Return `task_panels` with a line and a band for each model, and the legend.
 
     curve: mean, min and max over seeds of the rows of a model and task, by what is drawn to the right.
     """
     styles = table_styles(table, "model")
-    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2))
+    figure, places = task_panels(table, 0.21 * ((len(styles) + 1) // 2), upwards, level)
     for (task, model), rows in table.groupby(["task", "model"]):
         found = curve(rows)
         if len(found):

@@ -12,7 +12,9 @@ from analysis.gallery import draw_figures, listed
 from experiments.presets import presets_to_compare
 
 NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover", "scaling"}
-OF_TASKS = {"task_attention", "task_accuracy", "task_curves", "task_difficulty", "task_state"}
+OF_TASKS = {
+    *("task_attention", "task_accuracy", "task_curves", "task_difficulty", "task_positions", "task_state"),
+}
 NOT_PROBED_THEN = {"routing_choices"}
 """Its table is younger than the published quickstart."""
 

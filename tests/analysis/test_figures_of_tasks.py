@@ -11,7 +11,7 @@ from support.task_runs import write_study, write_task_run
 from analysis import load_results
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, TEXT
-from analysis.figures import task_accuracy, task_curves, task_difficulty, task_state
+from analysis.figures import task_accuracy, task_curves, task_difficulty, task_positions, task_state
 from analysis.gallery import draw, draw_figures, listed
 from analysis.plotting.task_panels import chance_text
 
@@ -72,6 +72,27 @@ def test_few_difficulties_are_points_of_their_own(tmp_path, write_run):
     drawn = line(axes, "kda")
     assert (list(drawn.get_xdata()), list(drawn.get_ydata())) == ([2, 40], [0.9, 0.1])
     assert axes.get_xscale() == "log"
+
+
+def test_losses_along_the_sequence_are_sums_of_buckets_that_double(tmp_path, write_run):
+    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    rows = ["test,position,0,10,9,4", "test,position,15,30,3,16", "test,position,16,10,1,3"]
+    rows += ["test,position,64,10,9,1", "test,position,127,30,3,1", "validation,position,2,10,1,1"]
+    (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\n" + "\n".join(rows))
+    table = task_positions.table(load_results(tmp_path / "exp"))
+    assert table[["start", "end", "answers"]].values.tolist() == [[0, 16, 40], [16, 32, 10], [64, 128, 40]]
+    np.testing.assert_allclose(table["position"], [(10 * 1 + 30 * 16) / 40, 17, (10 * 65 + 30 * 128) / 40])
+    (axes,) = task_positions.draw(table).axes
+    np.testing.assert_allclose(line(axes, "kda").get_ydata(), [0.5, 0.3, 0.05])
+    assert level_of_chance(axes) == pytest.approx(np.log(2))
+    assert axes.get_ylabel() == "loss (nats/answer)"
+
+
+def test_tasks_that_ask_in_one_bucket_have_no_curve_along_the_sequence(tmp_path, write_run):
+    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\ntest,position,3,10,9,4\n")
+    with pytest.raises(NoData, match="no task asks both within its first 16 tokens and later"):
+        task_positions.table(load_results(tmp_path / "exp"))
 
 
 def test_state_is_that_of_the_tasks_length_and_sizes_of_a_model_are_one_line(tmp_path, write_run):
@@ -135,7 +156,7 @@ def test_chance_is_explained():
 def test_figures_of_text_and_of_tasks_do_not_meet(tmp_path, write_run):
     entries = {entry.name: entry.of for entry in listed()}
     assert {name for name, of in entries.items() if of == TASKS} == {
-        *("task_accuracy", "task_attention", "task_curves", "task_difficulty", "task_state")
+        *("task_accuracy", "task_attention", "task_curves", "task_difficulty", "task_positions", "task_state")
     }
     assert entries["loss_against_tokens"] == entries["comparison"] == entries["learning_rates"] == TEXT
     for seed in (0, 1):

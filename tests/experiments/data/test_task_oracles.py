@@ -126,6 +126,15 @@ def fuzzy_recall(words: list[str]) -> Answers:
     return found
 
 
+def induction(words: list[str]) -> Answers:
+    """The word ends where its first token comes again; after the last place it goes on the same way."""
+    period = words.index(words[0], 1)
+    assert len(set(words[:period])) == period
+    assert all(words[i] == words[i - period] for i in range(period, len(words)))
+    following = [*words[1:], words[len(words) % period]]
+    return {i: (word, words[: i + 1].count(words[period - 1])) for i, word in enumerate(following)}
+
+
 READERS: dict[str, Callable[[list[str]], Answers]] = {
     "mqar": mqar,
     "selective_copy": selective_copy,
@@ -137,6 +146,7 @@ READERS: dict[str, Callable[[list[str]], Answers]] = {
     "needle": needle,
     "noisy_recall": noisy_recall,
     "fuzzy_recall": fuzzy_recall,
+    "induction": induction,
 }
 MANY = pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
 OTHERS = {
@@ -146,6 +156,7 @@ OTHERS = {
     "noisy_recall": {"length": 18, "share": 0.9},
     "fuzzy_recall": {"entries": 8, "length": 54, "longest": 3},
     "needle": {"needles": 4, "context": 8},
+    "induction": {"length": 7, "shortest": 2, "longest": 6, "vocab": 6},
 }
 
 
@@ -189,18 +200,43 @@ def test_memorised_facts_are_the_same_in_every_sequence(count: int):
 
 @MANY
 def test_regression_is_linear_in_the_signs(count: int):
-    """By arithmetic on the function that the same random numbers give, and by what linearity asks of the bins."""
+    """By arithmetic on the function that the same random numbers give; and no input tells of another by its sign."""
     task, normal = TASKS["regression"](TASKS["regression"].config()), NormalDist()
     for place, (words, asked) in enumerate(drawn("regression", count)):
-        w = Draws(11, place).normal(5).tolist()
+        w = Draws(11, place).normal(6).tolist()
         xs, bins = words[::2], words[1::2]
         for n, (x, said) in enumerate(zip(xs, bins, strict=True)):
-            y = sum(a if sign == "+" else -a for a, sign in zip(w, x, strict=True)) / math.sqrt(5)
+            y = sum(a if sign == "+" else -a for a, sign in zip(w, x, strict=True)) / math.sqrt(6)
             assert said == f"b{int(normal.cdf(y) * 8)}"
             assert asked[2 * n] == (said, n)
         assert len(asked) == len(set(xs)) == 24
-        known = dict(zip(xs, bins, strict=True))
-        for x, said in known.items():
-            mirrored = known.get(x.translate(str.maketrans("+-", "-+")))
-            assert mirrored in (None, f"b{7 - int(said[1:])}")
+        assert not {x.translate(str.maketrans("+-", "-+")) for x in xs} & set(xs)
     assert task.chance == 1 / 8
+
+
+@MANY
+def test_regression_on_signs_can_be_solved_where_it_asks(count: int):
+    """By trying all weights: those that agree with the examples before agree on the last three of eight outputs."""
+    options = {"points": 8, "dimensions": 4, "bins": 8, "weights": "signs", "unasked": 5}
+    task, told, right = TASKS["regression"](TASKS["regression"].config(**options)), 0, []
+    edges = [NormalDist().inv_cdf(i / 8) for i in range(1, 8)]
+    for words, asked in drawn("regression", count, **options):
+        xs = [[1 if sign == "+" else -1 for sign in word] for word in words[::2]]
+        possible = list(itertools.product((-1, 1), repeat=4))
+        for n, (x, said) in enumerate(zip(xs, words[1::2], strict=True)):
+            bins = {
+                w: f"b{sum(sum(map(math.prod, zip(w, x, strict=True))) / 2 >= e for e in edges)}"
+                for w in possible
+            }
+            if n >= 5:
+                assert asked[2 * n] == (said, n)
+                told += len(set(bins.values())) == 1
+            possible = [w for w in possible if bins[w] == said]
+            assert possible
+        assert sorted(asked) == [10, 12, 14]
+        right += words[1::2]
+    assert told > 0.99 * 3 * count
+    assert task.chance == 6 / 16
+    assert right.count("b4") / len(right) == pytest.approx(
+        task.chance, abs=4 * (0.25 / len(right)) ** 0.5 + 0.01
+    )

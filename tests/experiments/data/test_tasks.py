@@ -126,10 +126,11 @@ OTHER = {
     "flip_flop": {"operations": 20, "ignore": 0.5},
     "parity": {"length": 20},
     "permutations": {"group": "A5", "length": 12},
-    "regression": {"points": 12, "dimensions": 6, "bins": 4},
+    "regression": {"points": 12, "dimensions": 7, "bins": 4, "weights": "signs", "unasked": 6},
     "needle": {"context": 64, "needles": 2, "keys": 8, "values": 8, "hay": 8},
     "noisy_recall": {"length": 40, "keys": 6, "values": 6, "noise": 4, "share": 0.5},
     "fuzzy_recall": {"length": 48, "entries": 3, "key_tokens": 6, "value_tokens": 6, "longest": 2},
+    "induction": {"length": 40, "shortest": 4, "longest": 12, "vocab": 32},
     "memorisation": {"facts": 64, "values": 64, "asked": 8, "facts_seed": 1},
 }
 
@@ -171,7 +172,9 @@ def test_every_option_changes_the_sequences_and_their_hash(name: str, option: st
         ("flip_flop", {"ignore": float("nan")}, "at least 0 and below 1"),
         ("parity", {"length": 1}, "must be at least 2"),
         ("permutations", {"group": "S4"}, "is one of S3, S5, A5, not 'S4'"),
-        ("regression", {"points": 33}, "at most 2^dimensions=32"),
+        ("regression", {"weights": "ones"}, "is one of normal, signs, not 'ones'"),
+        ("regression", {"unasked": 24}, "must be at least 0 and below data.tasks.regression.points=24"),
+        ("regression", {"points": 33}, "at most 2^(dimensions - 1)=32"),
         ("needle", {"keys": 3}, "give at least 4"),
         ("needle", {"context": 7}, "give at least 8"),
         ("noisy_recall", {"length": 16}, "even number of at least 18"),
@@ -179,6 +182,10 @@ def test_every_option_changes_the_sequences_and_their_hash(name: str, option: st
         ("fuzzy_recall", {"length": 29}, "give at least 30"),
         ("fuzzy_recall", {"entries": 9}, "must be at most"),
         ("memorisation", {"asked": 0}, "must be at least 1"),
+        ("induction", {"length": 24}, "data.tasks.induction.length=24 must be at least 25"),
+        ("induction", {"shortest": 1}, "data.tasks.induction.shortest=1 must be at least 2"),
+        ("induction", {"longest": 7}, "data.tasks.induction.longest=7 must be at least 8"),
+        ("induction", {"vocab": 23}, "too few different tokens"),
     ],
 )
 def test_options_that_cannot_work_are_refused(name: str, options: dict, says: str):
