@@ -1,0 +1,112 @@
+"""Blocks in one piece and in shards, in the ranks of a group: by how much the two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from support.contract_cases import WIDTH, Case, boundaries, build, cases, keys, tokens
+from zoo import Context, context_parallel
+
+TIME = 72
+"""Tokens of a batch: 2, 3 and 4 ranks divide them, and a shard of 4 ranks has more than a convolution's 4."""
+
+# In shards of 18: a document in one shard, one over three shards, whole ones inside a shard, a border on a border.
+DOCUMENTS = (7, 40, 3, 4, 18)
+Errors = dict[str, float]
+
+
+def layouts(seeds: Iterable[int] = ()) -> dict[str, Tensor | None]:
+    """cu_seqlens by name: None for two rows, the documents above, and documents with random borders."""
+    found = {"rows": None, "documents": boundaries(*DOCUMENTS)}
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        cuts = torch.randperm(TIME - 1, generator=generator)[: 3 + seed % 7].sort().values + 1
+        found[f"random{seed}"] = torch.cat([torch.zeros(1), cuts, torch.tensor([TIME])]).to(torch.int32)
+    return found
+
+
+def context(cu_seqlens: Tensor | None) -> Context:
+    """The context of the whole batch, with noise."""
+    if cu_seqlens is None:
+        return Context.of(tokens(2, TIME), noise_keys=keys(2))
+    return Context.of(tokens(1, TIME), cu_seqlens, keys(len(cu_seqlens) - 1))
+
+
+def every_error(names: list[str], seeds: tuple[int, ...], trainings: tuple[bool, ...]) -> dict[str, Errors]:
+    """The errors of cases, given by name, over all layouts; to be run on ranks."""
+    out = {}
+    for case in cases():
+        if str(case) in names:
+            for layout, cu_seqlens in layouts(seeds).items():
+                for training in trainings:
+                    where = f"{case} {layout} {'train' if training else 'eval'}"
+                    out[where] = case_errors(case, context(cu_seqlens), training)
+    return out
+
+
+def case_errors(case: Case, ctx: Context, training: bool) -> Errors:
+    """Errors of a mixer alone, of any other block in a model."""
+    model = build(case.config()).train(training)
+    if case.kind == "mixer":
+        return mixer_errors(model.layers[0].mixer, ctx)
+    return module_errors(model, ctx, None)
+
+
+def mixer_errors(mixer: nn.Module, ctx: Context, run: Callable | None = None) -> Errors:
+    """Errors of outputs, losses, gradients of the input and of parameters; run: how shards run it."""
+    shape = (*ctx.positions.shape, WIDTH)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return module_errors(mixer, ctx, x, run)
+
+
+def module_errors(
+    module: nn.Module, ctx: Context, x: Tensor | None, run: Callable | None = None
+) -> Errors:
+    """The same of any module called with (x, ctx); x None: with token ids, which have no gradient."""
+    inputs = tokens(*ctx.positions.shape) if x is None else x
+    run = run or module
+    wanted = outcome(module, module, inputs, ctx)
+    own = ctx.cut()
+    got = outcome(module, run, own.shard.own(inputs), own)
+    errors = {}
+    for name, value in wanted.items():
+        mine = got[name]
+        if name in ("output", "input"):
+            value = own.shard.own(value)
+        if name.startswith(("parameter", "buffer")):
+            dist.all_reduce(mine)
+        errors[name] = float((mine - value).abs().max() / value.abs().max().clamp_min(1.0))
+    return errors
+
+
+def outcome(module: nn.Module, run: Callable, x: Tensor, ctx: Context) -> dict[str, Tensor]:
+    """Output, losses, gradients and counts of one forward and backward, by name."""
+    module.zero_grad(set_to_none=True)
+    x = x.clone().requires_grad_(x.is_floating_point())
+    y, aux = run(x, ctx)
+    weights = torch.randn((*ctx.positions.shape, y.shape[-1]), dtype=y.dtype, generator=_generator())
+    if ctx.shard is not None:
+        whole = (*ctx.shard.whole.positions.shape, y.shape[-1])
+        weights = ctx.shard.own(torch.randn(whole, dtype=y.dtype, generator=_generator()))
+    loss = (y * weights).sum()
+    if ctx.shard is not None:
+        loss = context_parallel.total(loss, ctx.shard)
+    (loss + sum(aux.values())).backward()
+    found = {"output": y.detach(), **{f"loss {name}": value.detach() for name, value in aux.items()}}
+    if x.requires_grad:
+        found["input"] = x.grad
+    for name, p in module.named_parameters():
+        found[f"parameter {name}"] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+    for name, buffer in module.named_buffers():
+        if name.endswith("counts"):
+            found[f"buffer {name}"] = buffer.clone()
+            buffer.zero_()
+    return found
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(6)
