@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from zoo.context_parallel.shard import Shard
-from zoo.context_parallel.total import total
+from zoo.context_parallel.sums import total
 
 if TYPE_CHECKING:
     from zoo.probes.events import Probe

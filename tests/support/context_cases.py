@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable, Iterable
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -10,6 +13,7 @@ from torch import Tensor, nn
 
 from support.contract_cases import WIDTH, Case, boundaries, build, cases, keys, tokens
 from zoo import Context, context_parallel
+from zoo.context_parallel import gather, swap
 
 TIME = 72
 """Tokens of a batch: 2, 3 and 4 ranks divide them, and a shard of 4 ranks has more than a convolution's 4."""
@@ -56,6 +60,14 @@ def case_errors(case: Case, ctx: Context, training: bool) -> Errors:
     return module_errors(model, ctx, None)
 
 
+def fallback_errors() -> Errors:
+    """Errors of a mixer with losses and documents that is run as one that knows nothing of shards."""
+    mixer = build(Case("mixer", "hypergraph").config()).layers[0].mixer
+    return mixer_errors(
+        mixer, context(layouts()["documents"]), functools.partial(context_parallel.whole, mixer)
+    )
+
+
 def mixer_errors(mixer: nn.Module, ctx: Context, run: Callable | None = None) -> Errors:
     """Errors of outputs, losses, gradients of the input and of parameters; run: how shards run it."""
     shape = (*ctx.positions.shape, WIDTH)
@@ -63,9 +75,7 @@ def mixer_errors(mixer: nn.Module, ctx: Context, run: Callable | None = None) ->
     return module_errors(mixer, ctx, x, run)
 
 
-def module_errors(
-    module: nn.Module, ctx: Context, x: Tensor | None, run: Callable | None = None
-) -> Errors:
+def module_errors(module: nn.Module, ctx: Context, x: Tensor | None, run: Callable | None = None) -> Errors:
     """The same of any module called with (x, ctx); x None: with token ids, which have no gradient."""
     inputs = tokens(*ctx.positions.shape) if x is None else x
     run = run or module
@@ -110,3 +120,27 @@ def outcome(module: nn.Module, run: Callable, x: Tensor, ctx: Context) -> dict[s
 
 def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(6)
+
+
+def smoke() -> tuple[dict[str, Errors], dict[str, Errors]]:
+    """Errors of every mixer in training, of rows and documents; and those of a mistake in each exchange."""
+    names = [str(case) for case in cases() if case.kind == "mixer" and not case.variant]
+    return every_error(names, (), (True,)), {place: mistake_errors(place) for place in MISTAKES}
+
+
+# What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.
+MISTAKES: dict[str, tuple[str, Callable]] = {
+    "keys.gather": ("attention", lambda x, shard: gather.gather(x.detach(), shard) + 0 * x.sum()),
+    "halo.halo": ("gated_conv", lambda last, shard: 0 * last),
+    "linear_states.fold": ("kda", lambda transition, increment, shard: 0 * increment),
+    "heads.to_time": ("path_fox", lambda x, shard: swap.to_time(x.flip(2), shard)),
+    "keys.total": ("gsa", lambda x, shard: x * shard.size),
+}
+
+
+def mistake_errors(place: str) -> Errors:
+    """The errors of documents with a mistake at this place."""
+    mixer, instead = MISTAKES[place]
+    module, name = place.split(".")
+    with mock.patch.object(importlib.import_module(f"zoo.context_parallel.{module}"), name, instead):
+        return case_errors(Case("mixer", mixer), context(layouts()["documents"]), True)

@@ -3,15 +3,19 @@
 import functools
 
 import pytest
-from support.context_cases import every_error
-from support.contract_cases import Case, cases
-from support.margins import below
+import torch
+from support.context_cases import MISTAKES, TIME, every_error, fallback_errors, smoke
+from support.context_training import train
+from support.contract_cases import cases, tokens
+from support.margins import above, below
 from support.ranks import on_ranks
 
-LIMIT = 1e-9
+import zoo.context_parallel
+from zoo import Context, UserError
+from zoo.context_parallel.shard import Shard
 
+LIMIT = 1e-9
 NAMES = [str(case) for case in cases()]
-DEFAULTS = [str(case) for case in cases() if case.kind == "mixer" and not case.variant]
 
 
 @functools.cache
@@ -20,19 +24,20 @@ def errors(size: int) -> list[dict]:
     return on_ranks(size, every_error, NAMES, (1, 2, 3), (True, False))
 
 
-def assert_small(found: list[dict], name: str) -> None:
-    for rank, by_place in enumerate(found):
-        mine = {where: errors for where, errors in by_place.items() if where.split()[0] == name}
-        assert mine
-        for where, by_tensor in mine.items():
-            for tensor, error in by_tensor.items():
-                below(error, LIMIT, f"rank {rank} {where} {tensor}")
+def assert_small(found: dict[str, dict]) -> None:
+    assert found
+    for where, by_tensor in found.items():
+        for tensor, error in by_tensor.items():
+            below(error, LIMIT, f"{where} {tensor}")
 
 
-def test_mixers_on_two_ranks_are_the_mixers():
-    found = on_ranks(2, every_error, DEFAULTS, (), (True,))
-    for name in DEFAULTS:
-        assert_small(found, name)
+def test_mixers_on_two_ranks_are_the_mixers_and_mistakes_would_show():
+    mistakes = []
+    for small, large in on_ranks(2, smoke):
+        assert_small(small)
+        mistakes.append(large)
+    for place in MISTAKES:
+        above(max(max(rank[place].values()) for rank in mistakes), 1e-3, place)
 
 
 @pytest.mark.long
@@ -40,4 +45,78 @@ def test_mixers_on_two_ranks_are_the_mixers():
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_in_shards_are_the_blocks(name, size):
     """Outputs, losses, gradients of inputs and parameters; rows, documents across borders; training and evaluation."""
-    assert_small(errors(size), name)
+    for by_place in errors(size):
+        assert_small({where: found for where, found in by_place.items() if where.split()[0] == name})
+
+
+@pytest.mark.long
+def test_a_mixer_that_knows_nothing_of_shards_is_right_on_three_ranks():
+    for found in on_ranks(3, fallback_errors):
+        assert_small({"fallback": found})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("size", "model"),
+    [
+        (2, ("add", "swiglu", "none")),
+        (4, ("mhc", "moe", "none")),
+        (2, ("shc", "moe", "full")),
+        (2, ("ohc", "swiglu", "selective")),
+    ],
+    ids=lambda x: x if isinstance(x, int) else "-".join(x),
+)
+def test_twenty_steps_in_shards_are_twenty_steps_of_one_process(size, model):
+    """Losses, gradient norms and parameters; rounding grows by the steps, hence a limit above one step's."""
+    wanted = train(*model)
+    for got in on_ranks(size, train, *model):
+        assert got.keys() == wanted.keys()
+        for name, value in wanted.items():
+            below((got[name] - value).abs().max() / value.abs().max().clamp_min(1.0), 1e-8, name)
+
+
+def test_without_a_process_group_there_are_no_shards():
+    with pytest.raises(UserError, match="torchrun"):
+        Context.of(tokens(1, TIME)).cut()
+
+
+@pytest.mark.parametrize(
+    ("ctx", "said"),
+    [
+        (Context.of(tokens(1, 10)), "10 tokens do not cut into 4 equal shards"),
+        (Context.of(tokens(1, 12), probe=object()), "a probe needs whole sequences"),
+    ],
+)
+def test_what_cannot_be_cut_is_said(ctx, said, monkeypatch):
+    rank_of_four(monkeypatch, 0)
+    with pytest.raises(UserError, match=said):
+        ctx.cut()
+
+
+def test_a_convolution_longer_than_a_shard_is_refused(monkeypatch):
+    rank_of_four(monkeypatch, 1)
+    with pytest.raises(UserError, match="at least 3, not 2; take fewer than 4 ranks"):
+        zoo.context_parallel.inputs_before(Context.of(tokens(1, 8)).cut(), torch.zeros(1, 2, 5), 3)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_pieces_are_all_queries_in_order_and_their_shares_sum_to_one(rank, monkeypatch):
+    rank_of_four(monkeypatch, rank)
+    cu = torch.tensor([0, 7, 47, 50, 54, 72], dtype=torch.int32)
+    shard = Shard.of(Context.of(tokens(1, 72), cu))
+    places = [i for piece in shard.pieces for i in range(18)[piece.queries]]
+    assert places == list(range(18))
+    for piece in shard.pieces:
+        assert piece.keys.stop == shard.start + piece.queries.stop
+        assert piece.keys.start in cu.tolist()
+    total = 0.0
+    for other in range(4):
+        rank_of_four(monkeypatch, other)
+        total += sum(piece.share for piece in Shard.of(shard.whole).pieces)
+    assert total == pytest.approx(1.0, abs=1e-12)
+
+
+def rank_of_four(monkeypatch, rank: int) -> None:
+    """Let torch.distributed say that this is a rank of four; no exchange would come to an end."""
+    for name, value in (("is_initialized", True), ("get_rank", rank), ("get_world_size", 4)):
+        monkeypatch.setattr(torch.distributed, name, lambda *_, value=value: value)

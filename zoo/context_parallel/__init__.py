@@ -8,15 +8,15 @@ Every rank computes the same loss from totals and runs its own backward; gradien
 over ranks (`add_gradients`).
 """
 
-from zoo.context_parallel.by_heads import by_heads
-from zoo.context_parallel.by_keys import by_keys, by_keys_with_losses
+from zoo.context_parallel.fallback import whole
 from zoo.context_parallel.halo import inputs_before
+from zoo.context_parallel.heads import by_heads
+from zoo.context_parallel.keys import by_keys, by_keys_with_losses
 from zoo.context_parallel.linear_states import delta_state_before
 from zoo.context_parallel.mesa_states import mesa_state_before
 from zoo.context_parallel.shard import Shard
-from zoo.context_parallel.total import total
+from zoo.context_parallel.sums import total
 from zoo.context_parallel.training import add_gradients, cross_entropy
-from zoo.context_parallel.whole import whole
 
 __all__ = [
     "Shard",

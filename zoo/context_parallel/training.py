@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from zoo.context_parallel.shard import Shard
-from zoo.context_parallel.total import total
+from zoo.context_parallel.sums import total
 
 if TYPE_CHECKING:
     from zoo.context import Context

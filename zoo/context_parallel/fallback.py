@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from zoo.context_parallel.gather import gather
-from zoo.context_parallel.total import total
+from zoo.context_parallel.sums import total
 
 if TYPE_CHECKING:
     from zoo.context import Context

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from zoo.context_parallel.gather import gather
-from zoo.context_parallel.total import total
+from zoo.context_parallel.sums import total
 
 if TYPE_CHECKING:
     from zoo.context import Context
