@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from support.context_traffic import received
 from support.contract_cases import WIDTH, Case, boundaries, build, cases, keys, tokens
 from zoo import Context, context_parallel
 from zoo.context_parallel import gather, swap
@@ -122,10 +123,12 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(6)
 
 
-def smoke() -> tuple[dict[str, Errors], dict[str, Errors]]:
-    """Errors of every mixer in training, of rows and documents; and those of a mistake in each exchange."""
-    names = [str(case) for case in cases() if case.kind == "mixer" and not case.variant]
-    return every_error(names, (), (True,)), {place: mistake_errors(place) for place in MISTAKES}
+def smoke() -> tuple[dict[str, Errors], dict[str, Errors], dict[str, int]]:
+    """Errors of every mixer in training, of rows and documents; those of mistakes; and the numbers received in rows."""
+    mixers = [case for case in cases() if case.kind == "mixer" and not case.variant]
+    mistakes = {place: mistake_errors(place) for place in MISTAKES}
+    numbers = {case.name: received(case.name, context(None)) for case in mixers}
+    return every_error([str(case) for case in mixers], (), (True,)), mistakes, numbers
 
 
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.

@@ -1,17 +1,22 @@
 """A sequence cut over the ranks of a process group: every block computes and learns as in one piece."""
 
 import functools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from support.context_cases import MISTAKES, TIME, every_error, fallback_errors, smoke
+from support.context_traffic import SWAPPED, by_token, tabled
 from support.context_training import train
-from support.contract_cases import cases, tokens
+from support.contract_cases import Case, build, cases, tokens
 from support.margins import above, below
 from support.ranks import on_ranks
+from support.tree_copy import ROOT
 
 import zoo.context_parallel
-from zoo import Context, UserError
+from zoo import Context, Dims, UserError, registry
 from zoo.context_parallel.shard import Shard
 
 LIMIT = 1e-9
@@ -31,13 +36,34 @@ def assert_small(found: dict[str, dict]) -> None:
             below(error, LIMIT, f"{where} {tensor}")
 
 
-def test_mixers_on_two_ranks_are_the_mixers_and_mistakes_would_show():
-    mistakes = []
-    for small, large in on_ranks(2, smoke):
-        assert_small(small)
-        mistakes.append(large)
-    for place in MISTAKES:
-        above(max(max(rank[place].values()) for rank in mistakes), 1e-3, place)
+@functools.cache
+def two_ranks() -> list[tuple]:
+    return on_ranks(2, smoke)
+
+
+def test_mixers_on_two_ranks_are_the_mixers():
+    for found, _, _ in two_ranks():
+        assert_small(found)
+
+
+@pytest.mark.parametrize("place", MISTAKES)
+def test_a_mistake_in_an_exchange_shows(place):
+    above(max(max(mistakes[place].values()) for _, mistakes, _ in two_ranks()), 1e-3, place)
+
+
+@pytest.mark.parametrize("name", registry.blocks("mixer"))
+def test_a_rank_receives_what_the_table_says(name):
+    mixer = build(Case("mixer", name).config()).layers[0].mixer
+    assert two_ranks()[1][2][name] == tabled(name, mixer, batch=2, time=TIME, ranks=2)
+
+
+def test_the_tables_bytes_a_token_are_those_of_the_reference_size():
+    table = (ROOT / "docs/context.md").read_text(encoding="utf-8").partition("## What is exchanged")[2]
+    for name, block in registry.blocks("mixer").items():
+        row = next(line for line in table.splitlines() if line.startswith(f"| `{block.letter}` {name} |"))
+        mixer = block.cls(block.config(), Dims(768, 12, 1024, 0, 14))
+        size = sum(numbers * width for numbers, width in by_token(name, mixer))
+        assert row.endswith(f"| {size:,}{'/N' if name in SWAPPED else ''} |")
 
 
 @pytest.mark.long
@@ -73,6 +99,25 @@ def test_twenty_steps_in_shards_are_twenty_steps_of_one_process(size, model):
         assert got.keys() == wanted.keys()
         for name, value in wanted.items():
             below((got[name] - value).abs().max() / value.abs().max().clamp_min(1.0), 1e-8, name)
+
+
+@pytest.mark.long
+def test_the_example_of_the_docs_prints_the_same_losses_on_one_process_and_on_two(tmp_path):
+    text = (ROOT / "docs/context.md").read_text(encoding="utf-8")
+    (tmp_path / "train.py").write_text(text.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    printed = []
+    for processes in (1, 2):
+        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "train.py"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append([float(line.split()[-1]) for line in done.stdout.splitlines()])
+    one, two = printed
+    assert len(one) == 3
+    for a, b in zip(one, two, strict=True):
+        below(abs(a - b), 1e-3)  # printed to 1e-4, of fp32
 
 
 def test_without_a_process_group_there_are_no_shards():
