@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterable
+from typing import Any
 from unittest import mock
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from support.context_traffic import received
 from support.contract_cases import WIDTH, Case, boundaries, build, cases, keys, tokens
-from zoo import Context, context_parallel
+from zoo import Context, Mixer, context_parallel
 from zoo.context_parallel import gather, swap
 
 TIME = 72
@@ -41,7 +42,18 @@ def context(cu_seqlens: Tensor | None) -> Context:
     return Context.of(tokens(1, TIME), cu_seqlens, keys(len(cu_seqlens) - 1))
 
 
-def every_error(names: list[str], seeds: tuple[int, ...], trainings: tuple[bool, ...]) -> dict[str, Errors]:
+def errors_by_size(names: list[str], seeds: tuple[int, ...], sizes: tuple[int, ...]) -> dict[int, dict]:
+    """For each number of ranks, which the group is cut into, the errors of cases in training and evaluation."""
+    return {size: every_error(names, seeds, (True, False), _group(size)) for size in sizes}
+
+
+def _group(size: int) -> Any:
+    return None if size == dist.get_world_size() else dist.new_subgroups(size)[0]
+
+
+def every_error(
+    names: list[str], seeds: tuple[int, ...], trainings: tuple[bool, ...], group: Any = None
+) -> dict[str, Errors]:
     """The errors of cases, given by name, over all layouts; to be run on ranks."""
     out = {}
     for case in cases():
@@ -49,39 +61,32 @@ def every_error(names: list[str], seeds: tuple[int, ...], trainings: tuple[bool,
             for layout, cu_seqlens in layouts(seeds).items():
                 for training in trainings:
                     where = f"{case} {layout} {'train' if training else 'eval'}"
-                    out[where] = case_errors(case, context(cu_seqlens), training)
+                    out[where] = case_errors(case, context(cu_seqlens), training, group)
     return out
 
 
-def case_errors(case: Case, ctx: Context, training: bool) -> Errors:
+def case_errors(case: Case, ctx: Context, training: bool, group: Any = None) -> Errors:
     """Errors of a mixer alone, of any other block in a model."""
     model = build(case.config()).train(training)
     if case.kind == "mixer":
-        return mixer_errors(model.layers[0].mixer, ctx)
-    return module_errors(model, ctx, None)
+        mixer = model.layers[0].mixer
+        return mixer_errors(mixer, ctx, group, knows=mixer.context_parallel)
+    return module_errors(model, model, None, ctx, group)
 
 
-def fallback_errors() -> Errors:
-    """Errors of a mixer with losses and documents that is run as one that knows nothing of shards."""
-    mixer = build(Case("mixer", "hypergraph").config()).layers[0].mixer
-    return mixer_errors(
-        mixer, context(layouts()["documents"]), functools.partial(context_parallel.whole, mixer)
-    )
-
-
-def mixer_errors(mixer: nn.Module, ctx: Context, run: Callable | None = None) -> Errors:
-    """Errors of outputs, losses, gradients of the input and of parameters; run: how shards run it."""
+def mixer_errors(mixer: Mixer, ctx: Context, group: Any = None, *, knows: bool = True) -> Errors:
+    """Errors of outputs, losses, gradients of input and parameters; knows: of shards, else its input is gathered."""
     shape = (*ctx.positions.shape, WIDTH)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    return module_errors(mixer, ctx, x, run)
+    run = mixer if knows else functools.partial(context_parallel.whole, mixer)
+    return module_errors(mixer, run, x, ctx, group)
 
 
-def module_errors(module: nn.Module, ctx: Context, x: Tensor | None, run: Callable | None = None) -> Errors:
-    """The same of any module called with (x, ctx); x None: with token ids, which have no gradient."""
+def module_errors(module: nn.Module, run: Callable, x: Tensor | None, ctx: Context, group: Any) -> Errors:
+    """The same of any module; run: what shards call; x None: token ids, which have no gradient."""
     inputs = tokens(*ctx.positions.shape) if x is None else x
-    run = run or module
     wanted = outcome(module, module, inputs, ctx)
-    own = ctx.cut()
+    own = ctx.cut(group)
     got = outcome(module, run, own.shard.own(inputs), own)
     errors = {}
     for name, value in wanted.items():
@@ -89,7 +94,7 @@ def module_errors(module: nn.Module, ctx: Context, x: Tensor | None, run: Callab
         if name in ("output", "input"):
             value = own.shard.own(value)
         if name.startswith(("parameter", "buffer")):
-            dist.all_reduce(mine)
+            dist.all_reduce(mine, group=group)
         errors[name] = float((mine - value).abs().max() / value.abs().max().clamp_min(1.0))
     return errors
 
@@ -123,12 +128,18 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(6)
 
 
-def smoke() -> tuple[dict[str, Errors], dict[str, Errors], dict[str, int]]:
-    """Errors of every mixer in training, of rows and documents; those of mistakes; and the numbers received in rows."""
+def smoke() -> dict[str, dict]:
+    """Of every mixer in training, in rows and documents: errors; of one that knows nothing of shards; of mistakes; and
+    the numbers received in rows."""
     mixers = [case for case in cases() if case.kind == "mixer" and not case.variant]
-    mistakes = {place: mistake_errors(place) for place in MISTAKES}
-    numbers = {case.name: received(case.name, context(None)) for case in mixers}
-    return every_error([str(case) for case in mixers], (), (True,)), mistakes, numbers
+    documents = context(layouts()["documents"])
+    timelines = build(Case("mixer", "hypergraph").config()).layers[0].mixer
+    return {
+        "errors": every_error([str(case) for case in mixers], (), (True,)),
+        "fallback": {"fallback": mixer_errors(timelines, documents, knows=False)},
+        "mistakes": {place: mistake_errors(place) for place in MISTAKES},
+        "received": {case.name: received(case.name, context(None)) for case in mixers},
+    }
 
 
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.

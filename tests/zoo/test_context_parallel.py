@@ -1,13 +1,13 @@
 """A sequence cut over the ranks of a process group: every block computes and learns as in one piece."""
 
-import functools
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from support.context_cases import MISTAKES, TIME, every_error, fallback_errors, smoke
+from support.context_cases import MISTAKES, TIME, errors_by_size, smoke
 from support.context_traffic import SWAPPED, by_token, tabled
 from support.context_training import train
 from support.contract_cases import Case, build, cases, tokens
@@ -20,13 +20,19 @@ from zoo import Context, Dims, UserError, registry
 from zoo.context_parallel.shard import Shard
 
 LIMIT = 1e-9
+SIZES = (2, 4)
 NAMES = [str(case) for case in cases()]
+PAGE = (ROOT / "docs/context.md").read_text(encoding="utf-8")
+TABLED = {row[2]: row[0] for row in re.finditer(r"^\| `(.)` (\w+) \|.*\|$", PAGE, re.MULTILINE)}
+"""The rows of its table of exchanges, by mixer."""
 
 
-@functools.cache
-def errors(size: int) -> list[dict]:
-    """What every rank found of every case; once for all tests, as starting ranks takes seconds."""
-    return on_ranks(size, every_error, NAMES, (1, 2, 3), (True, False))
+@pytest.fixture(scope="module")
+def errors(request) -> list[dict]:
+    """What every rank found of every case that is to be tested: one start of ranks for all, as that takes seconds."""
+    items = (item for item in request.session.items if "errors" in getattr(item, "fixturenames", ()))
+    names = sorted({item.callspec.params["name"] for item in items})
+    return on_ranks(4, errors_by_size, names, (1, 2, 3), SIZES)
 
 
 def assert_small(found: dict[str, dict]) -> None:
@@ -36,49 +42,34 @@ def assert_small(found: dict[str, dict]) -> None:
             below(error, LIMIT, f"{where} {tensor}")
 
 
-@functools.cache
-def two_ranks() -> list[tuple]:
-    return on_ranks(2, smoke)
+def test_mixers_on_two_ranks_are_the_mixers_receive_what_the_table_says_and_mistakes_would_show():
+    """In one test, as ranks are started once for it."""
+    first, second = on_ranks(2, smoke)
+    for found in (first, second):
+        assert_small(found["errors"])
+        assert_small(found["fallback"])
+    for place in MISTAKES:
+        above(max(max(found["mistakes"][place].values()) for found in (first, second)), 1e-3, place)
+    for name in TABLED:
+        mixer = build(Case("mixer", name).config()).layers[0].mixer
+        assert second["received"][name] == tabled(name, mixer, batch=2, time=TIME, ranks=2), name
 
 
-def test_mixers_on_two_ranks_are_the_mixers():
-    for found, _, _ in two_ranks():
-        assert_small(found)
-
-
-@pytest.mark.parametrize("place", MISTAKES)
-def test_a_mistake_in_an_exchange_shows(place):
-    above(max(max(mistakes[place].values()) for _, mistakes, _ in two_ranks()), 1e-3, place)
-
-
-@pytest.mark.parametrize("name", registry.blocks("mixer"))
-def test_a_rank_receives_what_the_table_says(name):
-    mixer = build(Case("mixer", name).config()).layers[0].mixer
-    assert two_ranks()[1][2][name] == tabled(name, mixer, batch=2, time=TIME, ranks=2)
+@pytest.mark.long
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_in_shards_are_the_blocks(name, size, errors):
+    """Outputs, losses, gradients of inputs and parameters; rows, documents across borders; training and evaluation."""
+    for rank in errors:
+        assert_small({where: found for where, found in rank[size].items() if where.split()[0] == name})
 
 
 def test_the_tables_bytes_a_token_are_those_of_the_reference_size():
-    table = (ROOT / "docs/context.md").read_text(encoding="utf-8").partition("## What is exchanged")[2]
-    for name, block in registry.blocks("mixer").items():
-        row = next(line for line in table.splitlines() if line.startswith(f"| `{block.letter}` {name} |"))
+    for name, row in TABLED.items():
+        block = registry.get("mixer", name)
         mixer = block.cls(block.config(), Dims(768, 12, 1024, 0, 14))
         size = sum(numbers * width for numbers, width in by_token(name, mixer))
         assert row.endswith(f"| {size:,}{'/N' if name in SWAPPED else ''} |")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", NAMES)
-def test_blocks_in_shards_are_the_blocks(name, size):
-    """Outputs, losses, gradients of inputs and parameters; rows, documents across borders; training and evaluation."""
-    for by_place in errors(size):
-        assert_small({where: found for where, found in by_place.items() if where.split()[0] == name})
-
-
-@pytest.mark.long
-def test_a_mixer_that_knows_nothing_of_shards_is_right_on_three_ranks():
-    for found in on_ranks(3, fallback_errors):
-        assert_small({"fallback": found})
 
 
 @pytest.mark.long
@@ -103,8 +94,7 @@ def test_twenty_steps_in_shards_are_twenty_steps_of_one_process(size, model):
 
 @pytest.mark.long
 def test_the_example_of_the_docs_prints_the_same_losses_on_one_process_and_on_two(tmp_path):
-    text = (ROOT / "docs/context.md").read_text(encoding="utf-8")
-    (tmp_path / "train.py").write_text(text.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
+    (tmp_path / "train.py").write_text(PAGE.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     printed = []
     for processes in (1, 2):
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "train.py"]
