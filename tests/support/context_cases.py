@@ -138,8 +138,18 @@ def smoke() -> dict[str, dict]:
         "errors": every_error([str(case) for case in mixers], (), (True,)),
         "fallback": {"fallback": mixer_errors(timelines, documents, knows=False)},
         "mistakes": {place: mistake_errors(place) for place in MISTAKES},
+        "gradients": added_gradients(documents),
         "received": {case.name: received(case.name, context(None)) for case in mixers},
     }
+
+
+def added_gradients(ctx: Context) -> list[float | None]:
+    """Added over ranks: a gradient that every rank has, one that rank 0 has, and one that none has."""
+    parameters = [nn.Parameter(torch.zeros(())) for _ in range(3)]
+    parameters[0].grad = torch.tensor(2.0)
+    parameters[1].grad = torch.tensor(3.0) if dist.get_rank() == 0 else None
+    context_parallel.add_gradients(parameters, ctx.cut().shard)
+    return [None if p.grad is None else p.grad.item() for p in parameters]
 
 
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.

@@ -89,6 +89,15 @@ class Shard:
         """Whether the first own token's sequence began on a rank before."""
         return self.begins < self.start
 
+    def check(self, tokens: Tensor) -> None:
+        """Raise UserError unless tokens [B, T/N] are as many as the shard's."""
+        wanted = (self.whole.positions.shape[0], self.length)
+        if tokens.shape != wanted:
+            raise UserError(
+                f"rank {self.rank} of {self.size} computes on tokens {wanted}, its own, not on {tuple(tokens.shape)}; "
+                "give the model ctx.shard.own(tokens)"
+            )
+
     def own(self, x: Tensor) -> Tensor:
         """The own part of x [B, T, ...], a view [B, T/N, ...]."""
         return x[:, self.start : self.stop]
