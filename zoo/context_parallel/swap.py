@@ -8,6 +8,9 @@ from torch import Tensor
 
 from zoo.context_parallel.shard import Shard
 
+TIME, HEADS = 1, 2
+"""Axes of [B, T, H, ...]."""
+
 
 def to_heads(x: Tensor, shard: Shard) -> Tensor:
     """Swap time for heads.
@@ -18,12 +21,12 @@ def to_heads(x: Tensor, shard: Shard) -> Tensor:
     x [B, t, H, ...], N divides H -> [B, N·t, H/N, ...]: rank r gets heads [r·H/N, (r+1)·H/N). Any dtype. Bytes that a
     rank receives: (N − 1)/N·x in either direction.
     """
-    return _ToHeads.apply(x, shard)
+    return _Swap.apply(x, HEADS, TIME, shard)
 
 
 def to_time(x: Tensor, shard: Shard) -> Tensor:
     """Undo `to_heads`: [B, N·t, H/N, ...] -> [B, t, H, ...]."""
-    return _ToTime.apply(x, shard)
+    return _Swap.apply(x, TIME, HEADS, shard)
 
 
 def _exchange(x: Tensor, given: int, taken: int, shard: Shard) -> Tensor:
@@ -34,23 +37,12 @@ def _exchange(x: Tensor, given: int, taken: int, shard: Shard) -> Tensor:
     return torch.cat(arrived.unbind(), taken)
 
 
-class _ToHeads(torch.autograd.Function):
+class _Swap(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, shard: Shard) -> Tensor:
-        ctx.shard = shard
-        return _exchange(x, 2, 1, shard)
+    def forward(ctx, x: Tensor, given: int, taken: int, shard: Shard) -> Tensor:
+        ctx.back = taken, given, shard
+        return _exchange(x, given, taken, shard)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _exchange(grad, 1, 2, ctx.shard), None
-
-
-class _ToTime(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, shard: Shard) -> Tensor:
-        ctx.shard = shard
-        return _exchange(x, 1, 2, shard)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):
-        return _exchange(grad, 2, 1, ctx.shard), None
+        return _exchange(grad, *ctx.back), None, None, None
