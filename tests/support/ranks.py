@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-STALLED = datetime.timedelta(seconds=120)
+STALLED = datetime.timedelta(seconds=300)
 """After which a rank that waits for another one fails: some rank left out an exchange."""
 
 

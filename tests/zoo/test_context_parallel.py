@@ -98,7 +98,8 @@ def test_the_example_of_the_docs_prints_the_same_losses_on_one_process_and_on_tw
     (tmp_path / "train.py").write_text(PAGE.partition("```python\n")[2].partition("```")[0], encoding="utf-8")
     printed = []
     for processes in (1, 2):
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "train.py"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]  # a free port
+        command = [*torchrun, f"--nproc-per-node={processes}", "train.py"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

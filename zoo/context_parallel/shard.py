@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -110,21 +111,24 @@ class Shard:
         return torch.cat([first, others])
 
 
-def _pieces(ends: list[int], start: int, stop: int, like: Tensor):
+def _pieces(ends: list[int], start: int, stop: int, like: Tensor) -> Iterator[Piece]:
     """The pieces of tokens [start, stop) of packed documents with these boundaries."""
+    count = len(ends) - 1
     documents = [(a, b) for a, b in itertools.pairwise(ends) if b > start and a < stop]
-    count, complete = len(ends) - 1, []
-    for a, b in documents:
-        if a >= start and b <= stop:
-            complete.append((a, b))
-    before = [(a, b) for a, b in documents if a < start]
-    after = [(a, b) for a, b in documents if a >= start and b > stop]
-    for a, b in before:
-        last = min(b, stop)
-        yield Piece(slice(0, last - start), slice(a, last), None, (last - start) / ((b - a) * count))
-    if complete:
-        first, last = complete[0][0], complete[-1][1]
-        cu = like.new_tensor([0, *(b - first for _, b in complete)])
-        yield Piece(slice(first - start, last - start), slice(first, last), cu, len(complete) / count)
-    for a, b in after:
-        yield Piece(slice(a - start, stop - start), slice(a, stop), None, (stop - a) / ((b - a) * count))
+    for complete, run in itertools.groupby(documents, lambda d: start <= d[0] and d[1] <= stop):
+        run = list(run)
+        if not complete:
+            yield from (_part(a, b, start, stop, count) for a, b in run)
+            continue
+        first, last = run[0][0], run[-1][1]
+        cu_seqlens = like.new_tensor([0, *(b - first for _, b in run)])
+        share = len(run) / count
+        yield Piece(slice(first - start, last - start), slice(first, last), cu_seqlens, share)
+
+
+def _part(a: int, b: int, start: int, stop: int, documents: int) -> Piece:
+    """The part in [start, stop) of a document [a, b) that goes beyond it."""
+    first, last = max(a, start), min(b, stop)
+    return Piece(
+        slice(first - start, last - start), slice(a, last), None, (last - first) / ((b - a) * documents)
+    )
