@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.checks import without_autocast
 from zoo.context_parallel.gather import gather
 from zoo.context_parallel.shard import Shard
 
@@ -23,17 +24,18 @@ def fold(transition: Tensor, increment: Tensor, shard: Shard) -> Tensor:
     gathered = gather(torch.cat([transition, increment], -1).unsqueeze(1), shard)
     # Zeros that hang on the gather: every rank has to reach its backward.
     state = gathered[:, :0].sum(1).split(split, -1)[1]
-    for rank in range(shard.begins // shard.length, shard.rank):
-        a, b = gathered[:, rank].split(split, -1)
-        state = (a * state if split[0] == 1 else a @ state) + b
+    with without_autocast(state):
+        for rank in range(shard.begins // shard.length, shard.rank):
+            a, b = gathered[:, rank].split(split, -1)
+            state = (a * state if split[0] == 1 else a @ state) + b
     return state
 
 
 def last_sequence(shard: Shard) -> slice:
     """Places in the shard of the last sequence's tokens: those that the next rank's state comes from."""
-    return slice(0 if shard.cu_seqlens is None else int(shard.cu_seqlens[-2]), shard.length)
+    return slice(shard.last, shard.length)
 
 
 def handed_through(shard: Shard) -> bool:
     """Whether the shard's last sequence began before the shard, so that its state passes through."""
-    return shard.continues and last_sequence(shard).start == 0
+    return shard.continues and shard.last == 0

@@ -38,6 +38,7 @@ class Shard:
 
     whole       the context of the whole batch
     begins      where the sequence of the first own token begins, on the whole axis
+    last        where the part of the last own sequence begins, in the shard
     cu_seqlens  int32 [n+1], boundaries of the own parts of the n documents that the shard touches, or None
     pieces      the shard's queries in order: the rest of a document begun before, whole documents, the start of one
     """
@@ -49,6 +50,7 @@ class Shard:
     stop: int
     whole: Context
     begins: int
+    last: int
     cu_seqlens: Tensor | None
     pieces: tuple[Piece, ...]
 
@@ -72,13 +74,13 @@ class Shard:
         start, stop = rank * length, (rank + 1) * length
         if whole.cu_seqlens is None:
             piece = Piece(slice(0, length), slice(0, stop), None, 1 / size)
-            return Shard(group, rank, size, start, stop, whole, 0, None, (piece,))
+            return Shard(group, rank, size, start, stop, whole, 0, 0, None, (piece,))
         ends = whole.cu_seqlens.tolist()
-        inside = [end - start for end in ends if start < end < stop]
-        local = whole.cu_seqlens.new_tensor([0, *inside, length])
+        local_ends = [0, *(end - start for end in ends if start < end < stop), length]
+        local = whole.cu_seqlens.new_tensor(local_ends)
         begins = max(end for end in ends if end <= start)
         pieces = tuple(_pieces(ends, start, stop, whole.cu_seqlens))
-        return Shard(group, rank, size, start, stop, whole, begins, local, pieces)
+        return Shard(group, rank, size, start, stop, whole, begins, local_ends[-2], local, pieces)
 
     @property
     def length(self) -> int:
