@@ -82,10 +82,20 @@ def mixer_errors(mixer: Mixer, ctx: Context, group: Any = None, *, knows: bool =
     return module_errors(mixer, run, x, ctx, group)
 
 
-def module_errors(module: nn.Module, run: Callable, x: Tensor | None, ctx: Context, group: Any) -> Errors:
-    """The same of any module; run: what shards call; x None: token ids, which have no gradient."""
+def module_errors(
+    module: nn.Module,
+    run: Callable,
+    x: Tensor | None,
+    ctx: Context,
+    group: Any = None,
+    whole: Callable | None = None,
+) -> Errors:
+    """The same of any module; run: what shards call; whole: what the one piece calls (None: the module).
+
+    x None: token ids, which have no gradient.
+    """
     inputs = tokens(*ctx.positions.shape) if x is None else x
-    wanted = outcome(module, module, inputs, ctx)
+    wanted = outcome(module, whole or module, inputs, ctx)
     own = ctx.cut(group)
     got = outcome(module, run, own.shard.own(inputs), own)
     errors = {}

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from support import context_precision as precision
 from support.context_cases import MISTAKES, TIME, errors_by_size, smoke
 from support.context_traffic import SWAPPED, by_token, tabled
 from support.context_training import train
@@ -35,11 +36,11 @@ def errors(request) -> list[dict]:
     return on_ranks(4, errors_by_size, names, (1, 2, 3), SIZES)
 
 
-def assert_small(found: dict[str, dict]) -> None:
+def assert_small(found: dict[str, dict], limit: float = LIMIT) -> None:
     assert found
     for where, by_tensor in found.items():
         for tensor, error in by_tensor.items():
-            below(error, LIMIT, f"{where} {tensor}")
+            below(error, limit, f"{where} {tensor}")
 
 
 def test_mixers_on_two_ranks_are_the_mixers_receive_what_the_table_says_and_mistakes_would_show():
@@ -91,6 +92,15 @@ def test_twenty_steps_in_shards_are_twenty_steps_of_one_process(size, model):
         assert got.keys() == wanted.keys()
         for name, value in wanted.items():
             below((got[name] - value).abs().max() / value.abs().max().clamp_min(1.0), LIMIT, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("triton", "limit"), [(True, 1e-4), (False, 0.05)], ids=["triton", "bf16"])
+def test_mixers_by_the_kernels_and_in_the_precision_of_a_gpu(triton, limit):
+    """Triton's interpreter in fp32; bf16 autocast, which rounds to 4e-3 what either side adds up in another order."""
+    for found in on_ranks(2, precision.errors, triton):
+        assert set(precision.TRITON) <= set(found) if triton else len(found) >= 10
+        assert_small(found, limit)
 
 
 @pytest.mark.long
