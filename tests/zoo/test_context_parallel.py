@@ -67,6 +67,7 @@ def test_blocks_in_shards_are_the_blocks(name, size, errors):
 
 
 def test_the_tables_bytes_a_token_are_those_of_the_reference_size():
+    assert len(TABLED) == 10
     for name, row in TABLED.items():
         block = registry.get("mixer", name)
         mixer = block.cls(block.config(), Dims(768, 12, 1024, 0, 14))
