@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from zoo.context_parallel.shard import Shard
+from zoo.context_parallel.sums import total
+
 if TYPE_CHECKING:
     from zoo.probes.events import Probe
 
@@ -30,6 +33,10 @@ class Context:
     probe:      receives the events of the blocks (zoo.probes), or None
     recompute:  decides which tensors the backward recomputes (zoo.recompute), or None
     repeated:   whether this pass recomputes an earlier one, so that blocks do not count its tokens twice
+    shard:      the rank's part of the batch where a sequence lies on several (zoo.context_parallel), or None
+
+    In a shard positions, sequences and noise_keys are those of the own tokens, numbered as in the whole batch, and
+    cu_seqlens bound the own parts of the documents that the shard touches.
     """
 
     positions: Tensor
@@ -40,6 +47,7 @@ class Context:
     probe: Probe | None = None
     recompute: Any = None
     repeated: bool = False
+    shard: Shard | None = None
 
     @staticmethod
     def of(
@@ -77,6 +85,21 @@ class Context:
             noise_keys = noise_keys[sequences]
         return Context(positions, sequences, n_sequences, cu_seqlens, noise_keys, probe)
 
+    def cut(self, group: Any = None) -> Context:
+        """This context of a whole batch -> that of the shard which this process holds as a rank of a process group.
+
+        group: of torch.distributed; None for all processes. Raises UserError where the batch cannot be cut.
+        """
+        shard = Shard.of(self, group)
+        return dataclasses.replace(
+            self,
+            positions=shard.own(self.positions),
+            sequences=shard.own(self.sequences),
+            noise_keys=None if self.noise_keys is None else shard.own(self.noise_keys),
+            cu_seqlens=shard.cu_seqlens,
+            shard=shard,
+        )
+
     def at(self, **place: int | str) -> Context:
         """This context with its probe at a place in the model (layer, part, block); itself without a probe."""
         return self if self.probe is None else dataclasses.replace(self, probe=self.probe.at(**place))
@@ -90,12 +113,17 @@ class Context:
             self.probe.record(kind, make)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
-        """Mean over the tokens of each sequence: x [B, T, ...] -> [n_sequences, ...]."""
+        """Mean over the tokens of each sequence, all its shards: x [B, T, ...] -> [n_sequences, ...]."""
         if self.cu_seqlens is None:
-            return x.mean(1)
-        total = x.new_zeros(self.n_sequences, *x.shape[2:]).index_add(0, self.sequences[0], x[0])
-        lengths = (self.cu_seqlens[1:] - self.cu_seqlens[:-1]).to(x.dtype)
-        return total / lengths.view(-1, *([1] * (x.dim() - 2)))
+            if self.shard is None:
+                return x.mean(1)
+            return total(x.sum(1), self.shard) / self.shard.whole.positions.shape[1]
+        sums = x.new_zeros(self.n_sequences, *x.shape[2:]).index_add(0, self.sequences[0], x[0])
+        cu_seqlens = self.cu_seqlens
+        if self.shard is not None:
+            sums, cu_seqlens = total(sums, self.shard), self.shard.whole.cu_seqlens
+        lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).to(x.dtype)
+        return sums / lengths.view(-1, *([1] * (x.dim() - 2)))
 
 
 def _check_boundaries(cu_seqlens: Tensor, length: int) -> None:

@@ -68,6 +68,10 @@ class Mixer(nn.Module, ABC):
     work_options: ClassVar[tuple[str, ...]] = ()
     """Integer options from 1 on that a token's FLOPs grow with linearly, which match=flops names where it fails."""
 
+    context_parallel: ClassVar[bool] = False
+    """Whether `forward` computes on a shard (`ctx.shard`, zoo.context_parallel). Where not, its input is gathered, and
+    every rank computes the whole: right, but no faster and no smaller than on one device."""
+
     def __init__(self) -> None:
         super().__init__()
         self.aux_weights: dict[str, float] = {}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from torch import Tensor, nn
 
-from zoo import registry
+from zoo import context_parallel, registry
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.interfaces import Aux, Dims
@@ -38,7 +39,9 @@ class Layer(nn.Module):
         inside = ctx.at(part="mixer", block=self.mixer_name)
         u, same, c = self.mixer_residual.normed_pre(x, self.mixer_norm)
         inside.record("streams", lambda: {"streams": x, **self.mixer_residual.probe_values(c)})
-        z, aux = run_saved(self.mixer, u, inside)
+        knows = inside.shard is None or self.mixer.context_parallel
+        mixer = self.mixer if knows else functools.partial(context_parallel.whole, self.mixer)
+        z, aux = run_saved(mixer, u, inside)
         x = self.mixer_residual.post(same, z, c)
         x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
         return x, {**aux, **channel_aux}

@@ -73,9 +73,12 @@ class LanguageModel(nn.Module):
     def forward(self, tokens: Tensor, ctx: Context | None = None) -> tuple[Tensor, Aux]:
         """Logits [B, T, V] and auxiliary losses by name, each the mean over the layers that have it.
 
-        tokens: int64 [B, T]; ctx: None for plain batches without noise (see zoo.context.Context.of).
+        tokens: int64 [B, T]; ctx: None for plain batches without noise (see zoo.context.Context.of). In a shard
+        (Context.cut) tokens and logits are the rank's own, losses those of the whole batch.
         """
         ctx = ctx or Context.of(tokens)
+        if ctx.shard is not None:
+            ctx.shard.check(tokens)
         x = self.streams.expand(self.embedding(tokens))
         layers = [functools.partial(self._layer, i) for i in range(len(self.layers))]
         carried, inside = self.streams.carried(), self.streams.inside()

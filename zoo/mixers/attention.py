@@ -1,5 +1,6 @@
 """`F`: full softmax attention, the mixer of the plain transformer."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import by_keys
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import KVCache, by_sequence, positions
@@ -66,6 +68,7 @@ class Attention(GroupedQueryMixer):
     """
 
     state_options = ("head_width",)
+    context_parallel = True
 
     def __init__(self, config: AttentionConfig, dims: Dims) -> None:
         one_of(config.positions, ("rope", "none"), "attention.positions")
@@ -91,9 +94,9 @@ class Attention(GroupedQueryMixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         q, k, v = self._qkv(x, ctx.positions)
-        options = {"window": self.window, "cu_seqlens": ctx.cu_seqlens}
-        o = kernels.attention(q, k, v, backend=self.backend, **options)
-        record_attention(ctx, kernels.attention, q, k, **options)
+        attend = functools.partial(kernels.attention, window=self.window, backend=self.backend)
+        o = by_keys(ctx, attend, (q,), (k, v))
+        record_attention(ctx, kernels.attention, q, k, window=self.window, cu_seqlens=ctx.cu_seqlens)
         record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         return self._out(o, x), {}
 

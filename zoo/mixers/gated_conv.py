@@ -47,6 +47,8 @@ class GatedConv(Mixer):
     Decode state: the last k−1 values of B ⊙ h, [B, D, k−1], whatever T is.
     """
 
+    context_parallel = True
+
     def __init__(self, config: GatedConvConfig, dims: Dims) -> None:
         super().__init__()
         at_least(config.kernel_size, 1, "gated_conv.kernel_size")

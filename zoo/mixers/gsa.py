@@ -10,6 +10,7 @@ from torch import Tensor
 import kernels
 from kernels.gating import gated
 from zoo.context import Context
+from zoo.context_parallel import by_keys_with_losses
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
@@ -98,6 +99,7 @@ class GSA(GroupedQueryMixer):
     """
 
     state_options = ("head_width",)
+    context_parallel = True
 
     def __init__(self, config: GSAConfig, dims: Dims) -> None:
         check(config)
@@ -125,23 +127,39 @@ class GSA(GroupedQueryMixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
         q, k, v = self._qkv(x, ctx.positions)
-        options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
-        indexer = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx)
+        q_idx, k_idx, w_idx, bias = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx)
         gate = self._gate_logits(x)
-        if self.warmup.dense:
-            o, aux = (
-                gated(kernels.attention(q, k, v, **options), gate),
-                self._dense_loss(q, k, indexer, options),
-            )
-        elif self.training:
-            o, aux = self._learn(q, k, v, indexer, gate, options)
-        else:
-            indices = self._select(indexer, options)
-            o, aux = kernels.sparse_attention(q, k, v, indices, gate_logits=gate, **options), {}
+        read = functools.partial(self._read, bias)
+        o, aux = by_keys_with_losses(ctx, read, (q, q_idx, w_idx, gate), (k, v, k_idx))
         if ctx.probe is not None:
-            record_sparse_attention(ctx, q, k, None if self.warmup.dense else self._select(indexer, options))
+            options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
+            selected = None if self.warmup.dense else self._select((q_idx, k_idx, w_idx, bias), options)
+            record_sparse_attention(ctx, q, k, selected)
             record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         return self.o_proj(o.flatten(-2)), aux
+
+    def _read(
+        self,
+        bias: Tensor,
+        q: Tensor,
+        q_idx: Tensor,
+        w_idx: Tensor,
+        gate: Tensor | None,
+        k: Tensor,
+        v: Tensor,
+        k_idx: Tensor,
+        *,
+        cu_seqlens: Tensor | None,
+    ) -> tuple[Tensor, Aux]:
+        """o [B, Tq, H, K] of queries aligned with the end of the keys, and in training the indexer's loss."""
+        indexer, options = (q_idx, k_idx, w_idx, bias), {"cu_seqlens": cu_seqlens, "backend": self.backend}
+        if self.warmup.dense:
+            o = gated(kernels.attention(q, k, v, **options), gate)
+            return o, self._dense_loss(q, k, indexer, options)
+        if self.training:
+            return self._learn(q, k, v, indexer, gate, options)
+        indices = self._select(indexer, options)
+        return kernels.sparse_attention(q, k, v, indices, gate_logits=gate, **options), {}
 
     def _select(self, indexer: IndexerOutput, options: dict) -> Tensor:
         return kernels.lightning_topk(*indexer, k=self.k, scores=self.indexer.scores, **options)

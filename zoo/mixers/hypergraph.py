@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import by_heads
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import GroupedKVCache, OutputProjection, by_sequence, fp32_linear, positions
@@ -78,6 +79,7 @@ class HyperGraph(Mixer):
     """
 
     state_options = ("head_width",)
+    context_parallel = True
 
     def __init__(self, config: HyperGraphConfig, dims: Dims) -> None:
         super().__init__()
@@ -125,13 +127,16 @@ class HyperGraph(Mixer):
         q, k, v = self._qkv(x)
         if not self.local:
             q, k = kernels.rope_each((q, k), ctx.positions, self.rope_base)
-        options = {
-            "n_timelines": self.timelines,
-            "rope_base": self.rope_base if self.local else None,
-            "cu_seqlens": ctx.cu_seqlens,
-        }
-        o = kernels.timeline_attention(q, k, v, timeline, weight=weight, backend=self.backend, **options)
-        record_attention(ctx, kernels.timeline_attention, q, k, timeline, **options)
+        options = {"n_timelines": self.timelines, "rope_base": self.rope_base if self.local else None}
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, timeline: Tensor, weight: Tensor, **packed) -> Tensor:
+            shared = {**options, **packed}
+            record_attention(ctx, kernels.timeline_attention, q, k, timeline, **shared)
+            return kernels.timeline_attention(
+                q, k, v, timeline, weight=weight, backend=self.backend, **shared
+            )
+
+        o = by_heads(ctx, attend, q, k, v, timeline, weight)
         ctx.record(
             "routing",
             lambda: {"probabilities": probabilities.detach(), "choices": timeline[..., None]},

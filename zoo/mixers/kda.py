@@ -1,5 +1,6 @@
 """`K`: Kimi delta attention, a gated delta rule with a decay rate for each channel."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import delta_state_before
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.option_checks import at_least, default_recurrent_heads, head_width
@@ -69,6 +71,7 @@ class KDA(Mixer):
     """
 
     state_options = ("head_width",)
+    context_parallel = True
 
     def __init__(self, config: KDAConfig, dims: Dims) -> None:
         super().__init__()
@@ -94,7 +97,9 @@ class KDA(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         inputs = self._inputs(x, self.convolution(self.qkv_proj(x), ctx))
-        o, _ = kernels.delta_rule(*inputs, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        delta_rule = functools.partial(kernels.delta_rule, backend=self.backend)
+        before = delta_state_before(ctx, delta_rule, inputs)
+        o, _ = delta_rule(*inputs, initial_state=before, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, inputs)
         return self._out(o, x), {}
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import mesa_state_before
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.option_checks import at_least, default_recurrent_heads, head_width
@@ -81,6 +82,7 @@ class MesaNet(Mixer):
 
     state_options = ("head_width",)
     work_options = ("cg_steps",)
+    context_parallel = True
 
     def __init__(self, config: MesaNetConfig, dims: Dims) -> None:
         super().__init__()
@@ -110,7 +112,8 @@ class MesaNet(Mixer):
         for name, convolution in self.convolutions.items():
             qkv[name] = convolution(qkv[name], ctx)
         inputs = self._inputs(x, qkv)
-        o, _ = self._mesa(inputs, cu_seqlens=ctx.cu_seqlens)
+        before = mesa_state_before(ctx, *inputs[1:])
+        o, _ = self._mesa(inputs, initial_state=before, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, inputs)
         return self._out(o), {}
 

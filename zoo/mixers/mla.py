@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import by_keys
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, RowCache, by_sequence, positions
@@ -66,6 +67,7 @@ class MLA(Mixer):
     """
 
     state_options = ("kv_rank",)
+    context_parallel = True
 
     def __init__(self, config: MLAConfig, dims: Dims) -> None:
         super().__init__()
@@ -112,9 +114,13 @@ class MLA(Mixer):
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses), with keys and values of all heads expanded."""
-        q, k, v = self._qkv(*self._queries(x, ctx.positions), *self._latents(x, ctx.positions))
-        o = kernels.attention(q, k, v, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
-        record_attention(ctx, kernels.attention, q, k, cu_seqlens=ctx.cu_seqlens)
+
+        def attend(*inputs: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+            q, k, v = self._qkv(*inputs)
+            record_attention(ctx, kernels.attention, q, k, cu_seqlens=cu_seqlens)
+            return kernels.attention(q, k, v, cu_seqlens=cu_seqlens, backend=self.backend)
+
+        o = by_keys(ctx, attend, self._queries(x, ctx.positions), self._latents(x, ctx.positions))
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

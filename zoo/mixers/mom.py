@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import delta_state_before
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, fp32_linear, l2norm
@@ -76,6 +77,7 @@ class MoM(Mixer):
     """
 
     state_options = ("head_width",)
+    context_parallel = True
 
     def __init__(self, config: MoMConfig, dims: Dims) -> None:
         super().__init__()
@@ -116,7 +118,8 @@ class MoM(Mixer):
         """Whole sequences: x [B, T, D] -> (y [B, T, D], {"memory_balance": scalar} where there is a router)."""
         p, routes, weights = self._routes(x)
         inputs = *self._inputs(x), routes, weights
-        o, _ = self._mix(*inputs, cu_seqlens=ctx.cu_seqlens)
+        before = delta_state_before(ctx, self._mix, inputs)
+        o, _ = self._mix(*inputs, initial_state=before, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, p, inputs)
         return self._out(o), {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}
 

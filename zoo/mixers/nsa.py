@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import by_keys
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.mixers.nsa_compression import Compress
@@ -126,6 +127,7 @@ class NSA(Mixer):
     """
 
     state_options = ("head_width", "window")
+    context_parallel = True
 
     def __init__(self, config: NSAConfig, dims: Dims) -> None:
         super().__init__()
@@ -146,12 +148,14 @@ class NSA(Mixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         q, raw, selected, sliding = self._qkv(x, ctx.positions)
-        compressed = tuple(
-            phi(self._blocks(y, ctx.cu_seqlens)) for phi, y in zip(self._compress, raw, strict=True)
-        )
-        gates = self._gates(x)
-        o = self._attend(gates, q, compressed, selected, sliding, ctx.cu_seqlens)
-        record_branch_attention(ctx, *q, (compressed[0], selected[0], sliding[0]), gates, self.sizes)
+
+        def read(gates: Tensor, q: Tensor, turned: Tensor, *kv: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+            blocks = (self._blocks(y, cu_seqlens) for y in kv[:2])
+            compressed = tuple(phi(y) for phi, y in zip(self._compress, blocks, strict=True))
+            record_branch_attention(ctx, q, turned, (compressed[0], kv[2], kv[4]), gates, self.sizes)
+            return self._attend(gates, (q, turned), compressed, kv[2:4], kv[4:], cu_seqlens)
+
+        o = by_keys(ctx, read, (self._gates(x), *q), (*raw, *selected, *sliding))
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

@@ -1,5 +1,6 @@
 """`P`: softmax attention whose positions are products of Householder matrices, with a forget gate (PaTH-FoX)."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
+from zoo.context_parallel import by_heads
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RowCache, ShortConvolution, by_sequence, fp32_linear, l2norm
 from zoo.option_checks import at_least, head_width, kv_heads
@@ -80,6 +82,7 @@ class PathFox(Mixer):
     """
 
     state_options = ("head_width",)
+    context_parallel = True
 
     def __init__(self, config: PathFoxConfig, dims: Dims) -> None:
         super().__init__()
@@ -105,7 +108,7 @@ class PathFox(Mixer):
         if self.turn is not None or self.forget is not None:
             w, beta = (None, None) if self.turn is None else self.turn(x, ctx)
             attend, path = kernels.path_attention, (w, beta, self._log_gate(x))
-        o = attend(q, k, v, *path, cu_seqlens=ctx.cu_seqlens, backend=self.backend)
+        o = by_heads(ctx, functools.partial(attend, backend=self.backend), q, k, v, *path)
         record_attention(ctx, attend, q, k, *path, cu_seqlens=ctx.cu_seqlens)
         return self.o_proj(o.flatten(-2)), {}
 

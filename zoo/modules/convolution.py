@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
+from zoo import context_parallel
 from zoo.context import Context
 
 
@@ -37,9 +38,9 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Whole sequences: x [B, T, width] -> y [B, T, width], in x's dtype."""
-        y, _ = kernels.short_conv(
-            x, self.weight, activation=self.activation, cu_seqlens=ctx.cu_seqlens, backend=self.backend
-        )
+        before = context_parallel.inputs_before(ctx, x, self.weight.shape[1] - 1)
+        options = {"activation": self.activation, "cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
+        y, _ = kernels.short_conv(x, self.weight, state=before, **options)
         return y
 
     def init_state(self, batch_size: int, device: Any = None, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -53,15 +53,17 @@ def indexed_attention(
     copies of the selected ones, they share what they compute: the indexer's scores serve selection, loss and gradient,
     attention's weights its output and the loss's target.
 
-    q, k, v     [B, T, H, K], [B, T, Hkv, K], [B, T, Hkv, V], as `sparse_attention` takes them
+    q, k, v     [B, Tq, H, K], [B, Tk, Hkv, K], [B, Tk, Hkv, V], as `sparse_attention` takes them; a shorter q aligns
+                with the end of k
     q_idx, k_idx, w_idx, bias, tau   as `indexer_kl` takes them
     rule        how many keys a query selects
-    gate_logits None, or [B, T, H, V], as `sparse_attention` takes them
+    gate_logits None, or [B, Tq, H, V], as `sparse_attention` takes them
     scale       None: K^(−1/2)
     scores      "sigmoid" or "relu", as in `lightning_topk`
-    cu_seqlens  int32 [N+1] for packed sequences (B = 1)
-    backend     auto, torch (fused or not, by cost), triton and reference (the three operations' forms of that name)
-    returns     o [B, T, H, V] in q's dtype, and the loss [] in at least fp32, in nats. o is differentiable in q, k and
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk)
+    backend     auto, torch (fused or not, by cost), triton and reference (the three operations' forms of that name;
+                the loss of fewer queries than keys, which has no Triton form, by its torch form)
+    returns     o [B, Tq, H, V] in q's dtype, and the loss [] in at least fp32, in nats. o is differentiable in q, k and
                 v, the loss in the indexer's inputs (once)
 
     Memory of the fused form: T²/8 bytes for the selection, linear in T for all else.
@@ -70,12 +72,12 @@ def indexed_attention(
     """
     check_attention("indexed_attention", q, k, v, cu_seqlens=cu_seqlens)
     check_indexer("indexed_attention", q_idx, k_idx, w_idx, bias, cu_seqlens, scores)
-    if not q.shape[:2] == k.shape[:2] == q_idx.shape[:2] == k_idx.shape[:2] or tau.dim():
+    if q.shape[:2] != q_idx.shape[:2] or k.shape[:2] != k_idx.shape[:2] or tau.dim():
         shapes = (
             f"q {tuple(q.shape)}, k {tuple(k.shape)}, q_idx {tuple(q_idx.shape)}, k_idx {tuple(k_idx.shape)}"
         )
         raise ValueError(
-            f"indexed_attention needs one [B, T] and tau [], got {shapes}, tau {tuple(tau.shape)}"
+            f"indexed_attention needs one [B, Tq], one [B, Tk] and tau [], got {shapes}, tau {tuple(tau.shape)}"
         )
     q, k, v = in_autocast_dtype(q, k, v)
     check_gate(gate_logits, q, v)

@@ -33,6 +33,8 @@ def composed(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
         indexer, options = (q_idx, k_idx, w_idx, bias), {"cu_seqlens": cu_seqlens, "backend": backend}
         indices = lightning_topk(*indexer, k=rule, scores=scores, **options)
         o = sparse_attention(q, k, v, indices, gate_logits=gate_logits, scale=scale, **options)
+        if backend == "triton" and q.shape[1] < k.shape[1]:
+            options["backend"] = "torch"
         return o, indexer_kl(q, k, *indexer, tau, indices=indices, scale=scale, scores=scores, **options)
 
     return run

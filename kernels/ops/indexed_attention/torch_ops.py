@@ -47,6 +47,8 @@ def indexed_attention_torch(
 
 def _fuses(q: Tensor, k: Tensor, rule: AdaptiveK, cu_seqlens: Tensor | None) -> bool:
     """Whether the fused form serves: fp32 or fp64 on a CPU, one length, and too many keys selected to copy them."""
+    if q.shape[1] != k.shape[1]:
+        return False
     plain = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
     return plain and cu_seqlens is None and not gathers(rule.widest, k.shape[1], q.shape[2] // k.shape[2])
 

@@ -21,6 +21,8 @@ def _refuses(
 ) -> str | None:
     if q_idx.shape[2] > MOST_HEADS:
         return f"needs at most {MOST_HEADS} index heads, got {q_idx.shape[2]}"
+    if q.shape[1] != k.shape[1]:
+        return f"needs as many queries as keys, got {q.shape[1]} and {k.shape[1]}"
     if q.dtype != k.dtype:
         return f"needs q and k in one dtype, got {q.dtype} and {k.dtype}"
     return refusal(q, k, q_idx, k_idx, w_idx, bias, tau, widths=(q.shape[-1], q_idx.shape[-1]))
@@ -60,14 +62,16 @@ def indexer_kl(
     with I as in `lightning_topk`, by the same `scores`; s runs over all visible keys (indices None: warm-up), or
     over S_t. The derivative of a ReLU at 0 is 0.
 
-    q, k        [B, T, H, K], [B, T, Hkv, K], any floating dtype, as attention sees them (rotated)
-    q_idx, k_idx, w_idx, bias   as in `lightning_topk`, with Tq = Tk
+    q, k        [B, Tq, H, K], [B, Tk, Hkv, K], any floating dtype, as attention sees them (rotated). Query i stands
+                at position i + Tk − Tq: a shorter q aligns with the end of k
+    q_idx, k_idx, w_idx, bias   as in `lightning_topk`
     tau         [], τ > 0; DeepSeek-V3.2 has none, which is 1
-    indices     None, or int32/int64 [B, T, n] as `lightning_topk` returns them
+    indices     None, or int32/int64 [B, Tq, n] as `lightning_topk` returns them
     scale       None: K^(−1/2)
     scores      "sigmoid", or "relu" as in DeepSeek-V3.2
-    cu_seqlens  int32 [N+1] for packed sequences (B = 1); an empty one is one of the N, with a loss of 0
-    backend     auto, triton (what auto takes on a GPU), torch (blocks of queries), reference (T × T memory)
+    cu_seqlens  int32 [N+1] for packed sequences (B = 1, Tq = Tk); an empty one is one of the N, with a loss of 0
+    backend     auto, triton (Tq = Tk; what auto takes on a GPU), torch (blocks of queries), reference (Tq × Tk
+                memory)
     returns     [] in at least fp32, in nats; differentiable in q_idx, k_idx, w_idx, bias, tau (once)
 
     Raises ValueError for shapes that do not fit, and for scores or a backend that are unknown.
@@ -76,8 +80,10 @@ def indexer_kl(
     check_attention("indexer_kl", q, k, k, cu_seqlens=cu_seqlens)
     check_indexer("indexer_kl", q_idx, k_idx, w_idx, bias, cu_seqlens, scores)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, q_idx {tuple(q_idx.shape)}, k_idx {tuple(k_idx.shape)}"
-    if not q.shape[:2] == k.shape[:2] == q_idx.shape[:2] == k_idx.shape[:2] or tau.dim():
-        raise ValueError(f"indexer_kl needs one [B, T] and tau [], got {shapes}, tau {tuple(tau.shape)}")
+    if q.shape[:2] != q_idx.shape[:2] or k.shape[:2] != k_idx.shape[:2] or tau.dim():
+        raise ValueError(
+            f"indexer_kl needs one [B, Tq], one [B, Tk] and tau [], got {shapes}, tau {tuple(tau.shape)}"
+        )
     if indices is not None:
         check_indices("indexer_kl", indices, q)
     return OPERATION(

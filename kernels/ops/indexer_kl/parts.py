@@ -52,19 +52,19 @@ def parts(
     q: Tensor, k: Tensor, q_idx: Tensor, indices: Tensor | None, cu_seqlens: Tensor | None
 ) -> Iterator[Part]:
     """Yield blocks of queries with all keys that they see or, given indices, with the selected ones."""
-    batch, time = q.shape[:2]
+    (batch, time), keys = q.shape[:2], k.shape[1]
     heads, index_width = max(q.shape[2], q_idx.shape[2]), q_idx.shape[3]
     if indices is None:
-        size = block_size(batch * heads * time, q.device)
-        for block in query_blocks(time, time, size, cu_seqlens, q.device):
+        size = block_size(batch * heads * keys, q.device)
+        for block in query_blocks(time, keys, size, cu_seqlens, q.device):
             yield Part(slice(block.first, block.last), slice(block.begin, block.end), block.visible[None])
         return
     selected, copied = indices.shape[2], k[0, 0].numel() + index_width
-    copies = selected * copied if gathers(selected, time, copied) else 0
-    size = block_size(batch * max(heads * time, copies), q.device)
-    for first, last, begin, end in spans(indices, size, time):
-        queries, keys, chosen = slice(first, last), slice(begin, end), shifted(indices[:, first:last], begin)
+    copies = selected * copied if gathers(selected, keys, copied) else 0
+    size = block_size(batch * max(heads * keys, copies), q.device)
+    for first, last, begin, end in spans(indices, size, keys):
+        queries, seen, chosen = slice(first, last), slice(begin, end), shifted(indices[:, first:last], begin)
         if gathers(selected, end - begin, copied):
-            yield Part(queries, keys, chosen >= 0, chosen)
+            yield Part(queries, seen, chosen >= 0, chosen)
         else:
-            yield Part(queries, keys, selected_mask(chosen, end - begin))
+            yield Part(queries, seen, selected_mask(chosen, end - begin))

@@ -25,12 +25,12 @@ def indexer_kl_reference(
     scores: str = "sigmoid",
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
-    """The loss mean_t KL(p_t ‖ softmax(τ·I_t)), over each sequence, then over sequences; memory T × T × (H + HI)."""
+    """The loss mean_t KL(p_t ‖ softmax(τ·I_t)), over each sequence, then over sequences; memory Tq × Tk × (H + HI)."""
     q_idx, k_idx, w_idx, bias, tau = wide(q_idx, k_idx, w_idx, bias, tau)
-    time = q.shape[1]
-    mask = visible(time, time, True, None, cu_seqlens, q.device).expand(q.shape[0], -1, -1)
+    queries, keys = q.shape[1], k.shape[1]
+    mask = visible(queries, keys, True, None, cu_seqlens, q.device).expand(q.shape[0], -1, -1)
     if indices is not None:
-        mask = selected_mask(indices, time)
+        mask = selected_mask(indices, keys)
     with without_autocast(q):
         target = attention_mean(q.detach(), k.detach(), mask, scale)
         similar = torch.einsum("bthd,bsd->btsh", q_idx, k_idx) * q_idx.shape[-1] ** -0.5
@@ -45,7 +45,7 @@ def indexer_kl_reference(
 
 
 def attention_mean(q: Tensor, k: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """The target p_ts: softmax_s(scale·q_t·k_s) over the mask [B, T, T], averaged over heads, summing to 1."""
+    """The target p_ts: softmax_s(scale·q_t·k_s) over the mask [B, Tq, Tk], averaged over heads, summing to 1."""
     q, k = wide(q, k)
     k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scale = q.shape[-1] ** -0.5 if scale is None else scale

@@ -156,5 +156,5 @@ def _flops(
 ) -> int:
     """The attention's scores once; the indexer's once and twice more for gradients; all pairs or those selected."""
     batch, time, heads, width = q
-    pairs = batch * time * (time if indices is None else min(indices[2], time))
+    pairs = batch * time * (k[1] if indices is None else min(indices[2], k[1]))
     return 2 * pairs * (heads * width + q_idx[2] * q_idx[3] * (3 if learns else 1))

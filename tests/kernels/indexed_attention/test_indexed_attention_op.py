@@ -57,6 +57,22 @@ def joined(**options):
     return lambda *x: torch.cat([y.flatten() for y in indexed_attention(*x, **options)])
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_the_last_queries_alone_attend_and_learn_as_among_all(backend):
+    """Aligned with the end of the keys; the loss is that of both parts, weighted by their queries."""
+    inputs, early, late = layer(2, 37), slice(0, 24), slice(24, 37)
+
+    def cut(queries: slice, keys: slice, q, k, v, q_idx, k_idx, w_idx, *more):
+        of_keys = (k[:, keys], v[:, keys], q_idx[:, queries], k_idx[:, keys], w_idx[:, queries])
+        return indexed_attention(q[:, queries], *of_keys, *more, rule=FIVE, backend=backend)
+
+    def parts(*inputs):
+        (o1, loss1), (o2, loss2) = cut(early, early, *inputs), cut(late, slice(0, 37), *inputs)
+        return torch.cat([torch.cat([o1, o2], 1).flatten(), ((24 * loss1 + 13 * loss2) / 37)[None]])
+
+    assert_agree(parts, joined(rule=FIVE), inputs)
+
+
 @pytest.mark.parametrize("budget", [1 << 20, 1 << 9], ids=["few blocks", "many"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=["fp64", "fp32"])
 @pytest.mark.parametrize("case", CASES)
@@ -223,7 +239,7 @@ def test_the_operators_keep_what_they_promise_to_pytorch():
 
 BAD = {
     "heads": ({"q": layer(2, 9, heads=3)[0]}, "divisible by the KV heads"),
-    "lengths": ({"q_idx": layer(2, 8)[3], "w_idx": layer(2, 8)[5]}, "needs one \\[B, T\\]"),
+    "lengths": ({"q_idx": layer(2, 8)[3], "w_idx": layer(2, 8)[5]}, "needs one \\[B, Tq\\]"),
     "index width": ({"k_idx": layer(2, 9, index_width=4)[4]}, "index width differ"),
     "tau": ({"tau": torch.ones(2)}, "tau \\[\\]"),
 }

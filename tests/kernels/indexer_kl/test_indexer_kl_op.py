@@ -82,6 +82,27 @@ def test_blocks_equal_definition_over_selected_keys(case, dtype, gathered, monke
     compared(attended, indexer, {**options, "indices": indices}, dtype)
 
 
+@ways
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize("chosen", [None, 6])
+def test_queries_in_two_calls_share_the_loss(chosen, backend, gathered, monkeypatch):
+    """The last queries, aligned with the end of all keys, and the first with theirs: values and gradients."""
+    monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
+    (q, k), indexer = layer(2, 37)
+    indices = None if chosen is None else selected(indexer, chosen)
+
+    def call(queries: slice, keys: slice, q_idx, k_idx, w_idx, *more):
+        index = (q_idx[:, queries], k_idx[:, keys], w_idx[:, queries], *more)
+        rows = None if indices is None else indices[:, queries]
+        return losses(q[:, queries], k[:, keys], *index, indices=rows, backend=backend)
+
+    def cut(*indexer):
+        early, late = slice(0, 24), slice(24, 37)
+        return (24 * call(early, early, *indexer) + 13 * call(late, slice(0, 37), *indexer)) / 37
+
+    assert_agree(cut, partial(call, slice(None), slice(None)), indexer)
+
+
 def test_selecting_everything_is_the_loss_of_the_warm_up():
     attended, indexer = layer(2, 37)
     everything = partial(losses, *attended, indices=selected(indexer, 37))
