@@ -89,7 +89,8 @@ class Sweep:
                 while self.waiting and len(self.running) < self.engine.capacity:
                     self._submit(self.waiting.pop(0))
                 for planned in self.engine.changed():
-                    self._take(planned, self.engine.state(planned))
+                    if planned.run in self.running:
+                        self._take(planned, self.engine.state(planned))
         finally:
             self.engine.close()
             self.display.close()

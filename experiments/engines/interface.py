@@ -59,7 +59,7 @@ class Engine(ABC):
 
     @abstractmethod
     def changed(self) -> list[Plan]:
-        """Submitted cells whose state may be another one than before; waits a while for that."""
+        """Submitted cells whose state may be another one than before, ended ones too; waits a while for that."""
 
     def farewell(self, left: int) -> str:
         """What to say where so many cells are not waited for."""
