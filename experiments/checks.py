@@ -153,6 +153,11 @@ def _check_sweep(sweep: SweepConfig) -> None:
         raise UserError(
             f"sweep.action={sweep.action} is of sweep.engine=slurm and ray, whose cells outlive it; leave it out"
         )
+    brief = {"slurm": f"slurm.cluster={sweep.slurm.cluster}", "ray": f"ray.address={sweep.ray.address}"}
+    if sweep.action == "submit" and brief[sweep.engine].endswith("=local"):
+        raise UserError(
+            f"sweep.action=submit leaves cells to a cluster, and sweep.{brief[sweep.engine]} is this machine"
+        )
     if not 60 * sweep.slurm.minutes > sweep.slurm.signal_s:
         raise UserError(
             f"sweep.slurm.minutes={sweep.slurm.minutes:g} leaves no time before sweep.slurm.signal_s="

@@ -8,8 +8,8 @@ import torch
 
 from experiments import data, machine, peak_flops
 from experiments.data.cache import cache_root
-from experiments.engines import CellsLeft, Engine, State, make_engine
-from experiments.engines.interface import FAILED, PAUSED
+from experiments.engines.choose import make_engine
+from experiments.engines.interface import FAILED, PAUSED, CellsLeft, Engine, State
 from experiments.plan import Plan, plan
 from experiments.runs import RunFailed, RunPaused
 from experiments.schema import Config

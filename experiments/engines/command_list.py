@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
-from pathlib import Path
 
 from experiments.engines.cell import record_path, write_record
 from experiments.engines.interface import Engine, State
@@ -53,6 +53,6 @@ class CommandList(Engine):
 
 
 def command(planned: Plan) -> str:
-    """The shell command that trains a cell, from any folder, with this Python."""
-    words = [sys.executable, str(Path(ROOT) / "run.py"), "job=cell", f"run={record_path(planned).absolute()}"]
-    return shlex.join(words)
+    """The shell command that trains a cell with this Python; it goes to this folder, where relative paths start."""
+    words = [sys.executable, str(ROOT / "run.py"), "job=cell", f"run={record_path(planned).absolute()}"]
+    return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}"

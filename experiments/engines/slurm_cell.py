@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import preemption
-from experiments.engines.cell import train_record
+from experiments.engines.cell import train_record, unheard
 from experiments.engines.interface import DONE, PAUSED
 from zoo.files import write_json
 
@@ -27,7 +27,7 @@ class SlurmCell:
         """Train, and leave the outcome beside the record; a job that makes room leaves none."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         preemption.heed(signal.SIGUSR2, signal.SIGTERM)
-        status, why = train_record(self.record, _unheard, self.workers)
+        status, why = train_record(self.record, unheard, self.workers)
         if status != DONE and preemption.told() == signal.SIGTERM:
             sys.exit(143)
         if status == PAUSED and preemption.told() == signal.SIGUSR2:
@@ -50,10 +50,6 @@ def _requeued(requeue: Any) -> str:
     except UncompletedJobError as error:
         return f"{error} The same command goes on (sweep.slurm.requeues, sweep.slurm.minutes)"
     return "submitit did not requeue the job"
-
-
-def _unheard(phase: str, done: int, total: int, note: str = "") -> None:
-    """Nobody listens: the sweep reads the metrics of the run folder."""
 
 
 def outcome_path(record: Path) -> Path:

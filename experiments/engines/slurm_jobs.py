@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments import interrupts
-from experiments.engines.cell import record_path, write_record
+from experiments.engines.cell import progress, record_path, write_record
 from experiments.engines.interface import DONE, Engine, State
 from experiments.engines.slurm_cell import SlurmCell, outcome_path
 from experiments.engines.slurm_queue import CANCELLED, LocalQueue, Queue, SlurmQueue
 from experiments.paths import ROOT
 from experiments.plan import Plan
-from experiments.runs import METRICS, read_metrics
 from experiments.schema import SlurmConfig
 from zoo.errors import UserError
 from zoo.files import write_json
@@ -69,7 +68,7 @@ class SlurmJobs(Engine):
             return State(ended=True, status=outcome["status"], why=outcome["why"])
         if state is None:
             return self._lost(planned, job["job"])
-        return _progress(planned) if state == "RUNNING" else State(state.lower())
+        return progress(planned) if state == "RUNNING" else State(state.lower())
 
     def changed(self) -> list[Plan]:
         """All cells, after a look at the queue."""
@@ -154,14 +153,6 @@ def _environment(threads: int) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _progress(planned: Plan) -> State:
-    """How far the run folder says that training has come."""
-    rows = read_metrics(planned.folder.path / METRICS)
-    steps = planned.config.trainer.max_steps
-    step = int(rows[-1]["step"]) if rows else 0
-    return State(f"train {step}/{steps}", step / steps) if step else State("running")
 
 
 def _job_path(planned: Plan) -> Path:

@@ -11,7 +11,8 @@ import pytest
 from support.program import Lab
 
 from experiments import sweep
-from experiments.engines import State, pool
+from experiments.engines import pool
+from experiments.engines.interface import State
 from experiments.engines.pool import Pool, exit_reason
 from experiments.plan import Plan, plan
 from experiments.sweep import Sweep
