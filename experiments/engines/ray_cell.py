@@ -29,16 +29,21 @@ class Keeper:
 
     def __init__(self) -> None:
         self.tasks: dict[str, Any] = {}
+        self.cancelled: set[str] = set()
 
     def submit(self, record: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Start the task of a cell, unless it is there."""
+        self.cancelled.discard(record)
         if record not in self.tasks:
             task = ray.remote(max_calls=1)(train)  # a process a cell: what it leaves behind ends with it
             self.tasks[record] = task.options(**options).remote(record, *arguments)
 
     def ended(self) -> dict[str, Ended | None]:
         """The outcome of every cell, None of those that have not ended. An outcome that was told is forgotten."""
-        found: dict[str, Ended | None] = dict.fromkeys(self.tasks)
+        found: dict[str, Ended | None] = {
+            **dict.fromkeys(self.tasks),
+            **dict.fromkeys(self.cancelled, (None, "cancelled")),
+        }
         if self.tasks:
             ready, _ = ray.wait(list(self.tasks.values()), num_returns=len(self.tasks), timeout=0)
             found.update({name: _outcome(ref) for name, ref in self.tasks.items() if ref in ready})
@@ -49,6 +54,7 @@ class Keeper:
         """Kill the process of a cell; returns whether there was a task."""
         ref = self.tasks.pop(record, None)
         if ref is not None:
+            self.cancelled.add(record)  # for a command that waits for the cell: its task did not vanish
             ray.cancel(ref, force=True)
         return ref is not None
 

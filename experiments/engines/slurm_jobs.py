@@ -15,7 +15,7 @@ from experiments import interrupts
 from experiments.engines.cell import progress, record_path, write_record
 from experiments.engines.interface import DONE, Engine, State
 from experiments.engines.slurm_cell import SlurmCell, outcome_path
-from experiments.engines.slurm_queue import CANCELLED, LocalQueue, Queue, SlurmQueue
+from experiments.engines.slurm_queue import CANCELLED, ELSEWHERE, LocalQueue, Queue, SlurmQueue
 from experiments.paths import ROOT
 from experiments.plan import Plan
 from experiments.schema import SlurmConfig
@@ -33,12 +33,13 @@ class SlurmJobs(Engine):
         self.slurm, self.leave = sweep.slurm, sweep.action == "submit"
         local = self.slurm.cluster == "local"
         self.capacity = sweep.workers if local else self.slurm.jobs
+        self.at_once = sweep.workers if local else 1  # a job has its processors for itself
         self.queue: Queue = LocalQueue() if local else SlurmQueue()
         self.submitted: dict[str, Plan] = {}
         self.gone: set[str] = set()
-        self.queue.refresh()
-        # Made here, so that a machine without Slurm is named before anything is written.
+        # Both here, so that a machine without Slurm is named before anything is written.
         self.executor = _executor(self.slurm, plans[0].folder.path.parent)
+        self.queue.refresh()
 
     def submit(self, planned: Plan) -> None:
         """Submit a job for the cell, unless one that an earlier command submitted is there."""
@@ -51,9 +52,18 @@ class SlurmJobs(Engine):
         self.executor.update_parameters(**_parameters(self.slurm, planned))
         # A job of this machine is a child of this process, which Ctrl-C in a terminal would reach.
         with interrupts.blocked(), _environment(planned.config.trainer.threads):
-            job = self.executor.submit(SlurmCell(record, self.capacity)).job_id
+            job = self._submitted(SlurmCell(record, self.at_once))
         content = {"cluster": self.slurm.cluster, "job": job, "began": self.queue.began(job)}
         write_json(_job_path(planned), content)
+
+    def _submitted(self, cell: SlurmCell) -> str:
+        """The number of the job that was submitted for a cell. Raises UserError with what sbatch says against it."""
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+        try:
+            return self.executor.submit(cell).job_id
+        except (FailedJobError, FailedSubmissionError) as error:
+            raise UserError(f"Slurm refused the job: {error}; change sweep.slurm.* accordingly") from error
 
     def state(self, planned: Plan) -> State:
         """From the run folder, the outcome that the job left, and the queue."""
@@ -81,7 +91,10 @@ class SlurmJobs(Engine):
         """End the cell's job, if it is in the queue."""
         if self._job_state(planned) is None:
             return False
-        self.queue.cancel(_job(planned)["job"])
+        job = _job(planned)["job"]
+        self.queue.cancel(job)
+        # For a command that waits for the cell: the job did not vanish.
+        write_json(outcome_path(record_path(planned)), {"job": job, "status": None, "why": "cancelled"})
         return True
 
     def close(self) -> None:
@@ -111,10 +124,8 @@ def _executor(slurm: SlurmConfig, experiment: Path) -> Any:
     made = submitit.LocalExecutor if slurm.cluster == "local" else submitit.SlurmExecutor
     try:
         return made(experiment / ".cells" / JOBS, max_num_timeout=slurm.requeues)
-    except RuntimeError as error:  # what submitit raises where there is no srun
-        raise UserError(
-            f"{error} Give the command on a machine that submits jobs, or sweep.slurm.cluster=local to try it out here"
-        ) from None
+    except RuntimeError:  # what submitit raises where there is no srun
+        raise UserError(f"there is no srun here, {ELSEWHERE}") from None
 
 
 def _parameters(slurm: SlurmConfig, planned: Plan) -> dict[str, Any]:

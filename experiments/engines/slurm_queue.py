@@ -10,7 +10,13 @@ from typing import Protocol
 
 import psutil
 
+from zoo.errors import UserError
+
 CANCELLED = "CANCELLED"
+ELSEWHERE = (
+    "and sweep.engine=slurm needs a machine that submits jobs: give the command there, or try it out here with "
+    "sweep.slurm.cluster=local"
+)
 
 
 class Queue(Protocol):
@@ -36,17 +42,22 @@ class SlurmQueue:
     """This user's jobs, as `squeue` lists them; `sacct`, which clusters may lack, is not asked."""
 
     def __init__(self) -> None:
-        self.states: dict[str, str] = {}
+        self.states: dict[str, str] | None = None
 
     def refresh(self) -> None:
-        """Look at the queue; where Slurm does not answer, everything is where it was."""
+        """Look at the queue; where Slurm does not answer later on, everything is where it was.
+
+        Raises UserError where it does not answer the first time.
+        """
         listed = _said("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%T")
         if listed is not None:
             self.states = dict(line.split("|", 1) for line in listed.split() if "|" in line)
+        elif self.states is None:
+            raise UserError(f"squeue does not answer, {ELSEWHERE}")
 
     def state(self, job: str, began: float | None) -> str | None:
         """PENDING, RUNNING, COMPLETING, REQUEUED, ..."""
-        return self.states.get(job)
+        return (self.states or {}).get(job)
 
     def began(self, job: str) -> float | None:
         """Slurm uses a number once."""

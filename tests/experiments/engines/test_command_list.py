@@ -97,5 +97,5 @@ def test_a_machine_without_slurm_is_told_so(lab: Lab, monkeypatch):
     monkeypatch.setenv("PATH", "")
     outcome = lab.here("sweep.engine=slurm")
     assert outcome.status == 2, outcome
-    assert "on a machine that submits jobs, or sweep.slurm.cluster=local" in outcome.err
+    assert "there is no srun here, and sweep.engine=slurm needs a machine that submits jobs" in outcome.err
     assert not list(lab.results.rglob("*.json"))

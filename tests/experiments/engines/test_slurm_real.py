@@ -34,6 +34,10 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
     torn, whole = (Lab(tmp_path / name, small_text, shared_cache) for name in ("torn", "whole"))
     command = ["--multirun", *CELL, "seed=" + ",".join(map(str, range(12)))]
     on_slurm = ["sweep.engine=slurm", "sweep.slurm.partition=main", "sweep.slurm.poll_s=1"]
+    refused = torn.run(*command, *on_slurm, "sweep.slurm.partition=nowhere")
+    assert refused.status == 2, refused
+    assert "Slurm refused the job: " in refused.err
+    assert "invalid partition" in refused.err
     first = torn.start(*command, *on_slurm)
     wait_until(lambda: len(under_way(torn)) == 2, first)
     first.popen.kill()
