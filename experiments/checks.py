@@ -11,14 +11,14 @@ from pathlib import Path
 from experiments import data, machine, saved_weights
 from experiments.costs import nominal_vocabulary
 from experiments.data import TASKS
-from experiments.schema import Config, ProbeConfig, SweepConfig
+from experiments.schema import Config, ProbeConfig
+from experiments.sweep_checks import check_sweep
 from kernels.dispatch import registered_backends
 from zoo import cost, recompute, registry
 from zoo.config import ModelConfig, from_dict
 from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 
-ENGINES = ("pool", "slurm", "ray", "list")
 ROUTING_SPLITS = ("validation", "test")
 
 
@@ -36,7 +36,7 @@ def check_config(config: Config) -> None:
     _check_task(config)
     _check_compiled(config)
     _check_place(config)
-    _check_sweep(config.sweep)
+    check_sweep(config.sweep)
     _check_model(
         json.dumps(dataclasses.asdict(config.model)), nominal_vocabulary(config), config.data.seq_len
     )
@@ -70,14 +70,6 @@ def check_numbers(config: Config) -> None:
         "trainer.recompute_block": 1,
         "optim.warmup_steps": 0,
         "sweep.workers": 1,
-        "sweep.retries": 0,
-        "sweep.slurm.signal_s": 1,
-        "sweep.slurm.requeues": 0,
-        "sweep.slurm.cpus": 1,
-        "sweep.slurm.gpus": 0,
-        "sweep.slurm.jobs": 1,
-        "sweep.ray.cpus": 0,
-        "sweep.ray.gpus": 0,
         "evaluate.stride": 1,
         "evaluate.windows": 1,
         "evaluate.batch_size": 1,
@@ -119,9 +111,6 @@ def check_choices(config: Config) -> None:
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
         "trainer.recompute": (config.trainer.recompute, recompute.MODES),
-        "sweep.engine": (config.sweep.engine, ENGINES),
-        "sweep.action": (config.sweep.action, ("wait", "submit", "cancel")),
-        "sweep.slurm.cluster": (config.sweep.slurm.cluster, ("slurm", "local")),
         "model.backend": (config.model.backend, ("auto", *registered_backends())),
         **{
             f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
@@ -145,30 +134,6 @@ def _check_scores(config: Config) -> None:
             "evaluate.carry=true is of job=evaluate; runs record scores of windows: leave it out, and evaluate the "
             "finished run with it"
         )
-
-
-def _check_sweep(sweep: SweepConfig) -> None:
-    """Refuse what does not go with an engine, and times that leave none to train."""
-    if sweep.action != "wait" and sweep.engine not in ("slurm", "ray"):
-        raise UserError(
-            f"sweep.action={sweep.action} is of sweep.engine=slurm and ray, whose cells outlive it; leave it out"
-        )
-    brief = {"slurm": f"slurm.cluster={sweep.slurm.cluster}", "ray": f"ray.address={sweep.ray.address}"}
-    if sweep.action == "submit" and brief[sweep.engine].endswith("=local"):
-        raise UserError(
-            f"sweep.action=submit leaves cells to a cluster, and sweep.{brief[sweep.engine]} is this machine"
-        )
-    if not 60 * sweep.slurm.minutes > sweep.slurm.signal_s:
-        raise UserError(
-            f"sweep.slurm.minutes={sweep.slurm.minutes:g} leaves no time before sweep.slurm.signal_s="
-            f"{sweep.slurm.signal_s}; raise the first or lower the second"
-        )
-    for key, value in (("slurm.poll_s", sweep.slurm.poll_s), ("ray.poll_s", sweep.ray.poll_s)):
-        if not 0 < value < math.inf:
-            raise UserError(f"sweep.{key}={value} must be a number of seconds above 0")
-    bad = [option for option in sweep.slurm.more if not option.partition("=")[2]]
-    if bad:
-        raise UserError(f"sweep.slurm.more has {bad[0]!r}; write options as name=value, e.g. constraint=a100")
 
 
 def _check_task(config: Config) -> None:

@@ -45,14 +45,23 @@ def train_all(plans: list[Plan]) -> list[Plan]:
     print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
     if not todo:
         return []
-    sweep = todo[0].config.sweep
-    if sweep.action == "cancel":
-        return _cancel(make_engine(todo), todo)
-    for config in {repr(p.config.data): p.config for p in todo}.values():
-        data.prepare(config.data, config.trainer.progress)  # here, so that workers do not wait for each other
-    if sweep.engine == "pool":
-        _measure_peak(todo[0].config)
-    return Sweep(make_engine(todo), todo).run()
+    engine = make_engine(todo)  # before any work: it may not be here
+    try:
+        if todo[0].config.sweep.action == "cancel":
+            _cancel(engine, todo)
+        _prepare(todo)
+    except BaseException:
+        engine.close()
+        raise
+    return Sweep(engine, todo).run()
+
+
+def _prepare(plans: list[Plan]) -> None:
+    """Make what cells share, so that they do not wait for each other."""
+    for config in {repr(p.config.data): p.config for p in plans}.values():
+        data.prepare(config.data, config.trainer.progress)
+    if plans[0].config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
+        _measure_peak(plans[0].config)
 
 
 def _measure_peak(config: Config) -> None:
@@ -63,8 +72,8 @@ def _measure_peak(config: Config) -> None:
         peak_flops.peak(device, cache_root(config.data))
 
 
-def _cancel(engine: Engine, plans: list[Plan]) -> list[Plan]:
-    """End cells that earlier commands left with the engine. Raises CellsLeft with their number."""
+def _cancel(engine: Engine, plans: list[Plan]) -> None:
+    """End cells that earlier commands left with the engine, and raise CellsLeft with their number."""
     ended = sum(engine.cancel(planned) for planned in plans)
     raise CellsLeft(
         f"{ended} cells cancelled; without sweep.action=cancel the same command goes on with them"

@@ -111,7 +111,7 @@ def _connect(settings: RayConfig) -> Any:
         import ray
         from ray.job_config import JobConfig
     except ImportError:
-        raise UserError("sweep.engine=ray needs ray: pip install 'archzoo[ray]'") from None
+        raise UserError("sweep.engine=ray needs ray: pip install -e '.[ray]'") from None
     # Workers import this code from the same place as here; private, but the public way restarts them.
     found = JobConfig(_py_driver_sys_path=[str(ROOT)])
     here = settings.address == "local"

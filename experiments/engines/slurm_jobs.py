@@ -120,7 +120,7 @@ def _executor(slurm: SlurmConfig, experiment: Path) -> Any:
     try:
         import submitit
     except ImportError:
-        raise UserError("sweep.engine=slurm needs submitit: pip install 'archzoo[slurm]'") from None
+        raise UserError("sweep.engine=slurm needs submitit: pip install -e '.[slurm]'") from None
     made = submitit.LocalExecutor if slurm.cluster == "local" else submitit.SlurmExecutor
     try:
         return made(experiment / ".cells" / JOBS, max_num_timeout=slurm.requeues)
