@@ -142,6 +142,7 @@ def _parameters(slurm: SlurmConfig, planned: Plan) -> dict[str, Any]:
         "qos": slurm.qos,
         "time": math.ceil(slurm.minutes),
         "cpus_per_task": slurm.cpus,
+        "srun_args": [f"--cpus-per-task={slurm.cpus}"],  # Slurm 22.05 and later does not hand it on to srun
         "gpus_per_node": slurm.gpus or None,
         "mem": None if slurm.memory_gb is None else f"{math.ceil(1024 * slurm.memory_gb)}MB",
         "wckey": None,
