@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from experiments.schema import SweepConfig
+from experiments.sweep_config import SweepConfig
 from zoo.errors import UserError, unknown
 
 

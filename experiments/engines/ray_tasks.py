@@ -12,7 +12,7 @@ from experiments.engines.cell import progress, record_path, write_record
 from experiments.engines.interface import DONE, Engine, State
 from experiments.paths import ROOT
 from experiments.plan import Plan
-from experiments.schema import RayConfig
+from experiments.sweep_config import RayConfig
 from zoo.errors import UserError
 
 NAMESPACE = "archzoo"

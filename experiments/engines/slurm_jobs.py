@@ -18,7 +18,7 @@ from experiments.engines.slurm_cell import SlurmCell, outcome_path
 from experiments.engines.slurm_queue import CANCELLED, ELSEWHERE, LocalQueue, Queue, SlurmQueue
 from experiments.paths import ROOT
 from experiments.plan import Plan
-from experiments.schema import SlurmConfig
+from experiments.sweep_config import SlurmConfig
 from zoo.errors import UserError
 from zoo.files import write_json
 
