@@ -58,7 +58,12 @@ def _locks(path: Path, nodes: bool, lease: float) -> Iterator[BaseFileLock]:
     if here:
         yield FileLock(path)
     if nodes or not here:
-        yield _claim(path.with_name(f"{path.name}.claim"), lease)
+        yield _claim(claim_path(path), lease)
+
+
+def claim_path(path: Path) -> Path:
+    """Where the claim stands that goes with a lock file."""
+    return path.with_name(f"{path.name}.claim")
 
 
 def _claim(path: Path, lease: float) -> BaseFileLock:

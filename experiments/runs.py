@@ -125,7 +125,7 @@ class RunFolder:
         Raises UserError where the folder or its lock is a link.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for place in (self.path, self.path / LOCK):
+        for place in (self.path, self.path / LOCK, locks.claim_path(self.path / LOCK)):
             refuse_link(place)
         self.path.mkdir(exist_ok=True)
         message = f"{self.path} is being computed by another process; waiting for it"
@@ -141,6 +141,7 @@ def share_between_nodes(experiment: Path) -> None:
     A machine that exports the folder sees a file system of its own, whose locks do not reach the others.
     """
     experiment.mkdir(parents=True, exist_ok=True)
+    refuse_link(experiment / NODES)
     (experiment / NODES).touch()
 
 

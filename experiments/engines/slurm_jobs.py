@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,11 @@ JOBS = "jobs"
 
 
 class SlurmJobs(Engine):
-    """A job a cell. NAME/.cells/RUN.job.json names it; its output is in NAME/.cells/jobs."""
+    """A job a cell. NAME/.cells/RUN.job.json names it and its output.
+
+    submitit's pickles go to a new folder for every command, NAME/.cells/jobs/..., so that no job ever loads one that
+    was there before, as in results that came from somebody else.
+    """
 
     def __init__(self, plans: list[Plan]) -> None:
         sweep = plans[0].config.sweep
@@ -38,7 +43,8 @@ class SlurmJobs(Engine):
         self.submitted: dict[str, Plan] = {}
         self.gone: set[str] = set()
         # Both here, so that a machine without Slurm is named before anything is written.
-        self.executor = _executor(self.slurm, plans[0].folder.path.parent)
+        self.folder = record_path(plans[0]).parent / JOBS / secrets.token_hex(4)
+        self.executor = _executor(self.slurm, self.folder)
         self.queue.refresh()
 
     def submit(self, planned: Plan) -> None:
@@ -54,7 +60,7 @@ class SlurmJobs(Engine):
         with interrupts.blocked(), _environment(planned.config.trainer.threads):
             job = self._submitted(SlurmCell(record, self.at_once))
         content = {"cluster": self.slurm.cluster, "job": job, "began": self.queue.began(job)}
-        write_json(_job_path(planned), content)
+        write_json(_job_path(planned), {**content, "output": str(self.folder / f"{job}_0_log.out")})
 
     def _submitted(self, cell: SlurmCell) -> str:
         """The number of the job that was submitted for a cell. Raises UserError with what sbatch says against it."""
@@ -77,7 +83,7 @@ class SlurmJobs(Engine):
         if outcome.get("job") == job["job"]:
             return State(ended=True, status=outcome["status"], why=outcome["why"])
         if state is None:
-            return self._lost(planned, job["job"])
+            return self._lost(planned, job)
         return progress(planned) if state == "RUNNING" else State(state.lower())
 
     def changed(self) -> list[Plan]:
@@ -106,24 +112,24 @@ class SlurmJobs(Engine):
             return None
         return self.queue.state(job["job"], job["began"])
 
-    def _lost(self, planned: Plan, job: str) -> State:
+    def _lost(self, planned: Plan, job: dict[str, Any]) -> State:
         """A job that is gone without an outcome; so at the second look only, as files may come late over networks."""
         if planned.run not in self.gone:
             self.gone.add(planned.run)
             return State("ending")
-        how = self.queue.end(job)
-        why = f"job {job} ended without an outcome{f' ({how})' if how else ''}; its output: {_log(planned, job)}"
+        how = self.queue.end(job["job"])
+        why = f"job {job['job']} ended without an outcome{f' ({how})' if how else ''}; its output: {job['output']}"
         return State(ended=True, why=why, lost=how != CANCELLED)
 
 
-def _executor(slurm: SlurmConfig, experiment: Path) -> Any:
+def _executor(slurm: SlurmConfig, folder: Path) -> Any:
     try:
         import submitit
     except ImportError:
         raise UserError("sweep.engine=slurm needs submitit: pip install -e '.[slurm]'") from None
     made = submitit.LocalExecutor if slurm.cluster == "local" else submitit.SlurmExecutor
     try:
-        return made(experiment / ".cells" / JOBS, max_num_timeout=slurm.requeues)
+        return made(folder, max_num_timeout=slurm.requeues)
     except RuntimeError:  # what submitit raises where there is no srun
         raise UserError(f"there is no srun here, {ELSEWHERE}") from None
 
@@ -182,7 +188,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _log(planned: Plan, job: str) -> Path:
-    return record_path(planned).parent / JOBS / f"{job}_0_log.out"

@@ -49,7 +49,7 @@ def test_jobs_that_are_killed_at_their_limit_or_left_end_as_if_nobody_had_distur
     assert after[killed.name] != before[killed.name], "a job that was killed is submitted again"
     for run in (limited, left):
         assert after[run.name] == before[run.name], "a job that goes on is picked up"
-    log = next(torn.results.glob(f"*/.cells/jobs/{before[limited.name]}_0_log.out")).read_text()
+    log = next(torn.results.glob(f"*/.cells/jobs/*/{before[limited.name]}_0_log.out")).read_text()
     assert "Requeued job" in log, log
     assert whole.run(*command).status == 0
     assert_as_undisturbed(torn, whole)

@@ -50,7 +50,7 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
     slurm.run("scancel", "--signal=KILL", "--full", jobs[killed.name])
     last = torn.run(*command, *on_slurm, timeout=1500)
     assert last.status == 0, last
-    log = next(torn.results.glob(f"*/.cells/jobs/{jobs[limited.name]}_0_log.out")).read_text()
+    log = next(torn.results.glob(f"*/.cells/jobs/*/{jobs[limited.name]}_0_log.out")).read_text()
     assert "Requeued job" in log, log
     assert whole.run(*command).status == 0
     assert_as_undisturbed(torn, whole)
