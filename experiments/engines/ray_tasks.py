@@ -127,7 +127,7 @@ def _connect(settings: RayConfig) -> Any:
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"no Ray cluster at sweep.ray.address={settings.address} ({str(error).splitlines()[0]}); start one "
+            f"no Ray cluster at sweep.ray.address={settings.address} ({str(error).partition(". ")[0]}); start one "
             "(ray start --head), or give sweep.ray.address=local for one on this machine"
         ) from error
     finally:
