@@ -126,8 +126,9 @@ def _connect(settings: RayConfig) -> Any:
             **({"include_dashboard": False} if here else {}),
         )
     except (ConnectionError, ValueError, RuntimeError) as error:
+        said = str(error).partition(". ")[0]
         raise UserError(
-            f"no Ray cluster at sweep.ray.address={settings.address} ({str(error).partition(". ")[0]}); start one "
+            f"no Ray cluster at sweep.ray.address={settings.address} ({said}); start one "
             "(ray start --head), or give sweep.ray.address=local for one on this machine"
         ) from error
     finally:
