@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.archzoo-installed
 PEERS := $(VENV)/.archzoo-peers
 DOCS := $(VENV)/.archzoo-docs
+ENGINES := $(VENV)/.archzoo-engines
 # One thread a worker: two workers with two threads each on two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
 # A test process a core, at most four.
@@ -27,7 +28,7 @@ test: $(PEERS)
 test-fast: $(PEERS)
 	$(PY) -m pytest tests $(SPREAD) -m "not slow and not long and not gpu and not browser"
 
-test-long: $(PEERS)
+test-long: $(ENGINES)
 	$(PY) -m pytest tests $(SPREAD) -m long
 
 test-matrix:
@@ -61,6 +62,11 @@ $(STAMP): pyproject.toml constraints.txt
 $(PEERS): $(STAMP)
 	@$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[dev,peers]' \
 		|| echo 'transformers and fla-core cannot be installed here: the tests that compare with them are skipped'
+	@touch $@
+
+$(ENGINES): $(PEERS)
+	@$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[slurm,ray]' \
+		|| echo 'submitit and ray cannot be installed here: the tests of sweep.engine=slurm and ray are skipped'
 	@touch $@
 
 $(DOCS): $(STAMP)

@@ -100,11 +100,18 @@ def keys_page() -> str:
         markdown(_first(schema.Config)),
         _keys_table(schema.Config, ""),
     ]
-    for field in dataclasses.fields(schema.Config):
-        if dataclasses.is_dataclass(field.default_factory):
-            parts += [f"## `{field.name}`", markdown(_first(field.default_factory))]
-            parts.append(_keys_table(field.default_factory, field.name))
+    for where, cls in _nodes(schema.Config):
+        parts += [f"## `{where}`", markdown(_first(cls)), _keys_table(cls, where)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _nodes(cls: type, where: str = "") -> Iterator[tuple[str, type]]:
+    """The nodes of a dataclass and theirs, but for those of blocks and tasks, which have pages of their own."""
+    for field in dataclasses.fields(cls):
+        if dataclasses.is_dataclass(field.default_factory):
+            yield f"{where}{field.name}", field.default_factory
+            if field.name not in ("model", "data"):
+                yield from _nodes(field.default_factory, f"{where}{field.name}.")
 
 
 def _first(cls: type) -> str:

@@ -12,6 +12,7 @@ from experiments import data, machine, saved_weights
 from experiments.costs import nominal_vocabulary
 from experiments.data import TASKS
 from experiments.schema import Config, ProbeConfig
+from experiments.sweep_checks import check_sweep
 from kernels.dispatch import registered_backends
 from zoo import cost, recompute, registry
 from zoo.config import ModelConfig, from_dict
@@ -35,6 +36,7 @@ def check_config(config: Config) -> None:
     _check_task(config)
     _check_compiled(config)
     _check_place(config)
+    check_sweep(config.sweep)
     _check_model(
         json.dumps(dataclasses.asdict(config.model)), nominal_vocabulary(config), config.data.seq_len
     )
@@ -155,8 +157,9 @@ def _check_compiled(config: Config) -> None:
 
 
 def _check_place(config: Config) -> None:
-    """Refuse a device that is absent, and a results folder that is a file or lies in one."""
-    machine.pick(config.device)
+    """Refuse a device that is absent, where cells train here, and a results folder that is a file or lies in one."""
+    if config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
+        machine.pick(config.device)
     results = Path(config.results).absolute()
     for place in (results, *results.parents):
         if place.exists():

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import locks
+from experiments.file_systems import is_of_one_machine
 from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 
@@ -30,6 +31,7 @@ SUMMARY, FAILURE, CONFIG, IDENTITY, METRICS = (
     "metrics.csv",
 )
 LOCK = ".lock"
+NODES = ".nodes"  # in an experiment's folder: processes of several machines work in it
 
 
 class RunFailed(RuntimeError):
@@ -123,12 +125,24 @@ class RunFolder:
         Raises UserError where the folder or its lock is a link.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        for place in (self.path, self.path / LOCK):
+        for place in (self.path, self.path / LOCK, locks.claim_path(self.path / LOCK)):
             refuse_link(place)
         self.path.mkdir(exist_ok=True)
         message = f"{self.path} is being computed by another process; waiting for it"
-        with locks.locked(self.path / LOCK, message):
+        if not is_of_one_machine(self.path):
+            share_between_nodes(self.path.parent)
+        with locks.locked(self.path / LOCK, message, nodes=(self.path.parent / NODES).exists()):
             yield
+
+
+def share_between_nodes(experiment: Path) -> None:
+    """Mark an experiment's folder: from now on its runs are held by claims that processes of other machines see.
+
+    A machine that exports the folder sees a file system of its own, whose locks do not reach the others.
+    """
+    experiment.mkdir(parents=True, exist_ok=True)
+    refuse_link(experiment / NODES)
+    (experiment / NODES).touch()
 
 
 def resolves_outside(path: Path, root: Path) -> bool:

@@ -11,6 +11,7 @@ from hydra.core.config_store import ConfigStore
 
 from experiments.data import TASKS, DataConfig
 from experiments.data.task_options import choice
+from experiments.sweep_config import SweepConfig
 from zoo import ModelConfig
 from zoo.generate import CHUNK
 from zoo.options import added
@@ -225,16 +226,6 @@ class BenchConfig:
 
 
 @dataclass
-class SweepConfig:
-    """How a sweep runs.
-
-    workers: cells that train at the same time, each in its own process.
-    """
-
-    workers: int = 2
-
-
-@dataclass
 class CompareConfig:
     """How job=compare selects each model's settings on the validation split, and confirms them with other seeds.
 
@@ -291,7 +282,7 @@ class Config:
     seed: of the weights, the order of batches and all noise.
     device: auto, cpu or cuda.
     results: folder of all results.
-    run: a run folder or checkpoint (evaluate, generate), a run folder (probe).
+    run: a run folder or checkpoint (evaluate, generate), a run folder (probe), a cell's record (cell).
     runs: an experiment folder (report, probe, publish, claims).
     baseline: job=compare, report and publish, the label of the model that others are compared with (null: the plain
         transformer).

@@ -1,30 +1,19 @@
-"""Training the cells of a sweep: checked all at once, then trained by a few worker processes."""
+"""Training the cells of a sweep: checked all at once, then handed to an engine (experiments.engines)."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing as mp
-import os
-import signal
-import sys
-import tempfile
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
-from typing import Any
+from collections import Counter
 
 import torch
 
-from experiments import data, interrupts, machine, peak_flops
+from experiments import data, machine, peak_flops
 from experiments.data.cache import cache_root
-from experiments.execute import execute
+from experiments.engines.choose import make_engine
+from experiments.engines.interface import FAILED, PAUSED, CellsLeft, Engine, State
 from experiments.plan import Plan, plan
-from experiments.progress import ThrottledSender
 from experiments.runs import RunFailed, RunPaused
 from experiments.schema import Config
 from experiments.sweep_display import SweepDisplay, cell_names
-from zoo.errors import UserError
-
-PAUSED = os.EX_TEMPFAIL  # the exit status of a worker whose cell paused
 
 
 def run_sweep(configs: list[Config]) -> None:
@@ -33,7 +22,11 @@ def run_sweep(configs: list[Config]) -> None:
     Every configuration is checked before the first cell trains (UserError). Equal cells are trained once.
     """
     plans = list({p.folder.path: p for p in (plan(config) for config in configs)}.values())
-    failed = train_all(plans)
+    try:
+        failed = train_all(plans)
+    except CellsLeft as left:  # as the command said
+        print(left)
+        return
     if failed:
         raise RunFailed(f"{len(failed)} of {len(plans)} cells failed; the same command tries them again")
     paused = sum(not p.done for p in plans)
@@ -44,18 +37,31 @@ def run_sweep(configs: list[Config]) -> None:
 
 
 def train_all(plans: list[Plan]) -> list[Plan]:
-    """Train the planned runs that are not done, `sweep.workers` at a time; returns those that failed.
+    """Have the planned runs that are not done trained by `sweep.engine`; returns those that failed.
 
-    Runs that paused have not failed and are not done.
+    Runs that paused have not failed and are not done. Raises CellsLeft where the engine does not wait for its cells.
     """
     todo = [p for p in plans if not p.done]
     print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
     if not todo:
         return []
-    for config in {repr(p.config.data): p.config for p in todo}.values():
-        data.prepare(config.data, config.trainer.progress)  # here, so that workers do not wait for each other
-    _measure_peak(todo[0].config)
-    return WorkerPool(todo, min(todo[0].config.sweep.workers, len(todo))).run()
+    engine = make_engine(todo)  # before any work: it may not be here
+    try:
+        if todo[0].config.sweep.action == "cancel":
+            _cancel(engine, todo)
+        _prepare(todo)
+    except BaseException:
+        engine.close()
+        raise
+    return Sweep(engine, todo).run()
+
+
+def _prepare(plans: list[Plan]) -> None:
+    """Make what cells share, so that they do not wait for each other."""
+    for config in {repr(p.config.data): p.config for p in plans}.values():
+        data.prepare(config.data, config.trainer.progress)
+    if plans[0].config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
+        _measure_peak(plans[0].config)
 
 
 def _measure_peak(config: Config) -> None:
@@ -66,103 +72,73 @@ def _measure_peak(config: Config) -> None:
         peak_flops.peak(device, cache_root(config.data))
 
 
-class WorkerPool:
-    """A few worker processes at a time, one process a cell, so that a killed one takes only its cell with it.
+def _cancel(engine: Engine, plans: list[Plan]) -> None:
+    """End cells that earlier commands left with the engine, and raise CellsLeft with their number."""
+    ended = sum(engine.cancel(planned) for planned in plans)
+    raise CellsLeft(
+        f"{ended} cells cancelled; without sweep.action=cancel the same command goes on with them"
+    )
 
-    Processes come from a fork server that has imported the harness once and started no threads.
-    """
 
-    def __init__(self, plans: list[Plan], workers: int) -> None:
-        self.waiting, self.workers = list(plans), workers
-        self.running: dict[Connection, tuple[Any, Plan]] = {}
+class Sweep:
+    """Cells on their way through an engine, as many at once as it is to have."""
+
+    def __init__(self, engine: Engine, plans: list[Plan]) -> None:
+        self.engine, self.waiting = engine, list(plans)
+        self.running: dict[str, Plan] = {}
         self.display = SweepDisplay(cell_names(plans), plans[0].config.trainer.progress)
         self.failed: list[Plan] = []
-        threads = str(max(p.config.trainer.threads for p in plans))
-        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-            os.environ[name] = threads  # before the fork server imports torch
-        self.context = mp.get_context("forkserver")
-        self.context.set_forkserver_preload(["experiments.training"])
+        self.left: list[Plan] = []
+        self.losses: Counter[str] = Counter()
 
     def run(self) -> list[Plan]:
-        """Train every cell; returns those that failed."""
+        """Have every cell trained; returns those that failed. Raises CellsLeft where some are not waited for."""
         try:
             while self.waiting or self.running:
-                while self.waiting and len(self.running) < self.workers:
-                    self._start(self.waiting.pop(0))
-                for channel in wait(list(self.running)):
-                    self._receive(channel)
+                while self.waiting and len(self.running) < self.engine.capacity:
+                    self._submit(self.waiting.pop(0))
+                for planned in self.engine.changed():
+                    if planned.run in self.running:
+                        self._take(planned, self.engine.state(planned))
         finally:
-            for process, _ in self.running.values():
-                process.terminate()
+            self.engine.close()
             self.display.close()
+        if self.left:
+            raise CellsLeft(self.engine.farewell(len(self.left)))
         return self.failed
 
-    def _start(self, planned: Plan) -> None:
-        here, there = self.context.Pipe()
-        process = self.context.Process(target=_work, args=(planned, there, self.workers), daemon=True)
-        try:
-            # Only the server's start: its imports, which take seconds, are waited for by the first process's.
-            with interrupts.blocked():
-                forkserver.ensure_running()
-            process.start()
-        except OSError as error:
-            if "AF_UNIX path too long" not in str(error):
-                raise
-            folder = tempfile.gettempdir()
-            raise UserError(f"the path of {folder} is too long for sockets; set TMPDIR=/tmp") from None
-        there.close()
-        self.running[here] = (process, planned)
-        with contextlib.suppress(OSError):  # a worker that has died already is handled in _receive
-            here.send("go")
+    def _submit(self, planned: Plan) -> None:
+        self.engine.submit(planned)
+        self.running[planned.run] = planned
         self.display.update(planned, "starting")
 
-    def _receive(self, channel: Connection) -> None:
-        process, planned = self.running[channel]
-        try:
-            phase, done, total, note = channel.recv()
-            self.display.update(planned, f"{phase} {done}/{total} {note}", done / max(total, 1))
-        except (EOFError, ConnectionError):  # ended; reset, where it had not even read what it was sent
-            process.join()
-            del self.running[channel]
-            self._finish(planned, process.exitcode)
+    def _take(self, planned: Plan, state: State) -> None:
+        if not state.ended:
+            self.display.update(planned, state.doing, state.share)
+            return
+        del self.running[planned.run]
+        if state.lost and not planned.done and self.losses[planned.run] < planned.config.sweep.retries:
+            self.losses[planned.run] += 1
+            self.waiting.append(planned)
+            return
+        self._finish(planned, state)
 
-    def _finish(self, planned: Plan, status: int | None) -> None:
+    def _finish(self, planned: Plan, state: State) -> None:
+        if state.left:
+            self.left.append(planned)
+            self.display.end(planned, state.why)
+            return
         if planned.done:
             self.display.end(planned, _result(planned))
             return
-        if status == PAUSED:
+        if state.status == PAUSED:
             self.display.end(planned, "paused")
             return
         self.failed.append(planned)
         # A killed worker leaves at most an earlier attempt's record.
-        recorded = planned.folder.failed and status == 1
-        why = planned.folder.failure()["message"] if recorded else _exit_reason(status)
+        recorded = planned.folder.failed and state.status == FAILED
+        why = planned.folder.failure()["message"] if recorded else state.why
         self.display.end(planned, f"FAILED: {why} ({planned.folder.path})")
-
-
-def _work(planned: Plan, channel: Connection, workers: int) -> None:
-    """Train one cell in a worker process and send its progress; workers: cells that train at the same time."""
-    # Ctrl-C in a terminal reaches everybody: the sweep decides. A terminated worker dies as a killed one does.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
-    try:
-        channel.recv()
-    except (EOFError, ConnectionError):
-        # The sweep was interrupted while this process started, and does not know it.
-        return
-
-    def send(message: tuple[str, int, int, str]) -> None:
-        with contextlib.suppress(OSError):  # the sweep may be gone; the cell finishes anyway
-            channel.send(message)
-
-    planned.config.trainer.progress = False
-    try:
-        execute(planned, ThrottledSender(send), workers)
-    except RunPaused:
-        sys.exit(PAUSED)
-    except Exception as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(1)
 
 
 def _result(planned: Plan) -> str:
@@ -171,11 +147,3 @@ def _result(planned: Plan) -> str:
         return "done"
     more = f"{test['accuracy']:.2%} right" if "accuracy" in test else f"{test['bits_per_byte']:.4f} bits/byte"
     return f"done: test loss {test['loss']:.4f}, {more}"
-
-
-def _exit_reason(status: int | None) -> str:
-    return (
-        f"killed by signal {-status}"
-        if status is not None and status < 0
-        else f"stopped with status {status}"
-    )

@@ -14,6 +14,7 @@ os.environ.setdefault(
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from experiments import callbacks, machine
 from experiments.schema import Config
@@ -31,7 +32,8 @@ def make_trainer(
         max_steps=config.trainer.max_steps,
         accumulate_grad_batches=config.trainer.accumulate,
         callbacks=actions,
-        plugins=[callbacks.AtomicCheckpointIO()],
+        # Not the environment that Lightning finds: under Slurm it would requeue the job, which the engine does.
+        plugins=[callbacks.AtomicCheckpointIO(), LightningEnvironment()],
         logger=loggers,
         limit_val_batches=0,
         num_sanity_val_steps=0,

@@ -91,14 +91,13 @@ class Attempt:
             callbacks.ExportWeights(t.keep_steps, self.validation, self.metrics, folder),
             callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
             callbacks.ReportProgress(self.sink),
+            callbacks.Pause(t.max_minutes, t.pause_at, folder / "checkpoints"),
         ]
         if t.probe_every is not None:
             from experiments.callbacks.probe_training import ProbeTraining  # needs pyarrow
 
             probing = ProbeTraining(config, self.corpus.splits["validation"], self.metrics, folder)
             actions.insert(3, probing)  # before the checkpoint
-        if t.max_minutes is not None or t.pause_at is not None:
-            actions.append(callbacks.Pause(t.max_minutes, t.pause_at, folder / "checkpoints"))
         return make_trainer(config, self.device, actions, folder, loggers=make_loggers(config, folder))
 
 

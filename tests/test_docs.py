@@ -38,6 +38,7 @@ def test_every_key_has_its_default_and_meaning(reference):
     assert "| `trainer.max_steps` | `300` | optimiser steps |" in page
     assert "| `data.vocab_size` | `4096` |" in page
     assert "| `data.path` | `null` |" in page
+    assert "| `sweep.slurm.requeues` | `20` |" in page
     assert "| `dry` | `false` |" in page
     for kind in registry.KINDS:
         page += reference.blocks_page(kind, kind)

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins import TorchCheckpointIO
 
+from experiments import preemption
 from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.task import LanguageModelling
 from zoo.files import write_atomic
@@ -85,11 +86,17 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 class Paused(RuntimeError):
-    """A run reached trainer.max_minutes or trainer.pause_at; its checkpoint is written, to go on from."""
+    """A run stopped before its last step (trainer.max_minutes, trainer.pause_at, or its process was told to).
+
+    Its checkpoint is written, to go on from.
+    """
 
 
 class Pause(StepCallback):
-    """Writes a checkpoint and raises Paused after `minutes` of this attempt, or at a step; None: not."""
+    """Writes a checkpoint and raises Paused after `minutes` of this attempt, at a step, or where told to make room.
+
+    None: no such limit.
+    """
 
     def __init__(self, minutes: float | None, step: int | None, folder: Path) -> None:
         self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes
@@ -98,9 +105,11 @@ class Pause(StepCallback):
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """Save a checkpoint and raise Paused where it is time, unless this was the last step."""
         step, time_is_up = trainer.global_step, time.monotonic() >= self.deadline
-        planned = self.step is not None and step >= self.step
-        if not (time_is_up or planned) or step >= trainer.max_steps:
+        planned, told = self.step is not None and step >= self.step, preemption.told()
+        if not (time_is_up or planned or told) or step >= trainer.max_steps:
             return
         save_checkpoint(trainer, self.folder)
         at = f"at step {step} of {trainer.max_steps}; the same command goes on"
+        if told:
+            raise Paused(f"told to make room ({told.name}) {at}")
         raise Paused(f"time is up {at}" if time_is_up else f"paused {at} without trainer.pause_at")

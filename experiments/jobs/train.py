@@ -13,7 +13,10 @@ from experiments.scoring import format_metrics
 
 
 def run(config: Config) -> None:
-    """Train, unless the run is complete already; print its test metrics."""
+    """Train, unless the run is complete already; print its test metrics. Other engines take it as a sweep of one."""
+    if config.sweep.engine != "pool":
+        run_sweep([config])
+        return
     planned = plan(config)
     bar = Bar(planned.title, config.trainer.progress)
     try:

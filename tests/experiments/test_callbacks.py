@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from experiments import preemption
 from experiments.callbacks import checkpoints, metrics, probe_training, validation
 from experiments.data import Split
 from experiments.probing import probe_tables
@@ -140,6 +142,26 @@ def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, monkeypatc
     assert saved == []
     with pytest.raises(checkpoints.Paused, match=r"paused at step 4 of 100; .* without trainer\.pause_at"):
         pause.after_step(trainer(4), None)
+    assert saved == [4]
+
+
+def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: Path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    monkeypatch.setattr(preemption, "_told", [])
+    pause, before = checkpoints.Pause(None, None, tmp_path), signal.getsignal(signal.SIGUSR2)
+    try:
+        preemption.heed(signal.SIGUSR2)
+        pause.after_step(trainer(3), None)
+        assert saved == []
+        signal.raise_signal(signal.SIGUSR2)
+        assert saved == [], "not amid a step"
+        with pytest.raises(checkpoints.Paused, match=r"told to make room \(SIGUSR2\) at step 4 of 100"):
+            pause.after_step(trainer(4), None)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
     assert saved == [4]
 
 

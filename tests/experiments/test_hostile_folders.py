@@ -67,6 +67,7 @@ def test_a_damaged_config_is_one_line(lab: Lab, guest: Path, text: str):
     [
         *(
             ".lock",
+            ".lock.claim",
             "checkpoints",
             "metrics.csv",
             "model.safetensors",

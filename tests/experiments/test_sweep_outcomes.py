@@ -11,8 +11,11 @@ import pytest
 from support.program import Lab
 
 from experiments import sweep
+from experiments.engines import pool
+from experiments.engines.interface import State
+from experiments.engines.pool import Pool, exit_reason
 from experiments.plan import Plan, plan
-from experiments.sweep import WorkerPool
+from experiments.sweep import Sweep
 from experiments.sweep_display import cell_names
 
 
@@ -26,10 +29,10 @@ def planned(lab: Lab) -> Plan:
 
 def told(planned: Plan, status: int | None, capsys) -> tuple[str, int]:
     """What is printed of a cell whose worker ended so, and how many failures the sweep counts."""
-    pool = WorkerPool([planned], 1)
-    pool._finish(planned, status)
-    pool.display.close()
-    return capsys.readouterr().out, len(pool.failed)
+    made = Sweep(Pool([planned]), [planned])
+    made._finish(planned, State(ended=True, status=status, why=exit_reason(status)))
+    made.display.close()
+    return capsys.readouterr().out, len(made.failed)
 
 
 def test_a_worker_that_failed_tells_its_record(planned: Plan, capsys):
@@ -70,18 +73,20 @@ def test_a_complete_cell_is_done_however_its_worker_ended(planned: Plan, capsys)
 def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
     trained = []
 
-    class Pool:
-        def __init__(self, plans: list[Plan], workers: int) -> None:
-            trained.extend(plans)
-            assert workers == len(plans) == 2
+    class AtOnce(Pool):
+        def submit(self, planned: Plan) -> None:
+            assert self.capacity == 2
+            trained.append(planned)
+            planned.folder.begin(planned.yaml(), planned.identity)
+            planned.folder.finish({"metrics": {"test": {"loss": 1.0, "bits_per_byte": 1.0}}})
 
-        def run(self) -> list[Plan]:
-            for made in trained:
-                made.folder.begin(made.yaml(), made.identity)
-                made.folder.finish({"metrics": {key: {} for key in made.config.evaluate.splits}})
-            return []
+        def changed(self) -> list[Plan]:
+            return list(trained)
 
-    monkeypatch.setattr(sweep, "WorkerPool", Pool)
+        def state(self, planned: Plan) -> State:
+            return State(ended=True, status=0)
+
+    monkeypatch.setattr(sweep, "make_engine", AtOnce)
     configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
     sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
     assert [p.config.seed for p in trained] == [0, 1]
@@ -91,12 +96,13 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
 def test_a_worker_tells_its_run_how_many_train_at_once(planned: Plan, monkeypatch):
     """It stands in the summary, where reports see that a speed was not of a machine alone."""
     told = []
-    monkeypatch.setattr(sweep, "signal", mock.Mock())
-    monkeypatch.setattr(sweep.forkserver, "ensure_running", lambda: None)
-    monkeypatch.setattr(sweep, "execute", lambda planned, sink, workers=1: told.append(workers))
-    pool = WorkerPool([planned], 3)
-    pool.context = mock.Mock(Pipe=lambda: (mock.Mock(), mock.Mock()), Process=StartedHere)
-    pool._start(planned)
+    monkeypatch.setattr(pool, "signal", mock.Mock())
+    monkeypatch.setattr(pool.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(pool, "execute", lambda planned, sink, workers=1: told.append(workers))
+    planned.config.sweep.workers = 3
+    workers = Pool([planned] * 4)
+    workers.context = mock.Mock(Pipe=lambda: (mock.Mock(), mock.Mock()), Process=StartedHere)
+    workers.submit(planned)
     assert told == [3]
 
 
@@ -118,10 +124,10 @@ def test_names_of_cells_leave_out_what_all_share(lab: Lab):
 def test_a_sweep_without_progress_draws_no_bar(planned: Plan, capsys):
     for enabled in (True, False):
         planned.config.trainer.progress = enabled
-        pool = WorkerPool([planned], 1)
-        pool.display.update(planned, "train 1/2", 0.5)
-        pool.display.end(planned, "done")
-        pool.display.close()
+        made = Sweep(Pool([planned]), [planned])
+        made.display.update(planned, "train 1/2", 0.5)
+        made.display.end(planned, "done")
+        made.display.close()
         said = capsys.readouterr()
         assert f"[1/1] {planned.title}: done" in said.out
         assert bool(said.err.strip()) == enabled

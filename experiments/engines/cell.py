@@ -1,0 +1,106 @@
+"""Cells as files: the record that a process elsewhere trains a cell from, and that training.
+
+NAME/.cells/RUN.json stands beside the run folder NAME/RUN, which is found from the record's own place, so that the
+results may be mounted elsewhere there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from experiments import preemption
+from experiments.engines.interface import DONE, FAILED, PAUSED, State
+from experiments.execute import execute
+from experiments.plan import Plan, run_name
+from experiments.progress import Sink
+from experiments.runs import METRICS, RunFolder, RunPaused, read_metrics, refuse_link, share_between_nodes
+from experiments.schema import Config
+from zoo.config import from_dict
+from zoo.errors import UserError
+from zoo.files import write_json
+
+FOLDER = ".cells"
+_FORMAT = 1
+
+
+def record_path(planned: Plan) -> Path:
+    """Where the record of a cell stands."""
+    return planned.folder.path.parent / FOLDER / f"{planned.run}.json"
+
+
+def write_record(planned: Plan) -> Path:
+    """Write the record of a cell and mark its experiment as one that several machines work in; returns its path."""
+    path = record_path(planned)
+    for place in (path.parent, path):
+        refuse_link(place)
+    share_between_nodes(planned.folder.path.parent)
+    path.parent.mkdir(exist_ok=True)
+    config = dataclasses.asdict(planned.config)
+    write_json(
+        path,
+        {"format": _FORMAT, "letters": planned.letters, "identity": planned.identity, "config": config},
+    )
+    return path
+
+
+def read_record(path: Path) -> Plan:
+    """The plan that a record holds. Raises UserError where it is missing, damaged, or of another version."""
+    again = "give the sweep's command again, which writes it anew"
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        config = from_dict(Config, record["config"], "config")
+        planned = Plan(config, record["letters"], record["identity"], RunFolder(_run_folder(path)))
+        whole = record["format"] == _FORMAT and run_name(planned.identity) == planned.run
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}; {again}") from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no cell's record ({type(error).__name__}: {error}); {again}") from error
+    if not whole:
+        raise UserError(f"{path} does not hold the cell that its name says; {again}")
+    return planned
+
+
+def _run_folder(record: Path) -> Path:
+    return record.absolute().parent.parent / record.stem
+
+
+def train_record(path: Path, sink: Sink, workers: int = 1) -> tuple[int, str]:
+    """Train the cell of a record to its end; returns DONE, FAILED or PAUSED, and why in a line."""
+    try:
+        planned = read_record(path)
+        planned.config.trainer.progress = False
+        execute(planned, _ends_when_told(sink), workers)
+    except RunPaused as pause:
+        return PAUSED, str(pause)
+    except Exception as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return FAILED, str(error)
+    return DONE, ""
+
+
+def progress(planned: Plan) -> State:
+    """How far the run folder says that the training of a cell has come, wherever it trains."""
+    rows = read_metrics(planned.folder.path / METRICS)
+    steps = planned.config.trainer.max_steps
+    step = int(rows[-1]["step"]) if rows else 0
+    return State(f"train {step}/{steps}", step / steps) if step else State("running")
+
+
+def unheard(phase: str, done: int, total: int, note: str = "") -> None:
+    """A sink that nobody listens to: the sweep reads the metrics of the run folder."""
+
+
+def _ends_when_told(sink: Sink) -> Sink:
+    """A sink that also ends scoring where this process is told to make room; training ends at its own steps."""
+
+    def report(phase: str, done: int, total: int, note: str = "") -> None:
+        sink(phase, done, total, note)
+        if phase != "train" and preemption.told() is not None:
+            from experiments.callbacks import Paused  # loaded by now: something is being scored
+
+            raise Paused(f"told to make room while scoring {phase}; the same command goes on")
+
+    return report

@@ -1,0 +1,64 @@
+"""What a Slurm job runs: one cell, that makes room when told to and is requeued where its job's time is up."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from experiments import preemption
+from experiments.engines.cell import train_record, unheard
+from experiments.engines.interface import DONE, PAUSED
+from zoo.files import write_json
+
+
+class SlurmCell:
+    """Trains the cell of a record. submitit pickles it by name; `checkpoint` makes it one that may be requeued.
+
+    Slurm sends USR2 some time before the limit, and TERM when a job is cancelled or preempted. Both end the cell at the
+    end of a step, with a checkpoint; after USR2 submitit requeues the job, after TERM Slurm does where it preempted.
+    """
+
+    def __init__(self, record: Path, workers: int) -> None:
+        self.record, self.workers = record, workers
+
+    def __call__(self) -> None:
+        """Train, and leave the outcome beside the record; a job that makes room leaves none."""
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
+        preemption.heed(signal.SIGUSR2, signal.SIGTERM)
+        status, why = train_record(self.record, unheard, self.workers)
+        if status != DONE and preemption.told() == signal.SIGTERM:
+            sys.exit(143)
+        if status == PAUSED and preemption.told() == signal.SIGUSR2:
+            why = _requeued(requeue)
+        write_outcome(self.record, status, why)
+
+    def checkpoint(self) -> Any:
+        """The same cell again: it finds its checkpoint in the run folder."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+
+def _requeued(requeue: Any) -> str:
+    """Requeue this job, which ends the process; returns why not where it reached its time limit too often."""
+    from submitit.core.utils import UncompletedJobError
+
+    try:
+        requeue(signal.SIGUSR2, None)
+    except UncompletedJobError as error:
+        return f"{error} The same command goes on (sweep.slurm.requeues, sweep.slurm.minutes)"
+    return "submitit did not requeue the job"
+
+
+def outcome_path(record: Path) -> Path:
+    """Where the job that trains the cell of a record leaves its outcome."""
+    return record.with_suffix(".outcome.json")
+
+
+def write_outcome(record: Path, status: int, why: str) -> None:
+    """Say how the job of this process ended."""
+    from submitit import JobEnvironment
+
+    write_json(outcome_path(record), {"job": JobEnvironment().job_id, "status": status, "why": why})

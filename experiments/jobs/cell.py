@@ -1,0 +1,40 @@
+"""job=cell: one cell of a sweep that `sweep.engine=list` wrote down, trained where this command runs."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from experiments import interrupts, preemption
+from experiments.jobs import Job
+from experiments.progress import Bar
+from experiments.schema import Config
+from zoo.errors import UserError
+
+
+def run(config: Config) -> None:
+    """Train the cell to its end. Raises UserError for a record that is none, RunFailed and RunPaused as training does.
+
+    SIGUSR2 (`#SBATCH --signal=USR2@120`) pauses it at the end of a step, with a checkpoint.
+    """
+    with interrupts.exiting():
+        from experiments.engines.cell import read_record
+        from experiments.execute import execute
+    if config.run is None:
+        raise UserError("job=cell needs run=results/NAME/.cells/RUN.json, as sweep.engine=list writes it")
+    preemption.heed(signal.SIGUSR2)
+    planned = read_record(Path(config.run))
+    bar = Bar(planned.title, planned.config.trainer.progress)
+    try:
+        trained = execute(planned, bar)
+    finally:
+        bar.close()
+    print(f"{'complete' if trained else 'already complete'}: {planned.folder.path}")
+
+
+JOB = Job(
+    "cell",
+    "train one cell that sweep.engine=list wrote down",
+    run,
+    needs="run=results/NAME/.cells/RUN.json",
+)

@@ -1,0 +1,73 @@
+"""The node `sweep` of the configuration: how a sweep runs, and its nodes for the engines with settings."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SlurmConfig:
+    """The Slurm job of a cell (sweep.engine=slurm), one cell a job.
+
+    cluster: slurm, or local: processes of this machine in place of jobs, sweep.workers at a time, to try it out.
+    partition, account, qos: as sbatch knows them (null: the cluster's defaults).
+    minutes: time limit of a job. A cell that needs longer goes on in the same job, requeued, from its checkpoint.
+    signal_s: seconds before the time limit at which a cell is told to make room: above the longest step with its
+        validation and a checkpoint.
+    requeues: how often a job may reach its time limit before the cell counts as paused (local: at most 5).
+    cpus, gpus, memory_gb: of a job (memory_gb null: the cluster's default).
+    setup: shell lines before the cell, such as "module load cuda".
+    more: further sbatch options by their long names, such as ["constraint=a100", "exclude=node3"].
+    jobs: jobs in the queue at once.
+    poll_s: seconds between two looks at the queue.
+    """
+
+    cluster: str = "slurm"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    minutes: float = 240.0
+    signal_s: int = 120
+    requeues: int = 20
+    cpus: int = 1
+    gpus: int = 0
+    memory_gb: float | None = None
+    setup: list[str] = field(default_factory=list)
+    more: list[str] = field(default_factory=list)
+    jobs: int = 100
+    poll_s: float = 5.0
+
+
+@dataclass
+class RayConfig:
+    """The Ray tasks of cells (sweep.engine=ray), one task a cell.
+
+    address: of the cluster: auto (the one that this machine belongs to), HOST:PORT, or local (one on this machine that
+        ends with the command).
+    cpus, gpus: that a cell takes of a node.
+    poll_s: seconds between two looks at the tasks.
+    """
+
+    address: str = "auto"
+    cpus: float = 1.0
+    gpus: float = 0.0
+    poll_s: float = 1.0
+
+
+@dataclass
+class SweepConfig:
+    """How a sweep runs. None of this is part of a run's identity.
+
+    engine: what runs its cells: pool (processes of this machine), slurm, ray, or list (a file with a command a cell).
+    workers: cells that train at the same time on this machine, each in its own process.
+    action: wait (train, and wait for the cells), submit (hand them to slurm or ray and end), or cancel (end cells that
+        earlier commands left with slurm or ray).
+    retries: how often a cell whose process or node vanished is submitted again (slurm, ray).
+    slurm: the jobs of engine=slurm.
+    ray: the tasks of engine=ray.
+    """
+
+    workers: int = 2
+    engine: str = "pool"
+    action: str = "wait"
+    retries: int = 3
+    slurm: SlurmConfig = field(default_factory=SlurmConfig)
+    ray: RayConfig = field(default_factory=RayConfig)

@@ -1,0 +1,67 @@
+"""sweep.engine=ray on two nodes of this machine: a worker killed, a node removed, the sweep killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.program import Lab
+from support.sweeps import CELL, STEPS, assert_as_undisturbed, processes, steps_of, under_way, wait_until
+
+ray = pytest.importorskip("ray", reason="sweep.engine=ray needs ray (the extra ray)")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+
+@pytest.fixture
+def cluster(monkeypatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=small)
+    yield made
+    made.shutdown()
+
+
+@pytest.mark.long
+def test_a_killed_worker_a_removed_node_and_a_killed_sweep_change_nothing(
+    tmp_path: Path, small_text: Path, shared_cache: Path, cluster: Cluster
+):
+    torn, whole = (Lab(tmp_path / name, small_text, shared_cache) for name in ("torn", "whole"))
+    node = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+    command = ["--multirun", *CELL, "seed=0,1,2"]
+    on_ray = ["sweep.engine=ray", f"sweep.ray.address={cluster.address}", "sweep.ray.poll_s=0.2"]
+    first = torn.start(*command, *on_ray)
+    wait_until(lambda: len(under_way(torn)) == 2, first)
+    first.popen.kill()
+    workers = processes("ray::default/")
+    assert len(workers) == 2, "tasks outlive the command that submitted them"
+    cluster.remove_node(node, allow_graceful=False)
+    second = torn.start(*command, *on_ray)
+    wait_until(lambda: bool(processes("ray::default/")), second)
+    processes("ray::default/")[0].kill()
+    outcome = second.wait()
+    assert outcome.status == 0, outcome
+    assert "Traceback" not in outcome.out + outcome.err
+    assert whole.run(*command).status == 0
+    assert_as_undisturbed(torn, whole)
+
+
+@pytest.mark.long
+def test_cells_are_submitted_cancelled_and_go_on(lab: Lab, cluster: Cluster):
+    command = ["--multirun", *CELL, "seed=0,1", "sweep.engine=ray", f"sweep.ray.address={cluster.address}"]
+    submitted = lab.run(*command, "sweep.action=submit")
+    assert submitted.status == 0, submitted
+    assert "2 cells submitted; without sweep.action=submit the same command waits for them" in submitted.out
+    deadline = time.monotonic() + 300
+    while not under_way(lab):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    cancelled = lab.run(*command, "sweep.action=cancel")
+    assert cancelled.status == 0, cancelled
+    assert "2 cells cancelled" in cancelled.out
+    assert not list(lab.results.glob("*/*/summary.json"))
+    last = lab.run(*command)
+    assert last.status == 0, last
+    for folder in lab.run_folders():
+        assert steps_of(folder) == list(range(1, STEPS + 1)), folder
