@@ -80,14 +80,10 @@ class RunFolder:
 
     def fail(self, error: BaseException) -> None:
         """Record a failed attempt with its traceback, unless the disk is full."""
-        record = {
-            "kind": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
-            "step": getattr(error, "step", None),
-            "module": getattr(error, "module", None),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
+        self.record(failure_record(error))
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Write the record of a failed attempt (`failure_record`), unless the disk is full."""
         with contextlib.suppress(OSError):
             write_json(self.path / FAILURE, record)
 
@@ -129,6 +125,18 @@ class RunFolder:
         message = f"{self.path} is being computed by another process; waiting for it"
         with locks.locked(self.path / LOCK, message):
             yield
+
+
+def failure_record(error: BaseException) -> dict[str, Any]:
+    """What failure.json says of a failed attempt."""
+    return {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "step": getattr(error, "step", None),
+        "module": getattr(error, "module", None),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
 
 
 def resolves_outside(path: Path, root: Path) -> bool:
