@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -59,8 +60,7 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     with _plan_file(planned, workers) as file, open(folder.path / LOG, "w") as log:
         torchrun = subprocess.Popen(
             cell_command(file, config, planned.run),
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": str(config.trainer.threads)},
+            env=_environment(config),
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -105,6 +105,12 @@ def cell_command(file: Path, config: Config, run: str) -> list[str]:
     return [*torchrun, "-m", "experiments.cell", str(file)]
 
 
+def _environment(config: Config) -> dict[str, str]:
+    """The environment of the processes, in which this source tree can be imported from any working folder."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(config.trainer.threads)}
+
+
 def tell(**message: Any) -> None:
     """Send a message from a process of a run to whoever started it."""
     print(f"{MARK}{json.dumps(message)}", flush=True)
@@ -135,14 +141,16 @@ def read_plan(file: Path) -> tuple[Plan, int]:
 
 
 def _conclude(planned: Plan, outcome: dict[str, Any] | None, status: int) -> None:
-    """Raise what the processes told; where they told nothing and failed, record that."""
+    """Raise what the processes told; where one was killed, or told nothing and failed, record that."""
     folder = planned.folder
-    if outcome is None and status == 0:
+    if status == 0 and outcome is None:
         return
-    if outcome is None:
+    killed = _killed(folder.path / LOG)
+    if outcome is None or (killed and outcome["outcome"] == "failed"):
+        why = killed or f"they ended with status {status}"
         record = {
             "kind": "ProcessesEnded",
-            "message": f"a process of the run was killed or could not start; see {folder.path / LOG}",
+            "message": f"processes of the run: {why}; see {folder.path / LOG}",
         }
     elif outcome["outcome"] == "paused":
         raise RunPaused(outcome["message"])
@@ -152,3 +160,13 @@ def _conclude(planned: Plan, outcome: dict[str, Any] | None, status: int) -> Non
         record = outcome["record"]
     folder.record(record)
     raise RunFailed(f"{planned.title}: {record['kind']}: {record['message']} (see {folder.path / FAILURE})")
+
+
+def _killed(log: Path) -> str | None:
+    """The signal that killed the process which failed first, in torchrun's words; None where none did.
+
+    The others then fail because it is gone, and may be the first to tell.
+    """
+    first = log.read_text(encoding="utf-8", errors="replace").rpartition("Root Cause")[2]
+    found = re.search(r"Signal \d+ \(\w+\) received by PID \d+", first)
+    return found and found[0]

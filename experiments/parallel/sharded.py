@@ -60,14 +60,44 @@ def sum_whole_gradients(model: nn.Module) -> None:
 
 
 def clip(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Clip the norm of these parameters' gradients to `limit`, sharded ones' too; returns the norm before, of all."""
-    parts = [[p for p in parameters if isinstance(p, DTensor) is sharded] for sharded in (False, True)]
-    parts = [part for part in parts if part]
-    norms = [whole(nn.utils.get_total_norm([p.grad for p in part])) for part in parts]
-    norm = torch.stack(norms).norm() if len(norms) > 1 else norms[0]
-    for part in parts:  # DTensors and others do not go into one call
+    """Clip the norm of these parameters' gradients to `limit`, sharded ones' too; returns the norm before, of all.
+
+    With the bits of one process: a norm added up in another order would differ in its last bit, and so would every
+    update; models with discrete choices (routing) or solvers are far apart twenty steps later.
+    """
+    sharded = [p for p in parameters if isinstance(p, DTensor)]
+    if not sharded:
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    norm = torch.linalg.vector_norm(_norms([p.grad for p in parameters]))
+    others = [p for p in parameters if not isinstance(p, DTensor)]
+    for part in (sharded, others):  # DTensors and others do not go into one call
         nn.utils.clip_grads_with_norm_(part, limit, norm)
     return norm
+
+
+def _norms(gradients: list[Tensor]) -> Tensor:
+    """The norm of each gradient, [n]: the processes take turns, and the one whose turn it is gathers that gradient.
+
+    So every shard is sent once, which is little beside the gathering of parameters.
+    """
+    found = torch.zeros(len(gradients), device=gradients[0].device)
+    for i, gradient in enumerate(gradients):
+        owner = i % group.size()
+        full = _gathered_by(owner, gradient) if isinstance(gradient, DTensor) else gradient
+        if group.rank() == owner:
+            found[i] = torch.linalg.vector_norm(full)
+    dist.all_reduce(found)  # one number and zeros: exact
+    return found
+
+
+def _gathered_by(owner: int, x: DTensor) -> Tensor | None:
+    """The whole tensor in process `owner`, None in the others."""
+    rows, own = -(-len(x) // group.size()), x.to_local()
+    padded = own.new_zeros(rows, *x.shape[1:])
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in range(group.size())] if group.rank() == owner else None
+    dist.gather(padded, parts, dst=owner)
+    return None if parts is None else torch.cat(parts)[: len(x)]
 
 
 def whole(x: Tensor) -> Tensor:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from experiments.callbacks.checkpoints import Pause, Paused, save_checkpoint
+from experiments.nonfinite import NonFinite
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state
 from experiments.presets import architectures, presets_to_compare
@@ -57,12 +59,20 @@ def configured(model: ModelConfig, **trainer) -> Config:
     return config
 
 
-def train(config: Config, folder: Path) -> dict:
-    """Losses of all micro-batches, the gradient norm of all steps, and the whole weights at the end."""
+def train(
+    config: Config, folder: Path, *, start: str | None = None, end: str | None = None, bad: int | None = None
+) -> dict:
+    """Losses of all micro-batches, the gradient norm of all steps, and the whole weights at the end.
+
+    start: a checkpoint to go on from; end: a folder for one of the end; bad: a micro-batch whose loss is not a number;
+    then the error and its step are returned.
+    """
     silence_lightning()
     torch.set_num_threads(1)
     model = LanguageModel(config.model, vocab_size=VOCAB, seq_len=LENGTH, seed=3)
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
+    if bad is not None:
+        poison(model, RandomBatches().batch(bad)["tokens"])
     task = LanguageModelling(model, config, RandomBatches(), {}, spread(model, config, CPU))
     losses, norms = [], []
     after = task.on_before_optimizer_step
@@ -73,8 +83,26 @@ def train(config: Config, folder: Path) -> dict:
         norms.append(float(task.last_step["grad_norm"]))
 
     task.on_before_optimizer_step = seen
-    make_trainer(config, CPU, [], folder).fit(task)
+    at = config.trainer.pause_at
+    trainer = make_trainer(config, CPU, [] if at is None else [Pause(None, at, Path(end))], folder)
+    try:
+        trainer.fit(task, ckpt_path=start, weights_only=True)
+    except NonFinite as error:
+        return {"error": str(error), "step": error.step}
+    except Paused:
+        return {}
+    if end is not None:
+        save_checkpoint(trainer, Path(end))
     return {"losses": losses, "norms": norms, "weights": whole_state(model)}
+
+
+def poison(model: LanguageModel, tokens: torch.Tensor) -> None:
+    """Let the first layer give NaN for this batch."""
+    met = []
+    model.register_forward_pre_hook(lambda _, given: met.append(torch.equal(given[0], tokens)))
+    model.layers[0].register_forward_hook(
+        lambda _, __, out: (out[0] * torch.nan, out[1]) if met[-1] else None
+    )
 
 
 def in_processes(cases: dict[str, dict], folder: Path, processes: int = 2, timeout: float = 600) -> dict:
@@ -99,9 +127,10 @@ def main(folder: Path) -> None:
     with group.joined(CPU):
         found = {}
         for name, case in cases.items():
-            options = {key: value for key, value in case.items() if key != "model"}
+            also = {key: case.pop(key) for key in ("start", "end", "bad") if key in case}
+            config = configured(known[case.pop("model")], **case)
             with tempfile.TemporaryDirectory() as place:
-                found[name] = train(configured(known[case["model"]], **options), Path(place))
+                found[name] = train(config, Path(place), **also)
         if group.is_main():
             torch.save(found, folder / "found.pt")
 
