@@ -97,7 +97,8 @@ def _activations(model: LanguageModel, config: Config, *, half: bool) -> int:
         parameter.register_post_accumulate_grad_hook(_drop_gradient)
     with LiveBytes() as bytes_:
         tokens = torch.zeros(rows, length, dtype=torch.int64)
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        cached = config.trainer.strategy != "fsdp"  # as `parallel.sharded.shard` has it
+        with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=cached):
             logits, aux = model(tokens, Context.of(tokens, noise_keys=torch.arange(rows)))
             loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
             total = loss + model.aux_loss(aux)

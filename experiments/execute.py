@@ -47,6 +47,7 @@ def take_part(planned: Plan, sink: Sink, workers: int) -> None:
     with planned.folder.locked() if group.is_main() else contextlib.nullcontext():
         if not group.from_main(planned.done):
             _go_on(planned, sink, workers)
+    group.barrier()  # the summary is there when any of them ends
 
 
 def _go_on(planned: Plan, sink: Sink, workers: int) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from experiments import data, machine, peak_flops
-from experiments.compose import to_config
 from experiments.data.cache import cache_root
 from experiments.paths import ROOT
 from experiments.plan import Plan
@@ -134,6 +133,8 @@ def _plan_file(planned: Plan, workers: int) -> Iterator[Path]:
 
 def read_plan(file: Path) -> tuple[Plan, int]:
     """The plan in a file that `launch` wrote, and the number of cells that train at the same time."""
+    from experiments.compose import to_config  # Hydra takes half a second, and every cell of a sweep comes by
+
     values = json.loads(file.read_text(encoding="utf-8"))
     config = to_config(OmegaConf.create(values["config"]))
     folder = RunFolder(Path(values["folder"]))
@@ -163,10 +164,10 @@ def _conclude(planned: Plan, outcome: dict[str, Any] | None, status: int) -> Non
 
 
 def _killed(log: Path) -> str | None:
-    """The signal that killed the process which failed first, in torchrun's words; None where none did.
+    """The signal that killed a process, in torchrun's words; None where none did. torchrun's own signal is SIGTERM.
 
     The others then fail because it is gone, and may be the first to tell.
     """
-    first = log.read_text(encoding="utf-8", errors="replace").rpartition("Root Cause")[2]
-    found = re.search(r"Signal \d+ \(\w+\) received by PID \d+", first)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"Signal \d+ \((?!SIGTERM)\w+\) received by PID \d+", text)
     return found and found[0]

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+PATIENCE = timedelta(days=1)
+"""How long a process waits for others, which may wait for the run's lock or probe; torchrun notices those that end."""
 
 
 @contextlib.contextmanager
@@ -19,7 +23,8 @@ def joined(device: torch.device) -> Iterator[None]:
     own = own_device(device)
     if gpu:
         torch.cuda.set_device(own)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", device_id=own if gpu else None)
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE, device_id=own if gpu else None)
     yield
     dist.destroy_process_group()  # not after an error: it would wait for others that wait for this one
 

@@ -35,6 +35,8 @@ def shard(model: LanguageModel, device: torch.device, *, reshard: bool) -> Langu
     FSDP2 cannot shard scalars: they stay whole, and `sum_whole_gradients` sums their gradients.
     Gradients are summed, not averaged: gloo's reduce-scatter would sum where it is told to average.
     """
+    # Autocast would keep the bf16 copies of all gathered weights until the forward is done.
+    torch.set_autocast_cache_enabled(False)
     options = {"mesh": mesh(device), "ignored_params": {p for p in model.parameters() if p.dim() == 0}}
     for layer in model.layers:
         fully_shard(layer, reshard_after_forward=reshard, **options)

@@ -108,17 +108,22 @@ def poison(model: LanguageModel, tokens: torch.Tensor) -> None:
 def in_processes(cases: dict[str, dict], folder: Path, processes: int = 2, timeout: float = 600) -> dict:
     """Case -> what `train` gave in several processes; cases: name -> model's name and options of the trainer."""
     torch.save(cases, folder / "cases.pt")
+    torchrun("support.parallel_runs", str(folder), processes=processes, timeout=timeout)
+    return torch.load(folder / "found.pt", weights_only=True)
+
+
+def torchrun(module: str, *arguments: str, processes: int = 2, timeout: float = 600) -> None:
+    """Run a module of `support` in several processes, and wait for them."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
-        [*command, "-m", "support.parallel_runs", str(folder)],
+        [*command, "-m", module, *arguments],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=timeout,
     )
     assert done.returncode == 0, done.stderr[-6000:]
-    return torch.load(folder / "found.pt", weights_only=True)
 
 
 def main(folder: Path) -> None:
