@@ -49,16 +49,15 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     Raises RunFailed with what the first process said that failed, which is recorded; RunPaused; UserError.
     """
     config, folder = planned.config, planned.folder
-    data.prepare(
-        config.data, config.trainer.progress
-    )  # here, so that the processes do not wait for each other
-    if machine.pick(config.device).type == "cpu":  # here, while nothing else computes
+    meeting = _meeting(config, planned.run)
+    # Here, so that the processes do not wait for each other, and while nothing else computes.
+    data.prepare(config.data, config.trainer.progress)
+    if machine.pick(config.device).type == "cpu":
         peak_flops.peak(machine.pick(config.device), cache_root(config.data))
     folder.path.mkdir(parents=True, exist_ok=True)
-    outcome: dict[str, Any] | None = None
     with _plan_file(planned, workers) as file, open(folder.path / LOG, "w") as log:
         torchrun = subprocess.Popen(
-            cell_command(file, config, planned.run),
+            cell_command(file, config, meeting),
             env=_environment(config),
             stdout=subprocess.PIPE,
             stderr=log,
@@ -66,13 +65,7 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
             start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which ends the others
         )
         try:
-            for line in torchrun.stdout or ():
-                if not line.startswith(MARK):
-                    print(line, end="", flush=True)
-                elif "outcome" in (message := json.loads(line[1:])):
-                    outcome = outcome or message
-                else:
-                    sink(*message["progress"])
+            outcome = _listen(torchrun, sink)
             status = torchrun.wait()
         finally:
             if torchrun.poll() is None:
@@ -81,27 +74,38 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     _conclude(planned, outcome, status)
 
 
-def cell_command(file: Path, config: Config, run: str) -> list[str]:
+def _listen(torchrun: subprocess.Popen[str], sink: Sink) -> dict[str, Any] | None:
+    """The first outcome that a process tells, once all have ended; progress goes to the sink, words are printed."""
+    outcome: dict[str, Any] | None = None
+    for line in torchrun.stdout or ():
+        if not line.startswith(MARK):
+            print(line, end="", flush=True)
+        elif "outcome" in (message := json.loads(line[1:])):
+            outcome = outcome or message
+        else:
+            sink(*message["progress"])
+    return outcome
+
+
+def cell_command(file: Path, config: Config, meeting: list[str]) -> list[str]:
     """The command that trains a planned run (its file) in trainer.devices processes on this node.
 
-    Raises UserError where the run takes several nodes and nothing says where they meet.
+    meeting: torchrun's options by which the nodes of the run find each other.
     """
-    t = config.trainer
-    meeting = ["--standalone"]
-    if t.nodes > 1:
-        address = os.environ.get(RENDEZVOUS)
-        if address is None:
-            raise UserError(
-                f"trainer.nodes={t.nodes}: give this command on every node, with {RENDEZVOUS}=HOST:PORT of one of them"
-            )
-        meeting = [
-            f"--nnodes={t.nodes}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={address}",
-            f"--rdzv-id={run}",
-        ]
-    torchrun = [sys.executable, "-m", "experiments.torchrun", *meeting, f"--nproc-per-node={t.devices}"]
-    return [*torchrun, "-m", "experiments.cell", str(file)]
+    torchrun = [sys.executable, "-m", "experiments.torchrun", *meeting]
+    return [*torchrun, f"--nproc-per-node={config.trainer.devices}", "-m", "experiments.cell", str(file)]
+
+
+def _meeting(config: Config, run: str) -> list[str]:
+    """torchrun's options for one node or several. Raises UserError where nothing says where several meet."""
+    nodes, address = config.trainer.nodes, os.environ.get(RENDEZVOUS)
+    if nodes == 1:
+        return ["--standalone"]
+    if address is None:
+        raise UserError(
+            f"trainer.nodes={nodes}: give this command on every node, with {RENDEZVOUS}=HOST:PORT of one of them"
+        )
+    return [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={address}", f"--rdzv-id={run}"]
 
 
 def _environment(config: Config) -> dict[str, str]:
@@ -124,6 +128,7 @@ def _plan_file(planned: Plan, workers: int) -> Iterator[Path]:
         "identity": planned.identity,
         "folder": str(planned.folder.path.absolute()),
         "workers": workers,
+        "argv": sys.argv,
     }
     with tempfile.TemporaryDirectory(prefix="archzoo-") as folder:
         file = Path(folder) / "plan.json"
@@ -132,10 +137,14 @@ def _plan_file(planned: Plan, workers: int) -> Iterator[Path]:
 
 
 def read_plan(file: Path) -> tuple[Plan, int]:
-    """The plan in a file that `launch` wrote, and the number of cells that train at the same time."""
+    """The plan in a file that `launch` wrote, and the number of cells that train at the same time.
+
+    The command line becomes that of whoever wrote it, which summaries record.
+    """
     from experiments.compose import to_config  # Hydra takes half a second, and every cell of a sweep comes by
 
     values = json.loads(file.read_text(encoding="utf-8"))
+    sys.argv = values["argv"]
     config = to_config(OmegaConf.create(values["config"]))
     folder = RunFolder(Path(values["folder"]))
     return Plan(config, values["letters"], values["identity"], folder), values["workers"]

@@ -70,6 +70,7 @@ def test_nodes_have_to_be_told_where_they_meet(lab: Lab, monkeypatch: pytest.Mon
     outcome = lab.here(*STEP, "trainer.nodes=2")
     assert outcome.status == 2
     assert "ARCHZOO_RENDEZVOUS=HOST:PORT" in outcome.err
+    assert lab.left_behind() == []
 
 
 @pytest.mark.long
