@@ -25,7 +25,7 @@ from experiments.data.cache import cache_root
 from experiments.paths import ROOT
 from experiments.plan import Plan
 from experiments.progress import Sink
-from experiments.runs import FAILURE, RunFailed, RunFolder, RunPaused
+from experiments.runs import FAILURE, RunFailed, RunFolder, RunPaused, refuse_link
 from experiments.schema import Config
 from zoo.errors import UserError
 
@@ -54,6 +54,8 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     data.prepare(config.data, config.trainer.progress)
     if machine.pick(config.device).type == "cpu":
         peak_flops.peak(machine.pick(config.device), cache_root(config.data))
+    for place in (folder.path, folder.path / LOG):
+        refuse_link(place)
     folder.path.mkdir(parents=True, exist_ok=True)
     with _plan_file(planned, workers) as file, open(folder.path / LOG, "w") as log:
         torchrun = subprocess.Popen(
