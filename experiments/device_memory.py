@@ -26,6 +26,9 @@ FOOTNOTE = (
     "the process itself come on top."
 )
 
+BUCKET = 25 * 2**20
+"""Bytes of a bucket of DDP."""
+
 LATE_STEP = 10**6
 """An optimiser step past every warm-up."""
 
@@ -35,9 +38,10 @@ class DeviceMemory:
     """Bytes on one device at the peak of a step, parameters and their gradients in fp32.
 
         parameters    what the device holds of them
-        gradients     what it holds of them, and of DDP the buckets that they are summed in
+        gradients     what it holds of them, and of DDP the buckets that they are summed in (on CPUs copied twice)
         optimizer     AdamW's two moments
-        gathered      of FSDP: the embedding, norm and head, and of layers the one at work and the next (ZeRO-2: all)
+        gathered      of FSDP: the embedding, norm and head; of layers the one at work and the next (ZeRO-2: all), and
+                      two layers in the flat buffers that parameters are gathered into and gradients are summed in
         activations   the most that a micro-batch's forward and backward pass holds at once, the logits included
 
     strategy, precision: what they were counted for.
@@ -73,9 +77,11 @@ def device_memory(config: Config) -> DeviceMemory:
         if devices == 1:
             return DeviceMemory("one process", precision, whole, whole, 2 * whole, 0, activations)
         if t.strategy != "fsdp":
-            return DeviceMemory("ddp", precision, whole, 2 * whole, 2 * whole, 0, activations)
+            copies = 0 if machine.pick(config.device).type == "cuda" else 2 * min(whole, BUCKET)
+            return DeviceMemory("ddp", precision, whole, 2 * whole + copies, 2 * whole, 0, activations)
         layers = [_bytes(layer) for layer in model.layers]
-        gathered = whole - sum(layers) + (sum(sorted(layers)[-2:]) if t.reshard else sum(layers))
+        two = sum(sorted(layers)[-2:])
+        gathered = whole - sum(layers) + (two if t.reshard else sum(layers)) + two
         own = sum(_shard(p, devices) for p in model.parameters())
         kind = f"fsdp (ZeRO-{3 if t.reshard else 2})"
         return DeviceMemory(kind, precision, own, own, 2 * own, gathered, activations)

@@ -93,18 +93,20 @@ def fill(checkpoint: dict[str, Any], model: nn.Module) -> None:
 
 def count_for_all(checkpoint: dict[str, Any], processes: int) -> None:
     """Let the loop's progress count the micro-batches of all processes, as one process would."""
-    _count(checkpoint, lambda batches: batches * processes)
+    _count(checkpoint, lambda begun: begun * processes)
 
 
 def count_for_one(checkpoint: dict[str, Any], processes: int) -> None:
     """Let the loop's progress count the micro-batches of one process of several."""
-    _count(checkpoint, lambda batches: batches // processes)
+    _count(checkpoint, lambda begun: begun // processes)
 
 
 def _count(checkpoint: dict[str, Any], change: Any) -> None:
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for part in ("total", "current"):
-        progress[part] = {key: change(batches) for key, batches in progress[part].items()}
+        # The last one is begun and not completed yet: that is one micro-batch, however many processes there are.
+        begun = progress[part]["ready"]
+        progress[part] = {key: change(begun) - (begun - done) for key, done in progress[part].items()}
 
 
 def _empty(like: DTensor | None, shape: list[int], dtype: torch.dtype) -> Tensor:

@@ -59,9 +59,8 @@ def ordered_sum(x: Tensor) -> Tensor:
     padded = F.pad(x, (0, -len(x) % processes))
     received = torch.empty_like(padded)
     dist.all_to_all_single(received, padded)
-    first, *others = received.view(processes, -1).unbind()
-    total = first.clone()
+    total, *others = received.view(processes, -1).unbind()
     for part in others:
         total += part
-    dist.all_gather_into_tensor(received, total)
-    return received[: len(x)]
+    dist.all_gather_into_tensor(padded, total)
+    return padded[: len(x)]

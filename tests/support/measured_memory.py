@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +15,7 @@ from support.parallel_runs import CPU, configured, train
 from zoo import ModelConfig
 
 MODEL = ModelConfig(d_model=128, n_heads=4, depth=6)
+ROWS = 8
 CASES = {
     "ddp": {"strategy": "ddp"},
     "ZeRO-3": {"strategy": "fsdp"},
@@ -28,11 +30,14 @@ def case(name: str):
 
 
 def peak_of(run) -> int:
-    """Peak bytes of what `run` allocates, by the allocator's own record."""
+    """Peak bytes of what `run` allocates up to the last optimiser step's end, by the allocator's own record."""
+    gc.collect()  # what an earlier case left would be freed inside, and counted as less
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     events = profiler.profiler.kineto_results.events()
-    changes = sorted((x.start_ns(), i, x.nbytes()) for i, x in enumerate(events) if x.name() == "[memory]")
+    end = max(x.end_ns() for x in events if x.name().startswith("Optimizer.step"))
+    memory = [x for x in events if x.name() == "[memory]" and x.start_ns() <= end]
+    changes = sorted((x.start_ns(), i, x.nbytes()) for i, x in enumerate(memory))
     live = peak = 0
     for *_, size in changes:
         live += size
@@ -46,7 +51,9 @@ def main(file: Path) -> None:
         found = {}
         for name in CASES:
             with tempfile.TemporaryDirectory() as place:
-                found[name] = peak_of(lambda name=name, place=place: train(case(name), Path(place)))
+                found[name] = peak_of(
+                    lambda name=name, place=place: train(case(name), Path(place), rows=ROWS)
+                )
         if group.is_main():
             torch.save(found, file)
 

@@ -30,12 +30,16 @@ LIKE = ModelConfig(d_model=32, n_heads=2, depth=4)
 
 
 class RandomBatches:
-    """Batch i depends on i only."""
+    """Batch i, of so many rows, depends on i only."""
+
+    def __init__(self, rows: int = 2) -> None:
+        self.rows = rows
 
     def batch(self, index: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(index)
-        tokens = torch.randint(VOCAB, (2, LENGTH), generator=generator)
-        return {"tokens": tokens, "targets": tokens.roll(-1, 1), "noise_keys": torch.arange(2) + 2 * index}
+        tokens = torch.randint(VOCAB, (self.rows, LENGTH), generator=generator)
+        keys = torch.arange(self.rows) + self.rows * index
+        return {"tokens": tokens, "targets": tokens.roll(-1, 1), "noise_keys": keys}
 
 
 def models() -> dict[str, ModelConfig]:
@@ -60,12 +64,18 @@ def configured(model: ModelConfig, **trainer) -> Config:
 
 
 def train(
-    config: Config, folder: Path, *, start: str | None = None, end: str | None = None, bad: int | None = None
+    config: Config,
+    folder: Path,
+    *,
+    start: str | None = None,
+    end: str | None = None,
+    bad: int | None = None,
+    rows: int = 2,
 ) -> dict:
     """Losses of all micro-batches, the gradient norm of all steps, and the whole weights at the end.
 
     start: a checkpoint to go on from; end: a folder for one of the end; bad: a micro-batch whose loss is not a number;
-    then the error and its step are returned.
+    then the error and its step are returned; rows: sequences of a micro-batch.
     """
     silence_lightning()
     torch.set_num_threads(1)
@@ -73,7 +83,7 @@ def train(
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     if bad is not None:
         poison(model, RandomBatches().batch(bad)["tokens"])
-    task = LanguageModelling(model, config, RandomBatches(), {}, spread(model, config, CPU))
+    task = LanguageModelling(model, config, RandomBatches(rows), {}, spread(model, config, CPU))
     losses, norms = [], []
     after = task.on_before_optimizer_step
 

@@ -194,5 +194,6 @@ def test_a_message_is_read_as_it_was_told(capsys: pytest.CaptureFixture[str]):
     from experiments import launch
 
     launch.tell(outcome="paused", message="a\nb")
-    (line,) = capsys.readouterr().out.splitlines()
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert "\n" not in line
     assert json.loads(line.removeprefix(launch.MARK)) == {"outcome": "paused", "message": "a\nb"}
