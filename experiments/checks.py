@@ -8,6 +8,8 @@ import json
 import math
 from pathlib import Path
 
+import torch
+
 from experiments import data, machine, saved_weights
 from experiments.costs import nominal_vocabulary
 from experiments.data import TASKS
@@ -35,6 +37,7 @@ def check_config(config: Config) -> None:
     _check_scores(config)
     _check_task(config)
     _check_compiled(config)
+    _check_devices(config)
     _check_place(config)
     check_sweep(config.sweep)
     _check_model(
@@ -68,6 +71,8 @@ def check_numbers(config: Config) -> None:
         "trainer.pause_at": 1,
         "trainer.threads": 1,
         "trainer.recompute_block": 1,
+        "trainer.devices": 1,
+        "trainer.nodes": 1,
         "optim.warmup_steps": 0,
         "sweep.workers": 1,
         "evaluate.stride": 1,
@@ -111,6 +116,7 @@ def check_choices(config: Config) -> None:
         "device": (config.device, ("auto", "cpu", "cuda")),
         "trainer.precision": (config.trainer.precision, ("auto", "fp32", "bf16")),
         "trainer.recompute": (config.trainer.recompute, recompute.MODES),
+        "trainer.strategy": (config.trainer.strategy, ("auto", "ddp", "fsdp")),
         "model.backend": (config.model.backend, ("auto", *registered_backends())),
         **{
             f"trainer.loggers[{i}]": (x, ("tensorboard", "wandb"))
@@ -153,6 +159,30 @@ def _check_compiled(config: Config) -> None:
     if config.trainer.compile and config.trainer.recompute != "none":
         raise UserError(
             f"trainer.recompute={config.trainer.recompute} does not go with trainer.compile=true; leave one of them out"
+        )
+
+
+def _check_devices(config: Config) -> None:
+    """Refuse devices that are absent, or that micro-batches cannot be dealt to; and what needs a whole model."""
+    t = config.trainer
+    processes = t.devices * t.nodes
+    if processes == 1:
+        return
+    if t.accumulate % processes:
+        raise UserError(
+            f"trainer.accumulate={t.accumulate} micro-batches a step cannot be shared by {processes} devices; give a "
+            f"multiple, trainer.accumulate={processes * -(-t.accumulate // processes)}, and a data.batch_size as much "
+            "smaller for a step of the same size"
+        )
+    there = torch.cuda.device_count() if machine.pick(config.device).type == "cuda" else t.devices
+    if t.devices > there:
+        raise UserError(f"trainer.devices={t.devices}, but PyTorch sees {there} CUDA device(s) here")
+    if t.strategy == "fsdp" and t.compile:
+        raise UserError("trainer.strategy=fsdp does not go with trainer.compile=true; leave one of them out")
+    if t.strategy == "fsdp" and t.probe_every is not None:
+        raise UserError(
+            "trainer.probe_every probes a whole model, and with trainer.strategy=fsdp no process has one; leave it "
+            "out, keep weights with trainer.keep_steps, and probe the finished run (job=probe probe.at=STEP)"
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 
-from experiments import interrupts
+from experiments import interrupts, launch
+from experiments.parallel import group
 from experiments.plan import Plan
 from experiments.progress import Sink
 from experiments.runs import FAILURE, RunFailed, RunPaused
@@ -17,33 +19,58 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
     A complete run is scored on those of evaluate.splits that its summary does not have.
     workers: cells of one sweep that train at the same time, this one included.
     A failure is recorded in the run folder and raised as RunFailed; a pause is raised as RunPaused and not recorded.
+    A run of several devices trains in processes of its own (`launch`), each of which takes part (`take_part`).
     """
-    folder = planned.folder
     if planned.done:
         return False
-    with folder.locked():
+    if launch.processes(planned.config) > 1 and not planned.folder.complete:
+        launch.launch(planned, sink, workers)
+        return True
+    with planned.folder.locked():
         if planned.done:  # another process finished it while this one waited
             return False
-        with interrupts.exiting():
-            from experiments.callbacks import Paused, remove_checkpoints
-            from experiments.training import score_more, train
-
         try:
-            if folder.complete:
-                folder.finish(score_more(planned, sink))
-                return True
-            folder.begin(planned.yaml(), planned.identity)
-            folder.finish(train(planned, sink, workers))
-            if not planned.config.trainer.keep_checkpoints:
-                remove_checkpoints(folder.checkpoints)
-        except Paused as pause:
-            raise RunPaused(f"{planned.title}: {pause}") from pause
-        except UserError:
+            _go_on(planned, sink, workers)
+        except (RunPaused, UserError):
             raise
         except Exception as error:
-            folder.fail(error)
+            planned.folder.fail(error)
             raise _explain(planned, error) from error
     return True
+
+
+def take_part(planned: Plan, sink: Sink, workers: int) -> None:
+    """`execute` in one of several processes, which all have to call it: the main one locks, writes and scores.
+
+    Raises what happened, which whoever started the processes records; a pause as RunPaused.
+    """
+    with planned.folder.locked() if group.is_main() else contextlib.nullcontext():
+        if not group.from_main(planned.done):
+            _go_on(planned, sink, workers)
+    group.barrier()  # the summary is there when any of them ends
+
+
+def _go_on(planned: Plan, sink: Sink, workers: int) -> None:
+    """Train a run to its end, or score a complete one on what is missing. Raises RunPaused."""
+    with interrupts.exiting():
+        from experiments.callbacks import Paused, remove_checkpoints
+        from experiments.training import score_more, train
+
+    folder = planned.folder
+    if group.from_main(folder.complete):
+        if group.is_main():
+            folder.finish(score_more(planned, sink))
+        return
+    if group.is_main():
+        folder.begin(planned.yaml(), planned.identity)
+    try:
+        summary = train(planned, sink, workers)
+    except Paused as pause:
+        raise RunPaused(f"{planned.title}: {pause}") from pause
+    if group.is_main():
+        folder.finish(summary)
+        if not planned.config.trainer.keep_checkpoints:
+            remove_checkpoints(folder.checkpoints)
 
 
 def _explain(planned: Plan, error: Exception) -> RunFailed:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from experiments.parallel.sharded import whole
+
 
 class NonFinite(RuntimeError):
     """Training met NaN or infinity. `step` and `module` say where; the last good checkpoint is untouched."""
@@ -26,7 +28,7 @@ def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
     A module whose own weights are not finite is named at once.
     """
     for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+        if not whole(torch.isfinite(parameter).all()):
             return f"{name} (its weights are not finite)"
     found: list[str] = []
 
@@ -49,7 +51,8 @@ def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
 
 def first_bad_gradient(model: nn.Module) -> str:
     """The last parameter in module order with a gradient that is not finite: backward reached it first."""
-    bad = [n for n, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
+    found = ((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+    bad = [name for name, grad in found if not whole(torch.isfinite(grad).all())]
     return f"{bad[-1]} (its gradient)" if bad else "gradient norm"
 
 

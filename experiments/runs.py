@@ -82,14 +82,10 @@ class RunFolder:
 
     def fail(self, error: BaseException) -> None:
         """Record a failed attempt with its traceback, unless the disk is full."""
-        record = {
-            "kind": type(error).__name__,
-            "message": str(error),
-            "traceback": "".join(traceback.format_exception(error)),
-            "step": getattr(error, "step", None),
-            "module": getattr(error, "module", None),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
+        self.record(failure_record(error))
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Write the record of a failed attempt (`failure_record`), unless the disk is full."""
         with contextlib.suppress(OSError):
             write_json(self.path / FAILURE, record)
 
@@ -143,6 +139,18 @@ def share_between_nodes(experiment: Path) -> None:
     experiment.mkdir(parents=True, exist_ok=True)
     refuse_link(experiment / NODES)
     (experiment / NODES).touch()
+
+
+def failure_record(error: BaseException) -> dict[str, Any]:
+    """What failure.json says of a failed attempt."""
+    return {
+        "kind": type(error).__name__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "step": getattr(error, "step", None),
+        "module": getattr(error, "module", None),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
 
 
 def resolves_outside(path: Path, root: Path) -> bool:

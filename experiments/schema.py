@@ -53,7 +53,7 @@ class TrainerConfig:
     tokens_per_parameter: sets max_steps so that a run trains on so many tokens for every parameter that the plain
         transformer of its size has beside the embedding; the same for all models of a size (null: max_steps as it is).
         A run is named and recorded by the max_steps that it gives.
-    accumulate: micro-batches a step.
+    accumulate: micro-batches a step; several devices share them, so the number of devices has to divide it.
     precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
     log_every, val_every, checkpoint_every: steps between two metric rows, validations, checkpoints.
     val_tokens: tokens of the validation split that each validation during training uses (null: all; the final
@@ -71,6 +71,11 @@ class TrainerConfig:
         (residual arithmetic and indexers, see zoo.recompute).
     recompute_block: layers recomputed at once (null: the best by count).
     loggers: of "tensorboard", "wandb".
+    devices: devices of a machine that train the run together, a process each. Like nodes, strategy and reshard no part
+        of a run's identity.
+    nodes: machines that train the run together (how they find each other: docs/devices.md).
+    strategy: of several devices: ddp (a whole model on each), fsdp (a part of every parameter on each) or auto (ddp).
+    reshard: of fsdp, free a layer's gathered parameters between its forward and its backward (ZeRO-3; false: ZeRO-2).
     """
 
     max_steps: int = 300
@@ -93,6 +98,10 @@ class TrainerConfig:
     recompute_block: int | None = None
     loggers: list[str] = field(default_factory=list)
     tokens_per_parameter: float | None = None
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    reshard: bool = True
 
 
 @dataclass
@@ -194,9 +203,12 @@ class CostConfig:
     """The rows of job=cost.
 
     lengths: sequence lengths at which FLOPs a token and decode-state bytes are given.
+    memory: bytes that training needs on each of trainer.devices times trainer.nodes devices with trainer.strategy, for
+        micro-batches of data.batch_size sequences of data.seq_len tokens (of one model, not of a sweep).
     """
 
     lengths: list[int] = field(default_factory=lambda: [1024, 8192, 131072])
+    memory: bool = False
 
 
 @dataclass

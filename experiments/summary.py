@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from experiments import machine, peak_flops
 from experiments.costs import tokens_per_step
 from experiments.data.cache import cache_root
+from experiments.parallel import group
 from experiments.presets import dominant_mixer, label, model_color
 from experiments.runs import MetricLog, read_metrics
 from experiments.schema import Config
@@ -25,7 +26,7 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
     planned, config = attempt.planned, attempt.planned.config
     rate = _median_rate(attempt.log)
     reached = rate * attempt.costs.training_flops
-    peak = peak_flops.peak(attempt.device, cache_root(config.data), above=reached)
+    peak = peak_flops.peak(attempt.device, cache_root(config.data), above=reached / group.size())
     commit, dirty = machine.commit()
     return {
         "schema": 1,
@@ -52,11 +53,13 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "seconds": round(attempt.metrics.seconds, 3),
         "seconds_with_evaluation": round(seconds, 3),
         "tokens_per_second": rate,
-        "mfu": peak_flops.utilisation(reached, peak.flops),
+        "mfu": peak_flops.utilisation(reached, group.size() * peak.flops),
         "mfu_peak_flops": peak.flops,
         "mfu_peak_source": peak.source,
         "peak_memory_bytes": machine.peak_memory(attempt.device),
         "recompute": config.trainer.recompute,
+        "processes": group.size(),
+        "strategy": _strategy(config),
         "commit": commit,
         "dirty": dirty,
         "versions": machine.versions(),
@@ -64,6 +67,13 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "command": machine.command(),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def _strategy(config: Config) -> str | None:
+    """How several processes trained the run: ddp or fsdp; None of one."""
+    if group.size() == 1:
+        return None
+    return "fsdp" if config.trainer.strategy == "fsdp" else "ddp"
 
 
 def _model_summary(config: Config, letters: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Lightning's trainer on one device, with everything off that our own callbacks do."""
+"""Lightning's trainer on this process's device, with everything off that our own callbacks do."""
 
 from __future__ import annotations
 
@@ -17,20 +17,25 @@ import torch
 from lightning.pytorch.plugins.environments import LightningEnvironment
 
 from experiments import callbacks, machine
+from experiments.parallel import group
 from experiments.schema import Config
 
 
 def make_trainer(
     config: Config, device: torch.device, actions: list[pl.Callback], folder: Path, loggers: Any = False
 ) -> pl.Trainer:
-    """The trainer of a configuration, with `actions` in place of Lightning's own validation and checkpoints."""
+    """The trainer of a configuration, with `actions` in place of Lightning's own validation and checkpoints.
+
+    Lightning sees one device: processes are started by torchrun, and models arrive wrapped (experiments.parallel), so
+    that it starts none again with the raw command line.
+    """
     half = machine.precision(config.trainer.precision, device) == "bf16"
     return pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=1,
+        devices=[device.index or 0] if device.type == "cuda" else 1,
         precision="bf16-mixed" if half else "32-true",
         max_steps=config.trainer.max_steps,
-        accumulate_grad_batches=config.trainer.accumulate,
+        accumulate_grad_batches=group.share(config.trainer.accumulate),
         callbacks=actions,
         # Not the environment that Lightning finds: under Slurm it would requeue the job, which the engine does.
         plugins=[callbacks.AtomicCheckpointIO(), LightningEnvironment()],
@@ -46,7 +51,12 @@ def make_trainer(
 
 
 def make_loggers(config: Config, folder: Path) -> Any:
-    """Lightning's loggers that trainer.loggers names, writing into the run folder; False for none."""
+    """Lightning's loggers that trainer.loggers names, writing into the run folder; False for none.
+
+    Of several processes the main one logs.
+    """
+    if not group.is_main():
+        return False
     loggers: list[Any] = []
     if "tensorboard" in config.trainer.loggers:
         from lightning.pytorch.loggers import TensorBoardLogger

@@ -8,19 +8,23 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import nn
 
 from experiments import callbacks, data, machine, peak_flops
 from experiments.costs import derive_costs, tokens_per_step
 from experiments.data import Batches, Corpus, TaskSet
 from experiments.data.cache import cache_root
 from experiments.data.task_batches import TaskBatches
+from experiments.parallel import group
+from experiments.parallel.replicated import replicate
+from experiments.parallel.sharded import shard
 from experiments.plan import Plan
 from experiments.progress import Sink
 from experiments.runs import METRICS, MetricLog
 from experiments.schema import Config
 from experiments.scoring import score_best
 from experiments.summary import summarise
-from experiments.task import LanguageModelling, SyntheticTask
+from experiments.task import LanguageModelling, SyntheticTask, compiled
 from experiments.trainer import make_loggers, make_trainer, silence_lightning
 from zoo.model import LanguageModel
 from zoo.recompute import Recompute
@@ -42,6 +46,15 @@ def make_batches(config: Config, corpus: Corpus | TaskSet) -> Batches | TaskBatc
     return Batches(corpus.splits["train"], d.seq_len, d.batch_size, config.seed, d.pack, tokenizer.bos_id)
 
 
+def spread(model: LanguageModel, config: Config, device: torch.device) -> nn.Module:
+    """What to compute losses with: the model, or in one of several processes its replica or its shards."""
+    if group.size() == 1:
+        return compiled(model, config)
+    if config.trainer.strategy == "fsdp":
+        return shard(model, device, reshard=config.trainer.reshard)
+    return replicate(model, compiled(model, config), device)
+
+
 class Attempt:
     """The parts that one attempt trains with; `fit` trains. The summary of the run is made from them."""
 
@@ -54,7 +67,8 @@ class Attempt:
         self.peak = peak_flops.peak(device, cache_root(config.data))
         synthetic = isinstance(corpus, TaskSet)
         made = SyntheticTask if synthetic else LanguageModelling
-        self.task = made(self.model, config, make_batches(config, corpus), corpus.card)
+        compute = spread(self.model, config, device)
+        self.task = made(self.model, config, make_batches(config, corpus), corpus.card, compute)
         more = SyntheticTask.measures if synthetic else ()
         self.log = MetricLog(folder / METRICS, [*(f"aux:{name}" for name in self.model.aux_weights), *more])
         self.metrics = callbacks.MetricRows(
@@ -62,7 +76,7 @@ class Attempt:
             config.trainer.log_every,
             tokens_per_step(config),
             self.costs.training_flops,
-            self.peak.flops,
+            self.peak.flops * group.size(),
         )
         self.validation = (
             callbacks.TaskValidation(config, corpus, self.metrics, folder)
@@ -104,16 +118,19 @@ class Attempt:
 def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     """The summary of a run, after training it to the end (from its last checkpoint on, if there is one) and scoring it.
 
+    Of several processes the main one scores and has the summary; the others have nothing.
     workers: cells of one sweep that train at the same time, this one included.
     """
     config = planned.config
     silence_lightning()
     torch.set_num_threads(config.trainer.threads)
-    device = machine.pick(config.device)
+    device = group.own_device(machine.pick(config.device))
     corpus = data.prepare(config.data, progress=config.trainer.progress)
     attempt = Attempt(planned, corpus, device, sink)
     began = time.perf_counter()
     attempt.fit()
+    if not group.is_main():
+        return {}
     load = machine.load()
     metrics = score_best(config, corpus, planned.folder.path, device, sink, config.evaluate.splits)
     summary = summarise(attempt, metrics, time.perf_counter() - began)
@@ -128,7 +145,8 @@ def score_more(planned: Plan, sink: Sink) -> dict[str, Any]:
     config, summary, splits = planned.config, planned.folder.summary(), planned.unscored
     torch.set_num_threads(config.trainer.threads)
     corpus = data.prepare(config.data, progress=config.trainer.progress)
-    metrics = score_best(config, corpus, planned.folder.path, machine.pick(config.device), sink, splits)
+    device = group.own_device(machine.pick(config.device))
+    metrics = score_best(config, corpus, planned.folder.path, device, sink, splits)
     note = {"commit": machine.commit()[0], "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     later = {**summary.get("scored_later", {}), **{name: dict(note) for name in splits}}
     return {**summary, "metrics": {**summary.get("metrics", {}), **metrics}, "scored_later": later}

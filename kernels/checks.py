@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def check_attention(
@@ -72,3 +73,8 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 def autocasts(x: Tensor) -> bool:
     """Whether autocast is on where x lives; the meta device has none, and asking it is an error."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
+
+
+def only_sizes(x: Tensor) -> bool:
+    """Whether x has a size and no values: on the meta device, as a fake tensor, or while a compiler traces."""
+    return torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)

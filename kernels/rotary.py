@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.checks import only_sizes
+
 
 def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:
     """Rotate adjacent pairs of channels by an angle that grows with the position.
@@ -50,7 +52,7 @@ def positions_like(x: Tensor, positions: Tensor) -> Tensor:
 def angles(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The cosines and sines of p·base^(−2i/width): two tensors [*positions.shape, width/2]."""
     # A trace, and what runs without storage, must not meet a tensor of another run.
-    apart = torch.compiler.is_compiling() or positions.is_meta
+    apart = only_sizes(positions)
     make = _frequencies.__wrapped__ if apart else _frequencies
     angle = positions.to(dtype).unsqueeze(-1) * make(width, base, positions.device, dtype)
     return angle.cos(), angle.sin()

@@ -36,11 +36,17 @@ def card(model: LanguageModel, **extra: Any) -> dict[str, Any]:
     }
 
 
-def export(model: LanguageModel, folder: str | Path, **extra: Any) -> Path:
-    """Write weights and card into a folder, each file whole or not at all. Returns the folder."""
+def export(
+    model: LanguageModel, folder: str | Path, *, weights: dict[str, Tensor] | None = None, **extra: Any
+) -> Path:
+    """Write weights and card into a folder, each file whole or not at all. Returns the folder.
+
+    weights: whole tensors in the place of the model's own state, which may be in parts (None: its state).
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: x.detach().cpu().contiguous() for name, x in model.state_dict().items()}
+    state = model.state_dict() if weights is None else weights
+    tensors = {name: x.detach().cpu().contiguous() for name, x in state.items()}
     write_atomic(folder / WEIGHTS, safetensors.torch.save(tensors))
     write_json(folder / CARD, card(model, **extra))
     return folder
@@ -91,7 +97,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> LanguageModel:
     """
     path = Path(path)
     model = build(read_card(path))
-    weights = _weights(path / WEIGHTS) if path.is_dir() else _checkpoint_weights(path)
+    weights = _checkpoint_weights(path) if path.suffix == ".ckpt" else _weights(path / WEIGHTS)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -115,20 +121,35 @@ def _weights(path: Path) -> dict[str, Tensor]:
 
 def _checkpoint_weights(path: Path) -> dict[str, Tensor]:
     """The model's weights in a checkpoint of the harness, which may hold a compiled copy of the model too."""
-    prefix, state = "model.", _checkpoint(path)["state_dict"]
+    prefix, state = "model.", (_sharded_weights if path.is_dir() else _whole_weights)(path)
     return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+
+
+def _whole_weights(path: Path) -> dict[str, Tensor]:
+    return _checkpoint(path)["state_dict"]
+
+
+def _sharded_weights(path: Path) -> dict[str, Tensor]:
+    from zoo.sharded_files import read_whole  # torch.distributed.checkpoint takes long to import
+
+    try:
+        return read_whole(path, "state_dict")
+    except Exception as error:
+        raise _unreadable(path, error) from error
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged archive
-        raise UserError(
-            f"cannot read checkpoint {path} ({_line(error)}); use another one of its folder"
-        ) from error
+        raise _unreadable(path, error) from error
     if not isinstance(found, dict) or not {"card", "state_dict"} <= found.keys():
         raise UserError(f"{path} is no checkpoint of this project: it has no card or no weights")
     return found
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"cannot read checkpoint {path} ({_line(error)}); use another one of its folder")
 
 
 def _line(error: Exception) -> str:

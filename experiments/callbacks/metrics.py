@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from experiments import machine, peak_flops
+from experiments.parallel import group
 from experiments.progress import MIN_SECONDS, Sink
 from experiments.runs import MetricLog
 from experiments.task import LanguageModelling
@@ -57,22 +58,17 @@ class MetricRows(StepCallback):
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
         """Cut the log back to the checkpoint that training continues from, and start the clock."""
-        self.metric_log.cut(trainer.global_step)
+        if group.is_main():
+            self.metric_log.cut(trainer.global_step)
         self.since = time.perf_counter()
         self.steps = 0
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, task: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Add a micro-batch's losses to the running sums."""
-        for name, value in task.last_step.items():
-            if name != "grad_norm":
-                self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
-        self.count += 1
-        super().on_train_batch_end(trainer, task, outputs, batch, batch_idx)
-
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
-        """Write a row where one is due."""
+        """Add the micro-batches' losses to the running sums, and write a row where one is due."""
+        for losses in task.micro_batches:
+            for name, value in losses.items():
+                self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
+            self.count += 1
         self.steps += 1
         step = trainer.global_step
         if not is_due(step, self.every, trainer.max_steps):
@@ -86,7 +82,9 @@ class MetricRows(StepCallback):
         self.sums, self.count, self.steps = {}, 0, 0
 
     def write(self, trainer: pl.Trainer, row: dict[str, Any]) -> None:
-        """Append a row of this step, and hand it to the other loggers."""
+        """Append a row of this step, and hand it to the other loggers; the main process does."""
+        if not group.is_main():
+            return
         step = trainer.global_step
         row = {"step": step, "tokens": step * self.tokens_per_step, **row}
         self.metric_log.append(row)

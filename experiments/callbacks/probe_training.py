@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 
 from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.data import Split
+from experiments.parallel import group
 from experiments.probing import probe_tables
 from experiments.probing.held_out import evenly_spaced_windows, probe_windows
 from experiments.schema import Config
@@ -19,7 +20,8 @@ from experiments.task import LanguageModelling
 class ProbeTraining(StepCallback):
     """Every probe_every steps and at the last, adds rows to RUN/probes/training.parquet, which is rewritten.
 
-    The run itself is not changed; a resumed run drops the rows after its checkpoint.
+    The run itself is not changed; a resumed run drops the rows after its checkpoint. Of several processes the main one
+    probes.
     """
 
     def __init__(self, config: Config, split: Split, metrics: MetricRows, run: Path) -> None:
@@ -30,6 +32,8 @@ class ProbeTraining(StepCallback):
 
     def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
         """Load the rows up to the checkpoint's step and drop later ones."""
+        if not group.is_main():
+            return
         path = probe_tables.file(self.run, probe_tables.TRAINING)
         probe_tables.remove_partials(self.run)
         if not path.is_file():
@@ -47,6 +51,8 @@ class ProbeTraining(StepCallback):
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """Probe the model where that is due, and rewrite the table."""
         step = trainer.global_step
+        if not group.is_main():
+            return
         if not (is_due(step, self.every, trainer.max_steps) or trainer.should_stop):
             return
         began = time.perf_counter()

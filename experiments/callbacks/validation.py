@@ -14,11 +14,12 @@ import lightning.pytorch as pl
 from experiments import saved_weights
 from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.data import Split, TaskSet, eval_windows
+from experiments.parallel import group
+from experiments.parallel.sharded import export
 from experiments.schema import Config
 from experiments.scoring import score_windows
 from experiments.task import LanguageModelling, SyntheticTask
 from experiments.task_scoring import score_sequences
-from zoo.io import export
 from zoo.model import LanguageModel
 
 
@@ -50,7 +51,8 @@ class Validation(StepCallback):
         if not is_due(trainer.global_step, self.config.trainer.val_every, trainer.max_steps):
             return
         began = time.perf_counter()
-        scores = self.scores(task.model, trainer)
+        # All processes score: sharded models need them to, and the others would only wait.
+        scores = group.from_main(self.scores(task.model, trainer))
         loss = scores["loss"]
         if loss < self.best:
             self.best, self.best_step, self.worse = loss, trainer.global_step, 0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from kernels.checks import only_sizes
 from kernels.segments.eager import segment_attention_eager
 from kernels.segments.opaque import segment_attention_op
 
@@ -32,6 +32,6 @@ def segment_attention(
     operations are counted for segments of equal length: M²/S entries.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if torch.compiler.is_compiling() or q.is_meta:
+    if only_sizes(q):
         return segment_attention_op(q, k, v, cu_seqlens, causal, window, scale)
     return segment_attention_eager(q, k, v, cu_seqlens, causal=causal, window=window, scale=scale)

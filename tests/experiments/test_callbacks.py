@@ -53,7 +53,10 @@ def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
 def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> None:
     """The end of a micro-batch; every second one completes a step."""
     at.global_step += index % 2
-    task = SimpleNamespace(last_step={k: torch.tensor(v) for k, v in seen.items()}, device=CPU)
+    last_step = {k: torch.tensor(v) for k, v in seen.items()}
+    losses = {k: v for k, v in last_step.items() if k != "grad_norm"}
+    at.waiting = [*(at.waiting if index % 2 else []), losses]  # those of the step so far
+    task = SimpleNamespace(last_step=last_step, micro_batches=at.waiting, device=CPU)
     callback.on_train_batch_end(at, task, None, None, index)
 
 

@@ -133,4 +133,4 @@ class _InsideSubBlock:
 
 
 def _address(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+    return x.untyped_storage()._cdata  # of the storage itself: tensors without memory have no place in it

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.checks import without_autocast
+from kernels.checks import only_sizes, without_autocast
 from kernels.flops import backward_costs
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.partition import best_places
@@ -36,7 +36,7 @@ def lightning_topk_torch(
 ) -> Tensor:
     """Compute `kernels.lightning_topk` in blocks of queries; under tracing, behind one operator."""
     inputs = [x.detach() for x in wide(q_idx, k_idx, w_idx, bias)]
-    if torch.compiler.is_compiling() or q_idx.is_meta:
+    if only_sizes(q_idx):
         counts, rule = (k, None) if isinstance(k, Tensor) else (None, k)
         rule = rule or AdaptiveK("none", 1, 1, 1)
         settings = (rule.rule, rule.base, rule.least, rule.most, rule.beta, rule.reference)

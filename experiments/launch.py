@@ -1,0 +1,184 @@
+"""Starting a run that takes several processes: torchrun as a process of its own, and what it tells on the way.
+
+torchrun starts a process a device with experiments.rank, which trains the run as one process would (`execute`); the
+main one holds the run's lock. They tell progress and outcome by lines on the standard output, and everything on the
+standard error goes to processes.log in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from experiments import data, machine, peak_flops
+from experiments.data.cache import cache_root
+from experiments.paths import ROOT
+from experiments.plan import Plan
+from experiments.progress import Sink
+from experiments.runs import FAILURE, RunFailed, RunFolder, RunPaused, refuse_link
+from experiments.schema import Config
+from zoo.errors import UserError
+
+MARK = "\x1e"
+"""The first character of a line that is a message."""
+
+RENDEZVOUS = "ARCHZOO_RENDEZVOUS"
+"""The environment variable with the address, HOST:PORT, at which the nodes of a run meet."""
+
+LOG = "processes.log"
+
+
+def processes(config: Config) -> int:
+    """The number of processes that train a run."""
+    return config.trainer.devices * config.trainer.nodes
+
+
+def launch(planned: Plan, sink: Sink, workers: int) -> None:
+    """Train a run in its processes on this node, and wait for them.
+
+    Raises RunFailed with what the first process said that failed, which is recorded; RunPaused; UserError.
+    """
+    config, folder = planned.config, planned.folder
+    meeting = _meeting(config, planned.run)
+    # Here, so that the processes do not wait for each other, and while nothing else computes.
+    data.prepare(config.data, config.trainer.progress)
+    if machine.pick(config.device).type == "cpu":
+        peak_flops.peak(machine.pick(config.device), cache_root(config.data))
+    for place in (folder.path, folder.path / LOG):
+        refuse_link(place)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with _plan_file(planned, workers) as file, open(folder.path / LOG, "w") as log:
+        torchrun = subprocess.Popen(
+            cell_command(file, config, meeting),
+            env=_environment(config),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which ends the others
+        )
+        try:
+            outcome = _listen(torchrun, sink)
+            status = torchrun.wait()
+        finally:
+            if torchrun.poll() is None:
+                torchrun.terminate()
+                torchrun.wait()
+    _conclude(planned, outcome, status)
+
+
+def _listen(torchrun: subprocess.Popen[str], sink: Sink) -> dict[str, Any] | None:
+    """The first outcome that a process tells, once all have ended; progress goes to the sink, words are printed."""
+    outcome: dict[str, Any] | None = None
+    for line in torchrun.stdout or ():
+        if not line.startswith(MARK):
+            print(line, end="", flush=True)
+        elif "outcome" in (message := json.loads(line[1:])):
+            outcome = outcome or message
+        else:
+            sink(*message["progress"])
+    return outcome
+
+
+def cell_command(file: Path, config: Config, meeting: list[str]) -> list[str]:
+    """The command that trains a planned run (its file) in trainer.devices processes on this node.
+
+    meeting: torchrun's options by which the nodes of the run find each other.
+    """
+    torchrun = [sys.executable, "-m", "experiments.torchrun", *meeting]
+    return [*torchrun, f"--nproc-per-node={config.trainer.devices}", "-m", "experiments.rank", str(file)]
+
+
+def _meeting(config: Config, run: str) -> list[str]:
+    """torchrun's options for one node or several. Raises UserError where nothing says where several meet."""
+    nodes, address = config.trainer.nodes, os.environ.get(RENDEZVOUS)
+    if nodes == 1:
+        return ["--standalone"]
+    if address is None:
+        raise UserError(
+            f"trainer.nodes={nodes}: give this command on every node, with {RENDEZVOUS}=HOST:PORT of one of them"
+        )
+    return [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={address}", f"--rdzv-id={run}"]
+
+
+def _environment(config: Config) -> dict[str, str]:
+    """The environment of the processes, in which this source tree can be imported from any working folder."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(config.trainer.threads)}
+
+
+def tell(**message: Any) -> None:
+    """Send a message from a process of a run to whoever started it."""
+    print(f"{MARK}{json.dumps(message)}", flush=True)
+
+
+@contextmanager
+def _plan_file(planned: Plan, workers: int) -> Iterator[Path]:
+    """A file with all that a process needs to know, while inside."""
+    values = {
+        "config": OmegaConf.to_container(OmegaConf.structured(planned.config)),
+        "letters": planned.letters,
+        "identity": planned.identity,
+        "folder": str(planned.folder.path.absolute()),
+        "workers": workers,
+        "argv": sys.argv,
+    }
+    with tempfile.TemporaryDirectory(prefix="archzoo-") as folder:
+        file = Path(folder) / "plan.json"
+        file.write_text(json.dumps(values), encoding="utf-8")
+        yield file
+
+
+def read_plan(file: Path) -> tuple[Plan, int]:
+    """The plan in a file that `launch` wrote, and the number of cells that train at the same time.
+
+    The command line becomes that of whoever wrote it, which summaries record.
+    """
+    from experiments.compose import to_config  # Hydra takes half a second, and every cell of a sweep comes by
+
+    values = json.loads(file.read_text(encoding="utf-8"))
+    sys.argv = values["argv"]
+    config = to_config(OmegaConf.create(values["config"]))
+    folder = RunFolder(Path(values["folder"]))
+    return Plan(config, values["letters"], values["identity"], folder), values["workers"]
+
+
+def _conclude(planned: Plan, outcome: dict[str, Any] | None, status: int) -> None:
+    """Raise what the processes told; where one was killed, or told nothing and failed, record that."""
+    folder = planned.folder
+    if status == 0 and outcome is None:
+        return
+    killed = _killed(folder.path / LOG)
+    if outcome is None or (killed and outcome["outcome"] == "failed"):
+        why = killed or f"they ended with status {status}"
+        record = {
+            "kind": "ProcessesEnded",
+            "message": f"processes of the run: {why}; see {folder.path / LOG}",
+        }
+    elif outcome["outcome"] == "paused":
+        raise RunPaused(outcome["message"])
+    elif outcome["outcome"] == "refused":
+        raise UserError(outcome["message"])
+    else:
+        record = outcome["record"]
+    folder.record(record)
+    raise RunFailed(f"{planned.title}: {record['kind']}: {record['message']} (see {folder.path / FAILURE})")
+
+
+def _killed(log: Path) -> str | None:
+    """The signal that killed a process, in torchrun's words; None where none did. torchrun's own signal is SIGTERM.
+
+    The others then fail because it is gone, and may be the first to tell.
+    """
+    text = log.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"Signal \d+ \((?!SIGTERM)\w+\) received by PID \d+", text)
+    return found and found[0]

@@ -1,0 +1,87 @@
+"""The processes that train one run together; outside of torchrun there is one, and nothing here communicates."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+PATIENCE = timedelta(days=1)
+"""How long a process waits for others, which may wait for the run's lock or probe; torchrun notices those that end."""
+
+
+@contextlib.contextmanager
+def joined(device: torch.device) -> Iterator[None]:
+    """While inside, this process is one of those that torchrun started; device: the kind they train on."""
+    gpu = device.type == "cuda"
+    own = own_device(device)
+    if gpu:
+        torch.cuda.set_device(own)
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE, device_id=own if gpu else None)
+    yield
+    dist.destroy_process_group()  # not after an error: it would wait for others that wait for this one
+
+
+def is_joined() -> bool:
+    """Whether this process trains together with others (`joined`)."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def size() -> int:
+    """The number of processes."""
+    return dist.get_world_size() if is_joined() else 1
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if is_joined() else 0
+
+
+def is_main() -> bool:
+    """Whether this is the process that decides and writes files: number 0."""
+    return rank() == 0
+
+
+def share(micro_batches: int) -> int:
+    """How many of a step's micro-batches this process computes."""
+    return micro_batches // size()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """The device of this process: of several GPUs the one with its number on this machine."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device.type == "cuda" else device
+
+
+def from_main(value: Any) -> Any:
+    """The main process's value, on all processes; a plain value or small object. All have to call it."""
+    return from_process(value, 0)
+
+
+def from_process(value: Any, number: int) -> Any:
+    """The value of process `number`, on all processes. All have to call it."""
+    if size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=number)
+    return box[0]
+
+
+def gathered(x: Tensor) -> Tensor:
+    """x [...] of all processes, in their order: [N, ...]. All have to call it, with equal shapes."""
+    if size() == 1:
+        return x[None]
+    out = x.new_empty(size(), *x.shape)
+    dist.all_gather_into_tensor(out.flatten(), x.contiguous().flatten())
+    return out
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    from_main(None)

@@ -1,0 +1,131 @@
+"""Data parallelism with a part of every parameter in every process (FSDP2): ZeRO-3, or ZeRO-2 without resharding.
+
+A layer's parameters are gathered when it is entered, forward and backward, and its gradients are summed and scattered
+as soon as its backward is past. Embedding, norm and head are one unit (the head may be the embedding), which stays
+gathered from the first layer to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import zoo.io
+from experiments.parallel import group
+from zoo.model import LanguageModel
+
+
+def mesh(device: torch.device) -> DeviceMesh:
+    """All processes in one row."""
+    return init_device_mesh(device.type, (group.size(),))
+
+
+def shard(model: LanguageModel, device: torch.device, *, reshard: bool) -> LanguageModel:
+    """The model itself, its parameters replaced by this process's shards on `device`.
+
+    reshard: whether a layer's parameters are freed between its forward and its backward (ZeRO-3).
+    FSDP2 cannot shard scalars: they stay whole, and `sum_whole_gradients` sums their gradients.
+    Gradients are summed, not averaged: gloo's reduce-scatter would sum where it is told to average.
+    """
+    # Autocast would keep the bf16 copies of all gathered weights until the forward is done.
+    torch.set_autocast_cache_enabled(False)
+    options = {"mesh": mesh(device), "ignored_params": {p for p in model.parameters() if p.dim() == 0}}
+    for layer in model.layers:
+        fully_shard(layer, reshard_after_forward=reshard, **options)
+    fully_shard(model, **options)
+    for unit in (model, *model.layers):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    return model.to(device)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether some parameter of the model is held in parts."""
+    return any(isinstance(p, DTensor) for p in model.parameters())
+
+
+def sum_whole_gradients(model: nn.Module) -> None:
+    """In a sharded model, sum the gradients of the parameters that are not sharded over the processes."""
+    if not is_sharded(model):
+        return
+    for parameter in model.parameters():
+        if not isinstance(parameter, DTensor) and parameter.grad is not None:
+            dist.all_reduce(parameter.grad)
+
+
+def clip(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Clip the norm of these parameters' gradients to `limit`, sharded ones' too; returns the norm before, of all.
+
+    With the bits of one process: a norm added up in another order would differ in its last bit, and so would every
+    update; models with discrete choices (routing) or solvers are far apart twenty steps later.
+    """
+    sharded = [p for p in parameters if isinstance(p, DTensor)]
+    if not sharded:
+        return nn.utils.clip_grad_norm_(parameters, limit)
+    norm = torch.linalg.vector_norm(_norms([p.grad for p in parameters]))
+    others = [p for p in parameters if not isinstance(p, DTensor)]
+    for part in (sharded, others):  # DTensors and others do not go into one call
+        nn.utils.clip_grads_with_norm_(part, limit, norm)
+    return norm
+
+
+def _norms(gradients: list[Tensor]) -> Tensor:
+    """The norm of each gradient, [n]: the processes take turns, and the one whose turn it is gathers that gradient.
+
+    So every shard is sent once, which is little beside the gathering of parameters.
+    """
+    found = torch.zeros(len(gradients), device=gradients[0].device)
+    for i, gradient in enumerate(gradients):
+        owner = i % group.size()
+        full = _gathered_by(owner, gradient) if isinstance(gradient, DTensor) else gradient
+        if group.rank() == owner:
+            found[i] = torch.linalg.vector_norm(full)
+    dist.all_reduce(found)  # one number and zeros: exact
+    return found
+
+
+def _gathered_by(owner: int, x: DTensor) -> Tensor | None:
+    """The whole tensor in process `owner`, None in the others."""
+    rows, own = -(-len(x) // group.size()), x.to_local()
+    padded = own.new_zeros(rows, *x.shape[1:])
+    padded[: len(own)] = own
+    parts = [torch.empty_like(padded) for _ in range(group.size())] if group.rank() == owner else None
+    dist.gather(padded, parts, dst=owner)
+    return None if parts is None else torch.cat(parts)[: len(x)]
+
+
+def whole(x: Tensor) -> Tensor:
+    """The whole tensor, where x is a shard; else x. All processes have to call it."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def export(model: LanguageModel, folder: Path, **extra: Any) -> None:
+    """`zoo.io.export` by the main process, of a whole or sharded model. All processes of a run have to call it."""
+    weights = whole_state(model)
+    if group.is_main():
+        zoo.io.export(model, folder, weights=weights, **extra)
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """The model's state with whole tensors on the CPU in the main process; nothing in the others, where it is sharded.
+
+    One tensor at a time is gathered, so that no GPU has to hold the model. All processes have to call it.
+    """
+    if not is_sharded(model):
+        return dict(model.state_dict())
+    return dict(_gathered(model.state_dict()))
+
+
+def _gathered(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    for name, x in state.items():
+        gathered = whole(x.detach())
+        if group.is_main():
+            yield name, gathered.cpu()

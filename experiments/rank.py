@@ -1,0 +1,56 @@
+"""One process of a run that takes several; torchrun starts it: `python -m experiments.rank PLAN`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from experiments.torchrun import end_with_parent
+
+
+def main(file: Path) -> int:
+    """Take part in the run that the file describes (`launch.read_plan`); returns the exit status.
+
+    A pause is no failure: torchrun would end the processes that are still on their way to it.
+    """
+    from experiments import launch, machine
+    from experiments.execute import take_part
+    from experiments.parallel import group
+    from experiments.progress import ThrottledSender
+    from experiments.runs import RunPaused, failure_record
+    from zoo.errors import UserError
+
+    planned, workers = launch.read_plan(file)
+    planned.config.trainer.progress = False
+    send = ThrottledSender(lambda progress: launch.tell(progress=progress))
+    # Words are said once a node; outcomes by all, for whichever fails first has the reason.
+    words = contextlib.nullcontext() if os.environ["LOCAL_RANK"] == "0" else _silent()
+    try:
+        with words, group.joined(machine.pick(planned.config.device)):
+            take_part(planned, send, workers)
+    except RunPaused as pause:
+        launch.tell(outcome="paused", message=str(pause))
+    except UserError as error:
+        launch.tell(outcome="refused", message=str(error))
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        launch.tell(outcome="failed", record=failure_record(error))
+        return 1
+    return 0
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
+
+
+if __name__ == "__main__":
+    end_with_parent(signal.SIGKILL)
+    sys.exit(main(Path(sys.argv[1])))

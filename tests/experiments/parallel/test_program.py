@@ -1,0 +1,199 @@
+"""The program on several devices: the same rows, weights and folder as on one; kills, failures and refusals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.program import Lab, Process, assert_same_run, differences, steady_rows
+
+from experiments.plan import plan
+from experiments.runs import RunFolder, read_metrics
+from zoo.sharded_files import read_rest, read_whole
+
+STEP = ["trainer.accumulate=2"]
+TWO = [*STEP, "trainer.devices=2"]
+SHARDED = [*TWO, "trainer.strategy=fsdp"]
+
+
+def labs(tmp_path: Path, small_text: Path, shared_cache: Path, *names: str) -> list[Lab]:
+    return [Lab(tmp_path / name, small_text, shared_cache) for name in names]
+
+
+@pytest.mark.slow
+def test_two_processes_write_what_one_writes(tmp_path: Path, small_text: Path, shared_cache: Path):
+    one, two = labs(tmp_path, small_text, shared_cache, "one", "two")
+    for lab, words in ((one, STEP), (two, TWO)):
+        outcome = lab.here(*words)
+        assert outcome.status == 0, outcome.err
+        assert "test: loss" in outcome.out
+    assert_same_run(one.run_folder(), two.run_folder())
+    summary = RunFolder(two.run_folder()).summary()
+    assert (summary["processes"], summary["strategy"]) == (2, "ddp")
+    assert two.run_folder().name == one.run_folder().name
+    assert "already complete" in two.here(*SHARDED).out
+
+
+def test_how_many_devices_train_is_no_part_of_what_a_run_is(lab: Lab):
+    plain, *others = (
+        plan(lab.compose(*words)[0])
+        for words in (STEP, TWO, SHARDED, [*SHARDED, "trainer.reshard=false"], [*STEP, "trainer.nodes=2"])
+    )
+    assert {other.run for other in others} == {plain.run}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trainer.devices=2"], "give a multiple, trainer.accumulate=2"),
+        (["trainer.devices=2", "trainer.accumulate=3"], "give a multiple, trainer.accumulate=4"),
+        ([*TWO, "trainer.strategy=fdsp"], "did you mean 'fsdp'"),
+        (["trainer.devices=0"], "at least 1"),
+        ([*SHARDED, "trainer.compile=true"], "trainer.compile"),
+        ([*SHARDED, "trainer.probe_every=5"], "probe.at=STEP"),
+    ],
+)
+def test_what_cannot_work_is_refused(lab: Lab, words: list[str], said: str):
+    outcome = lab.here(*words)
+    assert outcome.status == 2
+    assert said in outcome.err
+    assert lab.left_behind() == []
+
+
+def test_nodes_have_to_be_told_where_they_meet(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("ARCHZOO_RENDEZVOUS", raising=False)
+    outcome = lab.here(*STEP, "trainer.nodes=2")
+    assert outcome.status == 2
+    assert "ARCHZOO_RENDEZVOUS=HOST:PORT" in outcome.err
+    assert lab.left_behind() == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", [TWO, SHARDED], ids=["ddp", "fsdp"])
+def test_killed_and_started_again_a_run_is_the_same(
+    words: list[str], tmp_path: Path, small_text: Path, shared_cache: Path
+):
+    whole, torn = labs(tmp_path, small_text, shared_cache, "whole", "torn")
+    words = [*words, "trainer.max_steps=60", "trainer.log_every=1", "trainer.checkpoint_every=4"]
+    assert whole.run(*words).status == 0
+    process = torn.start(*words)
+    wait_for_step(process, torn, 14)
+    kill_one(process)
+    outcome = process.wait()
+    assert outcome.status == 1
+    assert len(outcome.err.splitlines()) == 1
+    assert "Signal 9 (SIGKILL) received" in outcome.err
+    assert RunFolder(torn.run_folder()).failure()["kind"] == "ProcessesEnded"
+    process = torn.start(*words)
+    wait_for_step(process, torn, 34)
+    others = cells(process)
+    process.popen.send_signal(signal.SIGKILL)
+    process.wait()
+    psutil.wait_procs(others, timeout=30)
+    assert not any(x.is_running() for x in others), "processes outlived the one that started them"
+    assert torn.run(*words).status == 0
+    assert_same(whole.run_folder(), torn.run_folder())
+    assert not list(torn.run_folder().rglob("*.partial"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_each_part_of_a_run_takes_as_many_devices_as_there_are(
+    tmp_path: Path, small_text: Path, shared_cache: Path
+):
+    """One process, then two with shards, then two with replicas, then one, against one alone."""
+    one, many = labs(tmp_path, small_text, shared_cache, "one", "many")
+    assert one.here(*STEP).status == 0
+    for step, words in ((5, STEP), (10, SHARDED), (15, TWO)):
+        outcome = many.here(*words, f"trainer.pause_at={step}")
+        assert outcome.status == 1
+        assert f"paused at step {step} of 20" in outcome.err
+    assert many.here(*STEP).status == 0
+    for a, b in zip(steady_rows(one.run_folder()), steady_rows(many.run_folder()), strict=True):
+        assert (a["step"], a["split"]) == (b["step"], b["split"])
+        assert float(a["loss"]) == pytest.approx(float(b["loss"]), rel=1e-6)
+
+
+@pytest.mark.long
+def test_a_failure_is_told_in_a_line_and_recorded_as_of_one_process(
+    tmp_path: Path, small_text: Path, shared_cache: Path
+):
+    one, two = labs(tmp_path, small_text, shared_cache, "one", "two")
+    hot = ["optim.lr=1e30", "optim.warmup_steps=0"]
+    found = []
+    for lab, words in ((one, STEP), (two, TWO)):
+        outcome = lab.here(*words, *hot)
+        assert outcome.status == 1
+        assert len(outcome.err.splitlines()) == 1
+        found.append(RunFolder(lab.run_folder()).failure())
+    assert found[0]["kind"] == found[1]["kind"] == "NonFinite"
+    assert found[0]["step"] == found[1]["step"]
+
+
+@pytest.mark.long
+def test_a_sweep_starts_a_cell_s_processes(lab: Lab):
+    outcome = lab.run("--multirun", *TWO, "seed=0,1", "sweep.workers=1")
+    assert outcome.status == 0, outcome.err
+    assert [RunFolder(path).summary()["processes"] for path in lab.run_folders()] == [2, 2]
+
+
+@pytest.mark.long
+def test_two_nodes_meet_where_they_are_told(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("ARCHZOO_RENDEZVOUS", f"127.0.0.1:{port}")
+    nodes = [lab.start(*STEP, "trainer.nodes=2") for _ in range(2)]
+    outcomes = [node.wait() for node in nodes]
+    assert [outcome.status for outcome in outcomes] == [0, 0], outcomes
+    assert RunFolder(lab.run_folder()).summary()["processes"] == 2
+
+
+def assert_same(a: Path, b: Path) -> None:
+    """Two runs with sharded checkpoints, or others."""
+    newest = [max((folder / "checkpoints").glob("*.ckpt")) for folder in (a, b)]
+    if newest[0].is_file():
+        assert_same_run(a, b)
+        return
+    assert steady_rows(a) == steady_rows(b)
+    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
+    for key in ("state_dict", "optimizer_states"):
+        assert differences(*(read_whole(folder, key) for folder in newest)) == []
+    for key in ("loops", "lr_schedulers", "global_step"):
+        assert differences(*(read_rest(folder)[key] for folder in newest)) == []
+
+
+def wait_for_step(process: Process, lab: Lab, at: int) -> None:
+    """Wait until the attempt has written a row of this step (an earlier one wrote none so late)."""
+    while process.running:
+        rows = [row for path in lab.results.glob("*/*/metrics.csv") for row in read_metrics(path)]
+        if max((int(row["step"]) for row in rows), default=0) >= at:
+            return
+        time.sleep(0.01)
+    raise AssertionError(process.wait())
+
+
+def cells(process: Process) -> list[psutil.Process]:
+    """torchrun and the processes of a run."""
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def kill_one(process: Process) -> None:
+    """Kill the second process of a run."""
+    trainers = [x for x in cells(process) if "experiments.rank" in x.cmdline() and "-u" in x.cmdline()]
+    trainers[1].kill()
+
+
+def test_a_message_is_read_as_it_was_told(capsys: pytest.CaptureFixture[str]):
+    from experiments import launch
+
+    launch.tell(outcome="paused", message="a\nb")
+    line = capsys.readouterr().out.removesuffix("\n")
+    assert "\n" not in line
+    assert json.loads(line.removeprefix(launch.MARK)) == {"outcome": "paused", "message": "a\nb"}

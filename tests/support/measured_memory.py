@@ -1,0 +1,62 @@
+"""The most bytes that the CPU allocator had given out at once while small models were trained by two processes."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from experiments.parallel import group
+from support.parallel_runs import CPU, configured, train
+from zoo import ModelConfig
+
+MODEL = ModelConfig(d_model=128, n_heads=4, depth=6)
+ROWS = 8
+CASES = {
+    "ddp": {"strategy": "ddp"},
+    "ZeRO-3": {"strategy": "fsdp"},
+    "ZeRO-2": {"strategy": "fsdp", "reshard": False},
+    "recomputed": {"strategy": "fsdp", "recompute": "full"},
+}
+
+
+def case(name: str):
+    """The configuration of a case: three steps, so that AdamW's moments are there when the last ones run."""
+    return configured(MODEL, max_steps=3, devices=2, **CASES[name])
+
+
+def peak_of(run) -> int:
+    """Peak bytes of what `run` allocates up to the last optimiser step's end, by the allocator's own record."""
+    gc.collect()  # what an earlier case left would be freed inside, and counted as less
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    events = profiler.profiler.kineto_results.events()
+    end = max(x.end_ns() for x in events if x.name().startswith("Optimizer.step"))
+    memory = [x for x in events if x.name() == "[memory]" and x.start_ns() <= end]
+    changes = sorted((x.start_ns(), i, x.nbytes()) for i, x in enumerate(memory))
+    live = peak = 0
+    for *_, size in changes:
+        live += size
+        peak = max(peak, live)
+    return peak
+
+
+def main(file: Path) -> None:
+    """Train every case in a group of processes; the main one writes what it measured."""
+    with group.joined(CPU):
+        found = {}
+        for name in CASES:
+            with tempfile.TemporaryDirectory() as place:
+                found[name] = peak_of(
+                    lambda name=name, place=place: train(case(name), Path(place), rows=ROWS)
+                )
+        if group.is_main():
+            torch.save(found, file)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
