@@ -52,7 +52,7 @@ def main(file: Path) -> None:
         for name in CASES:
             with tempfile.TemporaryDirectory() as place:
                 found[name] = peak_of(
-                    lambda name=name, place=place: train(case(name), Path(place), rows=ROWS)
+                    lambda name=name, place=place: train(case(name), Path(place), rows=ROWS, collect=True)
                 )
         if group.is_main():
             torch.save(found, file)
