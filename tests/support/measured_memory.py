@@ -16,12 +16,7 @@ from zoo import ModelConfig
 
 MODEL = ModelConfig(d_model=128, n_heads=4, depth=6)
 ROWS = 8
-CASES = {
-    "ddp": {"strategy": "ddp"},
-    "ZeRO-3": {"strategy": "fsdp"},
-    "ZeRO-2": {"strategy": "fsdp", "reshard": False},
-    "recomputed": {"strategy": "fsdp", "recompute": "full"},
-}
+CASES = {"ZeRO-3": {"strategy": "fsdp"}}
 
 
 def case(name: str):
