@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import subprocess
 import sys
@@ -71,11 +72,13 @@ def train(
     end: str | None = None,
     bad: int | None = None,
     rows: int = 2,
+    collect: bool = False,
 ) -> dict:
     """Losses of all micro-batches, the gradient norm of all steps, and the whole weights at the end.
 
     start: a checkpoint to go on from; end: a folder for one of the end; bad: a micro-batch whose loss is not a number;
-    then the error and its step are returned; rows: sequences of a micro-batch.
+    then the error and its step are returned; rows: sequences of a micro-batch;
+    collect: free what only Python's garbage collector frees before every step.
     """
     silence_lightning()
     torch.set_num_threads(1)
@@ -91,6 +94,8 @@ def train(
         after(optimizer)
         losses.extend(float(x["loss"]) for x in task.micro_batches)
         norms.append(float(task.last_step["grad_norm"]))
+        if collect:
+            gc.collect()
 
     task.on_before_optimizer_step = seen
     at = config.trainer.pause_at
