@@ -43,7 +43,7 @@ def test_a_command_works_in_a_shell_of_any_folder(lab: Lab, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["model=lfm2", "match=params"], ["model=nsa", "optim.lr_min_ratio=0.1"]]
+    "words", [["model=transformer", "match=params"], ["model=nsa", "optim.lr_min_ratio=0.1"]]
 )
 def test_a_record_holds_the_whole_plan(lab: Lab, words: list[str]):
     (config,) = lab.compose(*words)
