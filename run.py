@@ -22,8 +22,9 @@ def report(config) -> None:
 
 
 def publish(config) -> None:
-    """Write a study's tables and figures into RESULTS/published/EXPERIMENT, to commit."""
+    """Write a study's tables and figures, with its verdict if any, into RESULTS/published/EXPERIMENT, to commit."""
     from analysis import ResultsError, load_results
+    from analysis.block_verdict.page import FOLDER, publish_verdict
     from analysis.publish import Publication, publish
     from experiments import machine
     from zoo import UserError
@@ -39,7 +40,11 @@ def publish(config) -> None:
             *machine.commit(),
             config.baseline,
         )
-        print(f"published: {publish(load_results(runs), f'{config.results}/published', publication)}")
+        results = load_results(runs)
+        place = publish(results, f"{config.results}/published", publication)
+        if (Path(runs) / FOLDER).is_dir():
+            publish_verdict(Path(runs), results, place)
+        print(f"published: {place}")
     except ResultsError as error:
         raise UserError(str(error)) from error
 

@@ -15,7 +15,7 @@ from analysis.loading.safe_read import read_text
 FOLDER, RECORD = "verdict", "verdict.json"
 _TEXTS = ("contract", "case", "reason", "model", "peer", "mode", "machine", "device")
 _WHOLE = ("cases", "failed", "skipped", "tokens")
-_TABLES = {
+TABLES = {
     "contracts": ("contract", "cases", "failed", "skipped", "case", "reason"),
     "sizes": ("model", "tokens", "parameters_non_embedding", "flops_forward", "state_bytes"),
     "speeds": (
@@ -69,7 +69,7 @@ def read_measured(results: Path) -> Measured:
     try:
         record = json.loads(read_text(folder, RECORD))
         _ = record["block"]["name"], record["block"]["kind"], list(record["models"])
-        return Measured(record, *(_table(folder, name) for name in _TABLES))
+        return Measured(record, *(_table(folder, name) for name in TABLES))
     except FileNotFoundError as error:
         raise ResultsError(
             f"{results} has no verdict; make one: python run.py job=verdict block=NAME"
@@ -79,7 +79,7 @@ def read_measured(results: Path) -> Measured:
 
 
 def _table(folder: Path, name: str) -> pd.DataFrame:
-    types = {column: _type(column) for column in _TABLES[name]}
+    types = {column: _type(column) for column in TABLES[name]}
     if not (folder / f"{name}.csv").is_file():
         return pd.DataFrame({column: pd.Series(dtype=kind) for column, kind in types.items()})
     frame = pd.read_csv(StringIO(read_text(folder, f"{name}.csv")), dtype=types, keep_default_na=False)

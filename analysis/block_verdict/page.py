@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +22,11 @@ from analysis.block_verdict.findings import (
     speed_findings,
 )
 from analysis.block_verdict.learned import learned_findings
-from analysis.block_verdict.measured import FOLDER, Measured, read_measured
+from analysis.block_verdict.measured import FOLDER, RECORD, TABLES, Measured, read_measured
 from analysis.block_verdict.untold import untold
-from analysis.files import refuse_link, write_text
+from analysis.files import refuse_link, write_atomically, write_text
 from analysis.loading.results import Results
+from analysis.provenance import without_paths
 from analysis.report.rendering import environment
 
 _HEADINGS = {
@@ -86,9 +89,30 @@ def write_verdict(folder: Path, results: Results | None) -> Path:
 
     folder: results/NAME. Raises ResultsError where there is no verdict, it is damaged, or its folder is a link.
     """
-    place = folder / FOLDER
     page = gather(read_measured(folder), results)
+    refuse_link(folder / FOLDER)
+    return _write(folder / FOLDER, page)
+
+
+def publish_verdict(folder: Path, results: Results, published: Path) -> Path:
+    """Write a verdict's tables and its page into the published folder of its runs; returns the page's path.
+
+    folder: results/NAME; published: results/published/NAME. Nothing in it leads to this machine's folders or to a
+    report, which is not published. Raises ResultsError as `write_verdict` does.
+    """
+    measured = read_measured(folder)
+    reasons = measured.contracts["reason"].map(without_paths)
+    measured = measured._replace(contracts=measured.contracts.assign(reason=reasons))
+    place = published / FOLDER
     refuse_link(place)
+    place.mkdir(exist_ok=True)
+    for name in TABLES:
+        write_atomically(place / f"{name}.csv", partial(getattr(measured, name).to_csv, index=False))
+    write_text(place / RECORD, json.dumps(measured.record, indent=1) + "\n")
+    return _write(place, gather(measured, results)._replace(report=False))
+
+
+def _write(place: Path, page: Page) -> Path:
     write_text(
         place / "verdict.md", environment(autoescape=False).get_template("verdict.md.j2").render(page=page)
     )

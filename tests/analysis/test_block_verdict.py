@@ -10,7 +10,7 @@ import pytest
 from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
-from analysis.block_verdict.page import write_verdict
+from analysis.block_verdict.page import publish_verdict, write_verdict
 
 MODEL = {"residual": {"name": "add"}, "channel": {"name": "swiglu"}}
 RECORD = {
@@ -128,6 +128,25 @@ def test_a_block_that_breaks_a_contract_is_condemned_on_the_first_screen(tmp_pat
     assert "Broken: saved (1 of 2 cases; mixer-kda: AssertionError: &lt;script&gt;)" in text
     assert "<script>" not in text
     assert "<b>delta" not in text
+
+
+def test_a_published_verdict_says_the_same_and_leads_to_no_folder_of_this_machine(tmp_path, write_run):
+    study, published = write_study(write_run, tmp_path / "exp"), tmp_path / "published" / "exp"
+    contracts = [CONTRACTS[0], ("saved", 2, 1, 0, "mixer-kda", f"OSError: {tmp_path}/secret/kda.pt")]
+    page = write_verdict(write(study, contracts), load_results(study))
+    published.mkdir(parents=True)
+    copied = publish_verdict(study, load_results(study), published)
+    assert copied == published / "verdict" / "index.html"
+    said = {
+        heading: [text.replace(f"{tmp_path}/secret/", "") for text in texts]
+        for heading, texts in sections(page).items()
+    }
+    assert sections(copied) == said
+    assert "../report/index.html" in page.read_text()
+    assert "../report/index.html" not in copied.read_text()
+    assert all(str(tmp_path) not in file.read_text() for file in copied.parent.iterdir())
+    again = write_verdict(published, load_results(study))
+    assert sections(again) == said
 
 
 def test_no_verdict_or_a_damaged_one_is_said(tmp_path):
