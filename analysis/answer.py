@@ -227,7 +227,8 @@ def _intervals(family: Family, deviation: float, unit: str) -> str:
         )
     return (
         f"{how}: all intervals together hold the true differences in 95 % of studies. Ranks compare every pair of "
-        "models with Holm's correction, which asks for more: a model may differ from the baseline and share its rank."
+        "models, step by step with Holm's correction, which asks for more at first and for less at last: a model may "
+        "differ from the baseline and share its rank, or, of few models, have another rank and an interval with zero."
     )
 
 
