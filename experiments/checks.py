@@ -72,6 +72,7 @@ def check_numbers(config: Config) -> None:
         "trainer.threads": 1,
         "trainer.recompute_block": 1,
         "trainer.devices": 1,
+        "trainer.context": 1,
         "trainer.nodes": 1,
         "optim.warmup_steps": 0,
         "sweep.workers": 1,
@@ -166,13 +167,15 @@ def _check_devices(config: Config) -> None:
     """Refuse devices that are absent, or that micro-batches cannot be dealt to; and what needs a whole model."""
     t = config.trainer
     processes = t.devices * t.nodes
+    _check_context(config, processes)
     if processes == 1:
         return
-    if t.accumulate % processes:
+    replicas, together = processes // t.context, "" if t.context == 1 else f" in groups of {t.context}"
+    if t.accumulate % replicas:
         raise UserError(
-            f"trainer.accumulate={t.accumulate} micro-batches a step cannot be shared by {processes} devices; give a "
-            f"multiple, trainer.accumulate={processes * -(-t.accumulate // processes)}, and a data.batch_size as much "
-            "smaller for a step of the same size"
+            f"trainer.accumulate={t.accumulate} micro-batches a step cannot be shared by {processes} devices{together}"
+            f"; give a multiple, trainer.accumulate={replicas * -(-t.accumulate // replicas)}, and a data.batch_size "
+            "as much smaller for a step of the same size"
         )
     there = torch.cuda.device_count() if machine.pick(config.device).type == "cuda" else t.devices
     if t.devices > there:
@@ -184,6 +187,29 @@ def _check_devices(config: Config) -> None:
             "trainer.probe_every probes a whole model, and with trainer.strategy=fsdp no process has one; leave it "
             "out, keep weights with trainer.keep_steps, and probe the finished run (job=probe probe.at=STEP)"
         )
+
+
+def _check_context(config: Config, processes: int) -> None:
+    """Refuse shards of sequences that cannot be cut, and what needs whole sequences."""
+    n, length = config.trainer.context, config.data.seq_len
+    if n == 1:
+        return
+    if processes % n:
+        raise UserError(
+            f"trainer.context={n} devices hold a sequence together, and there are {processes} (trainer.devices times "
+            f"trainer.nodes); give a divisor of them, or trainer.devices={n}"
+        )
+    if length % n:
+        raise UserError(
+            f"trainer.context={n} does not cut data.seq_len={length} into equal shards; give a length that it divides, "
+            f"data.seq_len={n * -(-length // n)}"
+        )
+    if config.data.name in TASKS:
+        raise UserError(
+            f"trainer.context={n} is for texts; sequences of data={config.data.name} are short: leave it out"
+        )
+    if config.trainer.compile:
+        raise UserError(f"trainer.context={n} does not go with trainer.compile=true; leave one of them out")
 
 
 def _check_place(config: Config) -> None:

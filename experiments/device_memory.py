@@ -16,6 +16,7 @@ from experiments.live_bytes import LiveBytes
 from experiments.schema import Config
 from zoo import cost
 from zoo.context import Context
+from zoo.errors import UserError
 from zoo.model import LanguageModel
 from zoo.modules.step_buffer import set_step
 from zoo.recompute import Recompute
@@ -66,8 +67,16 @@ class DeviceMemory:
 
 
 def device_memory(config: Config) -> DeviceMemory:
-    """The memory of a configuration on each of its trainer.devices · trainer.nodes devices."""
+    """The memory of a configuration on each of its trainer.devices · trainer.nodes devices.
+
+    Raises UserError for trainer.context: the activations counted are those of whole sequences.
+    """
     t = config.trainer
+    if t.context > 1:
+        raise UserError(
+            "cost.memory counts whole sequences on every device, not shards of them; leave out "
+            f"trainer.context={t.context}"
+        )
     devices = t.devices * t.nodes
     precision = machine.precision(t.precision, machine.pick(config.device))
     with FakeTensorMode():

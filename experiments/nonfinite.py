@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from experiments.parallel.sharded import whole
 
+UNKNOWN = "loss"
+"""What `first_bad_module` calls the place where no module's output is to blame."""
+
 
 class NonFinite(RuntimeError):
     """Training met NaN or infinity. `step` and `module` say where; the last good checkpoint is untouched."""
@@ -46,7 +49,7 @@ def first_bad_module(model: nn.Module, forward: Callable[[], Any]) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return found[0] if found else "loss"
+    return found[0] if found else UNKNOWN
 
 
 def first_bad_gradient(model: nn.Module) -> str:

@@ -31,7 +31,7 @@ def main(file: Path) -> int:
     # Words are said once a node; outcomes by all, for whichever fails first has the reason.
     words = contextlib.nullcontext() if os.environ["LOCAL_RANK"] == "0" else _silent()
     try:
-        with words, group.joined(machine.pick(planned.config.device)):
+        with words, group.joined(machine.pick(planned.config.device), planned.config.trainer.context):
             take_part(planned, send, workers)
     except RunPaused as pause:
         launch.tell(outcome="paused", message=str(pause))

@@ -53,7 +53,8 @@ class TrainerConfig:
     tokens_per_parameter: sets max_steps so that a run trains on so many tokens for every parameter that the plain
         transformer of its size has beside the embedding; the same for all models of a size (null: max_steps as it is).
         A run is named and recorded by the max_steps that it gives.
-    accumulate: micro-batches a step; several devices share them, so the number of devices has to divide it.
+    accumulate: micro-batches a step; several devices share them, so the number of devices has to divide it (with
+        trainer.context the number of groups of devices).
     precision: auto (bf16 on GPUs, fp32 on CPUs), fp32 or bf16.
     log_every, val_every, checkpoint_every: steps between two metric rows, validations, checkpoints.
     val_tokens: tokens of the validation split that each validation during training uses (null: all; the final
@@ -75,6 +76,8 @@ class TrainerConfig:
         of a run's identity.
     nodes: machines that train the run together (how they find each other: docs/devices.md).
     strategy: of several devices: ddp (a whole model on each), fsdp (a part of every parameter on each) or auto (ddp).
+    context: devices that hold a sequence together, a contiguous shard each (docs/context.md); divides devices times
+        nodes, and data.seq_len. No part of a run's identity either.
     reshard: of fsdp, free a layer's gathered parameters between its forward and its backward (ZeRO-3; false: ZeRO-2).
     """
 
@@ -101,6 +104,7 @@ class TrainerConfig:
     devices: int = 1
     nodes: int = 1
     strategy: str = "auto"
+    context: int = 1
     reshard: bool = True
 
 

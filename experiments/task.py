@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -15,7 +14,7 @@ from experiments import optim
 from experiments.data import Batches
 from experiments.data.task_batches import TaskBatches
 from experiments.data.task_registry import IGNORE
-from experiments.nonfinite import NonFinite, first_bad_gradient, first_bad_module
+from experiments.nonfinite import UNKNOWN, NonFinite, first_bad_gradient, first_bad_module
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
 from experiments.parallel.micro_batches import in_order, numbers
@@ -24,6 +23,7 @@ from experiments.parallel.sharded import sum_whole_gradients
 from experiments.schema import Config
 from experiments.task_scoring import accuracies
 from zoo.context import Context
+from zoo.context_parallel import cross_entropy
 from zoo.io import card
 from zoo.model import LanguageModel
 from zoo.modules.step_buffer import set_step
@@ -60,7 +60,7 @@ class LanguageModelling(pl.LightningModule):
         self._own: list[tuple[Batch, dict[str, Tensor]]] = []  # micro-batches since the last optimiser step
 
     def training_step(self, batch: Batch, index: int) -> Tensor:
-        """The training loss of a micro-batch: cross-entropy plus weighted auxiliary losses; divided by the processes.
+        """The training loss of a micro-batch: cross-entropy plus weighted auxiliary losses; divided by the replicas.
 
         Raises NonFinite.
         """
@@ -73,13 +73,14 @@ class LanguageModelling(pl.LightningModule):
         self.last_step = {"loss": loss.detach(), "aux_loss": (total - loss).detach(), **measured}
         self.last_step.update({f"aux:{name}": value.detach() for name, value in aux.items()})
         self._own.append((batch, self.last_step))
-        return total if group.size() == 1 else total / group.size()
+        return total if group.replicas() == 1 else total / group.replicas()
 
     def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Mean cross-entropy in nats a token (of a task: an answer), the auxiliary losses, and `measure`."""
-        logits, aux = self.compute(batch["tokens"], context(batch))
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["targets"].flatten(), ignore_index=IGNORE)
-        return loss, aux, self.measure(logits, batch)
+        own, ctx = own_part(batch)
+        logits, aux = self.compute(own["tokens"], ctx)
+        loss = cross_entropy(logits.float(), own["targets"], ctx, IGNORE)
+        return loss, aux, self.measure(logits, own)
 
     def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """What metric rows of training show beside the losses: of text nothing."""
@@ -117,12 +118,15 @@ class LanguageModelling(pl.LightningModule):
         totals = torch.stack([losses["loss"] + losses["aux_loss"] for losses in self.micro_batches])
         bad = torch.isfinite(totals).logical_not().nonzero().flatten().tolist()
         if bad:
-            turn, process = divmod(bad[0], group.size())
-            module = group.from_process(self._bad_module(own[turn][0]), process)
+            turn, replica = divmod(bad[0], group.replicas())
+            names = group.from_all(self._bad_module(own[turn][0]))[replica * group.context() :]
+            # Of those that hold the sequence together, one whose own tokens tell.
+            module = next((name for name in names[: group.context()] if name != UNKNOWN), UNKNOWN)
             raise NonFinite("the loss is not finite", self.global_step, module)
 
     def _bad_module(self, batch: Batch) -> str:
-        return first_bad_module(self.model, lambda: self.model(batch["tokens"], context(batch)))
+        own, ctx = own_part(batch)
+        return first_bad_module(self.model, lambda: self.model(own["tokens"], ctx))
 
     def train_dataloader(self) -> DataLoader:
         """Batches from the step that the trainer is at, so that a resumed run gets those of an uninterrupted one."""
@@ -137,12 +141,12 @@ class LanguageModelling(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Put the model's card, with what it was trained on, into the checkpoint."""
         checkpoint["card"] = card(self.model, **self.data_card)
-        parallel_checkpoint.count_for_all(checkpoint, group.size())
+        parallel_checkpoint.count_for_all(checkpoint, group.replicas())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Give the checkpoint of any number of processes the form that this one goes on from."""
         parallel_checkpoint.fill(checkpoint, self.model)
-        parallel_checkpoint.count_for_one(checkpoint, group.size())
+        parallel_checkpoint.count_for_one(checkpoint, group.replicas())
 
 
 class SyntheticTask(LanguageModelling):
@@ -163,6 +167,15 @@ def compiled(model: LanguageModel, config: Config) -> nn.Module:
 def context(batch: Batch) -> Context:
     """The context of a training batch, with its sequence boundaries and noise keys."""
     return Context.of(batch["tokens"], batch.get("cu_seqlens"), batch.get("noise_keys"))
+
+
+def own_part(batch: Batch) -> tuple[Batch, Context]:
+    """A batch and its context; where several processes hold a sequence together, this one's shard of both."""
+    ctx = context(batch)
+    if group.context() == 1:
+        return batch, ctx
+    ctx = ctx.cut(group.sequence())
+    return {name: ctx.shard.own(batch[name]) for name in ("tokens", "targets")}, ctx
 
 
 class _Stream(IterableDataset):

@@ -72,6 +72,14 @@ def test_the_examples_pass_the_contract_tests(tree):
 
 
 @pytest.mark.long
+def test_the_published_runs_of_the_mixer_are_found_by_their_configurations(tree):
+    command = ["-m", "pytest", "tests/experiments/test_published.py", "-k", "found_by and verdict_ema"]
+    assert re.search(
+        r"^1 passed, \d+ deselected", python(tree, *command, "-p", "no:cacheprovider"), re.MULTILINE
+    )
+
+
+@pytest.mark.long
 def test_a_model_of_the_examples_is_trained_measured_and_drawn(tree, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"Line {i}: the quick brown fox jumps over {i * i} dogs." for i in range(800)))

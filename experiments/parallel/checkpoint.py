@@ -91,14 +91,14 @@ def fill(checkpoint: dict[str, Any], model: nn.Module) -> None:
         checkpoint["optimizer_states"] = replace(states, _has_rows, lambda x: _part(x, like))
 
 
-def count_for_all(checkpoint: dict[str, Any], processes: int) -> None:
-    """Let the loop's progress count the micro-batches of all processes, as one process would."""
-    _count(checkpoint, lambda begun: begun * processes)
+def count_for_all(checkpoint: dict[str, Any], replicas: int) -> None:
+    """Let the loop's progress count the micro-batches of all replicas, as one process would."""
+    _count(checkpoint, lambda begun: begun * replicas)
 
 
-def count_for_one(checkpoint: dict[str, Any], processes: int) -> None:
-    """Let the loop's progress count the micro-batches of one process of several."""
-    _count(checkpoint, lambda begun: begun // processes)
+def count_for_one(checkpoint: dict[str, Any], replicas: int) -> None:
+    """Let the loop's progress count the micro-batches of one replica of several."""
+    _count(checkpoint, lambda begun: begun // replicas)
 
 
 def _count(checkpoint: dict[str, Any], change: Any) -> None:

@@ -15,17 +15,30 @@ from torch import Tensor
 PATIENCE = timedelta(days=1)
 """How long a process waits for others, which may wait for the run's lock or probe; torchrun notices those that end."""
 
+_sequence: Any = None
+"""The process group of those that hold this process's sequences with it; None where it holds them alone."""
+
 
 @contextlib.contextmanager
-def joined(device: torch.device) -> Iterator[None]:
-    """While inside, this process is one of those that torchrun started; device: the kind they train on."""
+def joined(device: torch.device, context: int = 1) -> Iterator[None]:
+    """While inside, this process is one of those that torchrun started.
+
+    device: the kind they train on; context: how many of them, with numbers one after another, hold a sequence together.
+    """
+    global _sequence
     gpu = device.type == "cuda"
     own = own_device(device)
     if gpu:
         torch.cuda.set_device(own)
     backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
     dist.init_process_group(backend, timeout=PATIENCE, device_id=own if gpu else None)
+    if context > 1:
+        first = rank() - rank() % context
+        for begin in range(0, size(), context):  # every process has to take part in making every group
+            made = dist.new_group(range(begin, begin + context), timeout=PATIENCE)
+            _sequence = made if begin == first else _sequence
     yield
+    _sequence = None
     dist.destroy_process_group()  # not after an error: it would wait for others that wait for this one
 
 
@@ -49,9 +62,29 @@ def is_main() -> bool:
     return rank() == 0
 
 
+def sequence() -> Any:
+    """The process group of those that hold a sequence together with this process; None where it holds it alone."""
+    return _sequence
+
+
+def context() -> int:
+    """How many processes hold a sequence together."""
+    return 1 if _sequence is None else dist.get_world_size(_sequence)
+
+
+def replicas() -> int:
+    """How many processes, or groups of them that hold a sequence together, compute micro-batches of their own."""
+    return size() // context()
+
+
+def replica() -> int:
+    """The number of this process, or of its group, among `replicas`, from 0."""
+    return rank() // context()
+
+
 def share(micro_batches: int) -> int:
-    """How many of a step's micro-batches this process computes."""
-    return micro_batches // size()
+    """How many of a step's micro-batches this process computes, alone or with others."""
+    return micro_batches // replicas()
 
 
 def own_device(device: torch.device) -> torch.device:
@@ -71,6 +104,15 @@ def from_process(value: Any, number: int) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=number)
     return box[0]
+
+
+def from_all(value: Any) -> list[Any]:
+    """The values of all processes, in their order. All have to call it."""
+    if size() == 1:
+        return [value]
+    found: list[Any] = [None] * size()
+    dist.all_gather_object(found, value)
+    return found
 
 
 def gathered(x: Tensor) -> Tensor:

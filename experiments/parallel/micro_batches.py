@@ -15,8 +15,9 @@ def numbers(start: int) -> Iterator[int]:
     """The numbers of this process's micro-batches from `start` on, without end: start + r, start + r + N, ...
 
     r: the number of the process, of N. A step has a multiple of N micro-batches, so each of them has one owner.
+    Processes that hold sequences together (trainer.context) are one here.
     """
-    return itertools.count(start + group.rank(), group.size())
+    return itertools.count(start + group.replica(), group.replicas())
 
 
 def in_order(own: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
@@ -28,5 +29,6 @@ def in_order(own: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         return own
     names = list(own[0])
     values = torch.stack([torch.stack([scalars[name].float() for name in names]) for scalars in own])
-    rows = group.gathered(values).transpose(0, 1).flatten(0, 1)  # [turns · processes, names]
+    first = group.gathered(values)[:: group.context()]  # those of one sequence have the same losses
+    rows = first.transpose(0, 1).flatten(0, 1)  # [turns · replicas, names]
     return [dict(zip(names, row.unbind(), strict=True)) for row in rows.unbind()]
