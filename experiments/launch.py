@@ -67,7 +67,7 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
             start_new_session=True,  # Ctrl-C in a terminal reaches this process alone, which ends the others
         )
         try:
-            outcome = _listen(torchrun, sink)
+            outcome = _listen(torchrun, sink, file.parent)
             status = torchrun.wait()
         finally:
             if torchrun.poll() is None:
@@ -76,13 +76,21 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     _conclude(planned, outcome, status)
 
 
-def _listen(torchrun: subprocess.Popen[str], sink: Sink) -> dict[str, Any] | None:
-    """The first outcome that a process tells, once all have ended; progress goes to the sink, words are printed."""
+def _listen(torchrun: subprocess.Popen[str], sink: Sink, folder: Path) -> dict[str, Any] | None:
+    """The first outcome that a process tells, once all have ended; progress goes to the sink, words are printed.
+
+    folder: where records of failures stand (`tell_failure`).
+    """
     outcome: dict[str, Any] | None = None
     for line in torchrun.stdout or ():
-        if not line.startswith(MARK):
-            print(line, end="", flush=True)
-        elif "outcome" in (message := json.loads(line[1:])):
+        # A message may come between another process's words and their end.
+        words, mark, text = line.partition(MARK)
+        print(words, end="", flush=True)
+        if not mark:
+            continue
+        if "outcome" in (message := json.loads(text)):
+            if "record" in message:
+                message["record"] = json.loads((folder / message["record"]).read_text(encoding="utf-8"))
             outcome = outcome or message
         else:
             sink(*message["progress"])
@@ -117,8 +125,18 @@ def _environment(config: Config) -> dict[str, str]:
 
 
 def tell(**message: Any) -> None:
-    """Send a message from a process of a run to whoever started it."""
-    print(f"{MARK}{json.dumps(message)}", flush=True)
+    """Send a short message from a process of a run to whoever started it, in one write, which others' do not cut."""
+    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), f"{MARK}{json.dumps(message)}\n".encode())
+
+
+def tell_failure(plan_file: Path, record: dict[str, Any]) -> None:
+    """Send the record of a failure: in a file beside the plan, for what several processes write into one pipe is kept
+    apart only as long as it is short (PIPE_BUF, 4,096 bytes on Linux), which tracebacks are not.
+    """
+    place = plan_file.with_name(f"failure-{os.getpid()}.json")
+    place.write_text(json.dumps(record), encoding="utf-8")
+    tell(outcome="failed", record=place.name)
 
 
 @contextmanager

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from experiments.torchrun import end_with_parent
 
+MOST = 1000
+"""Characters of a reason, so that its message stays whole beside those of other processes."""
+
 
 def main(file: Path) -> int:
     """Take part in the run that the file describes (`launch.read_plan`); returns the exit status.
@@ -34,13 +37,13 @@ def main(file: Path) -> int:
         with words, group.joined(machine.pick(planned.config.device), planned.config.trainer.context):
             take_part(planned, send, workers)
     except RunPaused as pause:
-        launch.tell(outcome="paused", message=str(pause))
+        launch.tell(outcome="paused", message=str(pause)[:MOST])
     except UserError as error:
-        launch.tell(outcome="refused", message=str(error))
+        launch.tell(outcome="refused", message=str(error)[:MOST])
         return 1
     except Exception as error:
         traceback.print_exc()
-        launch.tell(outcome="failed", record=failure_record(error))
+        launch.tell_failure(file, failure_record(error))
         return 1
     return 0
 

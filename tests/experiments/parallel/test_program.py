@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from support.program import Lab, Process, assert_same_run, differences, steady_rows
+from support.program import ROOT, Lab, Process, assert_same_run, differences, steady_rows
 
 from experiments.plan import plan
 from experiments.runs import RunFolder, read_metrics
@@ -190,10 +193,27 @@ def kill_one(process: Process) -> None:
     trainers[1].kill()
 
 
-def test_a_message_is_read_as_it_was_told(capsys: pytest.CaptureFixture[str]):
+def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
+    """Two processes at once, each with a record far above a pipe's PIPE_BUF."""
+    from experiments import launch
+
+    tells = (
+        "import sys, pathlib; from experiments import launch; "
+        "launch.tell_failure(pathlib.Path(sys.argv[1]), {'traceback': sys.argv[2] * 50000})"
+    )
+    both = [f"{sys.executable} -c {shlex.quote(tells)} {tmp_path}/plan.json {letter}" for letter in "ab"]
+    process = subprocess.Popen(
+        f"{both[0]} & {both[1]}; wait", shell=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    outcome = launch._listen(process, lambda *_: None, tmp_path)
+    process.wait()
+    assert outcome["record"]["traceback"] in ("a" * 50000, "b" * 50000)
+
+
+def test_a_message_is_read_as_it_was_told(capfd: pytest.CaptureFixture[str]):
     from experiments import launch
 
     launch.tell(outcome="paused", message="a\nb")
-    line = capsys.readouterr().out.removesuffix("\n")
+    line = capfd.readouterr().out.removesuffix("\n")
     assert "\n" not in line
     assert json.loads(line.removeprefix(launch.MARK)) == {"outcome": "paused", "message": "a\nb"}
