@@ -9,7 +9,7 @@ from experiments.jobs import Job
 
 def report(config) -> None:
     """Compare the runs of an experiment on one HTML page."""
-    with interrupts.exiting():
+    with interrupts.loading():
         from analysis import ResultsError, comparison_text, load_results, write_report
     from zoo import UserError
 
@@ -55,7 +55,7 @@ def claims(config) -> None:
     All claims: their ledger goes to RESULTS/published. Chosen ones (claims=[...]): their numbers are printed, and
     compared with the published ledger unless runs are given.
     """
-    with interrupts.exiting():
+    with interrupts.loading():
         from analysis import ResultsError, ledger, load_results
     from experiments.claims import measured
     from experiments.paths import ROOT
@@ -105,7 +105,7 @@ def draw(table) -> None:
 
 def list_figures(config) -> None:
     """Print the figures of a report below what there is to choose from."""
-    with interrupts.exiting():
+    with interrupts.loading():
         from analysis.gallery import listed
     from experiments.jobs.list import print_table
 

@@ -52,7 +52,7 @@ def take_part(planned: Plan, sink: Sink, workers: int) -> None:
 
 def _go_on(planned: Plan, sink: Sink, workers: int) -> None:
     """Train a run to its end, or score a complete one on what is missing. Raises RunPaused."""
-    with interrupts.exiting():
+    with interrupts.loading():
         from experiments.callbacks import Paused, remove_checkpoints
         from experiments.training import score_more, train
 

@@ -1,8 +1,8 @@
 """Starting a run that takes several processes: torchrun as a process of its own, and what it tells on the way.
 
 torchrun starts a process a device with experiments.rank, which trains the run as one process would (`execute`); the
-main one holds the run's lock. They tell progress and outcome by lines on the standard output, and everything on the
-standard error goes to processes.log in the run's folder.
+main one holds the run's lock. They tell progress and outcome (`messages`), and everything on their standard error goes
+to processes.log in the run's folder.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from experiments import data, machine, peak_flops
+from experiments import data, machine, messages, peak_flops, preemption
 from experiments.data.cache import cache_root
 from experiments.paths import ROOT
 from experiments.plan import Plan
+from experiments.plan_records import from_record, to_record
 from experiments.progress import Sink
-from experiments.runs import FAILURE, RunFailed, RunFolder, RunPaused, refuse_link
+from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
 from experiments.schema import Config
 from zoo.errors import UserError
-
-MARK = "\x1e"
-"""The first character of a line that is a message."""
 
 RENDEZVOUS = "ARCHZOO_RENDEZVOUS"
 """The environment variable with the address, HOST:PORT, at which the nodes of a run meet."""
@@ -59,7 +55,7 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     with _plan_file(planned, workers) as file, open(folder.path / LOG, "w") as log:
         torchrun = subprocess.Popen(
-            cell_command(file, config, meeting),
+            ranks_command(file, config, meeting),
             env=_environment(config),
             stdout=subprocess.PIPE,
             stderr=log,
@@ -77,27 +73,23 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
 
 
 def _listen(torchrun: subprocess.Popen[str], sink: Sink, folder: Path) -> dict[str, Any] | None:
-    """The first outcome that a process tells, once all have ended; progress goes to the sink, words are printed.
+    """The first outcome that a process tells, once all have ended; progress goes to the sink.
 
-    folder: where records of failures stand (`tell_failure`).
+    Where this process is told to make room, they are (`preemption`). folder: as in `messages.heard`.
     """
     outcome: dict[str, Any] | None = None
-    for line in torchrun.stdout or ():
-        # A message may come between another process's words and their end.
-        words, mark, text = line.partition(MARK)
-        print(words, end="", flush=True)
-        if not mark:
-            continue
-        if "outcome" in (message := json.loads(text)):
-            if "record" in message:
-                message["record"] = json.loads((folder / message["record"]).read_text(encoding="utf-8"))
-            outcome = outcome or message
-        else:
-            sink(*message["progress"])
+    with preemption.passing_on():
+        for message in messages.heard(torchrun.stdout or (), folder):
+            if "process" in message:
+                preemption.pass_on_to(message["process"])
+            elif "progress" in message:
+                sink(*message["progress"])
+            else:
+                outcome = outcome or message
     return outcome
 
 
-def cell_command(file: Path, config: Config, meeting: list[str]) -> list[str]:
+def ranks_command(file: Path, config: Config, meeting: list[str]) -> list[str]:
     """The command that trains a planned run (its file) in trainer.devices processes on this node.
 
     meeting: torchrun's options by which the nodes of the run find each other.
@@ -124,32 +116,11 @@ def _environment(config: Config) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(config.trainer.threads)}
 
 
-def tell(**message: Any) -> None:
-    """Send a short message from a process of a run to whoever started it, in one write, which others' do not cut."""
-    sys.stdout.flush()
-    os.write(sys.stdout.fileno(), f"{MARK}{json.dumps(message)}\n".encode())
-
-
-def tell_failure(plan_file: Path, record: dict[str, Any]) -> None:
-    """Send the record of a failure: in a file beside the plan, for what several processes write into one pipe is kept
-    apart only as long as it is short (PIPE_BUF, 4,096 bytes on Linux), which tracebacks are not.
-    """
-    place = plan_file.with_name(f"failure-{os.getpid()}.json")
-    place.write_text(json.dumps(record), encoding="utf-8")
-    tell(outcome="failed", record=place.name)
-
-
 @contextmanager
 def _plan_file(planned: Plan, workers: int) -> Iterator[Path]:
     """A file with all that a process needs to know, while inside."""
-    values = {
-        "config": OmegaConf.to_container(OmegaConf.structured(planned.config)),
-        "letters": planned.letters,
-        "identity": planned.identity,
-        "folder": str(planned.folder.path.absolute()),
-        "workers": workers,
-        "argv": sys.argv,
-    }
+    folder = str(planned.folder.path.absolute())
+    values = {"plan": to_record(planned), "folder": folder, "workers": workers, "argv": sys.argv}
     with tempfile.TemporaryDirectory(prefix="archzoo-") as folder:
         file = Path(folder) / "plan.json"
         file.write_text(json.dumps(values), encoding="utf-8")
@@ -161,13 +132,9 @@ def read_plan(file: Path) -> tuple[Plan, int]:
 
     The command line becomes that of whoever wrote it, which summaries record.
     """
-    from experiments.compose import to_config  # Hydra takes half a second, and every cell of a sweep comes by
-
     values = json.loads(file.read_text(encoding="utf-8"))
     sys.argv = values["argv"]
-    config = to_config(OmegaConf.create(values["config"]))
-    folder = RunFolder(Path(values["folder"]))
-    return Plan(config, values["letters"], values["identity"], folder), values["workers"]
+    return from_record(values["plan"], Path(values["folder"])), values["workers"]
 
 
 def _conclude(planned: Plan, outcome: dict[str, Any] | None, status: int) -> None:

@@ -6,17 +6,51 @@ checkpoint loses nothing; `callbacks.Pause` writes it and stops. Imports nothing
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from collections.abc import Iterator
+
+PASSED_ON = signal.SIGUSR2
+"""The signal that tells the processes of a run what the one that started them was told."""
 
 _told: list[int] = []
+_others: list[int] = []
 
 
 def heed(*numbers: signal.Signals) -> None:
     """From now on take these signals for being told to make room."""
     for number in numbers:
-        signal.signal(number, lambda received, frame: _told.append(received))
+        signal.signal(number, lambda received, frame: _receive(received))
 
 
 def told() -> signal.Signals | None:
     """The first signal that told this process to make room; None: none has."""
     return signal.Signals(_told[0]) if _told else None
+
+
+def pass_on_to(process: int) -> None:
+    """Tell another process too, now or when this one is told; it heeds PASSED_ON."""
+    _others.append(process)
+    if _told:
+        _tell(process)
+
+
+@contextlib.contextmanager
+def passing_on() -> Iterator[None]:
+    """While inside, `pass_on_to` holds; afterwards its processes have ended, and their numbers may be others'."""
+    try:
+        yield
+    finally:
+        _others.clear()
+
+
+def _receive(number: int) -> None:
+    _told.append(number)
+    for process in _others:
+        _tell(process)
+
+
+def _tell(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        os.kill(process, PASSED_ON)

@@ -10,6 +10,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+from experiments import interrupts, preemption
+from experiments.messages import tell, tell_failure
 from experiments.torchrun import end_with_parent
 
 MOST = 1000
@@ -21,29 +23,32 @@ def main(file: Path) -> int:
 
     A pause is no failure: torchrun would end the processes that are still on their way to it.
     """
-    from experiments import launch, machine
-    from experiments.execute import take_part
-    from experiments.parallel import group
-    from experiments.progress import ThrottledSender
-    from experiments.runs import RunPaused, failure_record
-    from zoo.errors import UserError
+    with interrupts.loading():
+        from experiments import launch, machine
+        from experiments.execute import take_part
+        from experiments.parallel import group
+        from experiments.progress import ThrottledSender
+        from experiments.runs import RunPaused, failure_record
+        from zoo.errors import UserError
 
+    preemption.heed(preemption.PASSED_ON)
+    tell(process=os.getpid())
     planned, workers = launch.read_plan(file)
     planned.config.trainer.progress = False
-    send = ThrottledSender(lambda progress: launch.tell(progress=progress))
+    send = ThrottledSender(lambda progress: tell(progress=progress))
     # Words are said once a node; outcomes by all, for whichever fails first has the reason.
     words = contextlib.nullcontext() if os.environ["LOCAL_RANK"] == "0" else _silent()
     try:
         with words, group.joined(machine.pick(planned.config.device), planned.config.trainer.context):
             take_part(planned, send, workers)
     except RunPaused as pause:
-        launch.tell(outcome="paused", message=str(pause)[:MOST])
+        tell(outcome="paused", message=str(pause)[:MOST])
     except UserError as error:
-        launch.tell(outcome="refused", message=str(error)[:MOST])
+        tell(outcome="refused", message=str(error)[:MOST])
         return 1
     except Exception as error:
         traceback.print_exc()
-        launch.tell_failure(file, failure_record(error))
+        tell_failure(file.parent, failure_record(error))
         return 1
     return 0
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from experiments import machine, peak_flops
 from experiments.costs import tokens_per_step
 from experiments.data.cache import cache_root
+from experiments.metric_log import MetricLog, read_metrics
 from experiments.parallel import group
 from experiments.presets import dominant_mixer, label, model_color
-from experiments.runs import MetricLog, read_metrics
 from experiments.schema import Config
 from zoo import cost, pattern, registry
 

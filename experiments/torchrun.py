@@ -6,6 +6,8 @@ import ctypes
 import signal
 import sys
 
+from experiments import preemption
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -17,6 +19,8 @@ def end_with_parent(number: int) -> None:
 
 if __name__ == "__main__":
     end_with_parent(signal.SIGTERM)  # which torchrun passes on to its processes
+    # A job's manager may tell every process to make room: those that train heed it once they can (`rank`).
+    signal.signal(preemption.PASSED_ON, signal.SIG_IGN)
     from torch.distributed.run import main
 
     main()

@@ -15,12 +15,13 @@ from experiments.costs import derive_costs, tokens_per_step
 from experiments.data import Batches, Corpus, TaskSet
 from experiments.data.cache import cache_root
 from experiments.data.task_batches import TaskBatches
+from experiments.metric_log import MetricLog
 from experiments.parallel import group
 from experiments.parallel.replicated import replicate
 from experiments.parallel.sharded import shard
 from experiments.plan import Plan
 from experiments.progress import Sink
-from experiments.runs import METRICS, MetricLog
+from experiments.runs import METRICS
 from experiments.schema import Config
 from experiments.scoring import score_best
 from experiments.summary import summarise

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from experiments import machine, peak_flops
+from experiments.metric_log import MetricLog
 from experiments.parallel import group
 from experiments.progress import MIN_SECONDS, Sink
-from experiments.runs import MetricLog
 from experiments.task import LanguageModelling
 
 

@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 
 from experiments.compare.trials import SPLIT, Trial
+from experiments.metric_log import read_metrics
 from experiments.plan import Plan
-from experiments.runs import METRICS, read_metrics
+from experiments.runs import METRICS
 from experiments.schema import Config
 from zoo.errors import UserError
 

@@ -6,7 +6,6 @@ results may be mounted elsewhere there.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -14,11 +13,11 @@ from pathlib import Path
 from experiments import preemption
 from experiments.engines.interface import DONE, FAILED, PAUSED, State
 from experiments.execute import execute
+from experiments.metric_log import read_metrics
 from experiments.plan import Plan, run_name
+from experiments.plan_records import from_record, to_record
 from experiments.progress import Sink
-from experiments.runs import METRICS, RunFolder, RunPaused, read_metrics, refuse_link, share_between_nodes
-from experiments.schema import Config
-from zoo.config import from_dict
+from experiments.runs import METRICS, RunPaused, refuse_link, share_between_nodes
 from zoo.errors import UserError
 from zoo.files import write_json
 
@@ -38,11 +37,7 @@ def write_record(planned: Plan) -> Path:
         refuse_link(place)
     share_between_nodes(planned.folder.path.parent)
     path.parent.mkdir(exist_ok=True)
-    config = dataclasses.asdict(planned.config)
-    write_json(
-        path,
-        {"format": _FORMAT, "letters": planned.letters, "identity": planned.identity, "config": config},
-    )
+    write_json(path, {"format": _FORMAT, **to_record(planned)})
     return path
 
 
@@ -51,8 +46,7 @@ def read_record(path: Path) -> Plan:
     again = "give the sweep's command again, which writes it anew"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        config = from_dict(Config, record["config"], "config")
-        planned = Plan(config, record["letters"], record["identity"], RunFolder(_run_folder(path)))
+        planned = from_record(record, _run_folder(path))
         whole = record["format"] == _FORMAT and run_name(planned.identity) == planned.run
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; {again}") from error
@@ -72,7 +66,7 @@ def train_record(path: Path, sink: Sink, workers: int = 1) -> tuple[int, str]:
     try:
         planned = read_record(path)
         planned.config.trainer.progress = False
-        execute(planned, _ends_when_told(sink), workers)
+        execute(planned, _ends_when_told(sink, planned.title), workers)
     except RunPaused as pause:
         return PAUSED, str(pause)
     except Exception as error:
@@ -93,14 +87,12 @@ def unheard(phase: str, done: int, total: int, note: str = "") -> None:
     """A sink that nobody listens to: the sweep reads the metrics of the run folder."""
 
 
-def _ends_when_told(sink: Sink) -> Sink:
+def _ends_when_told(sink: Sink, title: str) -> Sink:
     """A sink that also ends scoring where this process is told to make room; training ends at its own steps."""
 
     def report(phase: str, done: int, total: int, note: str = "") -> None:
         sink(phase, done, total, note)
         if phase != "train" and preemption.told() is not None:
-            from experiments.callbacks import Paused  # loaded by now: something is being scored
-
-            raise Paused(f"told to make room while scoring {phase}; the same command goes on")
+            raise RunPaused(f"{title}: told to make room while scoring {phase}; the same command goes on")
 
     return report

@@ -11,6 +11,8 @@ from typing import Any
 
 import ray
 
+from experiments import interrupts
+
 Ended = tuple[int | None, str]
 
 
@@ -19,8 +21,8 @@ def train(record: str, workers: int, folder: str, threads: int) -> Ended:
     os.chdir(folder)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)  # before torch is imported
-    from experiments.engines.cell import train_record, unheard
-
+    with interrupts.loading():
+        from experiments.engines.cell import train_record, unheard
     return train_record(Path(record), unheard, workers)
 
 

@@ -1,4 +1,7 @@
-"""What a Slurm job runs: one cell, that makes room when told to and is requeued where its job's time is up."""
+"""What a Slurm job runs: one cell, that makes room when told to and is requeued where its job's time is up.
+
+Imports nothing that takes time: a job heeds signals before it loads the harness.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments import preemption
-from experiments.engines.cell import train_record, unheard
-from experiments.engines.interface import DONE, PAUSED
-from zoo.files import write_json
+from experiments import interrupts, preemption
 
 
 class SlurmCell:
@@ -27,6 +27,9 @@ class SlurmCell:
         """Train, and leave the outcome beside the record; a job that makes room leaves none."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         preemption.heed(signal.SIGUSR2, signal.SIGTERM)
+        with interrupts.loading():
+            from experiments.engines.cell import train_record, unheard
+            from experiments.engines.interface import DONE, PAUSED
         status, why = train_record(self.record, unheard, self.workers)
         if status != DONE and preemption.told() == signal.SIGTERM:
             sys.exit(143)
@@ -60,5 +63,7 @@ def outcome_path(record: Path) -> Path:
 def write_outcome(record: Path, status: int, why: str) -> None:
     """Say how the job of this process ended."""
     from submitit import JobEnvironment
+
+    from zoo.files import write_json
 
     write_json(outcome_path(record), {"job": JobEnvironment().job_id, "status": status, "why": why})

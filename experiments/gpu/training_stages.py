@@ -10,9 +10,10 @@ from typing import Any
 from experiments import data, machine
 from experiments.execute import execute
 from experiments.gpu.stage_settings import PATTERNS, Settings
+from experiments.metric_log import read_metrics
 from experiments.plan import Plan, plan
 from experiments.progress import Bar
-from experiments.runs import METRICS, RunPaused, read_metrics
+from experiments.runs import METRICS, RunPaused
 from experiments.scoring import score_best
 from zoo.files import write_atomic
 from zoo.io import CARD

@@ -52,7 +52,7 @@ def find_job(name: str) -> Job:
         )
 
         raise unknown("job", name, [*names, *_handed_over])
-    with interrupts.exiting():
+    with interrupts.loading():
         return importlib.import_module(f"{__name__}.{name}").JOB
 
 

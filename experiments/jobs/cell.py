@@ -17,7 +17,7 @@ def run(config: Config) -> None:
 
     SIGUSR2 (`#SBATCH --signal=USR2@120`) pauses it at the end of a step, with a checkpoint.
     """
-    with interrupts.exiting():
+    with interrupts.loading():
         from experiments.engines.cell import read_record
         from experiments.execute import execute
     if config.run is None:

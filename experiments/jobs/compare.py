@@ -27,7 +27,7 @@ def run_sweep(configs: list[Config]) -> None:
     The runs of the selection are those of the experiment NAME_selection, the confirming ones those of NAME. What is
     complete is not trained again. Raises UserError before anything is trained where the command has a mistake.
     """
-    with interrupts.exiting():
+    with interrupts.loading():
         from experiments.compare.confirm import confirm, confirmations
         from experiments.compare.record import write_record
         from experiments.compare.select import select, start

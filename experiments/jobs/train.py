@@ -29,7 +29,7 @@ def run(config: Config) -> None:
 
 def run_sweep(configs: list[Config]) -> None:
     """Train all cells of a sweep that are not complete, `sweep.workers` at a time."""
-    with interrupts.exiting():
+    with interrupts.loading():
         from experiments import sweep
 
     sweep.run_sweep(configs)

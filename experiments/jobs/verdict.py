@@ -23,7 +23,7 @@ def run_sweep(configs: list[Config]) -> None:
     configs: one for every text or task to learn. A block that breaks a contract is condemned: nothing is trained, since
     its losses would mean nothing.
     """
-    with interrupts.exiting():
+    with interrupts.loading():
         from experiments.verdict import stages
         from experiments.verdict.models import find_block, models, nearest_relative
 

@@ -14,8 +14,8 @@ import torch
 from experiments import preemption
 from experiments.callbacks import checkpoints, metrics, probe_training, validation
 from experiments.data import Split
+from experiments.metric_log import MetricLog, read_metrics
 from experiments.probing import probe_tables
-from experiments.runs import MetricLog, read_metrics
 from experiments.schema import Config
 from zoo import LanguageModel, ModelConfig
 

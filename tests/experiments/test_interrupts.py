@@ -103,12 +103,12 @@ def assert_nobody_is_left(lab: Lab) -> None:
 def test_who_ignores_ctrl_c_goes_on_ignoring_it(monkeypatch):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interrupts.exiting():
+        with interrupts.loading():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         with interrupts.raising():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        with interrupts.exiting():
+        with interrupts.loading():
             assert signal.getsignal(signal.SIGINT) is interrupts._exit
             with interrupts.raising():
                 assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

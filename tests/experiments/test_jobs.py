@@ -15,8 +15,8 @@ import analysis
 from experiments import jobs
 from experiments.cli import perform
 from experiments.jobs import Job, all_jobs, cost
+from experiments.metric_log import METRIC_COLUMNS, read_metrics
 from experiments.paths import CONF
-from experiments.runs import METRIC_COLUMNS, read_metrics
 from experiments.schema import Config
 from zoo import registry
 from zoo.pattern import LAYOUTS

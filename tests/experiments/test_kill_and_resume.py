@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.program import Lab, Process, assert_same_run
 
+from experiments.metric_log import read_metrics
 from experiments.probing import probe_tables
-from experiments.runs import read_metrics
 
 RECIPE = [
     "trainer.accumulate=2",

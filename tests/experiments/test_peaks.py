@@ -14,7 +14,7 @@ from support.program import Lab
 from analysis import load_results
 from analysis.caveats import caveats
 from experiments import machine, peak_flops
-from experiments.runs import read_metrics
+from experiments.metric_log import read_metrics
 
 CPU = torch.device("cpu")
 

@@ -22,9 +22,9 @@ from analysis.verdicts import families
 from experiments.data import TASKS, DataConfig, TaskSet
 from experiments.data.task_registry import IGNORE
 from experiments.load_run import recorded_data
+from experiments.metric_log import read_metrics
 from experiments.plan import plan
 from experiments.probing import probe_tables
-from experiments.runs import read_metrics
 from experiments.schema import Config
 from experiments.task import SyntheticTask
 from experiments.task_scoring import TaskScore, accuracies, score_sequences, write_answers

@@ -23,7 +23,7 @@ import torch
 
 from experiments.cli import main
 from experiments.compose import compose
-from experiments.runs import WALL_CLOCK_COLUMNS, read_metrics
+from experiments.metric_log import WALL_CLOCK_COLUMNS, read_metrics
 from experiments.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,8 +21,8 @@ from experiments import callbacks, data, machine, optim
 from experiments.bench import result_table, timing
 from experiments.bench.model_steps import update
 from experiments.costs import tokens_per_step
+from experiments.metric_log import MetricLog
 from experiments.progress import Bar
-from experiments.runs import MetricLog
 from experiments.schema import Config
 from experiments.task import LanguageModelling
 from experiments.trainer import make_trainer, silence_lightning

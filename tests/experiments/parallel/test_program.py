@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from support.program import ROOT, Lab, Process, assert_same_run, differences, steady_rows
+from support.program import Lab, Process, assert_same_run, differences, steady_rows
 
+from experiments.metric_log import read_metrics
 from experiments.plan import plan
-from experiments.runs import RunFolder, read_metrics
+from experiments.runs import RunFolder
 from zoo.sharded_files import read_rest, read_whole
 
 STEP = ["trainer.accumulate=2"]
@@ -193,27 +190,25 @@ def kill_one(process: Process) -> None:
     trainers[1].kill()
 
 
-def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
-    """Two processes at once, each with a record far above a pipe's PIPE_BUF."""
-    from experiments import launch
-
-    tells = (
-        "import sys, pathlib; from experiments import launch; "
-        "launch.tell_failure(pathlib.Path(sys.argv[1]), {'traceback': sys.argv[2] * 50000})"
-    )
-    both = [f"{sys.executable} -c {shlex.quote(tells)} {tmp_path}/plan.json {letter}" for letter in "ab"]
-    process = subprocess.Popen(
-        f"{both[0]} & {both[1]}; wait", shell=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    outcome = launch._listen(process, lambda *_: None, tmp_path)
-    process.wait()
-    assert outcome["record"]["traceback"] in ("a" * 50000, "b" * 50000)
-
-
-def test_a_message_is_read_as_it_was_told(capfd: pytest.CaptureFixture[str]):
-    from experiments import launch
-
-    launch.tell(outcome="paused", message="a\nb")
-    line = capfd.readouterr().out.removesuffix("\n")
-    assert "\n" not in line
-    assert json.loads(line.removeprefix(launch.MARK)) == {"outcome": "paused", "message": "a\nb"}
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("words", [TWO, SHARDED], ids=["ddp", "fsdp"])
+def test_a_cell_that_is_told_to_make_room_tells_its_processes(
+    words: list[str], tmp_path: Path, small_text: Path, shared_cache: Path
+):
+    whole, told = labs(tmp_path, small_text, shared_cache, "whole", "told")
+    words = [*words, "trainer.max_steps=60", "trainer.log_every=1", "trainer.checkpoint_every=1000"]
+    assert whole.here(*words).status == 0
+    assert told.here("--multirun", *words, "sweep.engine=list").status == 0
+    (record,) = told.results.glob("*/.cells/*.json")
+    process = told.start("job=cell", f"run={record}")
+    wait_for_step(process, told, 14)
+    process.popen.send_signal(signal.SIGUSR2)
+    outcome = process.wait()
+    assert outcome.status == 1
+    assert "told to make room (SIGUSR2) at step" in outcome.err
+    assert not RunFolder(told.run_folder()).failed
+    (step,) = (int(row["step"]) for row in read_metrics(told.run_folder() / "metrics.csv")[-1:])
+    assert [path.stem for path in (told.run_folder() / "checkpoints").glob("*.ckpt")] == [f"step-{step:08d}"]
+    assert told.run("job=cell", f"run={record}").status == 0
+    assert_same(whole.run_folder(), told.run_folder())
