@@ -66,3 +66,7 @@ class ThrottledSender:
 
     def close(self) -> None:
         """Do nothing: nothing is held open."""
+
+
+def unheard(phase: str, done: int, total: int, note: str = "") -> None:
+    """A sink that nobody listens to."""

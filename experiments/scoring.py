@@ -22,6 +22,8 @@ import zoo
 from experiments import machine
 from experiments.data import Corpus, Split, TaskSet, document_boundaries, eval_windows
 from experiments.document_scores import by_document, write_documents
+from experiments.parallel import group
+from experiments.parallel.scoring import by_shards
 from experiments.progress import Sink
 from experiments.schema import Config
 from experiments.task_scoring import TaskScore, score_sequences, write_answers
@@ -73,12 +75,13 @@ def score_split(
     precision: str = "fp32",
     progress: Any = None,
     windows: int | None = None,
+    shards: Any = None,
 ) -> Score:
     """Score a split with a model in evaluation mode.
 
     document_bos: windows restart at that token (packing). separator: the token at which documents begin, for their
     scores (None: none). windows: only the first so many (None: all); words and bytes are then counted in proportion to
-    the tokens scored.
+    the tokens scored. shards: as in `token_losses`.
     """
     losses: list[np.ndarray] | None = None if separator is None else []
     nats, tokens = score_windows(
@@ -89,6 +92,7 @@ def score_split(
         precision=precision,
         progress=progress,
         losses=losses,
+        shards=shards,
     )
     documents = None
     if losses is not None:
@@ -107,10 +111,12 @@ def score_windows(
     precision: str = "fp32",
     progress: Any = None,
     losses: list[np.ndarray] | None = None,
+    shards: Any = None,
 ) -> tuple[float, int]:
     """Sum of −ln p over the scored tokens of the windows, and how many there are.
 
     losses: a list that −ln p of the scored tokens is appended to, in their order, float64 [n] a batch.
+    shards: as in `token_losses`; all processes of the group have to call it.
     """
     device = model.embedding.weight.device
     training = model.training
@@ -120,7 +126,7 @@ def score_windows(
         for tokens, targets, keep in _batched(windows, batch_size):
             bounds = None if document_bos is None else document_boundaries(tokens.numpy(), document_bos)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                found = token_losses(model, tokens.to(device), targets.to(device), bounds)
+                found = token_losses(model, tokens.to(device), targets.to(device), bounds, shards)
             nats += (found * keep.to(device)).sum(dtype=torch.float64)
             if losses is not None:
                 losses.append(found.double().cpu()[keep].numpy())
@@ -134,21 +140,35 @@ def score_windows(
 
 
 def token_losses(
-    model: LanguageModel, tokens: Tensor, targets: Tensor, bounds: np.ndarray | None = None
+    model: LanguageModel,
+    tokens: Tensor,
+    targets: Tensor,
+    bounds: np.ndarray | None = None,
+    shards: Any = None,
 ) -> Tensor:
-    """−ln p of every target, [B, T]; bounds: rows are laid end to end and cut into sequences there."""
-    cu_seqlens = None
+    """−ln p of every target, [B, T]; bounds: rows are laid end to end and cut into sequences there.
+
+    shards: the process group whose members compute a part of the tokens each (None: this process computes all).
+    """
+    shape, cu_seqlens = targets.shape, None
     if bounds is not None:
-        tokens, cu_seqlens = tokens.view(1, -1), torch.from_numpy(bounds).to(tokens.device)
-    logits, _ = model(tokens, Context.of(tokens, cu_seqlens))
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view(targets.shape)
+        tokens, targets = tokens.view(1, -1), targets.view(1, -1)
+        cu_seqlens = torch.from_numpy(bounds).to(tokens.device)
+
+    def read(tokens: Tensor, targets: Tensor, ctx: Context) -> Tensor:
+        logits, _ = model(tokens, ctx)
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        return losses.view(targets.shape)
+
+    if shards is None:
+        return read(tokens, targets, Context.of(tokens, cu_seqlens)).view(shape)
+    return by_shards(read, tokens, targets, cu_seqlens, shards).reshape(shape)
 
 
 def _batched(windows: Iterable[Window], batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Stack windows of one length: tokens, targets [B, T] and which targets are scored [B, T]."""
-    for _, group in itertools.groupby(windows, key=lambda w: len(w[0])):
-        for chunk in _chunks(group, batch_size):
+    for _, alike in itertools.groupby(windows, key=lambda w: len(w[0])):
+        for chunk in _chunks(alike, batch_size):
             tokens, targets = (torch.stack([torch.as_tensor(w[i]).long() for w in chunk]) for i in (0, 1))
             first = torch.tensor([w[2] for w in chunk])
             yield tokens, targets, torch.arange(tokens.shape[1]) >= first[:, None]
@@ -186,24 +206,32 @@ def score_best(
     device: torch.device,
     sink: Sink,
     splits: Iterable[str],
+    shards: Any = None,
 ) -> dict[str, dict[str, Any]]:
     """Split -> metrics of the best weights in a run folder.
 
-    Scores by document, or of a task by position and difficulty, are written into the folder.
+    Scores by document, or of a task by position and difficulty, are written into the folder. shards: the processes that
+    score texts together (`token_losses`), of which the main one writes.
     """
     model = zoo.load(folder, device)
     if isinstance(corpus, TaskSet):
         answered = {name: score_task(model, config, corpus, name, device, sink) for name in splits}
         write_answers(folder, answered)
         return {name: score.metrics() for name, score in answered.items()}
-    scores = {name: score_model(model, config, corpus, name, device, sink) for name in splits}
-    if scores:
+    scores = {name: score_model(model, config, corpus, name, device, sink, shards) for name in splits}
+    if scores and group.is_main():
         write_documents(folder, {name: score.documents for name, score in scores.items()})
     return {name: score.metrics() for name, score in scores.items()}
 
 
 def score_model(
-    model: LanguageModel, config: Config, corpus: Corpus, name: str, device: torch.device, sink: Sink
+    model: LanguageModel,
+    config: Config,
+    corpus: Corpus,
+    name: str,
+    device: torch.device,
+    sink: Sink,
+    shards: Any = None,
 ) -> Score:
     """The score of a model on a split, windows moving by evaluate.stride (null: half the model's length)."""
     split = corpus.splits[name]
@@ -217,6 +245,7 @@ def score_model(
         separator=corpus.tokenizer.bos_id,
         precision=machine.precision(config.trainer.precision, device),
         progress=count_scored(sink, name, len(split.tokens) - 1),
+        shards=shards,
     )
 
 

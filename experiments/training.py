@@ -20,7 +20,7 @@ from experiments.parallel import group
 from experiments.parallel.replicated import replicate
 from experiments.parallel.sharded import shard
 from experiments.plan import Plan
-from experiments.progress import Sink
+from experiments.progress import Sink, unheard
 from experiments.runs import METRICS
 from experiments.schema import Config
 from experiments.scoring import score_best
@@ -119,7 +119,8 @@ class Attempt:
 def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     """The summary of a run, after training it to the end (from its last checkpoint on, if there is one) and scoring it.
 
-    Of several processes the main one scores and has the summary; the others have nothing.
+    Of several processes the main one scores, or those that hold a sequence together with it, and it has the summary;
+    the others have nothing.
     workers: cells of one sweep that train at the same time, this one included.
     """
     config = planned.config
@@ -130,10 +131,21 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     attempt = Attempt(planned, corpus, device, sink)
     began = time.perf_counter()
     attempt.fit()
+    load = machine.load()
+    group.barrier()  # the best weights are written
+    if not group.holds_main_s_sequence():
+        return {}
+    metrics = score_best(
+        config,
+        corpus,
+        planned.folder.path,
+        device,
+        sink if group.is_main() else unheard,
+        config.evaluate.splits,
+        group.sequence(),
+    )
     if not group.is_main():
         return {}
-    load = machine.load()
-    metrics = score_best(config, corpus, planned.folder.path, device, sink, config.evaluate.splits)
     summary = summarise(attempt, metrics, time.perf_counter() - began)
     return {**summary, "workers": workers, "load": load}
 

@@ -72,6 +72,7 @@ class Validation(StepCallback):
             batch_size=self.config.evaluate.batch_size,
             document_bos=self.bos,
             precision=scoring_precision(trainer),
+            shards=group.sequence(),
         )
         loss = nats / tokens
         return {"loss": loss, "perplexity": math.exp(min(loss, 700))}

@@ -83,10 +83,6 @@ def progress(planned: Plan) -> State:
     return State(f"train {step}/{steps}", step / steps) if step else State("running")
 
 
-def unheard(phase: str, done: int, total: int, note: str = "") -> None:
-    """A sink that nobody listens to: the sweep reads the metrics of the run folder."""
-
-
 def _ends_when_told(sink: Sink, title: str) -> Sink:
     """A sink that also ends scoring where this process is told to make room; training ends at its own steps."""
 

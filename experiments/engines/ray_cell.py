@@ -22,7 +22,8 @@ def train(record: str, workers: int, folder: str, threads: int) -> Ended:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)  # before torch is imported
     with interrupts.loading():
-        from experiments.engines.cell import train_record, unheard
+        from experiments.engines.cell import train_record
+        from experiments.progress import unheard
     return train_record(Path(record), unheard, workers)
 
 

@@ -28,8 +28,9 @@ class SlurmCell:
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
         preemption.heed(signal.SIGUSR2, signal.SIGTERM)
         with interrupts.loading():
-            from experiments.engines.cell import train_record, unheard
+            from experiments.engines.cell import train_record
             from experiments.engines.interface import DONE, PAUSED
+            from experiments.progress import unheard
         status, why = train_record(self.record, unheard, self.workers)
         if status != DONE and preemption.told() == signal.SIGTERM:
             sys.exit(143)

@@ -82,6 +82,11 @@ def replica() -> int:
     return rank() // context()
 
 
+def holds_main_s_sequence() -> bool:
+    """Whether this is the main process, or one of those that hold its sequences together with it."""
+    return replica() == 0
+
+
 def share(micro_batches: int) -> int:
     """How many of a step's micro-batches this process computes, alone or with others."""
     return micro_batches // replicas()

@@ -46,7 +46,10 @@ def test_shards_learn_what_one_process_learns(
         assert float(a["loss"]) == pytest.approx(float(b["loss"]), rel=1e-5)
         if a["split"] == "train":
             assert float(a["grad_norm"]) == pytest.approx(float(b["grad_norm"]), rel=1e-3)
-    assert RunFolder(cut.run_folder()).summary()["processes"] == int(CASES[case][0].rpartition("=")[2])
+    found, wanted = (RunFolder(lab.run_folder()).summary() for lab in (cut, one))
+    assert found["processes"] == int(CASES[case][0].rpartition("=")[2])
+    assert found["metrics"]["test"]["loss"] == pytest.approx(wanted["metrics"]["test"]["loss"], rel=1e-5)
+    assert found["metrics"]["test"]["tokens"] == wanted["metrics"]["test"]["tokens"]
 
 
 def test_shards_are_no_part_of_what_a_run_is(lab: Lab):
