@@ -1,4 +1,4 @@
-"""sweep.engine=ray on two nodes of this machine: a worker killed, a node removed, the sweep killed."""
+"""sweep.engine=ray on two nodes of this machine: twelve cells, a worker killed, a node removed, the sweep killed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 from support.program import Lab
-from support.sweeps import CELL, STEPS, assert_as_undisturbed, processes, steps_of, under_way, wait_until
+from support.sweeps import (
+    CELL,
+    STEPS,
+    TWELVE,
+    assert_as_undisturbed,
+    processes,
+    steps_of,
+    under_way,
+    wait_until,
+)
 
 ray = pytest.importorskip("ray", reason="sweep.engine=ray needs ray (the extra ray)")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -24,26 +33,25 @@ def cluster(monkeypatch) -> Iterator[Cluster]:
 
 
 @pytest.mark.long
-def test_a_killed_worker_a_removed_node_and_a_killed_sweep_change_nothing(
+def test_twelve_cells_a_killed_worker_a_removed_node_and_a_killed_sweep_change_nothing(
     tmp_path: Path, small_text: Path, shared_cache: Path, cluster: Cluster
 ):
     torn, whole = (Lab(tmp_path / name, small_text, shared_cache) for name in ("torn", "whole"))
     node = cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20)
-    command = ["--multirun", *CELL, "seed=0,1,2"]
     on_ray = ["sweep.engine=ray", f"sweep.ray.address={cluster.address}", "sweep.ray.poll_s=0.2"]
-    first = torn.start(*command, *on_ray)
+    first = torn.start(*TWELVE, *on_ray)
     wait_until(lambda: len(under_way(torn)) == 2, first)
     first.popen.kill()
     workers = processes("ray::default/")
     assert len(workers) == 2, "tasks outlive the command that submitted them"
     cluster.remove_node(node, allow_graceful=False)
-    second = torn.start(*command, *on_ray)
+    second = torn.start(*TWELVE, *on_ray)
     wait_until(lambda: bool(processes("ray::default/")), second)
     processes("ray::default/")[0].kill()
-    outcome = second.wait()
+    outcome = second.wait(900)
     assert outcome.status == 0, outcome
     assert "Traceback" not in outcome.out + outcome.err
-    assert whole.run(*command).status == 0
+    assert whole.run(*TWELVE).status == 0
     assert_as_undisturbed(torn, whole)
 
 

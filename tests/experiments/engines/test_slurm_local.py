@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.program import Lab
-from support.sweeps import CELL, assert_as_undisturbed, processes, steps_of, under_way, wait_until
+from support.sweeps import CELL, TWELVE, assert_as_undisturbed, processes, steps_of, under_way, wait_until
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
 LOCAL = ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.slurm.poll_s=0.2"]
@@ -31,11 +31,11 @@ def send(lab: Lab, run: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.long
-def test_jobs_that_are_killed_at_their_limit_or_left_end_as_if_nobody_had_disturbed_them(
+def test_twelve_jobs_some_killed_at_their_limit_or_left_end_as_if_nobody_had_disturbed_them(
     tmp_path: Path, small_text: Path, shared_cache: Path
 ):
     torn, whole = (Lab(tmp_path / name, small_text, shared_cache) for name in ("torn", "whole"))
-    command = ["--multirun", *CELL, "seed=0,1,2", "sweep.workers=3"]
+    command = [*TWELVE, "sweep.workers=3"]
     first = torn.start(*command, *LOCAL)
     wait_until(lambda: len(under_way(torn)) == 3, first)
     killed, limited, left = under_way(torn)
@@ -43,7 +43,7 @@ def test_jobs_that_are_killed_at_their_limit_or_left_end_as_if_nobody_had_distur
     send(torn, killed, signal.SIGKILL)
     send(torn, limited, signal.SIGUSR2)  # what Slurm sends before the time limit
     before = jobs(torn)
-    again = torn.run(*command, *LOCAL)
+    again = torn.run(*command, *LOCAL, timeout=900)
     assert again.status == 0, again
     after = jobs(torn)
     assert after[killed.name] != before[killed.name], "a job that was killed is submitted again"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.program import Lab
 from support.slurm_cluster import SlurmCluster, why_not
-from support.sweeps import CELL, assert_as_undisturbed, processes, under_way, wait_until
+from support.sweeps import TWELVE, assert_as_undisturbed, processes, under_way, wait_until
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -32,13 +32,12 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
     tmp_path: Path, small_text: Path, shared_cache: Path, slurm: SlurmCluster
 ):
     torn, whole = (Lab(tmp_path / name, small_text, shared_cache) for name in ("torn", "whole"))
-    command = ["--multirun", *CELL, "seed=" + ",".join(map(str, range(12)))]
     on_slurm = ["sweep.engine=slurm", "sweep.slurm.partition=main", "sweep.slurm.poll_s=1"]
-    refused = torn.run(*command, *on_slurm, "sweep.slurm.partition=nowhere")
+    refused = torn.run(*TWELVE, *on_slurm, "sweep.slurm.partition=nowhere")
     assert refused.status == 2, refused
     assert "Slurm refused the job: " in refused.err
     assert "invalid partition" in refused.err
-    first = torn.start(*command, *on_slurm)
+    first = torn.start(*TWELVE, *on_slurm)
     wait_until(lambda: len(under_way(torn)) == 2, first)
     first.popen.kill()
     killed, limited = under_way(torn)
@@ -48,10 +47,10 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
     }
     slurm.run("scancel", "--signal=USR2", jobs[limited.name])  # what comes before the time limit
     slurm.run("scancel", "--signal=KILL", "--full", jobs[killed.name])
-    last = torn.run(*command, *on_slurm, timeout=1500)
+    last = torn.run(*TWELVE, *on_slurm, timeout=1500)
     assert last.status == 0, last
     log = next(torn.results.glob(f"*/.cells/jobs/*/{jobs[limited.name]}_0_log.out")).read_text()
     assert "Requeued job" in log, log
-    assert whole.run(*command).status == 0
+    assert whole.run(*TWELVE).status == 0
     assert_as_undisturbed(torn, whole)
     assert not processes("submitit", str(torn.results))
