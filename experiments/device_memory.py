@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -16,7 +19,7 @@ from experiments.live_bytes import LiveBytes
 from experiments.schema import Config
 from zoo import cost
 from zoo.context import Context
-from zoo.errors import UserError
+from zoo.context_parallel import cross_entropy
 from zoo.model import LanguageModel
 from zoo.modules.step_buffer import set_step
 from zoo.recompute import Recompute
@@ -69,14 +72,9 @@ class DeviceMemory:
 def device_memory(config: Config) -> DeviceMemory:
     """The memory of a configuration on each of its trainer.devices · trainer.nodes devices.
 
-    Raises UserError for trainer.context: the activations counted are those of whole sequences.
+    Of those that hold a sequence together (trainer.context) the last, whose queries read the most keys.
     """
     t = config.trainer
-    if t.context > 1:
-        raise UserError(
-            "cost.memory counts whole sequences on every device, not shards of them; leave out "
-            f"trainer.context={t.context}"
-        )
     devices = t.devices * t.nodes
     precision = machine.precision(t.precision, machine.pick(config.device))
     with FakeTensorMode():
@@ -110,15 +108,33 @@ def _activations(model: LanguageModel, config: Config, *, half: bool) -> int:
     rows, length = config.data.batch_size, config.data.seq_len
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(_drop_gradient)
-    with LiveBytes() as bytes_:
+    with _last_of(config.trainer.context) as shards, LiveBytes() as bytes_:
         tokens = torch.zeros(rows, length, dtype=torch.int64)
+        ctx = Context.of(tokens, noise_keys=torch.arange(rows))
+        if shards is not None:
+            ctx = ctx.cut(shards)
+            tokens = ctx.shard.own(tokens)
         cached = config.trainer.strategy != "fsdp"  # as `parallel.sharded.shard` has it
         with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=cached):
-            logits, aux = model(tokens, Context.of(tokens, noise_keys=torch.arange(rows)))
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
-            total = loss + model.aux_loss(aux)
+            logits, aux = model(tokens, ctx)
+            total = cross_entropy(logits.float(), tokens, ctx) + model.aux_loss(aux)
         total.backward()
     return bytes_.peak
+
+
+@contextlib.contextmanager
+def _last_of(ranks: int) -> Iterator[Any]:
+    """While inside, this process is the last of so many, and exchanges nothing; their group, None for one."""
+    if ranks == 1:
+        yield None
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=ranks - 1, world_size=ranks)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
 
 
 def _drop_gradient(parameter: Tensor) -> None:

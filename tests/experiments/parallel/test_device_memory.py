@@ -73,6 +73,22 @@ def test_the_strategies_of_a_model(monkeypatch: pytest.MonkeyPatch):
     assert one.activations == ddp.activations == two.activations == three.activations
 
 
+@pytest.mark.parametrize("letter", ["F", "K", "S"])
+def test_a_shard_of_a_sequence_needs_its_share_of_the_activations(
+    letter: str, monkeypatch: pytest.MonkeyPatch
+):
+    """At least a fourth on four devices, and what is gathered, folded or swapped beside it."""
+    config = Config()
+    config.model.pattern, config.model.depth, config.data.seq_len = letter, 2, 256
+    config.trainer.devices, config.trainer.strategy = 4, "fsdp"
+    whole = counted(config, monkeypatch, rows=2)
+    config.trainer.context = 4
+    cut = counted(config, monkeypatch, rows=2)
+    assert (cut.parameters, cut.gathered) == (whole.parameters, whole.gathered)
+    assert 0.25 * whole.activations <= cut.activations < 0.5 * whole.activations
+    assert not torch.distributed.is_initialized()
+
+
 def test_the_job_prints_them(lab: Lab):
     words = [
         "job=cost",
