@@ -19,6 +19,7 @@ from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 from zoo.model import LanguageModel
+from zoo.sharded_files import read_whole
 
 WEIGHTS, CARD = "model.safetensors", "model.json"
 FORMAT = 1
@@ -130,8 +131,6 @@ def _whole_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _sharded_weights(path: Path) -> dict[str, Tensor]:
-    from zoo.sharded_files import read_whole  # torch.distributed.checkpoint takes long to import
-
     try:
         return read_whole(path, "state_dict")
     except Exception as error:

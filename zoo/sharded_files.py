@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
 REST, INDEX = "rest.pt", "index.json"
 _NAME = "__sharded__"
@@ -48,6 +46,10 @@ def read_tensors(folder: Path, found: Any, empty: Callable[[list[int], torch.dty
 
     filled = replace(found, lambda x: isinstance(x, dict) and _NAME in x, place)
     if places:
+        # Late: it takes a third of a second, and only sharded checkpoints need it.
+        from torch.distributed import checkpoint as dcp
+        from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
         with warnings.catch_warnings():  # that there is one process, which is as it should be
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load(places, storage_reader=HuggingFaceStorageReader(str(folder)))

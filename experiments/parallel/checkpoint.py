@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor, distribute_tensor, zeros
 
 from experiments.parallel import group
@@ -30,6 +28,10 @@ def has_shards(checkpoint: dict[str, Any]) -> bool:
 
 def save(checkpoint: dict[str, Any], path: Path) -> None:
     """Write a sharded checkpoint into the folder `path`, whole or not at all. All processes have to call it."""
+    # Late: it takes a third of a second, and only sharded runs need it.
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
     shards: dict[str, Tensor] = {}
 
     def take(name: str, x: DTensor) -> dict[str, Any]:
