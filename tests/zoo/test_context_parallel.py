@@ -14,6 +14,7 @@ from support.context_training import train
 from support.contract_cases import Case, build, cases, tokens
 from support.margins import above, below
 from support.ranks import on_ranks
+from support.shared import once
 from support.tree_copy import ROOT
 
 import zoo.context_parallel
@@ -29,11 +30,11 @@ TABLED = {row[2]: row[0] for row in re.finditer(r"^\| `(.)` (\w+) \|.*\|$", PAGE
 
 
 @pytest.fixture(scope="module")
-def errors(request) -> list[dict]:
+def errors(request, tmp_path_factory) -> list[dict]:
     """What every rank found of every case that is to be tested: one start of ranks for all, as that takes seconds."""
     items = (item for item in request.session.items if "errors" in getattr(item, "fixturenames", ()))
     names = sorted({item.callspec.params["name"] for item in items})
-    return on_ranks(4, errors_by_size, names, (1, 2, 3), SIZES)
+    return once(tmp_path_factory, "errors", lambda: on_ranks(4, errors_by_size, names, (1, 2, 3), SIZES))
 
 
 def assert_small(found: dict[str, dict], limit: float = LIMIT) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.parallel_runs import configured, in_processes, models, train
+from support.shared import once
 
 FSDP = {"strategy": "fsdp", "devices": 2}
 DDP = {"strategy": "ddp", "devices": 2}
@@ -43,7 +44,7 @@ def two(tmp_path_factory) -> dict:
         cases[f"ddp orthgsa {mode}"] = {"model": "orthgsa", **DDP, "recompute": mode}
     cases["ddp shared"] = {"model": "kda", **DDP, "accumulate": 4}
     cases["fsdp shared"] = {"model": "kda", **FSDP, "accumulate": 4}
-    return in_processes(cases, tmp_path_factory.mktemp("two"))
+    return once(tmp_path_factory, "two", lambda: in_processes(cases, tmp_path_factory.mktemp("two")))
 
 
 def assert_equal(a: dict, b: dict) -> None:
