@@ -47,28 +47,29 @@ def _operands(
     if sequence >= 0:
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
+        is_last = (tl.arange(0, C) == C - 1)[:, None]  # or beyond the sequence's end, where gates are 0
         # Z·Diag(β)
         weighted = load_head_rows(z, token, last, head, H, tl.arange(0, C), C).to(tl.float32)
         weighted = (weighted * load_head_scalars(beta, token, last, head, H)[None]).to(z.dtype.element_ty)
         for start in range(0, K, BK):
             column = start + tl.arange(0, BK)
             gates = load_gates(g, token, last, head, H, column, K, SHARED)
-            after = load_gates(g, token + 1, last, head, H, column, K, SHARED)
-            decay = decay_from_start(gates)
+            decay = decay_from_start(gates, g.dtype.element_ty, C)
             # Q̄ = exp(G)⊙Q
             queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
             store_head_rows(from_start, queries * decay, token, last, head, H, column, K)
             # K̃ = exp(G_last − G)⊙K
             keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
-            store_head_rows(to_end, keys * decay_to_end(after), token, last, head, H, column, K)
+            ends = keys * decay_to_end(gates, g.dtype.element_ty, C)
+            store_head_rows(to_end, ends, token, last, head, H, column, K)
             # W = K̄ − Z·Diag(β)·K̄,  K̄ = exp(G)⊙K
             keys *= decay
             keys -= tl.dot(weighted, keys.to(z.dtype.element_ty), input_precision="ieee")
             store_head_rows(reads, keys, token, last, head, H, column, K)
             # exp(G_last)
             if not SHARED:
-                place = whole + (chunk * H + head) * K + column
-                tl.store(place, tl.exp(tl.sum(gates, axis=0)), mask=column < K)
+                place = tl.broadcast_to((whole + (chunk * H + head) * K + column)[None], (C, BK))
+                tl.store(place, decay, mask=is_last & (column < K)[None])
             elif start == 0:
                 tl.store(whole + chunk * H + head + tl.arange(0, 1), tl.exp(tl.sum(gates, axis=0)))
         for start in range(0, V, BK):
@@ -118,7 +119,7 @@ _operands_tuned = Tuned(
     _operands,
     [
         triton.Config({"BK": width}, num_warps=warps, num_stages=stages)
-        for width, warps, stages in ((64, 4, 2), (64, 8, 1), (32, 4, 2), (128, 8, 1))
+        for width, warps, stages in ((64, 4, 2), (64, 8, 1), (32, 4, 1), (128, 8, 1))
     ],
     ["K", "V", "SHARED"],
 )
