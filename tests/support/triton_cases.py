@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
 
 import pytest
 import torch
@@ -77,6 +78,29 @@ def kernels_only() -> Iterator[None]:
                     operation.override(name, refuses=lambda *_, **__: "only kernels may run here")
                 )
         stack.enter_context(LaunchesOnly())
+        yield
+
+
+@contextlib.contextmanager
+def truncated_tf32() -> Iterator[None]:
+    """While inside, the interpreter's products in TF32 drop what tensor cores drop: all but 10 bits of a fraction."""
+    import numpy as np
+    from triton._C.libtriton.ir import INPUT_PRECISION
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    whole = InterpreterBuilder.create_dot
+
+    def cut(x: TensorHandle) -> TensorHandle:
+        if x.data.dtype != np.float32:
+            return x
+        return TensorHandle((x.data.view(np.int32) & -(2**13)).view(np.float32), x.dtype)
+
+    def truncated(builder, a, b, d, input_precision, *rest):
+        if input_precision == INPUT_PRECISION.TF32:
+            a, b = cut(a), cut(b)
+        return whole(builder, a, b, d, input_precision, *rest)
+
+    with mock.patch.object(InterpreterBuilder, "create_dot", truncated):
         yield
 
 
