@@ -1,4 +1,4 @@
-"""The operands of the inter-chunk recurrence, and the outputs that follow from its states: all chunks at once.
+"""The operands of the inter-chunk recurrence, of all chunks at once.
 
 With the notation of triton_intra_chunk.py and triton_triangle.py, G_i the sum of a chunk's gates up to token i, S₀ the
 state that the chunk starts from, K̄ = exp(G)⊙K, Q̄ = exp(G)⊙Q, and K̃ = exp(G_last − G)⊙K:
@@ -15,14 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops.delta_rule.triton_arguments import ChunkOperands, ChunkStates, Inputs
-from kernels.ops.delta_rule.triton_tiles import CHUNK, decay_from_start, decay_to_end, head_state, load_gates
+from kernels.ops.delta_rule.triton_arguments import ChunkOperands, Inputs
+from kernels.ops.delta_rule.triton_tiles import CHUNK, decay_from_start, decay_to_end, load_gates
 from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import (
     load_head_rows,
     load_head_scalars,
-    load_matrix,
     store_head_rows,
 )
 from kernels.triton_common.tuning import Tuned
@@ -80,41 +79,6 @@ def _operands(
             store_head_rows(values, rows, token, last, head, H, column, V)
 
 
-@triton.jit
-def _outputs(
-    from_start, p, states, errors, beta, o, table, cu, scale, H,
-    K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
-):  # fmt: skip
-    """o = scale·(Q̄·S₀ + P·Diag(β)·E), BV columns of one chunk and head.
-
-    inputs     from_start Q̄ [tokens, H, K]; p P [tokens, H, C]; states S₀ [chunks, H, K, V]; errors E [tokens, H, V];
-               beta [tokens, H]
-    outputs    o [tokens, H, V]
-    layout     table, cu
-    sizes      scale; H heads
-    constants  K, V widths; C tokens a chunk; BK, BV sides of a state's tile
-    """
-    chunk = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
-    if sequence >= 0:
-        token = first + tl.arange(0, C)
-        last = tl.minimum(end, first + C)
-        value = tl.program_id(2) * BV + tl.arange(0, BV)
-        # P·Diag(β)·E
-        write = load_head_rows(errors, token, last, head, H, value, V).to(tl.float32)
-        write *= load_head_scalars(beta, token, last, head, H)[:, None]
-        products = load_head_rows(p, token, last, head, H, tl.arange(0, C), C)
-        out = tl.dot(products, write.to(p.dtype.element_ty), input_precision="ieee")
-        for start in range(0, K, BK):
-            key = start + tl.arange(0, BK)
-            # + Q̄·S₀
-            state = load_matrix(head_state(states, chunk, head, H, K, V), key, value, K, V)
-            queries = load_head_rows(from_start, token, last, head, H, key, K)
-            out += tl.dot(queries, state, input_precision="ieee")
-        store_head_rows(o, out * scale, token, last, head, H, value, V)
-
-
 _operands_tuned = Tuned(
     _operands,
     [
@@ -122,20 +86,6 @@ _operands_tuned = Tuned(
         for width, warps, stages in ((64, 4, 2), (64, 8, 1), (32, 4, 1), (128, 8, 1))
     ],
     ["K", "V", "SHARED"],
-)
-_outputs_tuned = Tuned(
-    _outputs,
-    [
-        triton.Config({"BK": width, "BV": value_width}, num_warps=warps, num_stages=stages)
-        for width, value_width, warps, stages in (
-            (64, 64, 4, 3),
-            (64, 128, 4, 2),
-            (128, 64, 4, 2),
-            (32, 64, 4, 3),
-            (32, 32, 2, 1),
-        )
-    ],
-    ["K", "V"],
 )
 
 
@@ -151,19 +101,3 @@ def chunk_operands(x: Inputs, z: Tensor, layout: ChunkLayout) -> ChunkOperands:
         **widths, SHARED=x.shared, C=CHUNK,
     )  # fmt: skip
     return ChunkOperands(from_start, to_end, reads, values, whole)
-
-
-def outputs(
-    x: ChunkOperands,
-    p: Tensor,
-    found: ChunkStates,
-    beta: Tensor,
-    scale: float,
-    o: Tensor,
-    layout: ChunkLayout,
-) -> None:
-    """Fill o [B, T, H, V]."""
-    heads, widths = beta.shape[2], x.widths
-    _outputs_tuned[lambda meta: (layout.chunks, heads, triton.cdiv(widths["V"], meta["BV"]))](
-        x.from_start, p, *found, beta, o, layout.table, layout.cu, scale, heads, **widths, C=CHUNK
-    )

@@ -4,9 +4,12 @@ A program holds K × BV of a head's state in fp32; columns of values are indepen
 triton_forward.py, dS the gradient of the state after a chunk, and dF that of F = Diag(β)·E, which is written into it:
 
     E  = U − W·S₀                        S   = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E
+    o  = scale·(Q̄·S₀ + P·Diag(β)·E)
     dF = scale·Pᵀ·dO + K̃·dS             dS₀ = exp(G_last)⊙dS + scale·Q̄ᵀ·dO − Wᵀ·Diag(β)·dF
 
-E are the errors that the tokens correct; dF is the gradient with E taken as independent of F.
+E are the errors that the tokens correct; dF is the gradient with E taken as independent of F. Forward, outputs are
+computed on the way, and no state leaves the processor; backward, where all chunks at once need them, states and errors
+are computed again and written.
 """
 
 from __future__ import annotations
@@ -59,17 +62,20 @@ def _outer_state(states, sequence, head, H, key, value, K, V, BK: tl.constexpr, 
 
 @triton.jit
 def _inter_chunk(
-    to_end, reads, values, whole, beta, initial, states, errors, final, firsts, cu, H,
-    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    from_start, to_end, reads, values, whole, beta, p, initial, states, errors, o, final, firsts, cu, scale, H,
+    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, OUTPUTS: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr,
 ):  # fmt: skip
-    """The states that chunks start from and the errors of their tokens, one chunk after another.
+    """One chunk after another: the outputs, or the states that chunks start from and the errors of their tokens.
 
-    inputs     to_end K̃, reads W, values U, whole exp(G_last) as in `ChunkOperands`; beta [tokens, H];
-               initial [N, H, K, V] or None
-    outputs    states S₀ [chunks, H, K, V]; errors E [tokens, H, V]; final [N, H, K, V] or None
+    inputs     from_start Q̄, to_end K̃, reads W, values U, whole exp(G_last) as in `ChunkOperands`; beta [tokens, H];
+               p P [tokens, H, C]; initial [N, H, K, V] or None
+    outputs    o [tokens, H, V], or states S₀ [chunks, H, K, V] and errors E [tokens, H, V];
+               final [N, H, K, V] or None
     layout     firsts, cu
-    sizes      H heads
-    constants  K, V widths; SHARED: one gate a head; C tokens a chunk; BK ≥ K, BV sides of the state's tile
+    sizes      scale; H heads
+    constants  K, V widths; SHARED: one gate a head; OUTPUTS: o, and neither states nor errors; C tokens a chunk;
+               BK ≥ K, BV sides of the state's tile
     """
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -79,16 +85,24 @@ def _inter_chunk(
     begin, end, first_chunk, chunks = _sequence_chunks(firsts, cu, sequence)
     for step in range(chunks):
         chunk = (first_chunk + step).to(tl.int64)
-        before = state.to(states.dtype.element_ty)
-        store_matrix(head_state(states, chunk, head, H, K, V), before, key, value, K, V)
+        before = state.to(reads.dtype.element_ty)
         token = begin + step * C + tl.arange(0, C)
         # E = U − W·S₀
         error = load_head_rows(values, token, end, head, H, value, V).to(tl.float32)
         read = load_head_rows(reads, token, end, head, H, key, K)
         error -= tl.dot(read, before, input_precision="ieee")
-        store_head_rows(errors, error, token, end, head, H, value, V)
+        write = (error * load_head_scalars(beta, token, end, head, H)[:, None]).to(reads.dtype.element_ty)
+        if OUTPUTS:
+            # o = scale·(Q̄·S₀ + P·Diag(β)·E)
+            queries = load_head_rows(from_start, token, end, head, H, key, K)
+            out = tl.dot(queries, before, input_precision="ieee")
+            products = load_head_rows(p, token, end, head, H, tl.arange(0, C), C)
+            out += tl.dot(products, write, input_precision="ieee")
+            store_head_rows(o, out * scale, token, end, head, H, value, V)
+        else:
+            store_matrix(head_state(states, chunk, head, H, K, V), before, key, value, K, V)
+            store_head_rows(errors, error, token, end, head, H, value, V)
         # S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E
-        write = (error * load_head_scalars(beta, token, end, head, H)[:, None]).to(states.dtype.element_ty)
         keys = load_head_rows(to_end, token, end, head, H, key, K)
         state *= _load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
         state += tl.dot(tl.trans(keys), write, input_precision="ieee")
@@ -142,23 +156,44 @@ def _inter_chunk_backward(
 
 _TILES = [
     triton.Config({"BV": width}, num_warps=warps, num_stages=stages)
-    for width, warps, stages in ((64, 4, 2), (32, 4, 3), (64, 8, 2), (32, 4, 1), (16, 4, 1), (16, 4, 3))
+    for width, warps, stages in (
+        (64, 4, 2),
+        (32, 4, 3),
+        (64, 8, 2),
+        (64, 4, 1),
+        (32, 4, 1),
+        (16, 4, 1),
+        (16, 4, 3),
+    )
 ]
-_inter_chunk_tuned = Tuned(_inter_chunk, _TILES, ["K", "V", "SHARED"])
+_inter_chunk_tuned = Tuned(_inter_chunk, _TILES, ["K", "V", "SHARED", "OUTPUTS"])
 _inter_chunk_backward_tuned = Tuned(_inter_chunk_backward, _TILES, ["K", "V", "SHARED"])
 
 
-def inter_chunk(
-    x: ChunkOperands, beta: Tensor, initial: Tensor | None, final: Tensor | None, layout: ChunkLayout
-) -> ChunkStates:
-    """Compute S₀ of all chunks and E; fill `final` [N, H, K, V] if there is one."""
-    heads, widths = beta.shape[2], x.widths
-    found = ChunkStates(_empty_states(x, heads), torch.empty_like(x.values))
-    _inter_chunk_tuned[_grid(x, heads, layout)](
-        x.to_end, x.reads, x.values, x.whole, beta, initial, *found, final, layout.firsts, layout.cu, heads,
-        **widths, SHARED=x.shared, C=CHUNK, BK=padded(widths["K"]),
-    )  # fmt: skip
+def outputs(
+    x: ChunkOperands, p: Tensor, beta: Tensor, initial: Tensor | None, final: Tensor | None, scale: float, o: Tensor,
+    layout: ChunkLayout,
+) -> None:  # fmt: skip
+    """Fill o [B, T, H, V], and `final` [N, H, K, V] if there is one."""
+    _walk(x, p, beta, initial, (None, None, o, final), scale, layout)
+
+
+def inter_chunk(x: ChunkOperands, beta: Tensor, initial: Tensor | None, layout: ChunkLayout) -> ChunkStates:
+    """Compute S₀ of all chunks and E."""
+    found = ChunkStates(_empty_states(x, beta.shape[2]), torch.empty_like(x.values))
+    _walk(x, None, beta, initial, (*found, None, None), 1.0, layout)
     return found
+
+
+def _walk(
+    x: ChunkOperands, p: Tensor | None, beta: Tensor, initial: Tensor | None, results: tuple[Tensor | None, ...],
+    scale: float, layout: ChunkLayout,
+) -> None:  # fmt: skip
+    heads, widths = beta.shape[2], x.widths
+    _inter_chunk_tuned[_grid(x, heads, layout)](
+        *x, beta, p, initial, *results, layout.firsts, layout.cu, scale, heads,
+        **widths, SHARED=x.shared, OUTPUTS=p is not None, C=CHUNK, BK=padded(widths["K"]),
+    )  # fmt: skip
 
 
 def inter_chunk_backward(
