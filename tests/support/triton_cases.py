@@ -82,25 +82,29 @@ def kernels_only() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def truncated_tf32() -> Iterator[None]:
-    """While inside, the interpreter's products in TF32 drop what tensor cores drop: all but 10 bits of a fraction."""
+def tensor_cores() -> Iterator[None]:
+    """While inside, the interpreter multiplies as tensor cores do: TF32 keeps 10 bits of a fraction, bf16 is right."""
     import numpy as np
+    import triton.language as tl
     from triton._C.libtriton.ir import INPUT_PRECISION
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-    whole = InterpreterBuilder.create_dot
+    plain = InterpreterBuilder.create_dot
 
     def cut(x: TensorHandle) -> TensorHandle:
-        if x.data.dtype != np.float32:
-            return x
         return TensorHandle((x.data.view(np.int32) & -(2**13)).view(np.float32), x.dtype)
 
-    def truncated(builder, a, b, d, input_precision, *rest):
-        if input_precision == INPUT_PRECISION.TF32:
-            a, b = cut(a), cut(b)
-        return whole(builder, a, b, d, input_precision, *rest)
+    def widened(x: TensorHandle) -> TensorHandle:
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
-    with mock.patch.object(InterpreterBuilder, "create_dot", truncated):
+    def create_dot(builder, a, b, d, input_precision, *rest):
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = widened(a), widened(b)
+        elif a.dtype.scalar == tl.float32 and input_precision == INPUT_PRECISION.TF32:
+            a, b = cut(a), cut(b)
+        return plain(builder, a, b, d, input_precision, *rest)
+
+    with mock.patch.object(InterpreterBuilder, "create_dot", create_dot):
         yield
 
 

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 from support.kernel_cases import normal
-from support.triton_cases import DEVICE, truncated_tf32
+from support.triton_cases import DEVICE, tensor_cores
 
 from kernels.ops.delta_rule.triton_tiles import CHUNK, LEAST_GATE, sum_gates, sum_tokens
 
@@ -25,7 +25,7 @@ def _sums(x, by_gate, by_token, C: tl.constexpr, W: tl.constexpr):
 def sums(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What the two functions make of the sums of earlier rows of x, and the sums themselves in fp64."""
     by_gate, by_token = (torch.full(x.shape, torch.nan, device=DEVICE) for _ in range(2))
-    with truncated_tf32():
+    with tensor_cores():
         _sums[(1,)](x.to(DEVICE), by_gate, by_token, C=CHUNK, W=WIDTH)
     strictly = torch.ones(CHUNK, CHUNK, dtype=torch.float64).tril(-1)
     return by_gate.cpu().double(), by_token.cpu().double(), strictly @ x.double()

@@ -13,7 +13,7 @@ from support.triton_cases import (
     assert_kernel_agrees,
     kernels_only,
     of_equal_keys,
-    truncated_tf32,
+    tensor_cores,
 )
 
 from kernels import delta_rule
@@ -90,7 +90,7 @@ def test_wide_heads(per_channel):
 @HALF
 @channels
 def test_half_precision(per_channel, dtype):
-    with truncated_tf32():
+    with tensor_cores():
         compare(inputs(70, per_channel, "mild", width=32), dtype)
 
 
