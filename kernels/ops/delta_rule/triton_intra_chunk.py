@@ -133,7 +133,7 @@ _products_shared_tuned = Tuned(
     _products_shared, _tiles((64, 8, 1), (32, 8, 2), (64, 8, 2), (32, 4, 1)), ["K"]
 )
 _products_channels_tuned = Tuned(
-    _products_channels, _tiles((64, 8, 1), (32, 8, 2), (32, 4, 1), (16, 4, 1)), ["K"]
+    _products_channels, _tiles((64, 8, 1), (64, 4, 1), (32, 4, 1), (16, 4, 1)), ["K"]
 )
 
 
