@@ -1,8 +1,8 @@
-"""Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_forward.py.
+"""Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_operands.py.
 
 The gradients of queries, keys and gates are here, those of values and β in triton_backward_values.py.
 
-From F = Diag(β)·E, and dS and dF of the inter-chunk backward (triton_inter_chunk.py), all chunks at once:
+From F = Diag(β)·E, and dS and dF of triton_inter_chunk_backward.py, all chunks at once:
 
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
     dP  = scale·dO·Fᵀ    dA = −dV·Fᵀ    dQ̄ = scale·dO·S₀ᵀ    dK̄ = −dV·S₀ᵀ    dK̃ = F·dSᵀ
@@ -30,6 +30,7 @@ from kernels.ops.delta_rule.triton_tiles import (
     block_places,
     decay_from_start,
     decay_to_end,
+    gate_gradient,
     head_state,
     load_gates,
     sum_tokens,
@@ -48,9 +49,12 @@ from kernels.triton_common.tuning import Tuned
 @triton.jit
 def _through_states(
     beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H,
-    dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr,
 ):  # fmt: skip
     """The gradients through the states: dQ̄, dK̄ and dK̃ [C, BK], and Σ_v dS⊙S₀ [C, BK], in every row the same.
+
+    SHARED: that sum is over all channels, [1, 1].
 
     inputs     beta, errors E, states S₀, d_states dS, d_o dO, d_v dV
     place      token [C], last, chunk, head, and key [BK], the columns of this tile
@@ -60,7 +64,7 @@ def _through_states(
     d_queries = tl.zeros((C, BK), tl.float32)
     d_keys = tl.zeros((C, BK), tl.float32)
     d_to_end = tl.zeros((C, BK), tl.float32)
-    d_whole = tl.zeros((C, BK), tl.float32)
+    d_whole = tl.zeros((1, 1) if SHARED else (C, BK), tl.float32)
     every = tl.full((C, BV), True, tl.int1)
     strength = load_head_scalars(beta, token, last, head, H)[:, None]
     for start in range(0, V, BV):
@@ -68,7 +72,8 @@ def _through_states(
         state = load_matrix(head_state(states, chunk, head, H, K, V), key, value, K, V)
         d_after = load_matrix(head_state(d_states, chunk, head, H, K, V), key, value, K, V)
         # Σ_v dS⊙S₀, of exp(G_last)
-        d_whole += sum_tokens(every, tl.trans(state.to(tl.float32) * d_after.to(tl.float32)))
+        both = state.to(tl.float32) * d_after.to(tl.float32)
+        d_whole += tl.sum(both) if SHARED else sum_tokens(every, tl.trans(both))
         # dQ̄ = scale·dO·S₀ᵀ
         d_out = load_head_rows(d_o, token, last, head, H, value, V).to(dtype)
         d_queries += tl.dot(d_out, tl.trans(state), input_precision="ieee")
@@ -79,22 +84,6 @@ def _through_states(
         write = load_head_rows(errors, token, last, head, H, value, V).to(tl.float32) * strength
         d_to_end += tl.dot(write.to(dtype), tl.trans(d_after), input_precision="ieee")
     return d_queries * scale, d_keys, d_to_end, d_whole
-
-
-@triton.jit
-def _gate_gradient(up_to, before, always, C: tl.constexpr, SHARED: tl.constexpr):
-    """Σ_{i≥l} up_to_i + Σ_{j<l} before_j + always_l [C, W], or [C], summed over columns where they share a gate.
-
-    Never as a sum up to this token less the token itself: a small sum would be lost to a large term.
-    """
-    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
-    if SHARED:
-        total = tl.sum(always, axis=1) + tl.cumsum(tl.sum(up_to, axis=1), axis=0, reverse=True)
-        total += tl.sum(tl.where(column < row, tl.sum(before, axis=1)[None], 0.0), axis=1)
-    else:
-        total = always + sum_tokens(column >= row, up_to)
-        total += sum_tokens(column < row, before)
-    return total
 
 
 @triton.jit
@@ -120,7 +109,8 @@ def _keys_and_gates(
         last = tl.minimum(end, first + C)
         key = tl.program_id(2) * BK + tl.arange(0, BK)
         by_query, by_key, by_end, by_whole = _through_states(
-            beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H, dtype, K, V, C, BK, BV
+            beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H, dtype, K, V,
+            SHARED, C, BK, BV,
         )  # fmt: skip
         # Through Q̄ = exp(G)⊙Q, K̄ = exp(G)⊙K, K̃ = exp(G_last − G)⊙K and exp(G_last)
         gate_type: tl.constexpr = g.dtype.element_ty
@@ -150,7 +140,7 @@ def _keys_and_gates(
             )  # fmt: skip
         # dg_l = Σ_{i≥l} (q_i⊙dq_i + k_i⊙dk_i − k_i⊙dk_i as row j) + Σ_{j<l} k_j⊙dK̃_j + exp(G_last)'s
         up_to = queries * by_query + keys * (right - left)
-        gate = _gate_gradient(up_to, keys * by_end, by_whole, C, SHARED)
+        gate = gate_gradient(up_to, keys * by_end, by_whole, C, SHARED)
         # P_ii = q_i·k_i has no gate: dq_i += dP_ii·k_i,  dk_i += dP_ii·q_i
         diagonal = d_p + (token * H + head) * C + column
         same = tl.load(diagonal, mask=token < last, other=0.0).to(tl.float32)[:, None]

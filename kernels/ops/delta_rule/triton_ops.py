@@ -1,11 +1,11 @@
 """The chunked gated delta rule in chunks of 64 tokens: two steps over all chunks at once, and a recurrence.
 
     forward   intra-chunk products and the inverse of their triangle (triton_intra_chunk.py, triton_triangle.py), the
-              operands of the recurrence (triton_forward.py), and the inter-chunk recurrence of states with the outputs
+              operands of the recurrence (triton_operands.py), and the inter-chunk recurrence of states with the outputs
               (triton_inter_chunk.py)
-    backward  the operands and the states are computed again; the inter-chunk backward (triton_inter_chunk.py), then
-              gradients of all chunks at once (triton_backward_values.py, triton_backward.py,
-              triton_intra_chunk_backward.py)
+    backward  the operands and the states are computed again; the inter-chunk backward
+              (triton_inter_chunk_backward.py), then gradients of all chunks at once (triton_backward_values.py,
+              triton_backward.py, triton_intra_chunk_backward.py)
 
 One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 
@@ -20,10 +20,11 @@ from torch import Tensor
 from kernels.ops.delta_rule.triton_arguments import Inputs
 from kernels.ops.delta_rule.triton_backward import keys_and_gates_backward
 from kernels.ops.delta_rule.triton_backward_values import values_backward
-from kernels.ops.delta_rule.triton_forward import chunk_operands
 from kernels.ops.delta_rule.triton_heads import sum_heads
-from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, inter_chunk_backward, outputs
+from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, outputs
+from kernels.ops.delta_rule.triton_inter_chunk_backward import inter_chunk_backward
 from kernels.ops.delta_rule.triton_intra_chunk import intra_chunk
+from kernels.ops.delta_rule.triton_operands import chunk_operands
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
 from kernels.packing.chunk_layout import ChunkLayout

@@ -68,6 +68,22 @@ def sum_tokens(which, x):
 
 
 @triton.jit
+def gate_gradient(up_to, before, always, C: tl.constexpr, SHARED: tl.constexpr):
+    """Σ_{i≥l} up_to_i + Σ_{j<l} before_j + always_l [C, W], or [C], summed over columns where they share a gate.
+
+    Never as a sum up to this token less the token itself: a small sum would be lost to a large term.
+    """
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
+    if SHARED:
+        total = tl.sum(always, axis=1) + tl.cumsum(tl.sum(up_to, axis=1), axis=0, reverse=True)
+        total += tl.sum(tl.where(column < row, tl.sum(before, axis=1)[None], 0.0), axis=1)
+    else:
+        total = always + sum_tokens(column >= row, up_to)
+        total += sum_tokens(column < row, before)
+    return total
+
+
+@triton.jit
 def decay_from_start(g, dtype: tl.constexpr, C: tl.constexpr):
     """exp(G_i), G_i = Σ_{l≤i} g_l: from the chunk's first token, its gate included, to each."""
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
