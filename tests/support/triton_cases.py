@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
 
 import pytest
 import torch
@@ -77,6 +78,33 @@ def kernels_only() -> Iterator[None]:
                     operation.override(name, refuses=lambda *_, **__: "only kernels may run here")
                 )
         stack.enter_context(LaunchesOnly())
+        yield
+
+
+@contextlib.contextmanager
+def tensor_cores() -> Iterator[None]:
+    """While inside, the interpreter multiplies as tensor cores do: TF32 keeps 10 bits of a fraction, bf16 is right."""
+    import numpy as np
+    import triton.language as tl
+    from triton._C.libtriton.ir import INPUT_PRECISION
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    plain = InterpreterBuilder.create_dot
+
+    def cut(x: TensorHandle) -> TensorHandle:
+        return TensorHandle((x.data.view(np.int32) & -(2**13)).view(np.float32), x.dtype)
+
+    def widened(x: TensorHandle) -> TensorHandle:
+        return TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(builder, a, b, d, input_precision, *rest):
+        if a.dtype.scalar == tl.bfloat16:
+            a, b = widened(a), widened(b)
+        elif a.dtype.scalar == tl.float32 and input_precision == INPUT_PRECISION.TF32:
+            a, b = cut(a), cut(b)
+        return plain(builder, a, b, d, input_precision, *rest)
+
+    with mock.patch.object(InterpreterBuilder, "create_dot", create_dot):
         yield
 
 

@@ -1,8 +1,8 @@
-"""Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_forward.py.
+"""Gradients of the chunked delta rule, in the notation of triton_intra_chunk.py and triton_operands.py.
 
 The gradients of queries, keys and gates are here, those of values and β in triton_backward_values.py.
 
-From F = Diag(β)·E, and dS and dF of the inter-chunk backward (triton_inter_chunk.py), all chunks at once:
+From F = Diag(β)·E, and dS and dF of triton_inter_chunk_backward.py, all chunks at once:
 
     dF′ = dF − Zᵀ·Diag(β)·dF       dV = Diag(β)·dF′      dβ = Σ_v dF′⊙E
     dP  = scale·dO·Fᵀ    dA = −dV·Fᵀ    dQ̄ = scale·dO·S₀ᵀ    dK̄ = −dV·S₀ᵀ    dK̃ = F·dSᵀ
@@ -30,8 +30,10 @@ from kernels.ops.delta_rule.triton_tiles import (
     block_places,
     decay_from_start,
     decay_to_end,
+    gate_gradient,
     head_state,
     load_gates,
+    sum_tokens,
 )
 from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds, sum_rows
@@ -47,9 +49,12 @@ from kernels.triton_common.tuning import Tuned
 @triton.jit
 def _through_states(
     beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H,
-    dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    dtype: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BV: tl.constexpr,
 ):  # fmt: skip
-    """The gradients through the states: dQ̄, dK̄ and dK̃ [C, BK], and Σ_v dS⊙S₀ [BK].
+    """The gradients through the states: dQ̄, dK̄ and dK̃ [C, BK], and Σ_v dS⊙S₀ [C, BK], in every row the same.
+
+    SHARED: that sum is over all channels, [1, 1].
 
     inputs     beta, errors E, states S₀, d_states dS, d_o dO, d_v dV
     place      token [C], last, chunk, head, and key [BK], the columns of this tile
@@ -59,14 +64,16 @@ def _through_states(
     d_queries = tl.zeros((C, BK), tl.float32)
     d_keys = tl.zeros((C, BK), tl.float32)
     d_to_end = tl.zeros((C, BK), tl.float32)
-    d_whole = tl.zeros((BK,), tl.float32)
+    d_whole = tl.zeros((1, 1) if SHARED else (C, BK), tl.float32)
+    every = tl.full((C, BV), True, tl.int1)
     strength = load_head_scalars(beta, token, last, head, H)[:, None]
     for start in range(0, V, BV):
         value = start + tl.arange(0, BV)
         state = load_matrix(head_state(states, chunk, head, H, K, V), key, value, K, V)
         d_after = load_matrix(head_state(d_states, chunk, head, H, K, V), key, value, K, V)
         # Σ_v dS⊙S₀, of exp(G_last)
-        d_whole += tl.sum(state.to(tl.float32) * d_after.to(tl.float32), axis=1)
+        both = state.to(tl.float32) * d_after.to(tl.float32)
+        d_whole += tl.sum(both) if SHARED else sum_tokens(every, tl.trans(both))
         # dQ̄ = scale·dO·S₀ᵀ
         d_out = load_head_rows(d_o, token, last, head, H, value, V).to(dtype)
         d_queries += tl.dot(d_out, tl.trans(state), input_precision="ieee")
@@ -102,16 +109,17 @@ def _keys_and_gates(
         last = tl.minimum(end, first + C)
         key = tl.program_id(2) * BK + tl.arange(0, BK)
         by_query, by_key, by_end, by_whole = _through_states(
-            beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H, dtype, K, V, C, BK, BV
+            beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H, dtype, K, V,
+            SHARED, C, BK, BV,
         )  # fmt: skip
         # Through Q̄ = exp(G)⊙Q, K̄ = exp(G)⊙K, K̃ = exp(G_last − G)⊙K and exp(G_last)
+        gate_type: tl.constexpr = g.dtype.element_ty
         gates = load_gates(g, token, last, head, H, key, K, SHARED)
-        after = load_gates(g, token + 1, last, head, H, key, K, SHARED)
-        decay = decay_from_start(gates)
+        decay = decay_from_start(gates, gate_type, C)
         by_query *= decay
         by_key *= decay
-        by_end *= decay_to_end(after)
-        by_whole *= tl.exp(tl.sum(gates, axis=0))
+        by_end *= decay_to_end(gates, gate_type, C)
+        by_whole *= tl.exp(tl.sum(gates, axis=0))[None]
         queries = load_head_rows(q, token, last, head // (H // HQ), HQ, key, K).to(tl.float32)
         keys = load_head_rows(k, token, last, head // (H // HK), HK, key, K).to(tl.float32)
         # Through P_ij and A_ij, i > j: `right` is the gradient of k_i, `left` that of k_j
@@ -128,23 +136,19 @@ def _keys_and_gates(
             near = tl.load(d_p + places, mask=row_token < last, other=0.0)
             near_overlap = tl.load(d_a + places, mask=row_token < last, other=0.0)
             by_query, right, left = intra_chunk_backward_channels(
-                by_query, by_key, queries, keys, gates, after, products, overlap, near, near_overlap, dtype, C, BK
+                by_query, by_key, queries, keys, gates, products, overlap, near, near_overlap, dtype, gate_type, C, BK
             )  # fmt: skip
-        # dg_l = Σ_{i≥l} (q_i⊙dq_i + k_i⊙dk_i − k_i⊙dk_i as row j), of the last token with exp(G_last)'s
+        # dg_l = Σ_{i≥l} (q_i⊙dq_i + k_i⊙dk_i − k_i⊙dk_i as row j) + Σ_{j<l} k_j⊙dK̃_j + exp(G_last)'s
         up_to = queries * by_query + keys * (right - left)
-        up_to += tl.where((token == last - 1)[:, None], by_whole[None], 0.0)
-        gate = tl.cumsum(up_to, axis=0, reverse=True)
-        # dg_l += Σ_{j<l} k_j⊙dK̃_j. As the sum up to this token less the token itself, a small sum would be
-        # lost to a large term; the 0 and 1 that select are exact in any precision.
-        earlier = tl.where(column[:, None] > column[None], 1.0, 0.0)
-        gate += tl.dot(earlier, keys * by_end, input_precision="tf32x3")
+        gate = gate_gradient(up_to, keys * by_end, by_whole, C, SHARED)
         # P_ii = q_i·k_i has no gate: dq_i += dP_ii·k_i,  dk_i += dP_ii·q_i
-        same = tl.sum(tl.where(column[:, None] == column[None], products, 0.0), axis=1)[:, None]
+        diagonal = d_p + (token * H + head) * C + column
+        same = tl.load(diagonal, mask=token < last, other=0.0).to(tl.float32)[:, None]
         store_head_rows(d_q, by_query + same * keys, token, last, head, H, key, K)
         store_head_rows(d_k, right + left + by_end + same * queries, token, last, head, H, key, K)
         if SHARED:
             part = (tl.program_id(2).to(tl.int64) * TOKENS + token) * H + head
-            tl.store(d_g + part, tl.sum(gate, axis=1), mask=token < last)
+            tl.store(d_g + part, gate, mask=token < last)
         else:
             store_head_rows(d_g, gate, token, last, head, H, key, K)
 
@@ -157,16 +161,16 @@ def _key_tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:
 
 
 # A shared gate's gradient has one part a tile, and their number must be known beforehand: BK is 64 there. Gates of
-# channels need many more tiles at a time: at 64 wide, or on four warps, more than a kilobyte of them is spilled.
+# channels need many more tiles at a time, and 32 columns are what four warps hold.
 _keys_and_gates_tuned = {
     False: Tuned(
         _keys_and_gates,
-        _key_tiles((32, 64, 8, 1), (32, 32, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)),
+        _key_tiles((32, 64, 4, 1), (32, 32, 4, 1), (32, 64, 8, 1), (32, 64, 8, 2)),
         ["K", "V"],
     ),
     True: Tuned(
         _keys_and_gates,
-        _key_tiles((64, 64, 8, 1), (64, 64, 8, 2), (64, 32, 8, 2)),
+        _key_tiles((64, 64, 4, 1), (64, 64, 8, 1), (64, 64, 8, 2)),
         ["K", "V"],
     ),
 }

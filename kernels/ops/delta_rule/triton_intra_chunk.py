@@ -80,6 +80,7 @@ def _products_channels(
         token = first + tl.arange(0, C)
         last = tl.minimum(end, first + C)
         place = tl.arange(0, C)
+        dtype: tl.constexpr = g.dtype.element_ty
         far_p, far_a = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
         near_p = tl.zeros((C // BLOCK, BLOCK, BLOCK), tl.float32)
         near_a = tl.zeros((C // BLOCK, BLOCK, BLOCK), tl.float32)
@@ -91,14 +92,13 @@ def _products_channels(
             keys = load_head_rows(k, token, last, head // (H // HK), HK, column, K).to(tl.float32)
             queries = load_head_rows(q, token, last, head // (H // HQ), HQ, column, K).to(tl.float32)
             gates = load_gates(g, token, last, head, H, column, K, False)
-            after = load_gates(g, token + 1, last, head, H, column, K, False)
             # P_ii = q_i·k_i
             same += tl.sum(queries * keys, axis=1)
             # i > j of two halves of 1 … 8 tokens: decay_i = exp(g_{m+1} + … + g_i) from their middle m on, and
             # decay_j = exp(g_{j+1} + … + g_m) up to it;
             # P_ij = (q_i⊙decay_i)·(k_j⊙decay_j),  A_ij = (k_i⊙decay_i)·(k_j⊙decay_j)
             for level in tl.static_range(4):
-                decay = decay_to_middle(gates, after, 2**level, C, BK)
+                decay = decay_to_middle(gates, dtype, 2**level, C)
                 left = tl.reshape((keys * decay).to(p.dtype.element_ty), (C // BLOCK, BLOCK, BK))
                 right = tl.reshape((queries * decay).to(p.dtype.element_ty), (C // BLOCK, BLOCK, BK))
                 meet = across_middle(row, col, 2**level)
@@ -107,7 +107,7 @@ def _products_channels(
                 near_a += tl.where(meet, tl.dot(left, transposed, input_precision="ieee"), 0.0)
             # likewise i and j of two halves of 16 and of 32 tokens
             for level in tl.static_range(2):
-                decay = decay_to_middle(gates, after, BLOCK * 2**level, C, BK)
+                decay = decay_to_middle(gates, dtype, BLOCK * 2**level, C)
                 left = (keys * decay).to(p.dtype.element_ty)
                 right = (queries * decay).to(p.dtype.element_ty)
                 meet = across_middle(place[:, None], place[None], BLOCK * 2**level)
@@ -123,12 +123,18 @@ def _products_channels(
         tl.store(a + places, near_a, mask=row_token < last)
 
 
-_TILES = [
-    triton.Config({"BK": width}, num_warps=warps, num_stages=stages)
-    for width, warps, stages in ((64, 8, 1), (32, 8, 2), (64, 8, 2), (32, 4, 1))
-]
-_products_shared_tuned = Tuned(_products_shared, _TILES, ["K"])
-_products_channels_tuned = Tuned(_products_channels, _TILES, ["K"])
+def _tiles(*sizes: tuple[int, int, int]) -> list[triton.Config]:
+    return [
+        triton.Config({"BK": width}, num_warps=warps, num_stages=stages) for width, warps, stages in sizes
+    ]
+
+
+_products_shared_tuned = Tuned(
+    _products_shared, _tiles((64, 8, 1), (32, 8, 2), (64, 8, 2), (32, 4, 1)), ["K"]
+)
+_products_channels_tuned = Tuned(
+    _products_channels, _tiles((64, 8, 1), (64, 4, 1), (32, 4, 1), (16, 4, 1)), ["K"]
+)
 
 
 def intra_chunk(x: Inputs, layout: ChunkLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

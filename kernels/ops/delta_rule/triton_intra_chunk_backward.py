@@ -36,14 +36,14 @@ def intra_chunk_backward_shared(
 
 @triton.jit
 def intra_chunk_backward_channels(
-    d_q, d_right, queries, keys, gates, after, d_p, d_a, d_p_blocks, d_a_blocks,
-    dtype: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    d_q, d_right, queries, keys, gates, d_p, d_a, d_p_blocks, d_a_blocks,
+    dtype: tl.constexpr, gate_type: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """Gradients through P and A under gates of channels [C, BK], level by level.
 
-    inputs     d_q, d_right [C, BK], added to; queries, keys, gates, after [C, BK]
+    inputs     d_q, d_right [C, BK], added to; queries, keys, gates [C, BK]
     gradients  d_p, d_a [C, C], and their blocks on the diagonal [C/16, 16, 16]
-    constants  dtype of products; C tokens a chunk; BK columns
+    constants  dtype of products; gate_type, that gates are stored in; C tokens a chunk; BK columns
     returns    d_q, d_right and d_left [C, BK]
     """
     d_left = tl.zeros((C, BK), tl.float32)
@@ -52,7 +52,7 @@ def intra_chunk_backward_channels(
     row = tl.arange(0, BLOCK)[None, :, None]
     col = tl.arange(0, BLOCK)[None, None, :]
     for level in tl.static_range(4):
-        decay = decay_to_middle(gates, after, 2**level, C, BK)
+        decay = decay_to_middle(gates, gate_type, 2**level, C)
         k = tl.reshape((keys * decay).to(dtype), (C // BLOCK, BLOCK, BK))
         q = tl.reshape((queries * decay).to(dtype), (C // BLOCK, BLOCK, BK))
         meet = across_middle(row, col, 2**level)
@@ -67,7 +67,7 @@ def intra_chunk_backward_channels(
     row = tl.arange(0, C)[:, None]
     col = tl.arange(0, C)[None]
     for level in tl.static_range(2):
-        decay = decay_to_middle(gates, after, BLOCK * 2**level, C, BK)
+        decay = decay_to_middle(gates, gate_type, BLOCK * 2**level, C)
         k = (keys * decay).to(dtype)
         q = (queries * decay).to(dtype)
         meet = across_middle(row, col, BLOCK * 2**level)

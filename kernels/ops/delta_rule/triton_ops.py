@@ -1,11 +1,11 @@
-"""The chunked gated delta rule in chunks of 64 tokens: three steps over all chunks at once, and a recurrence.
+"""The chunked gated delta rule in chunks of 64 tokens: two steps over all chunks at once, and a recurrence.
 
     forward   intra-chunk products and the inverse of their triangle (triton_intra_chunk.py, triton_triangle.py), the
-              operands of the recurrence (triton_forward.py), the inter-chunk recurrence of states
-              (triton_inter_chunk.py), and outputs (triton_forward.py)
-    backward  the operands and the states are computed again; the inter-chunk backward (triton_inter_chunk.py), then
-              gradients of all chunks at once (triton_backward_values.py, triton_backward.py,
-              triton_intra_chunk_backward.py)
+              operands of the recurrence (triton_operands.py), and the inter-chunk recurrence of states with the outputs
+              (triton_inter_chunk.py)
+    backward  the operands and the states are computed again; the inter-chunk backward
+              (triton_inter_chunk_backward.py), then gradients of all chunks at once (triton_backward_values.py,
+              triton_backward.py, triton_intra_chunk_backward.py)
 
 One token without gradients, as in decoding, has a kernel of its own (triton_step.py).
 
@@ -20,10 +20,11 @@ from torch import Tensor
 from kernels.ops.delta_rule.triton_arguments import Inputs
 from kernels.ops.delta_rule.triton_backward import keys_and_gates_backward
 from kernels.ops.delta_rule.triton_backward_values import values_backward
-from kernels.ops.delta_rule.triton_forward import chunk_operands, outputs
 from kernels.ops.delta_rule.triton_heads import sum_heads
-from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, inter_chunk_backward
+from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, outputs
+from kernels.ops.delta_rule.triton_inter_chunk_backward import inter_chunk_backward
 from kernels.ops.delta_rule.triton_intra_chunk import intra_chunk
+from kernels.ops.delta_rule.triton_operands import chunk_operands
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
 from kernels.packing.chunk_layout import ChunkLayout
@@ -42,8 +43,7 @@ class _DeltaRule(torch.autograd.Function):
         o = v.new_empty(*beta.shape, v.shape[3])
         p, z = intra_chunk(x, layout, dtype)
         operands = chunk_operands(x, z, layout)
-        found = inter_chunk(operands, x.beta, initial, final, layout)
-        outputs(operands, p, found, x.beta, scale, o, layout)
+        outputs(operands, p, x.beta, initial, final, scale, o, layout)
         ctx.save_for_backward(*x, *layout, initial, p, z)
         ctx.scale = scale
         ctx.set_materialize_grads(False)
@@ -58,7 +58,7 @@ class _DeltaRule(torch.autograd.Function):
         d_final = None if d_final is None else d_final.contiguous()
         d_initial = None if initial is None else torch.empty_like(initial)
         operands = chunk_operands(x, z, layout)
-        states = inter_chunk(operands, x.beta, initial, None, layout)
+        states = inter_chunk(operands, x.beta, initial, layout)
         back = inter_chunk_backward(operands, x.beta, p, d_o, d_final, d_initial, scale, layout)
         found = values_backward(x, z, states.errors, d_o, back.d_writes, scale, layout)
         d_q, d_k, d_g = keys_and_gates_backward(x, states, back, found, d_o, scale, layout)

@@ -3,9 +3,10 @@
 Everywhere: a chunk has C tokens of one sequence, `token` [C] are their places on the packed axis and `last` is where
 the chunk or its sequence ends. Rows beyond it read as zero, gates too, so that they leave the state alone.
 
-A gate tile g is [C, W] for W channels, or [C, 1] where a head's channels share one (SHARED). `after` is the same tile
-one token later. Decays are exponentials of sums of gates, never of differences of sums: nothing overflows, and a gate
-of −30 costs its neighbours no digits.
+A gate tile g is [C, W] for W channels, or [C, 1] where a head's channels share one (SHARED). Decays are exponentials
+of sums of gates, never of differences of sums: nothing overflows, and a gate of −30 costs its neighbours no digits.
+Sums over the tokens of a tile are products with matrices of zeros and ones: scans would pass every number through
+shuffles between threads, five times for 32 tokens, and keep the tensor cores waiting.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ LEAST_GATE = tl.constexpr(-100.0)
 """exp of it is no more than a denormal; smaller gates, −∞ among them, are taken for it."""
 
 
+GATE_UNITS = tl.constexpr(512.0)
+"""A gate in units of 1/512 fits fp16: −100 does, and what is left over is at most 6e-11."""
+
+
 @triton.jit
 def load_gates(g, token, last, head, HEADS, column, K, SHARED: tl.constexpr):
     """Gate tile [C, W] in fp32, or [C, 1] of shared gates."""
@@ -36,15 +41,60 @@ def load_gates(g, token, last, head, HEADS, column, K, SHARED: tl.constexpr):
 
 
 @triton.jit
-def decay_from_start(g):
-    """exp(G_i), G_i = Σ_{l≤i} g_l: from the chunk's first token, its gate included, to each."""
-    return tl.exp(tl.cumsum(g, axis=0))
+def sum_gates(which, gates, dtype: tl.constexpr):
+    """Σ_l which_il·g_l [C, W] in fp32, of a mask [C, C] and a gate tile that is stored in `dtype`.
+
+    Gates of 16 bits are multiplied as they are, fp32 ones as two parts in fp16, which hold 22 bits of each.
+    """
+    if gates.shape[1] == 1:
+        sums = tl.sum(tl.where(which, tl.trans(gates), 0.0), axis=1, keep_dims=True)
+    elif dtype == tl.float32:
+        ones = which.to(tl.float16)
+        scaled = gates * GATE_UNITS
+        high = scaled.to(tl.float16)
+        low = (scaled - high.to(tl.float32)).to(tl.float16)
+        sums = tl.dot(ones, high, tl.dot(ones, low)) * (1 / GATE_UNITS)
+    else:
+        sums = tl.dot(which.to(dtype), gates.to(dtype))
+    return sums
 
 
 @triton.jit
-def decay_to_end(after):
+def sum_tokens(which, x):
+    """Σ_l which_il·x_l [R, W] of a mask [R, L] and any x [L, W], in fp32: x as two parts in TF32, 22 bits of each."""
+    ones = which.to(tl.float32)
+    high = (x.to(tl.int32, bitcast=True) & -(2**13)).to(tl.float32, bitcast=True)
+    return tl.dot(ones, high, tl.dot(ones, x - high, input_precision="tf32"), input_precision="tf32")
+
+
+@triton.jit
+def gate_gradient(up_to, before, always, C: tl.constexpr, SHARED: tl.constexpr):
+    """Σ_{i≥l} up_to_i + Σ_{j<l} before_j + always_l [C, W], or [C], summed over columns where they share a gate.
+
+    Never as a sum up to this token less the token itself: a small sum would be lost to a large term.
+    """
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
+    if SHARED:
+        total = tl.sum(always, axis=1) + tl.cumsum(tl.sum(up_to, axis=1), axis=0, reverse=True)
+        total += tl.sum(tl.where(column < row, tl.sum(before, axis=1)[None], 0.0), axis=1)
+    else:
+        total = always + sum_tokens(column >= row, up_to)
+        total += sum_tokens(column < row, before)
+    return total
+
+
+@triton.jit
+def decay_from_start(g, dtype: tl.constexpr, C: tl.constexpr):
+    """exp(G_i), G_i = Σ_{l≤i} g_l: from the chunk's first token, its gate included, to each."""
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
+    return tl.exp(sum_gates(column <= row, g, dtype))
+
+
+@triton.jit
+def decay_to_end(g, dtype: tl.constexpr, C: tl.constexpr):
     """exp(G_last − G_i), as exp(Σ_{l>i} g_l): from each token, its own gate excluded, to the chunk's last."""
-    return tl.exp(tl.cumsum(after, axis=0, reverse=True))
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
+    return tl.exp(sum_gates(column > row, g, dtype))
 
 
 @triton.jit
@@ -56,19 +106,16 @@ def decay_between(gate, C: tl.constexpr):
 
 
 @triton.jit
-def decay_to_middle(g, after, HALF: tl.constexpr, C: tl.constexpr, W: tl.constexpr):
+def decay_to_middle(g, dtype: tl.constexpr, HALF: tl.constexpr, C: tl.constexpr):
     """In blocks of 2·HALF tokens, the decay between a token and its block's middle, [C, W].
 
     For tokens i > j of two halves of a block, exp(g_{j+1} + … + g_i) is the product of the entries of
     row i and row j: the sums from the middle up to i, i's gate included, and from j, its gate excluded, up to the
     middle.
     """
-    place = tl.arange(0, C)
-    own_half = tl.where(((place + 1) % HALF == 0)[:, None], 0.0, after)
-    right = tl.cumsum(tl.reshape(g, (C // HALF, HALF, W)), axis=1)
-    left = tl.cumsum(tl.reshape(own_half, (C // HALF, HALF, W)), axis=1, reverse=True)
-    is_right = (place % (2 * HALF) >= HALF)[:, None]
-    return tl.exp(tl.where(is_right, tl.reshape(right, (C, W)), tl.reshape(left, (C, W))))
+    row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
+    towards = tl.where(row % (2 * HALF) >= HALF, column <= row, column > row)
+    return tl.exp(sum_gates(towards & (row // HALF == column // HALF), g, dtype))
 
 
 @triton.jit

@@ -24,7 +24,7 @@ class States(NamedTuple):
 
 
 class Precisions(NamedTuple):
-    """The precision of matrix products, by Triton's names: in the solver, and everywhere else."""
+    """The precision of matrix products, as `product` in triton_tiles takes it: in the solver, and everywhere else."""
 
     solver: str
     others: str

@@ -15,9 +15,10 @@ no matrix of a token is written down: products of all tokens' H_t or G_t with a 
                triton_gate_gradients): dk, dv, dg, dβ and, in one part a chunk, added in a fixed order, dΛ
 
 States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or
-fp16 number exactly, and in the solver with operands split into two bf16 each (relative errors of 2⁻¹⁶), for a
-conjugate gradient multiplies rounding errors by the condition number. Products of fp32 inputs are fp32; the solver's
-use tensor cores, on three bf16 each, where shared memory allows, for tiles of plain fp32 do not fit the registers.
+fp16 number exactly, and in the solver with operands split into two bf16 each where they are not bf16 already
+(relative errors of 2⁻¹⁶), for a conjugate gradient multiplies rounding errors by the condition number. Products of
+fp32 inputs are fp32; the solver's use tensor cores, on three bf16 each, where shared memory allows, for tiles of plain
+fp32 do not fit the registers.
 One token without gradients is decoding, and one kernel (triton_step).
 """
 
@@ -76,13 +77,7 @@ class _Mesa(torch.autograd.Function):
         dx = read(do, swapped, starts.h_kv, torch.float32, layout, precisions.others, transposed=True)
         y = solve(dx, tokens, lamb, starts.h_kk, layout, cg_steps, precisions.solver)
         dinitial = States(*(h if h is None else torch.empty_like(h) for h in initial))
-        pairs = zip((y, x), (x, do), dfinal, dinitial, (True, False), strict=True)
-        after = States(
-            *(
-                chunk_states(a, b, g, None, outer, last, layout, precisions.others, symmetric=symmetric)
-                for a, b, outer, last, symmetric in pairs
-            )
-        )
+        after = chunk_states((y, x), (x, do), g, None, dfinal, dinitial, layout, precisions.others)
         dk = key_gradients(x, y, tokens, do, after, layout, precisions.others)
         written = tokens._replace(k=x, v=do)
         dv = read(k, written, after.h_kv, v.dtype, layout, precisions.others, backward=True)
@@ -96,13 +91,7 @@ def _start_states(
 ) -> States:
     """H and G before every chunk; those after the last go to `final`."""
     k, v, g, beta = tokens
-    pairs = zip((k, v), initial, final, (True, False), strict=True)
-    return States(
-        *(
-            chunk_states(k, x, g, beta, outer, last, layout, precisions.others, symmetric=symmetric)
-            for x, outer, last, symmetric in pairs
-        )
-    )
+    return chunk_states((k, k), (k, v), g, beta, initial, final, layout, precisions.others)
 
 
 def _precisions(*tensors: Tensor) -> Precisions:
@@ -116,7 +105,7 @@ def _precisions(*tensors: Tensor) -> Precisions:
     if any(x.dtype == torch.float32 for x in tensors):
         width = tensors[0].shape[-1]
         return Precisions("bf16x6" if width <= 64 or width > RESIDENT else "ieee", "ieee")
-    return Precisions("bf16x3", "tf32")
+    return Precisions("parts", "tf32")
 
 
 def mesa_triton(

@@ -23,9 +23,11 @@ from kernels.ops.mesa.triton_tiles import (
     decay_to_end,
     load_scalars,
     load_state,
+    load_stored,
     load_tokens,
+    product,
     store_tokens,
-)  # fmt: skip
+)
 from kernels.ops.mesa.work import CHUNK
 from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds, padded
@@ -44,16 +46,16 @@ def _in_tiles(
     store_tokens(x, p, first, row, rows, head, H, column, K)
     tl.debug_barrier()  # p is there as a whole
     pairs = tl.zeros((R, C), tl.float32)
-    product = tl.zeros((R, BK), tl.float32)
+    carried = tl.zeros((R, BK), tl.float32)
     for start in range(0, K, BS):
         i = start + tl.arange(0, BS)
         part = load_tokens(x, first, row, rows, head, H, i, K)
-        keys = load_tokens(k, first, source, rows, head, H, i, K)
-        pairs += tl.dot(part, tl.trans(keys), input_precision=PRECISION)
+        keys = load_stored(k, first, source, rows, head, H, i, K)
+        pairs += product(part, tl.trans(keys), PRECISION)
         tile = load_state(state, i, column, K, K)
-        product += tl.dot(part, tile, input_precision=PRECISION)
+        carried += product(part, tile, PRECISION)
     tl.debug_barrier()  # every thread has read it, the next p may come
-    return pairs, product
+    return pairs, carried
 
 
 @triton.jit
@@ -78,7 +80,7 @@ def _solve(
         row, source, column = offset + tl.arange(0, R), tl.arange(0, C), tl.arange(0, BK)
         rows = (end - first).to(tl.int32)
         in_width = column < K
-        keys = load_tokens(k, first, source, rows, head, H, column, K)
+        keys = load_stored(k, first, source, rows, head, H, column, K)
         state += (chunk * H + head) * K * K
         if BS == BK:
             start = load_state(state, column, column, K, K)
@@ -96,7 +98,8 @@ def _solve(
         # D_t = diag(Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)
         before = tl.load(state + column * (K + 1), mask=in_width, other=0.0)
         diagonal = ridge[None] + carry * before[None]
-        diagonal += tl.dot(weights, keys * keys, input_precision=PRECISION)
+        wide = keys.to(tl.float32)
+        diagonal += product(weights, wide * wide, PRECISION)
         # b is scaled to 1, so that a small gradient does not underflow when it is squared.
         r = load_tokens(b, first, row, rows, head, H, column, K)
         scale = tl.max(tl.abs(r), axis=1)
@@ -114,14 +117,14 @@ def _solve(
             live = rz > enough
             # A·p = Λ·p + c_t·S·p + Σ_{s≤t} W_ts·k_s·(k_sᵀ·p)
             if BS == BK:
-                pairs = tl.dot(p, tl.trans(keys), input_precision=PRECISION)
-                product = tl.dot(p, start, input_precision=PRECISION)
+                pairs = product(p, tl.trans(keys), PRECISION)
+                carried = product(p, start, PRECISION)
             else:
-                pairs, product = _in_tiles(
+                pairs, carried = _in_tiles(
                     p, x, k, state, first, row, source, rows, head, H, column, K, PRECISION, R, C, BK, BS
                 )
-            ap = p * ridge[None] + carry * product
-            ap += tl.dot(weights * pairs, keys, input_precision=PRECISION)
+            ap = p * ridge[None] + carry * carried
+            ap += product(weights * pairs, keys, PRECISION)
             # α = rᵀz / pᵀA·p
             alpha = tl.where(live, rz / tl.where(live, tl.sum(p * ap, axis=1), 1.0), 0.0)
             # x ← x + α·p,  r ← r − α·A·p,  z ← D⁻¹·r

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.ops.mesa.triton_arguments import States
 from kernels.ops.mesa.triton_tiles import (
     decay_to_end,
     load_scalars,
@@ -24,12 +25,12 @@ from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
-def _states(
-    a, b, g, beta, outer, states, final, first, cu, H, A, B,
+def _walk(
+    a, b, g, beta, outer, states, final, first, cu, tile, H, A, B,
     BACKWARD: tl.constexpr, SYMMETRIC: tl.constexpr, PRECISION: tl.constexpr,
     C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """One tile [BA, BB] of one sequence's and head's states. Chunk after chunk, S stored first:
+    """One tile [BA, BB] of one sequence's and head's states [A, B]. Chunk after chunk, S stored first:
 
     forward    S ← γ·S + Σ_s w_s·a_s·b_sᵀ, w_s: β_s times the decay from s to the chunk's end
     backward   S ← γ·S + Σ_t c_t·a_t·b_tᵀ, c_t: the decay from the chunk's start to t; from the last chunk
@@ -39,13 +40,14 @@ def _states(
     inputs     a [T, H, A], b [T, H, B]; g, beta [T, H]; outer [N, H, A, B], S at first, or None
     outputs    states [rows of the chunk table, H, A, B]; final [N, H, A, B], S at last, or None
     layout     first: the first chunk of every sequence; cu
+    place      tile, along the columns
     sizes      H heads; A, B sides of a state
     constants  BACKWARD, SYMMETRIC; PRECISION of products; C tokens a chunk; BA, BB sides of the state's tile
     """
     program = tl.program_id(0).to(tl.int64)
     sequence, head = program // H, program % H
     i = tl.program_id(1) * BA + tl.arange(0, BA)
-    j = tl.program_id(2) * BB + tl.arange(0, BB)
+    j = tile * BB + tl.arange(0, BB)
     begin = tl.load(cu + sequence).to(tl.int64)
     end = tl.load(cu + sequence + 1).to(tl.int64)
     chunk = tl.load(first + sequence).to(tl.int64)
@@ -86,42 +88,58 @@ def _states(
         store_matrix(final + program * A * B, state, i, j, A, B)
 
 
+@triton.jit
+def _states(
+    a, b, c, d, g, beta, outer_kk, outer_kv, states_kk, states_kv, final_kk, final_kv, first, cu, H, K, V,
+    BACKWARD: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
+):  # fmt: skip
+    """A tile of the states H [K, K], written with a·bᵀ and symmetric, or G [K, V], with c·dᵀ: both walks at once."""
+    tile, tiles = tl.program_id(2), tl.cdiv(K, BB)
+    if tile < tiles:
+        _walk(
+            a, b, g, beta, outer_kk, states_kk, final_kk, first, cu, tile, H, K, K, BACKWARD, True, PRECISION, C, BA, BB
+        )  # fmt: skip
+    else:
+        _walk(
+            c, d, g, beta, outer_kv, states_kv, final_kv, first, cu, tile - tiles, H, K, V, BACKWARD, False, PRECISION,
+            C, BA, BB,
+        )  # fmt: skip
+
+
 _states_tuned = Tuned(
     _states,
     [
         triton.Config({"BA": rows, "BB": columns}, num_warps=warps, num_stages=stages)
         for rows, columns, warps, stages in ((64, 64, 8, 1), (64, 64, 8, 2), (32, 64, 4, 2), (32, 32, 4, 3))
     ],
-    ["A", "B", "BACKWARD", "SYMMETRIC", "PRECISION"],
+    ["K", "V", "BACKWARD", "PRECISION"],
 )
 
 
 def chunk_states(
-    a: Tensor,
-    b: Tensor,
-    g: Tensor,
-    beta: Tensor | None,
-    outer: Tensor | None,
-    final: Tensor | None,
-    layout: ChunkLayout,
-    precision: str,
-    *,
-    symmetric: bool,
-) -> Tensor:
-    """Compute the states [rows, H, A, B] before every chunk; without beta, the gradients of those after every chunk.
+    kk: tuple[Tensor, Tensor], kv: tuple[Tensor, Tensor], g: Tensor, beta: Tensor | None, outer: States, final: States,
+    layout: ChunkLayout, precision: str,
+) -> States:  # fmt: skip
+    """Compute H and G before every chunk; without beta, the gradients of those after every chunk.
 
-    a [B, T, H, A], b [B, T, H, B]; g, beta [B, T, H]; outer, final [N, H, A, B], read and written; all contiguous.
+    kk, kv        the vectors [B, T, H, K] and [B, T, H, K or V] whose products are written into H and into G
+    g, beta       [B, T, H]
+    outer, final  [N, H, K, K] and [N, H, K, V], read and written; all contiguous
     """
-    heads, height, width = a.shape[2], a.shape[3], b.shape[3]
-    states = torch.empty(layout.chunks, heads, height, width, dtype=torch.float32, device=a.device)
-    _states_tuned[
-        lambda meta: (
-            layout.sequences * heads,
-            triton.cdiv(height, meta["BA"]),
-            triton.cdiv(width, meta["BB"]),
+    heads, height, width = g.shape[2], kv[0].shape[3], kv[1].shape[3]
+    states = States(
+        *(
+            torch.empty(layout.chunks, heads, height, size, dtype=torch.float32, device=g.device)
+            for size in (height, width)
         )
-    ](
-        a, b, g, beta, outer, states, final, layout.firsts, layout.cu, heads, height, width,
-        BACKWARD=beta is None, SYMMETRIC=symmetric, PRECISION=precision, C=CHUNK,
+    )
+
+    def grid(meta: dict[str, int]) -> tuple[int, ...]:
+        tiles = [triton.cdiv(size, meta["BB"]) for size in (height, width)]
+        return layout.sequences * heads, triton.cdiv(height, meta["BA"]), sum(tiles)
+
+    _states_tuned[grid](
+        *kk, *kv, g, beta, *outer, *states, *final, layout.firsts, layout.cu, heads, height, width,
+        BACKWARD=beta is None, PRECISION=precision, C=CHUNK,
     )  # fmt: skip
     return states

@@ -22,9 +22,40 @@ from kernels.triton_common.masked_tiles import (
 
 
 @triton.jit
+def _parts(x):
+    """The two bf16 numbers whose sum is an fp32 number to 16 bits."""
+    high = x.to(tl.bfloat16)
+    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def product(x, y, PRECISION: tl.constexpr):
+    """x·y in fp32, of x in fp32 and y as stored. PRECISION as `tl.dot` has it, or "parts": of two bf16 parts.
+
+    A bf16 y is one part already, and two products do; of an fp32 one it takes three, without the product of low parts.
+    """
+    if PRECISION == "parts":
+        high, low = _parts(x)
+        if y.dtype == tl.bfloat16:
+            result = tl.dot(high, y, tl.dot(low, y))
+        else:
+            y_high, y_low = _parts(y)
+            result = tl.dot(high, y_high, tl.dot(high, y_low, tl.dot(low, y_high)))
+    else:
+        result = tl.dot(x, y.to(tl.float32), input_precision=PRECISION)
+    return result
+
+
+@triton.jit
 def load_tokens(x, first, row, rows, head, H, column, WIDTH):
     """x [T, H, WIDTH] of a chunk and head, a tile [row, column] in fp32."""
     return load_head_rows(x + first * H * WIDTH, row, rows, head, H, column, WIDTH).to(tl.float32)
+
+
+@triton.jit
+def load_stored(x, first, row, rows, head, H, column, WIDTH):
+    """What `load_tokens` loads, in x's type."""
+    return load_head_rows(x + first * H * WIDTH, row, rows, head, H, column, WIDTH)
 
 
 @triton.jit

@@ -6,7 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.kernel_cases import normal, packed
-from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees, kernels_only, of_equal_keys
+from support.triton_cases import (
+    DEVICE,
+    EXACT_LIMIT,
+    HALF,
+    assert_kernel_agrees,
+    kernels_only,
+    of_equal_keys,
+    tensor_cores,
+)
 
 from kernels import delta_rule
 from kernels.ops.delta_rule import OPERATION
@@ -82,7 +90,8 @@ def test_wide_heads(per_channel):
 @HALF
 @channels
 def test_half_precision(per_channel, dtype):
-    compare(inputs(70, per_channel, "mild", width=32), dtype)
+    with tensor_cores():
+        compare(inputs(70, per_channel, "mild", width=32), dtype)
 
 
 @pytest.mark.slow
