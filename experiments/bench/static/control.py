@@ -16,6 +16,7 @@ from experiments.bench.static.ttir import Block, Function, Op, carried
 _SAMPLES = 12
 """Programs that are followed along each of a grid's axes."""
 _CONTROL = ("scf.for", "scf.while", "scf.if", "cf.br", "cf.cond_br")
+_PRODUCTS = ("tt.dot", "tt.dot_scaled")
 _MOST_STEPS = 100_000
 
 
@@ -23,7 +24,8 @@ class Executions:
     """How often a program executes each block of a kernel, on average over a launch.
 
     values: the kernel's arguments by name, numbers and tensors. unknown: loops and branches that depend on what other
-    kernels would have written, taken once each. longest: steps of all loops in the program with most, over the mean.
+    kernels would have written, taken once each. steps: of loops that multiply matrices, by a
+    program. longest: steps of all loops in the program with most, over the mean.
     """
 
     def __init__(
@@ -33,18 +35,20 @@ class Executions:
         self.unknown: set[int] = set()
         self._values = {f"%{name}": Place(x) if isinstance(x, Tensor) else x for name, x in values.items()}
         self._plain = _without_control(function)
+        self._multiplying = _with_products(function)
         total: Counter[int] = Counter()
-        steps = []
+        steps, multiplying = [], []
         programs = list(_sample(grid, function))
         for program in programs:
             self._counts: Counter[int] = Counter()
-            self._steps = 0.0
+            self._steps = self._products = 0
             self._run(function.body, dict(self._values), program)
             total.update(self._counts)
             steps.append(self._steps)
+            multiplying.append(self._products)
         self._mean = {block: count / len(programs) for block, count in total.items()}
-        self.steps = sum(steps) / len(steps)
-        self.longest = max(steps) / self.steps if self.steps else 1.0
+        self.steps = sum(multiplying) / len(programs)
+        self.longest = max(steps) * len(programs) / sum(steps) if any(steps) else 1.0
 
     def of(self, block: Block) -> float:
         """Executions of a block by a program, on average."""
@@ -87,7 +91,7 @@ class Executions:
             values[index] = None
         trips = min(_MOST_STEPS, max(0, -(-(high - low) // step)))
         state = [values.get(first) for _, first in carried(op)]
-        self._steps += trips
+        self._step(op, trips)
         if id(op) in self._plain and all(x is None for x in state):
             self._counts[id(body[0])] += trips
         else:
@@ -97,6 +101,10 @@ class Executions:
                 values.update(zip((name for name, _ in carried(op)), state, strict=True))
                 state = self._run(body, values, program)
         values.update(zip(op.results, state, strict=False))
+
+    def _step(self, op: Op, trips: int) -> None:
+        self._steps += trips
+        self._products += trips * (id(op) in self._multiplying)
 
     def _while(self, op: Op, values: dict[str, Any], program: tuple[int, ...]) -> None:
         before, after = op.regions
@@ -109,7 +117,7 @@ class Executions:
                 self.unknown.add(id(op))
             if goes_on == 0 or (goes_on is None and trip):
                 break
-            self._steps += 1
+            self._step(op, 1)
             values.update(zip(after[0].arguments, handed, strict=False))
             state = self._run(after, values, program)
         values.update(zip(op.results, handed, strict=False))
@@ -140,6 +148,23 @@ def _without_control(function: Function) -> set[int]:
         for op, _ in function.ops()
         if op.name == "scf.for" and not any(inner.name in _CONTROL for inner in op.regions[0][0].ops)
     }
+
+
+def _with_products(function: Function) -> set[int]:
+    """The loops whose own steps, not those of a loop inside, multiply matrices."""
+    return {
+        id(op)
+        for op, _ in function.ops()
+        if op.name in ("scf.for", "scf.while") and any(_multiplies(body) for body in op.regions)
+    }
+
+
+def _multiplies(region: list[Block]) -> bool:
+    return any(
+        op.name in _PRODUCTS or (op.name == "scf.if" and any(map(_multiplies, op.regions)))
+        for block in region
+        for op in block.ops
+    )
 
 
 def _sample(grid: tuple[int, ...], function: Function) -> Iterable[tuple[int, ...]]:

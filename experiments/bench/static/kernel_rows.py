@@ -30,7 +30,8 @@ COLUMNS = (
     *("bytes_read", "bytes_written", "bytes_by_argument", "flops", "modelled_milliseconds", "bound"),
     *("memory_ms", "tensor_ms", "issue_ms", "shared_ms", "special_ms", "unknown_loops", "error"),
 )
-"""instructions to special: executed by a warp, on average over programs; serial_steps: of loops, by a program."""
+"""instructions to special: executed by a warp, on average over programs; serial_steps: of a program's loops with
+products of matrices."""
 
 _EXECUTED = {
     "instructions": "instructions",

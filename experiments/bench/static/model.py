@@ -35,7 +35,7 @@ CONSTANTS = {
         "x in 1 − exp(−x·warps): how issue grows with warps a scheduler; 0.26 of a cycle with one",
     ),
     "lone warp": (0.33, "instructions a cycle of one program's warps, each waiting for its own results"),
-    "step wait": (600.0, "cycles of a loop's step that nothing hides: products, barriers, first loads"),
+    "step wait": (600.0, "cycles that nothing hides of a step with products: barriers, their results, loads"),
     "shuffle": (1.0, "cycles of a multiprocessor's pipe a warp: 32 lanes a cycle (programming guide)"),
     "access": (2.0, "the same of an access of shared, global or spilled memory"),
     "special": (
@@ -61,8 +61,9 @@ _WGMMA_ROWS = 64
 class Counts:
     """A launch in numbers: of the grid, of what a multiprocessor holds, and of what one warp executes.
 
-    instructions, special, shuffles, accesses: executed by a warp, on average over programs; steps: of all loops of a
-    program; longest: work of the longest program over the mean; asynchronous: whether there are wgmma instructions
+    instructions, special, shuffles, accesses: executed by a warp, on average over programs; steps: of loops
+    with products, of a program; longest: work of the longest program over the mean; asynchronous: whether there are
+    wgmma instructions
     """
 
     programs: int
