@@ -8,10 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
+from analysis.loading.bench_tables import read_bench
 from analysis.loading.results import Results
 from analysis.plotting.axes import plain_log_ticks, row_axis
 from analysis.plotting.legends import legend_below
@@ -35,6 +36,7 @@ COLUMNS = (
 )
 NUMBERS = ("tokens", "launches", *COLUMNS[10:12], *COLUMNS[13:])
 OURS = "triton"
+RATIO_TICKS = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)
 MARKERS = ("o", "s", "D", "^")
 
 
@@ -51,14 +53,7 @@ def read(path: Path) -> pd.DataFrame:
 
     Raises NoData where columns are missing or nothing was modelled.
     """
-    try:
-        rows = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise NoData(f"{path.name} cannot be read ({error})") from error
-    missing = [name for name in COLUMNS if name not in rows]
-    if missing:
-        raise NoData(f"{path.name} has no column {', '.join(missing)}")
-    rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in NUMBERS})
+    rows = read_bench(path, COLUMNS, NUMBERS)
     rows = rows[rows["modelled_milliseconds"] > 0]
     if rows.empty:
         raise NoData(f"{path.name} has no times")
@@ -93,6 +88,7 @@ def draw(table: pd.DataFrame) -> Figure:
     plain_log_ticks(times.xaxis)
     ratios.set_xscale("log", base=2)
     ratios.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ratios.xaxis.set_major_locator(FixedLocator(RATIO_TICKS))
     ratios.xaxis.set_minor_locator(NullLocator())
     ratios.set_xlabel("peer's time over ours (above 1: ours is faster)")
     legend_below(figure, entries, columns=3)

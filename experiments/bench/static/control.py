@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from experiments.bench.static.scalars import Place, evaluate
+from experiments.bench.static.slices import bounds, control_values
 from experiments.bench.static.ttir import Block, Function, Op, carried
 
 _SAMPLES = 12
@@ -24,8 +25,8 @@ class Executions:
     """How often a program executes each block of a kernel, on average over a launch.
 
     values: the kernel's arguments by name, numbers and tensors. unknown: loops and branches that depend on what other
-    kernels would have written, taken once each. steps: of loops that multiply matrices, by a
-    program. longest: steps of all loops in the program with most, over the mean.
+    kernels would have written, taken once each. steps: of loops that multiply matrices, by a program. longest: steps of
+    all loops in the program with most, over the mean.
     """
 
     def __init__(
@@ -34,11 +35,12 @@ class Executions:
         self.function, self.grid, self.unread = function, grid, unread
         self.unknown: set[int] = set()
         self._values = {f"%{name}": Place(x) if isinstance(x, Tensor) else x for name, x in values.items()}
+        self._needed = control_values(function)
         self._plain = _without_control(function)
         self._multiplying = _with_products(function)
         total: Counter[int] = Counter()
         steps, multiplying = [], []
-        programs = list(_sample(grid, function))
+        programs = list(_sample(grid, function, self._needed))
         for program in programs:
             self._counts: Counter[int] = Counter()
             self._steps = self._products = 0
@@ -71,7 +73,7 @@ class Executions:
                     target = self._jump(op, values)
                 elif op.name in ("scf.yield", "scf.condition"):
                     given = [values.get(name) for name in op.operands]
-                elif len(op.results) == 1:
+                elif len(op.results) == 1 and op.results[0] in self._needed:
                     values[op.results[0]] = evaluate(op, values, program, self.grid, self.unread)
             jumps += 1
             found = next((other for other in region if other.label == target), None)
@@ -80,17 +82,15 @@ class Executions:
             block = found
 
     def _for(self, op: Op, values: dict[str, Any], program: tuple[int, ...]) -> None:
-        index, *bounds = re.match(
-            r"scf\.for (?:unsigned )?(%\S+) = (%\S+) to (%\S+) step (%\S+)", op.text
-        ).groups()
-        low, high, step = (values.get(name) for name in bounds)
+        index = op.operands[0]
+        low, high, step = (values.get(name) for name in bounds(op))
         (body,) = op.regions
         if None in (low, high, step) or step <= 0:
             self.unknown.add(id(op))
             low, high, step = 0, 1, 1
             values[index] = None
         trips = min(_MOST_STEPS, max(0, -(-(high - low) // step)))
-        state = [values.get(first) for _, first in carried(op)]
+        state = self._first(op, values)
         self._step(op, trips)
         if id(op) in self._plain and all(x is None for x in state):
             self._counts[id(body[0])] += trips
@@ -102,6 +102,10 @@ class Executions:
                 state = self._run(body, values, program)
         values.update(zip(op.results, state, strict=False))
 
+    def _first(self, op: Op, values: dict[str, Any]) -> list[Any]:
+        """What a loop carries into its first step, as far as it is followed."""
+        return [values.get(first) if inner in self._needed else None for inner, first in carried(op)]
+
     def _step(self, op: Op, trips: int) -> None:
         self._steps += trips
         self._products += trips * (id(op) in self._multiplying)
@@ -109,7 +113,7 @@ class Executions:
     def _while(self, op: Op, values: dict[str, Any], program: tuple[int, ...]) -> None:
         before, after = op.regions
         names = [name for name, _ in carried(op)]
-        state = [values.get(first) for _, first in carried(op)]
+        state = self._first(op, values)
         for trip in range(_MOST_STEPS):
             values.update(zip(names, state, strict=True))
             goes_on, *handed = self._run(before, values, program)
@@ -167,9 +171,10 @@ def _multiplies(region: list[Block]) -> bool:
     )
 
 
-def _sample(grid: tuple[int, ...], function: Function) -> Iterable[tuple[int, ...]]:
-    """Programs evenly spread along the axes that the kernel asks for, all of a short axis."""
-    asked = {op.text.split()[1] for op, _ in function.ops() if op.name == "tt.get_program_id"}
+def _sample(grid: tuple[int, ...], function: Function, needed: set[str]) -> Iterable[tuple[int, ...]]:
+    """Programs evenly spread along the axes that loops and branches depend on, all of a short axis."""
+    numbers = [op for op, _ in function.ops() if op.name == "tt.get_program_id"]
+    asked = {op.text.split()[1] for op in numbers if op.results[0] in needed}
     grid = (*grid, 1, 1)[:3]
     axes = [_spread(size) if axis in asked else [0] for axis, size in zip("xyz", grid, strict=True)]
     return itertools.product(*axes)

@@ -52,6 +52,10 @@ def evaluate(
         return _load(operands, unread)
     if op.name == "arith.select":
         return None if operands[0] is None else operands[1 if operands[0] else 2]
+    if op.name == "arith.andi" and op.types == "i1" and operands.count(None) == 1:
+        return next(
+            x for x in operands if x is not None
+        )  # a loop that may end early by its data: to its last step
     if any(x is None for x in operands) or "tensor<" in op.types:
         return None
     if op.name == "arith.cmpi":

@@ -47,20 +47,24 @@ from experiments.bench.static.stand_in import standing_in
 from kernels.triton_common.tuning import Tuned
 from small import product, running_sums
 
-gpu, launches = GPUS["H200"], []
-compiler = Compiler(gpu, Path(sys.argv[1]))
 tuned = Tuned(product, [triton.Config({"BLOCK": n}, num_warps=4) for n in (64, 128)], ["M"])
 a, b = (torch.empty(size, dtype=torch.bfloat16) for size in ((1024, 256), (256, 64)))
-with standing_in(gpu), capturing(Capture(compiler, launches.append)):
-    assert torch.cuda.get_device_capability() == (9, 0)
-    tuned[lambda meta: (1024 // meta["BLOCK"],)](a, b, torch.empty(1024, 64), 1024, K=256, N=64)
-    running_sums[(8,)](torch.empty(8 * 1024), torch.empty(8 * 1024), T=1024)
-print(json.dumps([compiler.compiled, kernel_rows.rows(launches, gpu)]))
+found, compiled = {}, 0
+for gpu in (GPUS["H200"], GPUS["A100"]):
+    launches, compiler = [], Compiler(gpu, Path(sys.argv[1]))
+    with standing_in(gpu), capturing(Capture(compiler, launches.append)):
+        assert torch.cuda.get_device_capability() == gpu.capability
+        tuned[lambda meta: (1024 // meta["BLOCK"],)](a, b, torch.empty(1024, 64), 1024, K=256, N=64)
+        running_sums[(8,)](torch.empty(8 * 1024), torch.empty(8 * 1024), T=1024)
+    assert not torch.cuda.is_available() or torch.version.cuda
+    found[gpu.sm] = kernel_rows.rows(launches, gpu)
+    compiled += compiler.compiled
+print(json.dumps([compiled, found]))
 """
 
 
-def counted(folder: Path) -> tuple[int, list[dict]]:
-    """How many kernels a process compiled, and their rows."""
+def counted(folder: Path) -> tuple[int, dict[str, list[dict]]]:
+    """How many kernels a process compiled, and their rows by architecture."""
     (folder / "small.py").write_text(KERNELS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     environment.pop("TRITON_INTERPRET", None)
@@ -79,12 +83,16 @@ def twice(tmp_path_factory):
 
 def test_a_second_process_compiles_nothing_and_counts_the_same(twice):
     (first, rows), (second, again) = twice
-    assert (first, second) == (3, 0)
+    assert (first, second) == (6, 0)
     assert rows == again
 
 
+def named(twice, kernel: str, architecture: str = "90") -> list[dict]:
+    return [row for row in twice[0][1][architecture] if row["kernel"].endswith(kernel)]
+
+
 def test_a_product_of_matrices_runs_on_asynchronous_tensor_cores(twice):
-    rows = [row for row in twice[0][1] if row["kernel"].endswith("product")]
+    rows = named(twice, "product")
     assert [row["configuration"] for row in rows] == ["BLOCK=64", "BLOCK=128"]
     assert sum(row["chosen"] for row in rows) == 1
     for row in rows:
@@ -97,9 +105,15 @@ def test_a_product_of_matrices_runs_on_asynchronous_tensor_cores(twice):
     assert [row["programs"] for row in rows] == [16, 8]
 
 
+def test_an_older_gpu_has_only_the_synchronous_ones(twice):
+    for row in named(twice, "product", "80"):
+        assert row["wgmma"] == 0
+        assert row["mma_sync"] > 0
+
+
 def test_bytes_of_a_product_are_those_of_its_matrices(twice):
     """Every program asks for all of b, which the caches hold."""
-    row = next(row for row in twice[0][1] if row["kernel"].endswith("product"))
+    row = named(twice, "product")[0]
     assert (
         row["bytes_by_argument"]
         == f"a read {1024 * 256 * 2}; b read {256 * 64 * 2}; c written {1024 * 64 * 4}"
@@ -109,7 +123,7 @@ def test_bytes_of_a_product_are_those_of_its_matrices(twice):
 
 
 def test_running_sums_shuffle_and_multiply_nothing(twice):
-    (row,) = [row for row in twice[0][1] if row["kernel"].endswith("running_sums")]
+    (row,) = named(twice, "running_sums")
     # A warp sums its 32 lanes in five rounds at least.
     assert row["shuffles"] >= 5
     assert row["wgmma"] == row["mma_sync"] == row["flops"] == 0

@@ -7,6 +7,7 @@ import torch
 
 from experiments.bench.static.control import Executions
 from experiments.bench.static.scalars import storage_id
+from experiments.bench.static.slices import control_values
 from experiments.bench.static.traffic import moved_bytes, products, written_arguments
 from experiments.bench.static.ttir import parse
 
@@ -134,3 +135,53 @@ def test_long_axes_are_sampled_evenly():
     """Of 1,200 programs twelve are followed, in the middle of their twelfth: a linear count keeps its mean."""
     found = Executions(parse(CAUSAL), {"n": 10_000}, (1200,), {})
     assert found.of(loop_body(found)) == pytest.approx((1 + 1200) / 2, abs=1)
+
+
+SOLVED = HALVED.replace(
+    "scf.condition(%more)",
+    """%far = arith.cmpf ogt, %n, %n : f32
+      %on = arith.andi %more, %far : i1
+      scf.condition(%on)""",
+)
+
+
+def test_a_loop_that_its_data_may_end_early_is_taken_to_its_last_step():
+    found = Executions(parse(SOLVED), {"n": 40}, (1,), {})
+    assert found.of(loop_body(found)) == 5
+    assert found.unknown == set()
+
+
+GROWING = """
+module {
+  tt.func public @growing(%x: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c2 = arith.constant 2 : i32
+    %head = tt.get_program_id y : i32
+    %start = tt.addptr %x, %head : !tt.ptr<f32>, i32
+    %ends:2 = scf.for %i = %c0 to %n step %c1 iter_args(%size = %c1, %place = %start) -> (i32, !tt.ptr<f32>)  : i32 {
+      scf.for %j = %c0 to %size step %c1  : i32 {
+        tt.store %place, %cst : !tt.ptr<f32>
+      }
+      %next = arith.muli %size, %c2 : i32
+      %moved = tt.addptr %place, %c1 : !tt.ptr<f32>, i32
+      scf.yield %next, %moved : i32, !tt.ptr<f32>
+    }
+    scf.for %k = %c0 to %ends#0 step %c1  : i32 {
+      tt.store %x, %cst : !tt.ptr<f32>
+    }
+    tt.return
+  }
+}
+"""
+
+
+def test_what_a_loop_carries_is_followed_where_another_loop_depends_on_it():
+    """Sizes 1, 2, 4 inside, 8 after; where the pointer goes decides nothing, nor does the head."""
+    function = parse(GROWING)
+    assert {"%size", "%next", "%ends#0"} < control_values(function)
+    assert not {"%place", "%moved", "%ends#1", "%head"} & control_values(function)
+    found = Executions(function, {"x": torch.empty(4), "n": 3}, (1, 10**9), {})
+    outer, inner, after = [op for op, _ in function.ops() if op.name == "scf.for"]
+    executed = [found.of(op.regions[0][0]) for op in (outer, inner, after)]
+    assert executed == [3, 1 + 2 + 4, 8]
