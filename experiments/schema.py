@@ -221,12 +221,13 @@ class BenchConfig:
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels, models and steps, batch times length (null: the suite's own).
-    cases: suites kernels, compile, models, steps, traffic and inference, beginnings of the names to measure (null: all;
-        of inference none where there are runs).
+    cases: suites kernels, compile, static, models, steps, traffic and inference, beginnings of the names to measure
+        (null: all; of inference none where there are runs).
     runs: suite inference, run folders, folders of runs, checkpoints or exported models to measure.
     repeats: timed repetitions after warm-up.
     pairs, steps: suite harness, pairs of loops and steps of each loop.
     budget_s: time limit in seconds; kernels and models measure the rest the next time, others leave longer lengths out.
+    target: suite static, the GPU to compile for: H200, H100 or A100; none needs to be there.
     out: folder for tables (null: results/bench).
     """
 
@@ -238,6 +239,7 @@ class BenchConfig:
     pairs: int = 10
     steps: int = 50
     budget_s: float = 400.0
+    target: str = "H200"
     out: str | None = None
 
 

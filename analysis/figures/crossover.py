@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
+from analysis.loading.bench_tables import read_bench
 from analysis.loading.results import Results
 from analysis.plotting.axes import length_axis, plain_log_ticks
 from analysis.plotting.legends import legend_below
@@ -66,15 +67,7 @@ def read(path: Path, colors: dict[str, str] | None = None) -> pd.DataFrame:
     colors: by model, added as the column ``color``, so that a model has the colour it has in other figures.
     Raises NoData if columns are missing or if no two models were timed at the same two lengths.
     """
-    try:
-        rows = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise NoData(f"{path.name} cannot be read ({error})") from error
-    missing = [name for name in COLUMNS if name not in rows]
-    if missing:
-        raise NoData(f"{path.name} has no column {', '.join(missing)}")
-    numeric = ["tokens", "batch", *COLUMNS[6:]]
-    rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in numeric})
+    rows = read_bench(path, COLUMNS, ("tokens", "batch", *COLUMNS[6:]))
     rows = rows[(rows["tokens"] > 0) & (rows["milliseconds_median"] > 0)]
     candidates = [
         group for _, group in rows.groupby(["suite", "device", "batch"], dropna=False) if _comparable(group)

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from analysis.errors import NoData
 from analysis.figure_entry import Entry
+from analysis.loading.bench_tables import read_bench
 from analysis.loading.results import Results
 from analysis.plotting.axes import byte_axis, length_axis, plain_log_ticks
 from analysis.plotting.legends import legend_below
@@ -61,14 +62,7 @@ def read(path: Path, batch: int) -> pd.DataFrame:
 
     Raises NoData where columns are missing or nothing was timed at this batch size.
     """
-    try:
-        rows = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise NoData(f"{path.name} cannot be read ({error})") from error
-    missing = [name for name in COLUMNS if name not in rows]
-    if missing:
-        raise NoData(f"{path.name} has no column {', '.join(missing)}")
-    rows = rows.assign(**{name: pd.to_numeric(rows[name], errors="coerce") for name in NUMBERS})
+    rows = read_bench(path, COLUMNS, NUMBERS)
     groups = [group for _, group in rows[rows["batch"] == batch].groupby(["machine", "precision"])]
     best = max(groups, key=len, default=rows[:0])
     if not (best["milliseconds_median"] > 0).any():

@@ -35,14 +35,14 @@ class InputFactory:
         x = self.normal(*shape)
         return x if self._shapes_only else F.normalize(x.detach(), dim=-1).requires_grad_()
 
-    def log_gate(self, *shape: int) -> Tensor:
-        """fp32 log decays [B, T, *shape], a few percent a token."""
-        x = self.normal(*shape, dtype=torch.float32)
+    def log_gate(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Log decays [B, T, *shape], a few percent a token."""
+        x = self.normal(*shape, dtype=dtype)
         return x if self._shapes_only else F.logsigmoid(x.detach() + 3).requires_grad_()
 
-    def gate(self, *shape: int) -> Tensor:
-        """fp32 gates [B, T, *shape] between 0 and 1."""
-        x = self.normal(*shape, dtype=torch.float32)
+    def gate(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Gates [B, T, *shape] between 0 and 1."""
+        x = self.normal(*shape, dtype=dtype)
         return x if self._shapes_only else torch.sigmoid(x.detach()).requires_grad_()
 
     def ones(self, *shape: int) -> Tensor:

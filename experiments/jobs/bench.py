@@ -12,7 +12,7 @@ from experiments.jobs import Job
 from experiments.schema import Config
 from zoo.errors import UserError, unknown
 
-_WITH_CASES = ("compile", "inference", "kernels", "models", "steps", "traffic")
+_WITH_CASES = ("compile", "inference", "kernels", "models", "static", "steps", "traffic")
 _WITH_RUNS = "inference"
 
 

@@ -304,3 +304,39 @@ def probed(tmp_path_factory, write_run) -> Results:
             run = write_run(folder, name, seed, model={"preset": name, "pattern": pattern, "color": color})
             write_probes(run, name, pattern, seed)
     return load_results(folder)
+
+
+@pytest.fixture
+def static_csv(tmp_path: Path) -> Path:
+    """Two operations of ours and a peer's, of which one backward has loops of unknown length."""
+    facts = {"kind": "model, not measured", "target": "H200", "tokens": 8192, "precision": "bfloat16"}
+    rows = [
+        {
+            **facts,
+            "compiler": "triton 3.7.1",
+            "model": model,
+            "backend": backend,
+            "mode": mode,
+            "version": "fla-core 0.6.0" if backend == "fla" else "",
+            "launches": 5,
+            "modelled_milliseconds": ours if backend == "triton" else theirs,
+            "unknown_loops": int(theirs == 6.0),
+            "roofline_milliseconds": ours / 4 if backend == "triton" else "",
+            "measured_milliseconds": "",
+            **(
+                {"peer": "fla", "ratio": ratio, "ratio_low": ratio / 1.3, "ratio_high": ratio * 1.3}
+                if ratio
+                else {}
+            ),
+        }
+        for model, mode, ours, theirs in (
+            ("KDA", "forward", 4.0, 2.0),
+            ("KDA", "backward", 8.0, 6.0),
+            ("PaTH", "forward", 1.0, 1.5),
+        )
+        for backend in ("triton", "fla")
+        for ratio in (theirs / ours if backend == "triton" and theirs != 6.0 else None,)
+    ]
+    path = tmp_path / "static.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path

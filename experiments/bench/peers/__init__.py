@@ -41,6 +41,11 @@ def peers_of(case: str, calls: list[Call], device: torch.device) -> Iterator[tup
             yield name, _lazily(module.CALLS[case], calls)
 
 
+def form(peer: str, case: str, calls: list[Call]) -> Callable[[], Any]:
+    """The function that runs this peer's form of a case; whether it can be used here is not asked."""
+    return _lazily(_files()[peer].CALLS[case], calls)
+
+
 def _lazily(make: Callable[[list[Call]], Callable[[], Any]], calls: list[Call]) -> Callable[[], Any]:
     """The peer made at its first run: an import that fails is then that peer's failure."""
     made = functools.cache(lambda: make(calls))

@@ -1,6 +1,6 @@
 """flash-linear-attention (fla). Differences to our operations:
 
-path_attention multiplies the summed log gates by the scale, too;
+path_attention multiplies the summed log gates by the scale, too, and wants w and beta in fp32;
 nsa_attention pools its blocks by the mean, with keys and values that all branches share, and wants groups of at least
 16 query heads; mesa's conjugate gradient has no preconditioner.
 """
@@ -43,7 +43,8 @@ def _kda_step(calls: list[Call]) -> Callable[[], Any]:
 def _path(calls: list[Call]) -> Callable[[], Any]:
     from fla.ops.path_attn import parallel_path_attn
 
-    return lambda: parallel_path_attn(*calls[0].arguments)
+    q, k, v, w, beta, g = calls[0].arguments
+    return lambda: parallel_path_attn(q, k, v, w.float(), beta.float(), g)
 
 
 def _mesa(calls: list[Call]) -> Callable[[], Any]:

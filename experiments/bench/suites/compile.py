@@ -10,44 +10,27 @@ length, as boundaries may be such outputs.
 from __future__ import annotations
 
 import contextlib
-import re
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call
 from experiments.bench.passes import forward, forward_backward
+from experiments.bench.static.compiler import compile_for
+from experiments.bench.static.gpus import GPUS
+from experiments.bench.static.host_calls import equal_segments, on_triton
+from experiments.bench.static.specialise import Specialised, specialise
 from experiments.schema import Config
-from kernels import segments
-from kernels.dispatch import never
 from kernels.triton_common import interpreted
 from zoo.errors import UserError
 
-CAPABILITY = 90
-SHARED_LIMIT = 232_448
-"""Bytes of shared memory that one program can have on an H200 (227 KiB)."""
-
+GPU = GPUS["H200"]
 LENGTH = 256
-_TYPES = {
-    torch.float32: "*fp32",
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.uint8: "*u8",
-    torch.int8: "*i8",
-    torch.bool: "*i1",
-}
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 COLUMNS = (
     "model", "kernel", "constants", "warps", "stages", "registers", "stack_bytes", "shared_bytes", "seconds", "error",
@@ -59,7 +42,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     if interpreted():
         raise UserError("suite=compile needs the compiler: unset TRITON_INTERPRET")
     rows: list[dict[str, Any]] = []
-    with _compiling(rows), _equal_segments():
+    with _compiling(rows), equal_segments():
         for name in tqdm(
             matching_names(config.bench.cases, list(CASES)),
             desc="compile",
@@ -80,27 +63,9 @@ def _trace(calls: list[Call], with_backward: bool) -> None:
     leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
 
     def form() -> list[Any]:
-        return [_triton(call) for call in calls]
+        return [on_triton(call) for call in calls]
 
     (forward_backward if with_backward else forward)(form, leaves)
-
-
-def _triton(call: Call) -> Any:
-    with call.registry.override("triton", refuses=never):  # tensors of a CPU would be refused
-        return call.run("triton")
-
-
-@contextlib.contextmanager
-def _equal_segments() -> Iterator[None]:
-    """While inside, attention over segments by PyTorch's operations takes them for segments of equal length."""
-    eager = segments.segment_attention_eager
-
-    def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
-        count = len(cu_seqlens) - 1
-        return eager(q, k, v, torch.arange(count + 1) * len(q) // count, **options)
-
-    with mock.patch.object(segments, "segment_attention_eager", attend):
-        yield
 
 
 @contextlib.contextmanager
@@ -113,82 +78,35 @@ def _compiling(rows: list[dict[str, Any]]) -> Iterator[None]:
     seen: set[str] = set()
 
     def launch(kernel, *args, grid=None, warmup=False, **options) -> None:
-        source, options, key = _source(kernel, args, options)
-        if key not in seen:
+        made = specialise(kernel, args, options)
+        if (key := f"{made.source.hash()} {made.options}") not in seen:
             seen.add(key)
-            rows.append(_compiled(kernel, source, options))
+            rows.append(_row(kernel, made))
 
     with mock.patch.object(JITFunction, "run", launch), every_configuration():
         yield
 
 
-def _source(kernel, args: tuple, options: dict[str, Any]) -> tuple[Any, dict[str, Any], str]:
-    """The kernel with its arguments' types and constants, as a launch would specialise them."""
-    from triton.compiler import ASTSource
-
-    launch = {name: options.pop(name) for name in _OPTIONS if options.get(name) is not None}
-    values = {**dict(zip(kernel.arg_names, args, strict=False)), **options}
-    types, constants, hints = {}, {}, {}
-    for place, parameter in enumerate(kernel.params):
-        value = values.get(parameter.name, parameter.default)
-        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
-            types[parameter.name], constants[place,] = "constexpr", value
-        elif isinstance(value, Tensor):
-            types[parameter.name], hints[place,] = _TYPES[value.dtype], [["tt.divisibility", 16]]
-        elif isinstance(value, float):
-            types[parameter.name] = "fp32"
-        else:
-            types[parameter.name] = "i32"
-            if value % 16 == 0:
-                hints[place,] = [["tt.divisibility", 16]]
-    name = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
-    return ASTSource(kernel, types, constants, hints), launch, f"{name} {types} {constants} {launch}"
-
-
-def _compiled(kernel, source, options: dict[str, Any]) -> dict[str, Any]:
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    constants = {source.fn.arg_names[place]: x for (place,), x in source.constants.items()}
-    row: dict[str, Any] = {
+def _row(kernel: Any, launch: Specialised) -> dict[str, Any]:
+    began = time.perf_counter()
+    made = compile_for(launch, GPU)
+    row = {
         "model": "",
         "kernel": f"{kernel.fn.__module__.removeprefix('kernels.ops.')}.{kernel.fn.__name__}",
-        "constants": " ".join(f"{name}={x}" for name, x in constants.items() if x is not None),
-        "warps": options.get("num_warps", 4),
-        "stages": options.get("num_stages", 3),
+        "constants": " ".join(f"{name}={x}" for name, x in launch.constants.items()),
+        "warps": made.warps,
+        "stages": made.stages,
+        "error": made.error,
     }
-    began = time.perf_counter()
-    try:
-        made = triton.compile(source, target=GPUTarget("cuda", CAPABILITY, 32), options=options)
-    except Exception as error:  # whatever the compiler raises is the finding
-        return {**row, "error": " ".join(f"{type(error).__name__}: {error}".split())[-300:]}
-    shared = made.metadata.shared
+    if not made.machine:
+        return row
     return {
         **row,
-        **_resource_usage(made.asm["cubin"]),
-        "shared_bytes": shared,
+        "registers": made.registers,
+        "stack_bytes": made.stack,
+        "shared_bytes": made.shared,
         "seconds": round(time.perf_counter() - began, 1),
-        "error": f"needs {shared} bytes of shared memory, there are {SHARED_LIMIT}"
-        if shared > SHARED_LIMIT
-        else "",
     }
-
-
-def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """Registers a thread, and bytes of its stack, to which registers spill."""
-    import triton
-
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.cubin"
-        file.write_bytes(cubin)
-        usage = subprocess.run(
-            [triton.knobs.nvidia.cuobjdump.path, "-res-usage", str(file)],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
-    return {"registers": int(registers), "stack_bytes": int(stack)}
 
 
 def _line(row: dict[str, Any]) -> str:

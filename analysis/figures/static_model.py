@@ -1,0 +1,163 @@
+"""Operations compiled for a GPU that was not there: modelled times of ours and of peers, and their ratios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from analysis.errors import NoData
+from analysis.figure_entry import Entry
+from analysis.loading.bench_tables import read_bench
+from analysis.loading.results import Results
+from analysis.plotting.axes import plain_log_ticks, row_axis
+from analysis.plotting.legends import legend_below
+from analysis.plotting.style import INK, PALETTE, figure_note, new_figure, save, styled
+from analysis.units import listing
+
+FILE = "static.csv"
+FIGURES = (
+    Entry(
+        "static",
+        "Kernels compiled for a GPU, beside other libraries' (model, not measured)",
+        needs=(f"bench.{FILE}",),
+        section="Cost",
+        place=35,
+    ),
+)
+COLUMNS = (
+    *("kind", "model", "backend", "mode", "target", "tokens", "precision", "version", "compiler", "launches"),
+    *("modelled_milliseconds", "roofline_milliseconds", "peer", "ratio", "ratio_low", "ratio_high"),
+    *("measured_milliseconds", "unknown_loops"),
+)
+NUMBERS = ("tokens", "launches", *COLUMNS[10:12], *COLUMNS[13:])
+OURS = "triton"
+RATIO_TICKS = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)
+MARKERS = ("o", "s", "D", "^")
+
+
+def table(results: Results) -> pd.DataFrame:
+    """Read the table of suite=static beside the results."""
+    path = results.bench(FILE)
+    if path is None:
+        raise NoData(f"not modelled: no {FILE} beside these runs (job=bench suite=static)")
+    return read(path)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Read a table of suite=static: rows with a time, at the length that most have.
+
+    Raises NoData where columns are missing or nothing was modelled.
+    """
+    rows = read_bench(path, COLUMNS, NUMBERS)
+    rows = rows[rows["modelled_milliseconds"] > 0]
+    if rows.empty:
+        raise NoData(f"{path.name} has no times")
+    rows = rows[rows["tokens"] == rows["tokens"].mode().max()]
+    return rows[list(COLUMNS)].reset_index(drop=True)
+
+
+@styled
+def draw(table: pd.DataFrame) -> Figure:
+    """Draw modelled times (log) above, the peer's over ours below, a line an operation and way.
+
+    Bars of ratios: the model's error. Hollow symbols: a time that is a lower bound, loops of unknown length taken once.
+    Crosses: measured times, where there are any.
+    """
+    lines = [f"{model}, {mode}" for model, mode in _lines(table)]
+    height = 0.24 * len(lines)
+    figure, (times, ratios) = new_figure(2 * height + 2.4, rows=2)
+    backends = sorted(table["backend"].unique(), key=lambda name: (name != OURS, name))
+    entries = []
+    for place, backend in enumerate(backends):
+        look = {"marker": MARKERS[place % len(MARKERS)], "color": PALETTE[place % len(PALETTE)]}
+        _draw_times(times, table[table["backend"] == backend], lines, look)
+        entries.append(Line2D([], [], linestyle="none", label=_label(table, backend), **look))
+    ours = table[table["backend"] == OURS]
+    least = ours.dropna(subset=["roofline_milliseconds"])
+    times.plot(least["roofline_milliseconds"], _heights(least, lines), "|", color=INK, markersize=11)
+    entries.append(Line2D([], [], linestyle="none", marker="|", markersize=11, color=INK, label="roofline"))
+    _draw_ratios(ratios, ours.dropna(subset=["ratio"]), lines)
+    for axes in (times, ratios):
+        row_axis(axes, len(lines), lines)
+    times.set(xscale="log", xlabel=f"modelled ms on {table['target'].iloc[0]}")
+    plain_log_ticks(times.xaxis)
+    ratios.set_xscale("log", base=2)
+    ratios.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ratios.xaxis.set_major_locator(FixedLocator(RATIO_TICKS))
+    ratios.xaxis.set_minor_locator(NullLocator())
+    ratios.set_xlabel("peer's time over ours (above 1: ours is faster)")
+    legend_below(figure, entries, columns=3)
+    figure_note(figure, table["kind"].iloc[0])
+    return figure
+
+
+def _lines(table: pd.DataFrame) -> list[tuple[str, str]]:
+    """Operation and way of each line, in the table's order."""
+    return list(table[["model", "mode"]].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _heights(rows: pd.DataFrame, lines: list[str]) -> list[int]:
+    return [lines.index(f"{row.model}, {row.mode}") for row in rows.itertuples()]
+
+
+def _label(table: pd.DataFrame, backend: str) -> str:
+    versions = table.loc[table["backend"] == backend, "version"].dropna()
+    return "ours" if backend == OURS else str(versions.iloc[0] if len(versions) else backend)
+
+
+def _draw_times(axes: Axes, rows: pd.DataFrame, lines: list[str], look: dict) -> None:
+    for whole, part in rows.groupby(rows["unknown_loops"].fillna(0) == 0):
+        face = look["color"] if whole else "white"
+        heights = _heights(part, lines)
+        axes.plot(part["modelled_milliseconds"], heights, linestyle="none", markerfacecolor=face, **look)
+    timed = rows.dropna(subset=["measured_milliseconds"])
+    axes.plot(timed["measured_milliseconds"], _heights(timed, lines), "x", color=look["color"])
+
+
+def _draw_ratios(axes: Axes, rows: pd.DataFrame, lines: list[str]) -> None:
+    heights = _heights(rows, lines)
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.hlines(heights, rows["ratio_low"], rows["ratio_high"], color=PALETTE[0], linewidth=1.6)
+    axes.plot(rows["ratio"], heights, MARKERS[0], color=PALETTE[0])
+
+
+def caption(table: pd.DataFrame) -> str:
+    """Say that it is a model, of what, and give the ratios and what is not known whole."""
+    first = table.iloc[0]
+    ratios = [
+        f"{row.model} {row.mode} {row.ratio:.2f}" for row in table.dropna(subset=["ratio"]).itertuples()
+    ]
+    told = (
+        f"Peer's time over ours: {listing(ratios, 40)}. " if ratios else "No peer was installed: ours alone. "
+    )
+    bounds = table[table["unknown_loops"] > 0]
+    unknown = [f"{row.model} {row.mode} ({_label(table, row.backend)})" for row in bounds.itertuples()]
+    hollow = (
+        f" Hollow, lower bounds, with loops of unknown length: {listing(unknown, 40)}." if unknown else ""
+    )
+    times = (
+        "Crosses: measured."
+        if table["measured_milliseconds"].notna().any()
+        else "Nothing of it was measured."
+    )
+    return (
+        f"{str(first.kind).capitalize()}: kernels compiled by {first.compiler} for {first.target} without one, "
+        f"{first.tokens:,.0f} tokens in {first.precision}; times from counts of instructions, bytes and products, each "
+        f"kernel in its best configuration. Bars: the model's error. {told}{times}{hollow} "
+        "Times do not depend on seeds or training text."
+    )
+
+
+def draw_file(path: Path) -> list[Path]:
+    """Draw a table of suite=static as static.svg and .png beside it; nothing for other tables, or without times."""
+    if path.name != FILE or not path.is_file():
+        return []
+    try:
+        return save(draw(read(path)), path.with_suffix(""))
+    except NoData:
+        return []

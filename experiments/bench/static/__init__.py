@@ -1,0 +1,13 @@
+"""What a GPU would do with a host call, found out without one: compile its launches, count, and model the time.
+
+gpus, stand_in            sizes of GPUs; one that is not there, as Triton and PyTorch see it
+capture, specialise       the launches of a host call, compiled instead of run
+compiler, tools           a launch as machine code, kept in the cache by the content of what was compiled
+ttir, slices, scalars     Triton's intermediate code, and the scalars that its loops and branches depend on
+control, traffic          how often what is executed; bytes by argument, products
+sass, counts              machine code: instructions a warp executes, by loop
+model                     counts -> milliseconds: a model, not a measurement
+operations, host_calls    ours and those of installed peers, at the sizes of published comparisons
+kernel_rows, account      tables of all of this for one operation by one library
+measured                  what a GPU says, where there is one
+"""
