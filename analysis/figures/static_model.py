@@ -38,6 +38,8 @@ NUMBERS = ("tokens", "launches", *COLUMNS[10:12], *COLUMNS[13:])
 OURS = "triton"
 RATIO_TICKS = (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4)
 MARKERS = ("o", "s", "D", "^")
+APART = 0.3
+"""Between the lines on which libraries stand, so that equal times do not hide each other."""
 
 
 def table(results: Results) -> pd.DataFrame:
@@ -75,7 +77,8 @@ def draw(table: pd.DataFrame) -> Figure:
     entries = []
     for place, backend in enumerate(backends):
         look = {"marker": MARKERS[place % len(MARKERS)], "color": PALETTE[place % len(PALETTE)]}
-        _draw_times(times, table[table["backend"] == backend], lines, look)
+        shift = APART * (place - (len(backends) - 1) / 2)
+        _draw_times(times, table[table["backend"] == backend], lines, shift, look)
         entries.append(Line2D([], [], linestyle="none", label=_label(table, backend), **look))
     ours = table[table["backend"] == OURS]
     least = ours.dropna(subset=["roofline_milliseconds"])
@@ -110,13 +113,14 @@ def _label(table: pd.DataFrame, backend: str) -> str:
     return "ours" if backend == OURS else str(versions.iloc[0] if len(versions) else backend)
 
 
-def _draw_times(axes: Axes, rows: pd.DataFrame, lines: list[str], look: dict) -> None:
+def _draw_times(axes: Axes, rows: pd.DataFrame, lines: list[str], shift: float, look: dict) -> None:
     for whole, part in rows.groupby(rows["unknown_loops"].fillna(0) == 0):
         face = look["color"] if whole else "white"
-        heights = _heights(part, lines)
+        heights = [height + shift for height in _heights(part, lines)]
         axes.plot(part["modelled_milliseconds"], heights, linestyle="none", markerfacecolor=face, **look)
     timed = rows.dropna(subset=["measured_milliseconds"])
-    axes.plot(timed["measured_milliseconds"], _heights(timed, lines), "x", color=look["color"])
+    heights = [height + shift for height in _heights(timed, lines)]
+    axes.plot(timed["measured_milliseconds"], heights, "x", color=look["color"])
 
 
 def _draw_ratios(axes: Axes, rows: pd.DataFrame, lines: list[str]) -> None:
