@@ -61,4 +61,9 @@ def _silent() -> Iterator[None]:
 
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
-    sys.exit(main(Path(sys.argv[1])))
+    status = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Everything is written and told. Threads of libraries (gloo's own, above all) may abort a process while the
+    # interpreter is taken apart, which would make a failure of a run that is complete.
+    os._exit(status)

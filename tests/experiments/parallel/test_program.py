@@ -13,12 +13,18 @@ from support.program import Lab, Process, assert_same_run, differences, steady_r
 
 from experiments.metric_log import read_metrics
 from experiments.plan import plan
-from experiments.runs import RunFolder
+from experiments.runs import FAILURE, RunFolder
 from zoo.sharded_files import read_rest, read_whole
 
 STEP = ["trainer.accumulate=2"]
 TWO = [*STEP, "trainer.devices=2"]
 SHARDED = [*TWO, "trainer.strategy=fsdp"]
+
+ABORT_AT_EXIT = """import atexit, os, sys
+if "experiments.rank" in sys.orig_argv and "-u" in sys.orig_argv:
+    atexit.register(os.abort)
+"""
+"""Of the processes of a run, those that train (torchrun's command holds the same words, without -u)."""
 
 
 def labs(tmp_path: Path, small_text: Path, shared_cache: Path, *names: str) -> list[Lab]:
@@ -37,6 +43,19 @@ def test_two_processes_write_what_one_writes(tmp_path: Path, small_text: Path, s
     assert (summary["processes"], summary["strategy"]) == (2, "ddp")
     assert two.run_folder().name == one.run_folder().name
     assert "already complete" in two.here(*SHARDED).out
+
+
+@pytest.mark.long
+def test_what_libraries_do_while_a_process_ends_does_not_undo_the_run(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    at_start = tmp_path / "site"
+    at_start.mkdir()
+    (at_start / "sitecustomize.py").write_text(ABORT_AT_EXIT, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(at_start))
+    outcome = lab.run(*TWO)
+    assert outcome.status == 0, outcome.err
+    assert not (lab.run_folder() / FAILURE).exists()
 
 
 def test_how_many_devices_train_is_no_part_of_what_a_run_is(lab: Lab):
