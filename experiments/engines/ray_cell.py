@@ -11,20 +11,30 @@ from typing import Any
 
 import ray
 
-from experiments import interrupts
+from experiments.engines.warm import Ended, Warm
 
-Ended = tuple[int | None, str]
+
+class CellKilled(Exception):
+    """The process of a cell was killed."""
+
+
+_warm: Warm | None = None
+"""Of this worker process of Ray's, which one task after another uses."""
 
 
 def train(record: str, workers: int, folder: str, threads: int) -> Ended:
-    """Train the cell of a record in this process of its own; relative paths start at `folder`. Returns its outcome."""
+    """Train the cell of a record in a process of its own; relative paths start at `folder`. Returns its outcome.
+
+    Raises CellKilled where that process was killed, so that Ray tries again.
+    """
+    global _warm
     os.chdir(folder)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(threads)  # before torch is imported
-    with interrupts.loading():
-        from experiments.engines.cell import train_record
-        from experiments.progress import unheard
-    return train_record(Path(record), unheard, workers)
+    if _warm is None or not _warm.alive or _warm.threads != threads:
+        _warm = Warm(threads)
+    status, why = _warm.train(Path(record), workers)
+    if status is None:
+        raise CellKilled(why)
+    return status, why
 
 
 class Keeper:
@@ -38,7 +48,8 @@ class Keeper:
         """Start the task of a cell, unless it is there."""
         self.cancelled.discard(record)
         if record not in self.tasks:
-            task = ray.remote(max_calls=1)(train)  # a process a cell: what it leaves behind ends with it
+            # Ray's process stays for the next task, with the warm one that it started; a cell has its own.
+            task = ray.remote(max_calls=0, retry_exceptions=[CellKilled])(train)
             self.tasks[record] = task.options(**options).remote(record, *arguments)
 
     def ended(self) -> dict[str, Ended | None]:
@@ -65,5 +76,7 @@ class Keeper:
 def _outcome(ref: Any) -> Ended:
     try:
         return ray.get(ref)
-    except ray.exceptions.RayError as error:  # retried as often as allowed
+    except CellKilled as error:  # retried as often as allowed, and so are the others
+        return None, str(error.cause)
+    except ray.exceptions.RayError as error:
         return None, str(error).strip().splitlines()[0]

@@ -73,3 +73,15 @@ def test_cells_are_submitted_cancelled_and_go_on(lab: Lab, cluster: Cluster):
     assert last.status == 0, last
     for folder in lab.run_folders():
         assert steps_of(folder) == list(range(1, STEPS + 1)), folder
+
+
+@pytest.mark.long
+def test_a_cell_whose_own_process_is_killed_is_tried_again(lab: Lab, cluster: Cluster):
+    command = ["--multirun", *CELL, "seed=0", "sweep.engine=ray", f"sweep.ray.address={cluster.address}"]
+    sweep = lab.start(*command, "sweep.ray.poll_s=0.2")
+    wait_until(lambda: bool(under_way(lab)), sweep)
+    (cell,) = [child for starter in processes("experiments.engines.warm") for child in starter.children()]
+    cell.kill()
+    outcome = sweep.wait(300)
+    assert outcome.status == 0, outcome
+    assert steps_of(lab.run_folder()) == list(range(1, STEPS + 1))
