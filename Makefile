@@ -78,7 +78,7 @@ clean:
 
 help:
 	@echo 'make run          compare the quickstart architectures on real text, then write the report'
-	@echo 'make test         the tests that guard behaviour;  make test-fast  the quick ones, five minutes'
+	@echo 'make test         the tests that guard behaviour;  make test-fast  the quick ones, three minutes'
 	@echo 'make test-long    the rest: long parametrisations, whole studies, repeated kills'
 	@echo 'make lint         ruff, formatting, import contracts;  make format  put right what can be'
 	@echo 'make check-log    the numbers in LOG and README against the tables that they name'

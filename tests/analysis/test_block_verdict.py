@@ -107,6 +107,7 @@ def test_losses_are_compared_with_the_transformer_and_with_the_relative(
     assert any(line.startswith("Longer contexts: trained with") for line in found["What this cannot tell"])
 
 
+@pytest.mark.slow
 def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
     folder = write_study(write_run, write(tmp_path / "exp", sizes=(), speeds=()))
     found = sections(write_verdict(folder, load_results(folder)))
@@ -130,6 +131,7 @@ def test_a_block_that_breaks_a_contract_is_condemned_on_the_first_screen(tmp_pat
     assert "<b>delta" not in text
 
 
+@pytest.mark.slow
 def test_a_published_verdict_says_the_same_and_leads_to_no_folder_of_this_machine(tmp_path, write_run):
     study, published = write_study(write_run, tmp_path / "exp"), tmp_path / "published" / "exp"
     contracts = [CONTRACTS[0], ("saved", 2, 1, 0, "mixer-kda", f"OSError: {tmp_path}/secret/kda.pt")]

@@ -84,6 +84,7 @@ def rates_told(place, write_run, **rates: list[float]) -> list[str]:
     return [text for text in caveats(load_results(place)) if "learning rate" in text]
 
 
+@pytest.mark.slow
 def test_rates_that_favour_some_models_are_told(tmp_path, write_run):
     one = rates_told(tmp_path / "one", write_run, a=[3e-3], b=[3e-3])
     assert one == [

@@ -153,6 +153,7 @@ def test_a_run_counts_once_with_its_last_step(first_tokens):
     assert kept.loc[kept["axis"] == "", "value"].tolist() == [0.1]
 
 
+@pytest.mark.slow
 def test_profile_draws_entropy_top_mass_and_distance(probed):
     table = attention_profile.table(probed)
     top, entropy, distance = attention_profile.draw(table).axes

@@ -95,6 +95,7 @@ def test_tasks_that_ask_in_one_bucket_have_no_curve_along_the_sequence(tmp_path,
         task_positions.table(load_results(tmp_path / "exp"))
 
 
+@pytest.mark.slow
 def test_state_is_that_of_the_tasks_length_and_sizes_of_a_model_are_one_line(tmp_path, write_run):
     for width, accuracy in ((32, 0.5), (64, 0.9)):
         for seed in (0, 1):

@@ -122,6 +122,7 @@ def test_the_folder_that_is_named_may_be_a_link(tmp_path, write_run, few_figures
     assert write_report(tmp_path / "results" / "exp").is_file()
 
 
+@pytest.mark.slow
 def test_the_folders_of_an_export_are_anyones_word(tmp_path, write_run, few_figures):
     run = write_run(tmp_path / "exp")
     load_results(tmp_path / "exp").to_parquet(tmp_path / "out")

@@ -173,6 +173,7 @@ def test_table_figure_caption_and_notices_show_the_marks(tmp_path, write_run):
     assert any(said in text for text in caveats(results))
 
 
+@pytest.mark.slow
 def test_a_series_over_depths_has_the_marks_of_all_its_models():
     """The stored study of residual schemes: at every depth the streams' coefficients are parameters more."""
     figure, caption, table = draw("composite_gain", load_results(PUBLISHED / "residuals"))

@@ -130,6 +130,7 @@ def hash_of(identity):
     ]
 
 
+@pytest.mark.slow
 def test_a_study_is_published_again_from_what_was_published(tmp_path, probed_runs):
     first = publish(load_results(probed_runs), tmp_path / "published", ASKED)
     shutil.rmtree(probed_runs)
@@ -148,6 +149,7 @@ def test_a_study_is_published_again_from_what_was_published(tmp_path, probed_run
     assert contents(elsewhere) == before
 
 
+@pytest.mark.slow
 def test_tables_can_be_left_out(tmp_path, probed_runs):
     short = Publication("Does it work?", leave_out=("samples",))
     folder = publish(load_results(probed_runs), tmp_path / "published", short)
@@ -209,6 +211,7 @@ def test_a_run_without_its_configuration_is_refused(tmp_path, write_run, damage)
     assert not (tmp_path / "published").exists()
 
 
+@pytest.mark.slow
 def test_exported_runs_without_their_configurations_are_refused(tmp_path, probed_runs):
     load_results(probed_runs).to_parquet(tmp_path / "export")
     with pytest.raises(ResultsError, match=r"exp/\w+ \(not in configs.yaml\).*from the folders of its runs"):
@@ -219,6 +222,7 @@ def test_exported_runs_without_their_configurations_are_refused(tmp_path, probed
         publish(load_results(folder), tmp_path / "published", ASKED)
 
 
+@pytest.mark.slow
 def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs, monkeypatch):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
     assert missing_parts(folder) == []
@@ -242,6 +246,7 @@ def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
         publish(load_results(probed_runs), tmp_path / "published", ASKED)
 
 
+@pytest.mark.slow
 def test_what_a_published_folder_lacks_is_found(tmp_path, probed_runs):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
     assert missing_parts(folder) == []

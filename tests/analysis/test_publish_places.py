@@ -85,6 +85,7 @@ def test_nothing_is_written_through_links(house, place, there):
     assert not (house / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_links_to_files_are_replaced_and_not_followed(house):
     place = house / "results" / "published" / "exp"
     place.mkdir(parents=True)

@@ -36,6 +36,7 @@ def entries(measured) -> dict[int, ledger.Entry]:
     return {number: ledger.judge(claim, evidence) for number, claim in CLAIMS.items()}
 
 
+@pytest.mark.slow
 def test_there_are_29_claims_and_their_numbers_and_tables_give_the_published_verdicts(entries):
     published = pd.read_csv(PUBLISHED / "claims.csv").set_index("claim")["verdict"]
     assert list(CLAIMS) == list(published.index) == list(range(1, 30))

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
+import pytest
 
 from analysis import gallery, load_results
 from analysis.figure_entry import SECTIONS, Entry, report_order
@@ -154,6 +155,7 @@ def test_markdown_tables_are_whole_and_hostile_text_stays_text(tmp_path, write_r
     assert set(re.findall(r"\(#(run-\d+)\)", text)) == set(re.findall(r'<a id="(run-\d+)">', text))
 
 
+@pytest.mark.slow
 def test_figures_stand_by_section_and_name_their_runs(quickstart, monkeypatch):
     results = load_results(quickstart)
     two = tuple(results.runs["run"].iloc[[0, 5]])
@@ -278,6 +280,7 @@ def test_broken_tables_of_probes_are_reported(tmp_path, write_run, monkeypatch):
     assert good.name not in " ".join(content.caveats)
 
 
+@pytest.mark.slow
 def test_a_hundred_runs_stay_a_page_one_can_open(tmp_path, write_run, monkeypatch):
     run = write_run(tmp_path / "exp")
     (run / "config.yaml").write_text("key: value\n" * 400)

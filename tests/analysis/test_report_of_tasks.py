@@ -72,6 +72,7 @@ def test_better_stands_only_where_it_is_a_verdict(tmp_path, write_run):
     assert cells(load_results(tmp_path / "exp"))["kda", "mqar"].endswith("ahead, a lead")
 
 
+@pytest.mark.slow
 def test_the_page_of_tasks_has_nothing_of_text(study, undrawn, tmp_path):
     content = undrawn(study, tmp_path)
     for text in (page.render(content), markdown.render(content)):

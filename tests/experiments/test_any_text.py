@@ -34,6 +34,7 @@ def by_hand(folder: Path, text: str, windows: int | None = None) -> dict:
     return score_split(zoo.load(folder), split, stride=16, batch_size=16, windows=windows).metrics()
 
 
+@pytest.mark.slow
 def test_another_text_is_scored_whole_with_the_runs_tokenizer(finished: Lab, other: Path):
     folder = finished.run_folder()
     expected = by_hand(folder, other.read_text())
@@ -59,6 +60,7 @@ def test_without_a_text_it_is_the_runs_own_also_where_its_file_has_moved(finishe
     assert named["test"]["text"] == "moved.txt (test part)"
 
 
+@pytest.mark.slow
 def test_splits_of_a_data_set_are_read_alone(finished: Lab, other: Path, tmp_path: Path):
     text = other.read_text()
     pq.write_table(

@@ -85,6 +85,7 @@ def test_a_preset_as_it_is_departs_in_nothing(preset: str):
     assert differences_from_preset(config, letters_of(config)) == []
 
 
+@pytest.mark.slow
 def test_costs_of_a_sweep_are_one_table(lab: Lab):
     shown = lab.here("--multirun", "job=cost", "match=params", "model=transformer,mla", "cost.lengths=[1024]")
     rows = [line for line in shown.out.splitlines() if line.startswith("| `")]
@@ -92,6 +93,7 @@ def test_costs_of_a_sweep_are_one_table(lab: Lab):
     assert all(len(row.split("|")) == 8 for row in rows)
 
 
+@pytest.mark.slow
 def test_a_table_of_matched_models_shows_the_parameters_that_are_trained(lab: Lab):
     words = ["match=params", "model.d_model=64", "model.n_heads=4", "model.depth=2", "data.tokenizer=bytes"]
     shown = lab.here("--multirun", "job=cost", *words, "model=transformer,nsa", "cost.lengths=[1024]")

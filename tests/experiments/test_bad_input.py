@@ -149,6 +149,7 @@ def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkey
     )
 
 
+@pytest.mark.slow
 def test_results_that_are_a_file(lab: Lab, tmp_path: Path):
     place = tmp_path / "results.txt"
     place.touch()
@@ -166,6 +167,7 @@ def test_a_list_without_multirun_says_how_to_sweep(lab: Lab):
     assert_refused(lab, lab.here("seed=0,1"), "--multirun")
 
 
+@pytest.mark.slow
 def test_the_last_cell_is_checked_before_the_first_trains(lab: Lab, tmp_path: Path):
     other = write_text(tmp_path / "other.txt", paragraphs=20)
     outcome = lab.here("--multirun", f"data.path={other},/nope")
@@ -173,6 +175,7 @@ def test_the_last_cell_is_checked_before_the_first_trains(lab: Lab, tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]"])
+@pytest.mark.slow
 def test_report_of_a_broken_folder_is_one_line(lab: Lab, tmp_path: Path, content: str):
     folder = tmp_path / "runs"
     (folder / "0123456789ab").mkdir(parents=True)

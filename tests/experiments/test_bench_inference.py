@@ -69,6 +69,7 @@ def model_of(preset: str, depth: int = LIKE.depth) -> LanguageModel:
     return LanguageModel(architectures(like)[preset], vocab_size=30, seq_len=64).eval()
 
 
+@pytest.mark.slow
 def test_every_mode_length_and_batch_once(tmp_path, without_transformers):
     rows = own(measured(tmp_path, "transformer", "kda_pure"))
     assert sorted((row["model"], row["mode"], row["tokens"], row["batch"]) for row in rows) == sorted(
@@ -108,6 +109,7 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path, without_transforme
     assert not suite.finished(wider)
 
 
+@pytest.mark.slow
 def test_without_transformers_a_row_says_so(tmp_path, without_transformers):
     rows = measured(tmp_path, "transformer", "kda_pure", lengths=[8])
     notes = [row for row in rows if row["note"]]
@@ -246,6 +248,7 @@ def test_what_would_take_too_long_is_left_out(tmp_path, without_transformers):
     }
 
 
+@pytest.mark.slow
 def test_what_a_model_is_compared_with_is_left_out_where_it_alone_takes_too_long(
     tmp_path, without_transformers
 ):
@@ -279,6 +282,7 @@ def test_times_are_expected_to_grow_as_they_did():
     assert expected_ms([row(8, 3, 2.0), row(16, 6)], "ratio", 32, 2.0) == math.inf
 
 
+@pytest.mark.slow
 def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, without_transformers):
     state = 8 * cost.state_bytes(model_of("kda_pure"), 8)
     for memory, folder in ((2 * state + 1, "tight"), (1, "none")):
@@ -293,6 +297,7 @@ def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, withou
         assert not any(row["ratio_transformer"] or row["ratio_forward"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_step_is_compared_with_one_after_the_shortest_context(tmp_path, without_transformers):
     with mock.patch.object(cells, "decode_call", side_effect=calls.decode_call) as made:
         measured(tmp_path, "kda_pure", lengths=[8, 32])

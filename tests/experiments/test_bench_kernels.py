@@ -123,6 +123,7 @@ def test_a_roofline_is_the_longer_of_memory_and_arithmetic():
     assert roofline.totals([call, mock.Mock(work=lambda: None)], "forward", None) is None
 
 
+@pytest.mark.slow
 def test_a_share_of_the_roofline_is_the_least_time_over_the_time_taken(tmp_path, monkeypatch):
     """Peaks of a GPU are given, because a CPU has none in the table."""
     monkeypatch.setattr(roofline, "peaks_of", lambda device: roofline.PEAKS["H200"])
@@ -191,6 +192,7 @@ def test_the_suite_measures_what_can_serve_and_names_what_cannot(tmp_path):
     assert noted == {row["model"] for row in rows}
 
 
+@pytest.mark.slow
 def test_rows_that_are_there_are_not_measured_again(tmp_path):
     suite.run(config(tmp_path, "hyper_pre", budget_s=0.0))  # no time for anything
     assert not suite.finished(config(tmp_path, "hyper_pre"))
@@ -203,6 +205,7 @@ def test_rows_that_are_there_are_not_measured_again(tmp_path):
     assert {row["model"] for row in more} == {"hyper_pre", "hyper_post"}
 
 
+@pytest.mark.slow
 def test_rows_of_another_torch_are_measured_anew(tmp_path):
     first = measured(tmp_path, "hyper_pre")
     path = tmp_path / "kernels.csv"
@@ -212,6 +215,7 @@ def test_rows_of_another_torch_are_measured_anew(tmp_path):
     assert len(again) == len(first)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_a_row(tmp_path):
     with mock.patch("kernels.ops.hyper_pre.OPERATION.choose", side_effect=torch.OutOfMemoryError):
         assert "out of memory" in {row["note"] for row in measured(tmp_path, "hyper_pre")}

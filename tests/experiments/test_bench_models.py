@@ -84,6 +84,7 @@ def left_out(folder: Path, lengths: list[int], *milliseconds: float) -> dict[tup
     return {(row["mode"], row["tokens"]): row["note"] for row in rows_in(folder)}
 
 
+@pytest.mark.slow
 def test_what_would_take_minutes_is_left_out(tmp_path):
     """Twice the length: twice the tokens of one sequence, each meeting twice as many; of a step (here always of 16
     tokens) as many tokens in half as many sequences.
@@ -98,6 +99,7 @@ def test_what_would_take_minutes_is_left_out(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_what_would_take_minutes_is_told_from_the_longest_length_so_far(tmp_path):
     """From 16 tokens on 64 take 16 times as long; a step of 64 tokens is four of one of 16, each four times as long."""
     short, longer = [14e3, 14e3, 3e3], [25e3, 15e3, 3.5e3]
@@ -108,6 +110,7 @@ def test_what_would_take_minutes_is_told_from_the_longest_length_so_far(tmp_path
     }
 
 
+@pytest.mark.slow
 def test_recomputing_is_part_of_a_row(tmp_path):
     made = config(tmp_path, "transformer", lengths=[8])
     suite.run(made)
@@ -185,6 +188,7 @@ def test_a_kind_of_state_that_cannot_be_filled_is_refused_by_its_name():
         state_after(model, TOKENS, torch.float32)
 
 
+@pytest.mark.slow
 def test_what_recomputing_saves_and_costs(tmp_path):
     rows = recompute.run(config(tmp_path, suite="recompute"))
     kept = {row["recompute"]: row["kept_bytes"] for row in rows}

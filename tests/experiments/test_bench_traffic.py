@@ -80,6 +80,7 @@ def test_what_kernels_take_in_counted_by_hand(name, mode):
     assert apart - together == 4 * LEFT_OUT[name, mode]
 
 
+@pytest.mark.slow
 def test_some_operations_alone(lab):
     words = ("suite=traffic", "device=cpu", "bench.lengths=[16]")
     outcome = lab.here("job=bench", *words, "bench.cases=[sparse]")

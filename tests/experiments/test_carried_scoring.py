@@ -115,6 +115,7 @@ def test_an_allocation_that_fails_is_one_line(monkeypatch):
         score_carried(model, split_of(30), batch_size=3)
 
 
+@pytest.mark.slow
 def test_job_evaluate_carries_by_option(finished: Lab):
     words = ["job=evaluate", f"run={finished.run_folder()}", "evaluate.splits=[validation,test]"]
     windows, carried = finished.here(*words), finished.here(*words, "evaluate.carry=true")

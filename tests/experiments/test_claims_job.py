@@ -22,6 +22,7 @@ def again(claims: list[int]) -> list[str]:
     return ledger.against_published(entries, [PUBLISHED])
 
 
+@pytest.mark.slow
 def test_cheap_numbers_lie_within_their_published_intervals():
     found = pd.DataFrame(measured(CHEAP, progress=False))
     published = pd.read_csv(PUBLISHED / "claim_numbers.csv")

@@ -44,6 +44,7 @@ def distance(best: float):
     return lambda config: abs(math.log(config.optim.lr / best))
 
 
+@pytest.mark.slow
 def test_the_lowest_validation_loss_wins_and_the_grid_grows_towards_it(lab: Lab, pretend):
     trained = pretend(distance(0.03))
     first, second = selected(lab)
@@ -56,6 +57,7 @@ def test_the_lowest_validation_loss_wins_and_the_grid_grows_towards_it(lab: Lab,
     assert [s.rates for s in again] == [s.rates for s in (first, second)]
 
 
+@pytest.mark.slow
 def test_growing_ends_and_the_edge_is_told(lab: Lab, pretend):
     pretend(distance(1e-9))
     one, _ = selected(lab, "compare.extend=1")
@@ -63,6 +65,7 @@ def test_growing_ends_and_the_edge_is_told(lab: Lab, pretend):
     assert len(one.rates) == 4
 
 
+@pytest.mark.slow
 def test_schedules_of_all_rates_have_one_shape(lab: Lab, pretend):
     pretend(distance(3e-3))
     one, _ = selected(lab, "optim.lr=1e-2", "optim.lr_min=1e-3")
@@ -70,6 +73,7 @@ def test_schedules_of_all_rates_have_one_shape(lab: Lab, pretend):
     assert recipes == {1e-3: 1e-4, 3e-3: 3e-4, 1e-2: 1e-3}
 
 
+@pytest.mark.slow
 def test_a_rate_that_diverges_is_an_outcome_and_not_repeated(lab: Lab, pretend):
     trained = pretend(lambda config: None if config.optim.lr > 5e-3 else distance(3e-3)(config))
     one, _ = selected(lab)
@@ -89,6 +93,7 @@ def test_other_failures_stop_the_selection(lab: Lab, pretend, monkeypatch):
         selected(lab)
 
 
+@pytest.mark.slow
 def test_other_settings_are_selected_together_with_the_rate(lab: Lab, pretend):
     pretend(lambda config: distance(3e-3)(config) + abs(config.optim.weight_decay - 0.5))
     one, _ = selected(lab, 'compare.grid=["optim.weight_decay=0.1,0.5"]')
@@ -101,6 +106,7 @@ def test_other_settings_are_selected_together_with_the_rate(lab: Lab, pretend):
 HALVING = ["compare.halving=true", "trainer.max_steps=400", "trainer.val_every=30"]
 
 
+@pytest.mark.slow
 def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
     lab: Lab, pretend, tmp_path: Path
 ):
@@ -186,6 +192,7 @@ def test_commands_with_mistakes_are_refused_before_anything_runs(lab: Lab, words
     assert lab.left_behind() == []
 
 
+@pytest.mark.slow
 def test_confirming_seeds_took_no_part_in_the_selection(lab: Lab, pretend):
     pretend(distance(1e-3))
     one, _ = selected(lab, "seed=4", "compare.seeds=2")
@@ -197,6 +204,7 @@ def test_confirming_seeds_took_no_part_in_the_selection(lab: Lab, pretend):
     assert all(trial.planned.config.evaluate.splits == ["validation"] for trial in one.trials)
 
 
+@pytest.mark.slow
 def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab, pretend, tmp_path: Path):
     pretend(lambda config: None if config.optim.lr > 5e-3 else distance(1e-3)(config))
     selections = selected(lab, "compare.extend=0", "compare.seeds=1")

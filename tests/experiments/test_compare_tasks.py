@@ -23,6 +23,7 @@ BEST = {"mqar": 1e-3, "palindrome": 1e-2}
 RECIPES = sorted((CONF / "recipe" / "two_core").glob("*.yaml"))
 
 
+@pytest.mark.slow
 def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record(
     task_lab: TaskLab, pretend, capsys
 ):
@@ -59,6 +60,7 @@ def test_records_of_before_are_of_no_task():
     assert len(old) > 2
 
 
+@pytest.mark.slow
 def test_a_recipe_is_that_of_the_data_and_the_command_wins(lab: Lab):
     lab.arguments = lambda *words: list(words)
     words = ["--multirun", "recipe=two_core", "data=mqar,permutations", "optim.clip=7"]
@@ -96,6 +98,7 @@ def test_a_recipe_without_settings_for_the_data_is_refused(lab: Lab):
     ("words", "models", "tasks"),
     [pytest.param("model=mom", 1, 6, marks=pytest.mark.long), ("size=smoke", 4, 2)],
 )
+@pytest.mark.slow
 def test_the_experiment_of_tasks(lab: Lab, words: str, models: int, tasks: int):
     lab.arguments = lambda *words: ["+experiment=tasks", *words]
     configs = lab.compose(words)

@@ -141,6 +141,7 @@ def test_metrics_are_normalised_by_the_raw_text(model, documents: data.Corpus):
     assert m["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_job_evaluate_prints_the_numbers_of_the_summary(finished: Lab):
     folder = finished.run_folder()
     expected = RunFolder(folder).summary()["metrics"]["test"]

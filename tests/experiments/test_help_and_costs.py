@@ -23,6 +23,7 @@ from zoo.cost import flops_per_token, parameters, parameters_non_embedding, stat
 from zoo.probes import all_measures, event_kinds
 
 
+@pytest.mark.slow
 def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
     lab.arguments = lambda *words: list(words)
     outcome = lab.here("--help")
@@ -74,6 +75,7 @@ def test_a_file_that_cannot_be_imported_is_named_and_other_models_go_on(lab: Lab
     assert outcome.err.startswith(f"{notice}error: model.pattern=EF: 'E' at position 1 is no known mixer")
 
 
+@pytest.mark.slow
 def test_nothing_is_probed_while_a_measure_is_missing(lab: Lab, monkeypatch):
     line = "zoo/probes/measures/mine.py, line 3: SyntaxError: '(' was never closed"
     monkeypatch.setattr(discovery, "_left_out", {"zoo.probes.measures.mine": line})
@@ -99,6 +101,7 @@ def test_costs_say_what_is_not_counted(lab: Lab):
     assert "extrapolated" not in outcome.out
 
 
+@pytest.mark.slow
 def test_costs_say_how_much_goes_from_layer_to_layer(lab: Lab):
     """One vector of width 64 in fp32 in place of four."""
     words = ["job=cost", "model=shc", "model.depth=2", "model.d_model=64", "cost.lengths=[64]"]
@@ -163,6 +166,7 @@ def test_lengths_are_counted_as_far_as_the_budget_goes():
     assert found == flop_count.FlopCount(1024 / 65_536, 65_536)
 
 
+@pytest.mark.slow
 def test_an_extrapolated_row_is_marked_and_explained(lab: Lab, monkeypatch):
     monkeypatch.setattr(flop_count, "SHORTEST", 8)
     monkeypatch.setattr(count_flops, "__kwdefaults__", {"backward": False, "budget": 0})
@@ -173,6 +177,7 @@ def test_an_extrapolated_row_is_marked_and_explained(lab: Lab, monkeypatch):
         assert "~ extrapolated from shorter lengths, up to" in outcome.out
 
 
+@pytest.mark.slow
 def test_models_of_a_table_are_told_apart(lab: Lab):
     words = ["--multirun", "job=cost", "cost.lengths=[64]", "model=transformer", "model.channel.name=moe"]
     outcome = lab.here(*words, "model.residual.name=add,mhc")
@@ -190,6 +195,7 @@ def test_costs_are_of_the_vocabulary_that_a_run_has(tokenizer: str, entries: int
     assert meta_model(config).vocab_size == entries
 
 
+@pytest.mark.slow
 def test_a_summary_says_the_costs_of_the_model_that_was_trained(lab: Lab):
     """Of one whose backward pass is not twice its forward pass: the solver of the second is not run again."""
     assert lab.here("model=mesanet", "trainer.max_steps=1").status == 0

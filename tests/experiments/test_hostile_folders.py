@@ -41,6 +41,7 @@ def linked(place: Path, target: Path) -> Path:
     "job",
     [["evaluate"], ["generate", "generate.tokens=2"], ["probe", "probe.prompts=[]", "probe.extrapolate=1"]],
 )
+@pytest.mark.slow
 def test_the_config_of_a_run_chooses_no_place(lab: Lab, guest: Path, tmp_path: Path, job: list[str]):
     config = yaml.safe_load((guest / "config.yaml").read_text())
     config["data"]["cache_dir"] = str(tmp_path / "theirs")
@@ -101,6 +102,7 @@ def test_a_link_to_nothing_is_refused_too(lab: Lab, guest: Path, tmp_path: Path,
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.slow
 def test_probes_are_not_written_through_links(lab: Lab, guest: Path, finished: Lab, tmp_path: Path):
     (tmp_path / "target").mkdir()
     (guest / "probes").symlink_to(tmp_path / "target")

@@ -169,6 +169,7 @@ def generated(lab: Lab, *words: str) -> str:
     return outcome.out.rpartition("\n\n")[0]
 
 
+@pytest.mark.slow
 def test_generate_is_a_function_of_the_seed(finished: Lab):
     first = generated(finished, "seed=1")
     assert first.startswith("alpha")
@@ -202,6 +203,7 @@ def test_a_run_of_an_older_program_stays_readable(lab: Lab, finished: Lab):
         assert outcome.status == 0, outcome.err
 
 
+@pytest.mark.slow
 def test_a_complete_run_is_not_computed_again(lab: Lab):
     assert lab.here("trainer.max_steps=2").status == 0
     before = {path: path.stat().st_mtime_ns for path in lab.run_folder().rglob("*") if path.is_file()}

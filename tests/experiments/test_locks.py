@@ -42,6 +42,7 @@ def holder(tmp_path: Path):
     process.wait()
 
 
+@pytest.mark.slow
 def test_a_killed_holder_frees_the_lock_and_who_waits_is_told(tmp_path: Path, holder: subprocess.Popen):
     with pytest.raises(Held), locked(tmp_path / "lock", "", wait=False):
         pass

@@ -64,6 +64,7 @@ def elsewhere(claim: Path, lease: float) -> None:
     claim.chmod(0o600)
 
 
+@pytest.mark.slow
 def test_a_claim_of_another_machine_is_taken_over_only_once_its_heart_has_stopped(tmp_path: Path):
     claim, lease = tmp_path / "lock.claim", 1.5
     elsewhere(claim, lease)

@@ -55,6 +55,7 @@ def test_a_ratio_gives_every_rate_of_a_sweep_the_same_shape():
     assert optim.resolve_lr_min(OptimConfig(lr=2e-3)) == OptimConfig(lr=2e-3)
 
 
+@pytest.mark.slow
 def test_a_ratio_names_and_records_the_run_by_its_lowest_rate(lab: Lab):
     recipe = ["optim.lr=1e-4", "name=ratio"]  # below the default of lr_min
     (by_ratio,), (by_rate,) = (

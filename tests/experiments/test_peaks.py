@@ -47,6 +47,7 @@ def test_on_a_machine_that_is_mostly_busy_the_products_that_were_not_disturbed_c
     assert peak_flops.peak(CPU, tmp_path).flops == pytest.approx(2 * peak_flops.SIZES[-1] ** 3 / true)
 
 
+@pytest.mark.slow
 def test_it_is_measured_once_a_machine(tmp_path, monkeypatch):
     asked = a_clock(monkeypatch, 1.0)
     first = peak_flops.peak(CPU, tmp_path)
@@ -72,6 +73,7 @@ def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch, damage):
     assert json.loads(kept(tmp_path).read_text())["flops"] == first.flops
 
 
+@pytest.mark.slow
 def test_a_rate_above_it_has_it_measured_again_and_the_higher_one_stays(tmp_path, monkeypatch):
     a_clock(monkeypatch, 4.0)
     busy = peak_flops.peak(CPU, tmp_path).flops
@@ -83,6 +85,7 @@ def test_a_rate_above_it_has_it_measured_again_and_the_higher_one_stays(tmp_path
     assert peak_flops.peak(CPU, tmp_path).flops == pytest.approx(4 * busy)
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     asked = a_clock(monkeypatch, 1.0)
     (tmp_path / "peaks").write_text("a file where the folder should be")
@@ -98,6 +101,7 @@ def test_a_rate_above_the_peak_is_no_utilisation():
     assert peak_flops.utilisation(200.1, 200.0) is None
 
 
+@pytest.mark.slow
 def test_a_peak_that_a_busy_machine_made_too_low_is_told_and_shown_nowhere(lab: Lab, tmp_path, monkeypatch):
     """Every product seems to take an hour, so that any run is faster than the peak."""
     a_clock(monkeypatch, 3600.0)
@@ -115,6 +119,7 @@ def test_a_peak_that_a_busy_machine_made_too_low_is_told_and_shown_nowhere(lab: 
     assert "hypergraph" in told
 
 
+@pytest.mark.slow
 def test_a_peak_that_turned_out_too_low_is_not_the_one_that_the_summary_divides_by(
     lab: Lab, tmp_path, monkeypatch
 ):

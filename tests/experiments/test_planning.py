@@ -24,6 +24,7 @@ from zoo.pattern import LAYOUTS
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
 
+@pytest.mark.slow
 def test_layouts_follow_the_reports_protocol_and_can_be_made_small(lab: Lab):
     swept = yaml.safe_load((CONF / "experiment" / "layouts.yaml").read_text())["hydra"]["sweeper"]["params"]
     assert swept == {"model.pattern": ",".join(LAYOUTS), "seed": 0}
@@ -213,6 +214,7 @@ def test_identity_covers_what_can(lab: Lab, plain: str, word: str):
     assert run_of(lab, word) != plain
 
 
+@pytest.mark.slow
 def test_identity_follows_the_content_of_the_text_and_not_its_path(lab: Lab, plain: str, tmp_path: Path):
     copy = tmp_path / "copy.txt"
     shutil.copy(lab.text, copy)
@@ -255,6 +257,7 @@ def test_registering_a_block_changes_no_identity(lab: Lab, tmp_path: Path):
     assert run == run_of(lab)
 
 
+@pytest.mark.slow
 def test_cells_of_equal_titles_are_told_apart(lab: Lab):
     plans = [plan(config) for config in lab.compose("--multirun", "optim.lr=1e-3,2e-3", "seed=0,1")]
     assert list(cell_names(plans).values()) == [

@@ -143,6 +143,7 @@ def test_memory_is_free_as_soon_as_the_backward_is_past(mode, monkeypatch):
 
 
 @pytest.mark.parametrize("preset", ["orthgsa", "shc", "transformer"])
+@pytest.mark.slow
 def test_none_keeps_more_than_selective_and_that_more_than_full(preset):
     model = model_of(preset, d_model=64)
     kept = {mode: bytes_of(model, mode) for mode in MODES}
@@ -151,6 +152,7 @@ def test_none_keeps_more_than_selective_and_that_more_than_full(preset):
         assert kept["selective"] < 0.7 * kept["none"]
 
 
+@pytest.mark.slow
 def test_longer_blocks_keep_fewer_streams():
     """Between blocks of one layer and one block of four lie the streams before three layers: n·D numbers a token."""
     model = model_of("shc", d_model=64)

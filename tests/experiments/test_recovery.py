@@ -38,6 +38,7 @@ def test_a_truncated_checkpoint_falls_back_to_the_one_before(lab: Lab, finished:
     assert_same_run(unfinished, finished.run_folder())
 
 
+@pytest.mark.slow
 def test_without_a_readable_checkpoint_a_run_starts_again(lab: Lab, finished: Lab, unfinished: Path):
     for path in _checkpoints(unfinished):
         path.write_bytes(b"")
@@ -95,6 +96,7 @@ def test_divergence_stops_at_once_and_says_where(lab: Lab):
     assert not run.complete
 
 
+@pytest.mark.slow
 def test_nan_in_one_module_is_named_and_the_same_command_tries_again(
     lab: Lab, finished: Lab, unfinished: Path
 ):

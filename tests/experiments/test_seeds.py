@@ -23,6 +23,7 @@ STILL = [
 
 
 @pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.slow
 def test_weights_and_batches_come_from_the_seed_of_the_run(lab: Lab, seed: int):
     words = [*STILL, f"seed={seed}"]
     assert lab.here(*words).status == 0

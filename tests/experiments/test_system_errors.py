@@ -66,6 +66,7 @@ def test_probing_where_files_cannot_grow(lab: Lab, guest: Path):
 
 
 @pytest.mark.parametrize("size", [0, 20_000])
+@pytest.mark.slow
 def test_a_report_where_files_cannot_grow(lab: Lab, guest: Path, size: int):
     with small_files(size):
         outcome = lab.here("job=report", "sweep.workers=1")
@@ -74,6 +75,7 @@ def test_a_report_where_files_cannot_grow(lab: Lab, guest: Path, size: int):
     assert not (lab.results / "default" / "report" / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_a_bench_where_files_cannot_grow(lab: Lab):
     with small_files(0):
         outcome = lab.here("job=bench", "suite=recompute", "bench.repeats=1", "bench.lengths=[16]")
@@ -91,6 +93,7 @@ def test_a_bench_where_files_cannot_grow(lab: Lab):
         ("probe", "default/RUN/probes"),
     ],
 )
+@pytest.mark.slow
 def test_a_file_or_folder_of_the_wrong_kind(lab: Lab, guest: Path, job: str, place: str):
     path = lab.results / place.replace("RUN", guest.name)
     if path == guest / "probes" or path in (guest, guest.parent):

@@ -44,6 +44,7 @@ def finished(tmp_path_factory, small_text: Path, shared_cache: Path) -> TaskLab:
     return lab
 
 
+@pytest.mark.slow
 def test_a_run_records_its_task_and_what_was_right(finished: TaskLab):
     folder = finished.run_folder()
     summary = json.loads((folder / "summary.json").read_text())
@@ -83,6 +84,7 @@ def test_answers_by_position_and_difficulty_add_up(finished: TaskLab):
             assert math.isclose(sum(float(row["nats"]) for row in found) / 64, metrics[split]["loss"])
 
 
+@pytest.mark.slow
 def test_a_paused_run_goes_on_bit_for_bit(finished: TaskLab, task_lab: TaskLab):
     paused = task_lab.here("trainer.pause_at=3")
     assert (paused.status, "paused at step 3 of 6" in paused.err) == (1, True), paused
@@ -275,6 +277,7 @@ def test_the_options_of_a_command_change_the_sequences_scored(finished: TaskLab,
     assert "mqar (length 24, pairs 2, vocab 24" in outcome.out
 
 
+@pytest.mark.slow
 def test_every_task_is_listed_with_its_example(task_lab: TaskLab):
     outcome = task_lab.here("job=list")
     assert outcome.status == 0
@@ -338,6 +341,7 @@ def test_only_answers_are_learned():
     assert set(measured) == {"accuracy", "sequence_accuracy"}
 
 
+@pytest.mark.slow
 def test_a_tiny_transformer_learns_the_values_of_mqar(task_lab: TaskLab):
     """From ln 24 to below ln 12, which takes knowing that values are asked for."""
     outcome = task_lab.here(

@@ -76,6 +76,7 @@ def test_a_sweep_is_judged_by_all_its_cells_and_not_by_what_files_set(lab: Lab, 
     assert lines == ([UNUSED + says] if says else [])
 
 
+@pytest.mark.slow
 def test_a_command_with_such_an_option_does_the_same_and_says_so(lab: Lab):
     plain = lab.here("job=cost", "cost.lengths=[16]")
     noted = lab.here("job=cost", "cost.lengths=[16]", "model.residual.mhc.iters=5")

@@ -62,6 +62,7 @@ def test_the_relative_is_of_the_same_family_and_if_there_is_one_of_the_same_mask
     assert nearest_relative(find_block(block), "none") is None
 
 
+@pytest.mark.slow
 def test_a_block_that_cannot_be_judged_is_refused(lab: Lab):
     for words, says in (
         ([], "job=verdict needs block=NAME"),
@@ -87,6 +88,7 @@ def test_outcomes_of_tests_become_a_row_a_contract():
     ]
 
 
+@pytest.mark.slow
 def test_sizes_are_those_of_the_matched_models():
     config = Config(match="params")
     plain, own = sizes.size_rows(config, models(config.model, find_block("kda"), None), 64)

@@ -76,6 +76,7 @@ def probed_step(run: Path) -> int:
     return step
 
 
+@pytest.mark.slow
 def test_the_last_and_the_asked_steps_are_kept_beside_the_best(run: Path):
     assert json.loads((run / "model.json").read_text())["step"] == 10
     assert sorted(path.name for path in (run / "weights").iterdir()) == ["step-00000007", "step-00000020"]
@@ -93,6 +94,7 @@ def test_a_last_step_that_is_the_best_is_not_kept_twice(finished: Lab):
     assert saved_weights.find(run, "last") == saved_weights.find(run, "best") == (run, STEPS)
 
 
+@pytest.mark.slow
 def test_a_study_is_probed_at_the_best_the_last_or_a_stated_step(early: Lab, run: Path):
     values = {}
     for words, step in (([], 10), (["probe.at=last"], 20), (["probe.at=7"], 7), (["probe.at=best"], 10)):
@@ -107,6 +109,7 @@ def test_a_study_is_probed_at_the_best_the_last_or_a_stated_step(early: Lab, run
     assert "1 probed before, 0 to probe" in probe(early, run, "probe.at=best").out
 
 
+@pytest.mark.slow
 def test_a_run_says_itself_at_which_step_it_wants_to_be_looked_at(early: Lab, run: Path):
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["probe"]["at"] = "last"
@@ -148,6 +151,7 @@ def test_weights_of_a_step_can_be_scored_too(early: Lab, run: Path):
     assert "test: loss" in outcome.out
 
 
+@pytest.mark.slow
 def test_checkpoints_that_are_not_kept_go_and_the_last_weights_stay(lab: Lab, monkeypatch):
     first_is_best(monkeypatch)
     assert lab.here("trainer.keep_checkpoints=false").status == 0

@@ -83,6 +83,7 @@ def test_the_step_is_part_of_an_exported_model_and_of_decoding(tmp_path):
         below((step - logits[:, t]).abs().max(), 1e-5 * logits.abs().max())  # 160 units of fp32
 
 
+@pytest.mark.slow
 def test_a_new_step_needs_no_new_graph():
     residual = small().layers[0].mixer_residual
     compiled = torch.compile(residual, fullgraph=True, backend="aot_eager")

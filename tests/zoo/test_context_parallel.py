@@ -44,6 +44,7 @@ def assert_small(found: dict[str, dict], limit: float = LIMIT) -> None:
             below(error, limit, f"{where} {tensor}")
 
 
+@pytest.mark.slow
 def test_mixers_on_two_ranks_are_the_mixers_receive_what_the_table_says_and_mistakes_would_show():
     """In one test, as ranks are started once for it."""
     first, second = on_ranks(2, smoke)

@@ -26,6 +26,7 @@ def results(model: LanguageModel, compute, cu_seqlens: Tensor | None) -> dict[st
     "cu_seqlens",
     [pytest.param(None, id="plain"), pytest.param(CU_SEQLENS, id="packed", marks=pytest.mark.long)],
 )
+@pytest.mark.slow
 def test_compiled_equals_eager(case, cu_seqlens):
     model = build(case.config(depth=1)).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

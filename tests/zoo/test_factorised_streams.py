@@ -177,6 +177,7 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize(("mode", "kept"), [pytest.param("none", 24, marks=pytest.mark.long), ("full", 12)])
+@pytest.mark.slow
 def test_one_stream_in_place_of_four_saves_at_least_half_of_what_it_promises(mode, kept, monkeypatch):
     """Of a step of twelve layers. With n streams kept are those before every sub-block, or before every layer."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")  # what is freed is free at once

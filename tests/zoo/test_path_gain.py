@@ -166,6 +166,7 @@ def trained(scheme: str, gain: float | None) -> tuple[LanguageModel, list[torch.
 
 
 @capped_schemes
+@pytest.mark.slow
 def test_training_cannot_leave_the_cap(scheme):
     found = {}
     for gain in (GAIN, None):

@@ -16,6 +16,7 @@ from zoo.errors import UserError
 LISTED = ["--multirun", "seed=0,1", "sweep.engine=list", "trainer.max_steps=4"]
 
 
+@pytest.mark.slow
 def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab):
     outcome = lab.here(*LISTED)
     assert outcome.status == 0, outcome

@@ -89,6 +89,7 @@ def test_a_shard_of_a_sequence_needs_its_share_of_the_activations(
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.slow
 def test_the_job_prints_them(lab: Lab):
     words = [
         "job=cost",

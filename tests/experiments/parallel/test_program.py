@@ -58,6 +58,7 @@ def test_what_libraries_do_while_a_process_ends_does_not_undo_the_run(
     assert not (lab.run_folder() / FAILURE).exists()
 
 
+@pytest.mark.slow
 def test_how_many_devices_train_is_no_part_of_what_a_run_is(lab: Lab):
     plain, *others = (
         plan(lab.compose(*words)[0])

@@ -157,6 +157,7 @@ def test_sixteen_bit_inputs_are_computed_in_fp32():
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.slow
 def test_compiles_in_one_graph_and_runs_on_the_meta_device(n):
     compiled = torch.compile(cayley, fullgraph=True, backend="aot_eager")
     assert_agree(compiled, cayley, [normal(5, n, n)])

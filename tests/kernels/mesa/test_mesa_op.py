@@ -378,6 +378,7 @@ def test_cost_on_meta_is_linear_in_time(sequences):
     [None, pytest.param(packed(7, 1, 30, 2), marks=pytest.mark.long)],
     ids=["batch", "packed"],
 )
+@pytest.mark.slow
 def test_compiles_in_one_graph(cu_seqlens):
     function = partial(call, cu_seqlens=cu_seqlens)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")

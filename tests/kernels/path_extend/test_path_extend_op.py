@@ -59,6 +59,7 @@ def test_one_token_is_path_step(backend):
     torch.testing.assert_close(o, read(parts, [0, 9], backend)[0][:, 8])
 
 
+@pytest.mark.slow
 def test_a_long_chunk_crosses_blocks_of_the_torch_form():
     """Blocks of 32 tokens and more, the last one not full, after a cache of 50 rows."""
     parts = given(50 + 150)
