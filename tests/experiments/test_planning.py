@@ -76,6 +76,7 @@ def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypa
         "quickstart_rates": (11, 1),
         "tasks": (11 * 6, 1),
         "verdict": (3, 1),
+        "long_context": (3, 2),
     }
     models, repeats = expected[experiment]
     assert len({p.title.partition(" seed")[0] for p in plans}) == models

@@ -16,6 +16,10 @@ from zoo import ModelConfig
 
 MODEL = ModelConfig(d_model=128, n_heads=4, depth=6)
 ROWS = 48
+TIMES = 5
+"""Each case is measured so often, and the least counts: gathered parameters live longer where processes wait for each
+other, as on a busy machine.
+"""
 CASES = {
     "ZeRO-3": {"strategy": "fsdp"},
     "ZeRO-2": {"strategy": "fsdp", "reshard": False},
@@ -45,16 +49,17 @@ def peak_of(run) -> int:
     return peak
 
 
+def _peak(name: str) -> int:
+    with tempfile.TemporaryDirectory() as place:
+        return peak_of(lambda: train(case(name), Path(place), rows=ROWS, collect=True))
+
+
 def main(file: Path) -> None:
     """Train every case in a group of processes; the main one writes the most that any of them had."""
     found = {}
     with group.joined(CPU):
         for name in CASES:
-            with tempfile.TemporaryDirectory() as place:
-                own = peak_of(
-                    lambda name=name, place=place: train(case(name), Path(place), rows=ROWS, collect=True)
-                )
-            found[name] = max(group.from_all(own))
+            found[name] = min(max(group.from_all(_peak(name))) for _ in range(TIMES))
         if group.is_main():
             torch.save(found, file)
 
