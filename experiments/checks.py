@@ -8,8 +8,6 @@ import json
 import math
 from pathlib import Path
 
-import torch
-
 from experiments import data, machine, saved_weights
 from experiments.costs import nominal_vocabulary
 from experiments.data import TASKS
@@ -177,15 +175,32 @@ def _check_devices(config: Config) -> None:
             f"; give a multiple, trainer.accumulate={replicas * -(-t.accumulate // replicas)}, and a data.batch_size "
             "as much smaller for a step of the same size"
         )
-    there = torch.cuda.device_count() if machine.pick(config.device).type == "cuda" else t.devices
-    if t.devices > there:
-        raise UserError(f"trainer.devices={t.devices}, but PyTorch sees {there} CUDA device(s) here")
+    _check_engine(config)
     if t.strategy == "fsdp" and t.compile:
         raise UserError("trainer.strategy=fsdp does not go with trainer.compile=true; leave one of them out")
     if t.strategy == "fsdp" and t.probe_every is not None:
         raise UserError(
             "trainer.probe_every probes a whole model, and with trainer.strategy=fsdp no process has one; leave it "
             "out, keep weights with trainer.keep_steps, and probe the finished run (job=probe probe.at=STEP)"
+        )
+
+
+def _check_engine(config: Config) -> None:
+    """Refuse devices and nodes that the sweep's engine gives no cell; those of other machines are not looked at."""
+    t, engine = config.trainer, config.sweep.engine
+    if engine == "pool":
+        machine.check_devices(config.device, t.devices)
+    if engine not in ("slurm", "ray"):
+        return
+    if t.nodes > 1:
+        raise UserError(
+            f"trainer.nodes={t.nodes}: sweep.engine={engine} gives a cell one node; leave the engine out and give the "
+            "command on every node (docs/devices.md)"
+        )
+    gpus = config.sweep.slurm.gpus if engine == "slurm" else config.sweep.ray.gpus
+    if gpus < t.devices and (config.device == "cuda" or (config.device == "auto" and gpus)):
+        raise UserError(
+            f"trainer.devices={t.devices}, but sweep.{engine}.gpus={gpus:g}; give sweep.{engine}.gpus={t.devices}"
         )
 
 

@@ -26,6 +26,7 @@ from experiments.plan_records import from_record, to_record
 from experiments.progress import Sink
 from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
 from experiments.schema import Config
+from experiments.torchrun import END
 from zoo.errors import UserError
 
 RENDEZVOUS = "ARCHZOO_RENDEZVOUS"
@@ -45,6 +46,7 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     Raises RunFailed with what the first process said that failed, which is recorded; RunPaused; UserError.
     """
     config, folder = planned.config, planned.folder
+    machine.check_devices(config.device, config.trainer.devices)
     meeting = _meeting(config, planned.run)
     # Here, so that the processes do not wait for each other, and while nothing else computes.
     data.prepare(config.data, config.trainer.progress)
@@ -67,7 +69,7 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
             status = torchrun.wait()
         finally:
             if torchrun.poll() is None:
-                torchrun.terminate()
+                torchrun.send_signal(END)
                 torchrun.wait()
     _conclude(planned, outcome, status)
 
@@ -94,7 +96,7 @@ def ranks_command(file: Path, config: Config, meeting: list[str]) -> list[str]:
 
     meeting: torchrun's options by which the nodes of the run find each other.
     """
-    torchrun = [sys.executable, "-m", "experiments.torchrun", *meeting]
+    torchrun = [sys.executable, "-m", "experiments.torchrun", *meeting, f"--signals-to-handle={END.name}"]
     return [*torchrun, f"--nproc-per-node={config.trainer.devices}", "-m", "experiments.rank", str(file)]
 
 
@@ -160,10 +162,10 @@ def _conclude(planned: Plan, outcome: dict[str, Any] | None, status: int) -> Non
 
 
 def _killed(log: Path) -> str | None:
-    """The signal that killed a process, in torchrun's words; None where none did. torchrun's own signal is SIGTERM.
+    """The signal that killed a process, in torchrun's words; None where none did. torchrun's own are SIGTERM and END.
 
     The others then fail because it is gone, and may be the first to tell.
     """
     text = log.read_text(encoding="utf-8", errors="replace")
-    found = re.search(r"Signal \d+ \((?!SIGTERM)\w+\) received by PID \d+", text)
+    found = re.search(r"Signal \d+ \((?!SIGTERM|SIGHUP)\w+\) received by PID \d+", text)
     return found and found[0]

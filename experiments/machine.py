@@ -111,6 +111,16 @@ def pick(device: str) -> torch.device:
     return torch.device(device)
 
 
+def check_devices(device: str, devices: int) -> None:
+    """Raise UserError where PyTorch sees fewer GPUs here than processes that want one each."""
+    from zoo.errors import UserError
+
+    if pick(device).type == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(
+            f"trainer.devices={devices}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s) here"
+        )
+
+
 def precision(setting: str, device: torch.device) -> str:
     """The precision of a setting; auto: bf16 on GPUs, fp32 on CPUs (which emulate bf16, slowly)."""
     return setting if setting != "auto" else ("bf16" if device.type == "cuda" else "fp32")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 PASSED_ON = signal.SIGUSR2
@@ -22,6 +23,15 @@ def heed(*numbers: signal.Signals) -> None:
     """From now on take these signals for being told to make room."""
     for number in numbers:
         signal.signal(number, lambda received, frame: _receive(received))
+
+
+def heed_from_others(number: signal.Signals, own: int) -> None:
+    """From now on take this signal for being told to make room, but for the end where process `own` sends it.
+
+    To be called before other threads start: they inherit that it is blocked, so that one of them can ask who sent it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    threading.Thread(target=_ask_who_sent, args=(number, own), daemon=True).start()
 
 
 def told() -> signal.Signals | None:
@@ -49,6 +59,12 @@ def _receive(number: int) -> None:
     _told.append(number)
     for process in _others:
         _tell(process)
+
+
+def _ask_who_sent(number: signal.Signals, own: int) -> None:
+    while signal.sigwaitinfo({number}).si_pid != own:
+        _receive(number)
+    os._exit(128 + number)
 
 
 def _tell(process: int) -> None:

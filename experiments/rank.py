@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments import interrupts, preemption
 from experiments.messages import tell, tell_failure
-from experiments.torchrun import end_with_parent
+from experiments.torchrun import END, end_with_parent
 
 MOST = 1000
 """Characters of a reason, so that its message stays whole beside those of other processes."""
@@ -61,6 +61,9 @@ def _silent() -> Iterator[None]:
 
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
+    # A job's manager sends it to every process of a job that has to end soon, torchrun to those that are left.
+    preemption.heed_from_others(signal.SIGTERM, os.getppid())
+    signal.signal(END, signal.SIG_DFL)  # nohup would have it ignored
     status = main(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()

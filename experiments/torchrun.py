@@ -10,6 +10,9 @@ from experiments import preemption
 
 PR_SET_PDEATHSIG = 1
 
+END = signal.SIGHUP
+"""What ends torchrun, which passes it on to its processes."""
+
 
 def end_with_parent(number: int) -> None:
     """Let the system send this process a signal when its parent ends. Linux only; elsewhere nothing happens."""
@@ -18,9 +21,10 @@ def end_with_parent(number: int) -> None:
 
 
 if __name__ == "__main__":
-    end_with_parent(signal.SIGTERM)  # which torchrun passes on to its processes
+    end_with_parent(END)
     # A job's manager may tell every process to make room: those that train heed it once they can (`rank`).
-    signal.signal(preemption.PASSED_ON, signal.SIG_IGN)
+    for number in (preemption.PASSED_ON, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     from torch.distributed.run import main
 
     main()

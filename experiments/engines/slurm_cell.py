@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from experiments import interrupts, preemption
+
+GRACE_S = 600
+"""How long a job that was told to end waits for Slurm to end it: above grace times of partitions, and KillWait."""
 
 
 class SlurmCell:
@@ -33,7 +37,7 @@ class SlurmCell:
             from experiments.progress import unheard
         status, why = train_record(self.record, unheard, self.workers)
         if status != DONE and preemption.told() == signal.SIGTERM:
-            sys.exit(143)
+            _leave()
         if status == PAUSED and preemption.told() == signal.SIGUSR2:
             why = _requeued(requeue)
         write_outcome(self.record, status, why)
@@ -43,6 +47,18 @@ class SlurmCell:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
+
+
+def _leave() -> None:
+    """End the process of a job that is cancelled or preempted, and has saved.
+
+    Slurm requeues the jobs that it ends, after the partition's grace time, and none that ends by itself before.
+    """
+    from submitit import JobEnvironment
+
+    if JobEnvironment().cluster != "local":
+        time.sleep(GRACE_S)
+    sys.exit(143)
 
 
 def _requeued(requeue: Any) -> str:

@@ -51,7 +51,7 @@ class SlurmJobs(Engine):
         """Submit a job for the cell, unless one that an earlier command submitted is there."""
         self.submitted[planned.run] = planned
         self.gone.discard(planned.run)
-        if self._job_state(planned) is not None:
+        if self._job_state(planned) is not None and not _outcome(planned):
             return
         record = write_record(planned)
         outcome_path(record).unlink(missing_ok=True)
@@ -79,8 +79,7 @@ class SlurmJobs(Engine):
         if self.leave:
             return State(ended=True, left=True, why=f"submitted: job {job['job']}")
         state = self._job_state(planned)
-        outcome = _read(outcome_path(record_path(planned)))
-        if outcome.get("job") == job["job"]:
+        if outcome := _outcome(planned):
             return State(ended=True, status=outcome["status"], why=outcome["why"])
         if state is None:
             return self._lost(planned, job)
@@ -98,9 +97,9 @@ class SlurmJobs(Engine):
         if self._job_state(planned) is None:
             return False
         job = _job(planned)["job"]
-        self.queue.cancel(job)
-        # For a command that waits for the cell: the job did not vanish.
+        # First, for a command that waits for the cell: the job does not vanish.
         write_json(outcome_path(record_path(planned)), {"job": job, "status": None, "why": "cancelled"})
+        self.queue.cancel(job)
         return True
 
     def close(self) -> None:
@@ -179,6 +178,12 @@ def _job_path(planned: Plan) -> Path:
 
 def _job(planned: Plan) -> dict[str, Any]:
     return _read(_job_path(planned))
+
+
+def _outcome(planned: Plan) -> dict[str, Any]:
+    """What the cell's last job left, or whoever cancelled it; empty where nobody has yet."""
+    outcome = _read(outcome_path(record_path(planned)))
+    return outcome if outcome and outcome.get("job") == _job(planned).get("job") else {}
 
 
 def _read(path: Path) -> dict[str, Any]:

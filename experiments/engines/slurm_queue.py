@@ -6,6 +6,7 @@ import getpass
 import re
 import signal
 import subprocess
+import time
 from typing import Protocol
 
 import psutil
@@ -95,7 +96,7 @@ class LocalQueue:
         """When the process began; None: there is none, or it has ended and nobody has asked how."""
         try:
             process = psutil.Process(int(job))
-            return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+            return process.create_time() if _lives(process) else None
         except psutil.NoSuchProcess:
             return None
 
@@ -111,5 +112,16 @@ class LocalQueue:
             controller.send_signal(signal.SIGTERM)
         except psutil.NoSuchProcess:
             return
-        for process in psutil.wait_procs(family, timeout=30)[1]:
+        deadline = time.monotonic() + 30
+        while (left := [x for x in family if _lives(x)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in left:
             process.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether a process runs: one that has ended stays, as a zombie, until the command that started it asks."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

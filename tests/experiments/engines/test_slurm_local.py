@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from support.program import Lab
 from support.sweeps import CELL, TWELVE, assert_as_undisturbed, processes, steps_of, under_way, wait_until
+
+from experiments.engines.cell import record_path
+from experiments.engines.slurm_cell import outcome_path
+from experiments.engines.slurm_jobs import SlurmJobs
+from experiments.plan import plan
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
 LOCAL = ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.slurm.poll_s=0.2"]
@@ -87,3 +93,36 @@ def test_a_cell_whose_job_is_cancelled_goes_on_later_and_one_that_diverges_is_to
     assert "is not finite at step 1" in last.out
     assert "Traceback" not in last.out + last.err
     assert steps_of(run) == list(range(1, 1201))
+
+
+def test_a_job_that_has_ended_but_is_still_in_the_queue_keeps_no_cell_from_being_submitted(
+    lab: Lab, monkeypatch
+):
+    planned = plan(lab.compose("seed=0", *LOCAL)[0])
+    planned.folder.path.parent.mkdir(parents=True)
+    submitted = []
+    here = str(os.getpid())  # what stands for the job in the queue
+    monkeypatch.setattr(SlurmJobs, "_submitted", lambda self, cell: submitted.append(cell) or here)
+    jobs = SlurmJobs([planned])
+    jobs.submit(planned)
+    jobs.submit(planned)
+    assert len(submitted) == 1, "a job that goes on is picked up"
+    outcome = {"job": here, "status": None, "why": "cancelled"}
+    outcome_path(record_path(planned)).write_text(json.dumps(outcome), encoding="utf-8")
+    jobs.submit(planned)
+    assert len(submitted) == 2
+
+
+@pytest.mark.long
+def test_a_cell_that_is_cancelled_beside_a_waiting_sweep_is_not_trained_again(lab: Lab):
+    words = ["--multirun", *CELL, "seed=0", *LOCAL]
+    sweep = lab.start(*words)
+    wait_until(lambda: bool(under_way(lab)), sweep)
+    cancelled = lab.run(*words, "sweep.action=cancel")
+    assert cancelled.status == 0, cancelled
+    assert "1 cells cancelled" in cancelled.out
+    outcome = sweep.wait(60)
+    assert outcome.status == 1, outcome
+    assert "cancelled" in outcome.out + outcome.err
+    assert not (lab.run_folder() / "summary.json").exists()
+    assert not processes("submitit", str(lab.results))

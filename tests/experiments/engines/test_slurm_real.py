@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.program import Lab
 from support.slurm_cluster import SlurmCluster, why_not
-from support.sweeps import TWELVE, assert_as_undisturbed, processes, under_way, wait_until
+from support.sweeps import CELL, TWELVE, assert_as_undisturbed, processes, under_way, wait_until
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -54,3 +54,23 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
     assert whole.run(*TWELVE).status == 0
     assert_as_undisturbed(torn, whole)
     assert not processes("submitit", str(torn.results))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_preempted_job_saves_and_is_requeued(
+    devices: int, tmp_path: Path, small_text: Path, shared_cache: Path, slurm: SlurmCluster
+):
+    torn, whole = (Lab(tmp_path / name, small_text, shared_cache) for name in ("torn", "whole"))
+    words = ["--multirun", "seed=0", *CELL, "trainer.checkpoint_every=10000", "trainer.accumulate=2"]
+    words += [f"trainer.devices={devices}"]
+    on_slurm = ["sweep.engine=slurm", "sweep.slurm.cpus=2", "sweep.slurm.poll_s=1", "sweep.retries=0"]
+    sweep = torn.start(*words, *on_slurm)
+    wait_until(lambda: bool(under_way(torn)), sweep)
+    (job,) = [json.loads(path.read_text())["job"] for path in torn.results.glob("*/.cells/*.job.json")]
+    slurm.run("sbatch", "--partition=urgent", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 1")
+    outcome = sweep.wait(500)
+    assert outcome.status == 0, outcome
+    assert "Restarts=1" in slurm.run("scontrol", "show", "job", job)
+    assert whole.run(*words).status == 0
+    assert_as_undisturbed(torn, whole)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from support.program import Lab, Process, assert_same_run, differences, steady_rows
 
+from experiments.checks import check_config
 from experiments.metric_log import read_metrics
 from experiments.plan import plan
 from experiments.runs import FAILURE, RunFolder
@@ -76,6 +77,9 @@ def test_how_many_devices_train_is_no_part_of_what_a_run_is(lab: Lab):
         (["trainer.devices=0"], "at least 1"),
         ([*SHARDED, "trainer.compile=true"], "trainer.compile"),
         ([*SHARDED, "trainer.probe_every=5"], "probe.at=STEP"),
+        ([*STEP, "trainer.nodes=2", "sweep.engine=slurm"], "gives a cell one node"),
+        ([*TWO, "device=cuda", "sweep.engine=ray", "sweep.ray.gpus=1"], "give sweep.ray.gpus=2"),
+        ([*TWO, "device=cuda"], "PyTorch sees no CUDA device here"),
     ],
 )
 def test_what_cannot_work_is_refused(lab: Lab, words: list[str], said: str):
@@ -83,6 +87,12 @@ def test_what_cannot_work_is_refused(lab: Lab, words: list[str], said: str):
     assert outcome.status == 2
     assert said in outcome.err
     assert lab.left_behind() == []
+
+
+@pytest.mark.parametrize("engine", ["list", "slurm"])
+def test_gpus_of_other_machines_are_not_looked_for_here(lab: Lab, engine: str):
+    words = [*TWO, "device=cuda", f"sweep.engine={engine}", "sweep.slurm.gpus=2"]
+    check_config(lab.compose(*words)[0])
 
 
 def test_nodes_have_to_be_told_where_they_meet(lab: Lab, monkeypatch: pytest.MonkeyPatch):
