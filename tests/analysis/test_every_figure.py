@@ -15,8 +15,6 @@ NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover", "scaling
 OF_TASKS = {
     *("task_attention", "task_accuracy", "task_curves", "task_difficulty", "task_positions", "task_state"),
 }
-NOT_PROBED_THEN = {"routing_choices"}
-"""Its table is younger than the published quickstart."""
 
 
 def drawn(results, folder: Path) -> set[str]:
@@ -32,7 +30,7 @@ def test_the_quickstart_and_the_published_benches_support_every_figure_but_those
     names = {entry.name for entry in listed()}
     assert {
         path.stem for path in (eleven.parent / "figures").glob("*.png")
-    } == names - NOT_IN_A_QUICKSTART - NOT_PROBED_THEN - OF_TASKS
+    } == names - NOT_IN_A_QUICKSTART - OF_TASKS
 
 
 @pytest.mark.long
