@@ -87,11 +87,12 @@ def table_path(config: Config) -> Path:
 
 def write(rows: list[dict[str, Any]], path: Path, columns: Sequence[str] = COLUMNS) -> None:
     """Write rows as CSV, whole or not at all, and print the path."""
-    _save(rows, path, columns)
+    save(rows, path, columns)
     print(f"table: {path}")
 
 
-def _save(rows: list[dict[str, Any]], path: Path, columns: Sequence[str] = COLUMNS) -> None:
+def save(rows: list[dict[str, Any]], path: Path, columns: Sequence[str] = COLUMNS) -> None:
+    """Write rows as CSV, whole or not at all: of a table that grows while a suite runs."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
@@ -165,7 +166,7 @@ class ResumableTable:
 
     def _add(self, rows: list[dict[str, Any]]) -> None:
         self.rows += rows
-        _save(self.rows, self.path, self.columns)
+        save(self.rows, self.path, self.columns)
 
 
 def format_row(row: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from experiments.bench import timing
 from experiments.bench.static import measured, model, operations, tools
 from experiments.bench.static.operations import LENGTH, OPERATIONS, OURS, EmptyInputs
 from experiments.bench.suites import static as suite
+from experiments.runs import RunFailed
 from experiments.schema import BenchConfig, Config
 from zoo.errors import UserError
 
@@ -100,6 +101,29 @@ def test_without_a_compiler_or_its_tools_it_says_what_to_do():
             pytest.raises(UserError, match=r"needs NVIDIA's cuobjdump.*TRITON_CUOBJDUMP_PATH"),
         ):
             suite.run(Config())
+
+
+def test_a_suite_that_is_stopped_keeps_the_rows_that_it_has(tmp_path):
+    """Rows of both tables are in their files before the next operation ends, in the order of names, with ratios."""
+    path = tmp_path / "static.csv"
+
+    def outcomes(config, names):
+        assert not path.exists()
+        yield ("KDA", "fla", LENGTH), ([row("fla", 2.0)], [])
+        assert [r["backend"] for r in csv.DictReader(path.open())] == ["fla"]
+        yield ("KDA", OURS, LENGTH), ([row(OURS, 4.0)], [{"mode": "forward", "kernel": "solve"}])
+        raise RunFailed("a worker was killed")
+
+    with (
+        mock.patch.object(suite, "interpreted", return_value=False),
+        mock.patch.object(suite, "check_tools"),
+        mock.patch.object(suite, "_outcomes", outcomes),
+        pytest.raises(RunFailed),
+    ):
+        suite.run(Config(suite="static", bench=BenchConfig(out=str(tmp_path), cases=["KDA"])))
+    rows = list(csv.DictReader(path.open()))
+    assert [(r["backend"], r["ratio"]) for r in rows] == [(OURS, "0.5"), ("fla", "")]
+    assert [r["kernel"] for r in csv.DictReader((tmp_path / "static_kernels.csv").open())] == ["solve"]
 
 
 @pytest.mark.long

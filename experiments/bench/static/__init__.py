@@ -2,7 +2,8 @@
 
 gpus, stand_in            sizes of GPUs; one that is not there, as Triton and PyTorch see it
 capture, specialise       the launches of a host call, compiled instead of run
-compiler, tools           a launch as machine code, kept in the cache by the content of what was compiled
+compiler, translate       a launch as machine code, kept in the cache by the content of what was compiled
+tools, elf                what NVIDIA's tools say of a binary
 ttir, slices, scalars     Triton's intermediate code, and the scalars that its loops and branches depend on
 control, traffic          how often what is executed; bytes by argument, products
 sass, counts              machine code: instructions a warp executes, by loop

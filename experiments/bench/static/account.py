@@ -45,11 +45,13 @@ def _ways(
     with standing_in(gpu), equal_segments(), capturing(Capture(compiler, launches.append)):
         with OperatorBytes() as operators:
             outputs = [x for x in tree_leaves(form()) if isinstance(x, Tensor) and x.requires_grad]
+        compiler.finish()
         yield WAYS[0], launches.copy(), operators
         launches.clear()
         with OperatorBytes() as operators:
             # Only of the first output: the rest are states, whose gradients training does not ask for.
             torch.autograd.grad(outputs[:1], leaves, [torch.empty_like(outputs[0])], allow_unused=True)
+        compiler.finish()
         yield WAYS[1], launches, operators
 
 

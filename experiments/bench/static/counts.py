@@ -1,7 +1,8 @@
 """What a warp executes: the instructions of machine code, those of a loop times the steps that its source takes.
 
 The compiler keeps most loops of Triton's intermediate code as loops, unrolls short ones, and makes loops of its own
-(slow paths, waiting). Loops of both are matched by their nesting: in order where they are as many, else the largest.
+(slow paths, waiting). Loops of both are matched by their nesting: in order where they are as many, else those of
+several steps, and of these the largest.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ def _all(nodes: list[_Node]) -> list[_Node]:
 def _match(source: list[_Node], machine: list[_Node], outside: float) -> None:
     """Give loops of machine code the executions of those that they come from; of what has none, those around it."""
     kept = min(len(source), len(machine))
+    repeated = [node for node in source if node.executions > outside]
+    if kept <= len(repeated):  # the compiler has dissolved loops: those of a single step before others
+        source = repeated
     chosen = (_largest(source, kept), _largest(machine, kept))
     for node in machine:
         node.executions = outside

@@ -1,11 +1,13 @@
 """Arithmetic on single numbers and pointers in Triton's intermediate code, as far as loops and branches depend on it.
 
-A number is an int, a pointer a `Place`; None is what cannot be known without running the kernels: results of tensors,
-floating-point numbers, and what a kernel that was not run would have written.
+A number is an int or a float, a pointer a `Place`; None is what cannot be known without running the kernels: results of
+tensors, floating-point numbers in memory, and what a kernel that was not run would have written. Floats have 64 bits
+here: a kernel's 32 give the same whole numbers of `floor(a / b)` and `ceil(a / b)` while a < 2²⁴, as sizes are.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Container
@@ -73,9 +75,12 @@ def storage_id(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-def _constant(text: str) -> int | None:
+def _constant(text: str) -> int | float | None:
     found = re.match(r"arith\.constant (true|false|-?\d+)(?: : (?:i\d+|index))?$", text)
-    return None if found is None else int(_TRUTH.get(found.group(1), found.group(1)))
+    if found is not None:
+        return int(_TRUTH.get(found.group(1), found.group(1)))
+    found = re.match(r"arith\.constant (-?\d+\.\d+e[+-]\d+) : f\d+$", text)
+    return None if found is None else float(found.group(1))
 
 
 def _load(operands: list[Any], unread: Container[int]) -> int | None:
@@ -115,5 +120,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "arith.floordivsi": lambda a, b: a // b if b else None, "arith.ceildivsi": lambda a, b: -(-a // b) if b else None,
     "arith.minsi": min, "arith.maxsi": max, "arith.minui": min, "arith.maxui": max,
     "arith.shli": operator.lshift, "arith.shrsi": operator.rshift, "arith.shrui": operator.rshift,
+    "arith.addf": operator.add, "arith.subf": operator.sub, "arith.mulf": operator.mul,
+    "arith.divf": lambda a, b: a / b if b else None, "math.floor": math.floor, "math.ceil": math.ceil,
+    "arith.sitofp": float, "arith.uitofp": float, "arith.fptosi": int, "arith.fptoui": int,
     "arith.extsi": _same, "arith.extui": _same, "arith.trunci": _same, "arith.index_cast": _same,
 }  # fmt: skip

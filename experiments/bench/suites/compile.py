@@ -25,6 +25,7 @@ from experiments.bench.static.compiler import compile_for
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.host_calls import equal_segments, on_triton
 from experiments.bench.static.specialise import Specialised, specialise
+from experiments.bench.static.translate import Translator
 from experiments.schema import Config
 from kernels.triton_common import interpreted
 from zoo.errors import UserError
@@ -76,20 +77,21 @@ def _compiling(rows: list[dict[str, Any]]) -> Iterator[None]:
     from kernels.triton_common.tuning import every_configuration
 
     seen: set[str] = set()
+    translate = Translator(GPU.sm)
 
     def launch(kernel, *args, grid=None, warmup=False, **options) -> None:
         made = specialise(kernel, args, options)
         if (key := f"{made.source.hash()} {made.options}") not in seen:
             seen.add(key)
-            rows.append(_row(kernel, made))
+            rows.append(_row(kernel, made, translate))
 
     with mock.patch.object(JITFunction, "run", launch), every_configuration():
         yield
 
 
-def _row(kernel: Any, launch: Specialised) -> dict[str, Any]:
+def _row(kernel: Any, launch: Specialised, translate: Translator) -> dict[str, Any]:
     began = time.perf_counter()
-    made = compile_for(launch, GPU)
+    made, binary = compile_for(launch, GPU, translate)
     row = {
         "model": "",
         "kernel": f"{kernel.fn.__module__.removeprefix('kernels.ops.')}.{kernel.fn.__name__}",
@@ -98,7 +100,7 @@ def _row(kernel: Any, launch: Specialised) -> dict[str, Any]:
         "stages": made.stages,
         "error": made.error,
     }
-    if not made.machine:
+    if not binary:
         return row
     return {
         **row,

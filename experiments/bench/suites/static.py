@@ -4,8 +4,8 @@ A model, not a measurement (`experiments/bench/static`): every kernel of a host 
 machine code; its instructions by loop, bytes by argument and products give a time, of which the best configuration's
 counts. static.csv has a row for every operation, library and way, static_kernels.csv one for every kernel and
 configuration. `ratio`: a peer's modelled time over ours, above 1 where ours is faster; ratio_low, ratio_high: with the
-model's error. Machine code is kept in the cache: the same command goes on where it was stopped. Where there is a GPU,
-measured_milliseconds are its times.
+model's error. Both tables are written as rows come, and machine code is kept in the cache: the same command goes on
+where it was stopped. Where there is a GPU, measured_milliseconds are its times.
 """
 
 from __future__ import annotations
@@ -62,35 +62,40 @@ def run(config: Config) -> Rows:
     for peer in sorted({peer for name in names for peer in OPERATIONS[name].missing}):
         tqdm.write(f"without {peer}: it is not installed (pip install -e '.[peers]'); ours alone is counted")
     rows, kernels = [], []
-    for name, library, length, outcome in _outcomes(config, names):
-        of_operation, of_kernels = outcome
-        facts = _facts(config, name, library, length)
+    for task, (of_operation, of_kernels) in _outcomes(config, names):
+        facts = _facts(config, *task)
         rows += [{**facts, **row} for row in of_operation]
         kernels += [{**facts, **row} for row in of_kernels]
-    order = {name: place for place, name in enumerate(names)}
-    for table in (rows, kernels):
+        _compare(rows)
+        _save(config, names, rows, kernels)
+    _measure(config, rows)
+    for row in rows:
+        tqdm.write(_line(row))
+    print(f"{KIND}: {model.ERROR}")
+    return rows
+
+
+def _save(config: Config, names: list[str], rows: Rows, kernels: Rows) -> None:
+    """Write both tables with what there is so far, in the order of names: a suite that is stopped keeps it."""
+    path = result_table.table_path(config)
+    tables = (rows, path, COLUMNS), (kernels, path.with_name(f"{path.stem}_kernels.csv"), KERNEL_COLUMNS)
+    for table, place, columns in tables:
         table.sort(
             key=lambda row: (
-                order[row["model"]],
+                names.index(row["model"]),
                 row["tokens"],
                 row["backend"] != OURS,
                 WAYS.index(row["mode"]),
             )
         )
-    _measure(config, rows)
-    _compare(rows)
-    for row in rows:
-        tqdm.write(_line(row))
-    print(f"{KIND}: {model.ERROR}")
-    path = result_table.table_path(config)
-    result_table.write(kernels, path.with_name(f"{path.stem}_kernels.csv"), KERNEL_COLUMNS)
-    return rows
+        result_table.save(table, place, columns)
 
 
-def _outcomes(config: Config, names: list[str]) -> Iterator[tuple[str, str, int, tuple[Rows, Rows]]]:
-    """Operation, library, tokens and rows, as they are done: each in a process of its own, sweep.workers at a time."""
+def _outcomes(config: Config, names: list[str]) -> Iterator[tuple[tuple[str, str, int], tuple[Rows, Rows]]]:
+    """Operation, library and tokens; rows of both tables: as they are done, each in a process of its own."""
     lengths = config.bench.lengths or [LENGTH]
     tasks = [(n, lib, length) for length in lengths for n in names for lib in OPERATIONS[n].libraries]
+    tasks.sort(key=lambda task: task[1] == OURS)  # peers have more configurations: what takes long goes first
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # before the workers import torch
     options = {"mp_context": mp.get_context("spawn"), "max_tasks_per_child": 1}
@@ -102,7 +107,7 @@ def _outcomes(config: Config, names: list[str]) -> Iterator[tuple[str, str, int,
         progress = tqdm(total=len(tasks), desc="static", disable=not config.trainer.progress)
         for future in as_completed(waiting):
             try:
-                yield *waiting[future], future.result()
+                yield waiting[future], future.result()
             except BrokenProcessPool as error:
                 raise RunFailed(
                     "a worker was killed, for memory perhaps; the same command goes on"

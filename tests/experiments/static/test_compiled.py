@@ -39,40 +39,48 @@ def running_sums(x, y, T: tl.constexpr):
 COUNTS = """
 import json, sys, torch, triton
 from pathlib import Path
-from experiments.bench.static import kernel_rows
+from experiments.bench.static import kernel_rows, sass
 from experiments.bench.static.capture import Capture, capturing
 from experiments.bench.static.compiler import Compiler
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.stand_in import standing_in
+from experiments.bench.static.tools import _output
 from kernels.triton_common.tuning import Tuned
 from small import product, running_sums
 
+alike = [triton.Config({}, num_warps=4, num_stages=n) for n in (1, 2, 3)]
 tuned = Tuned(product, [triton.Config({"BLOCK": n}, num_warps=4) for n in (64, 128)], ["M"])
 a, b = (torch.empty(size, dtype=torch.bfloat16) for size in ((1024, 256), (256, 64)))
-found, compiled = {}, 0
+found, compiled, binaries = {}, 0, []
 for gpu in (GPUS["H200"], GPUS["A100"]):
     launches, compiler = [], Compiler(gpu, Path(sys.argv[1]))
     with standing_in(gpu), capturing(Capture(compiler, launches.append)):
         assert torch.cuda.get_device_capability() == gpu.capability
         tuned[lambda meta: (1024 // meta["BLOCK"],)](a, b, torch.empty(1024, 64), 1024, K=256, N=64)
-        running_sums[(8,)](torch.empty(8 * 1024), torch.empty(8 * 1024), T=1024)
+        Tuned(running_sums, alike, [])[(8,)](torch.empty(8 * 1024), torch.empty(8 * 1024), T=1024)
+    binaries.append(len(compiler._translate._binaries))
+    due = dict(compiler._due)
+    compiler.finish()
+    for key, cubin in due.items():
+        alone = sass.parse(_output("nvdisasm", ["-c"], cubin))  # the whole file, as the tool itself labels it
+        assert alone == sass.parse(compiler._known[key].machine) and len(alone.instructions) > 50
     assert not torch.cuda.is_available() or torch.version.cuda
     found[gpu.sm] = kernel_rows.rows(launches, gpu)
     compiled += compiler.compiled
-print(json.dumps([compiled, found]))
+print(json.dumps([compiled, binaries, found]))
 """
 
 
-def counted(folder: Path) -> tuple[int, dict[str, list[dict]]]:
-    """How many kernels a process compiled, and their rows by architecture."""
+def counted(folder: Path) -> tuple[tuple[int, list[int]], dict[str, list[dict]]]:
+    """How many kernels a process compiled, how many binaries that took on each GPU, and rows by architecture."""
     (folder / "small.py").write_text(KERNELS)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-c", COUNTS, str(folder / "cache")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    compiled, rows = json.loads(done.stdout)
-    return compiled, rows
+    compiled, binaries, rows = json.loads(done.stdout)
+    return (compiled, binaries), rows
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +91,17 @@ def twice(tmp_path_factory):
 
 def test_a_second_process_compiles_nothing_and_counts_the_same(twice):
     (first, rows), (second, again) = twice
-    assert (first, second) == (6, 0)
+    assert (first[0], second) == (10, (0, [0, 0]))
     assert rows == again
+
+
+def test_configurations_that_come_to_the_same_are_translated_once(twice):
+    """Stages of a kernel without loops: three configurations, a row and a number of stages each, one binary."""
+    assert twice[0][0][1] == [3, 3]
+    rows = named(twice, "running_sums")
+    assert [row["stages"] for row in rows] == [1, 2, 3]
+    assert len({row["modelled_milliseconds"] for row in rows}) == 1
+    assert [row["chosen"] for row in rows] == [1, 0, 0]
 
 
 def named(twice, kernel: str, architecture: str = "90") -> list[dict]:
@@ -123,7 +140,7 @@ def test_bytes_of_a_product_are_those_of_its_matrices(twice):
 
 
 def test_running_sums_shuffle_and_multiply_nothing(twice):
-    (row,) = named(twice, "running_sums")
+    row = named(twice, "running_sums")[0]
     # A warp sums its 32 lanes in five rounds at least.
     assert row["shuffles"] >= 5
     assert row["wgmma"] == row["mma_sync"] == row["flops"] == 0

@@ -185,3 +185,42 @@ def test_what_a_loop_carries_is_followed_where_another_loop_depends_on_it():
     outer, inner, after = [op for op, _ in function.ops() if op.name == "scf.for"]
     executed = [found.of(op.regions[0][0]) for op in (outer, inner, after)]
     assert executed == [3, 1 + 2 + 4, 8]
+
+
+QUOTIENTS = """
+module {
+  tt.func public @quotients(%n: i32, %scale: f32, %x: !tt.ptr<f32>) attributes {noinline = false} {
+    %c1 = arith.constant 1 : i32
+    %c4 = arith.constant 4 : i32
+    %tile = arith.constant 6.400000e+01 : f32
+    %row = tt.get_program_id x : i32
+    %rows = arith.sitofp %n : i32 to f32
+    %parts = arith.divf %rows, %tile : f32
+    %above = math.ceil %parts : f32
+    %end = arith.fptosi %above : f32 to i32
+    %single = arith.sitofp %row : i32 to f32
+    %quarter = arith.constant 2.500000e-01 : f32
+    %group = arith.mulf %single, %quarter : f32
+    %below = math.floor %group : f32
+    %first = arith.fptosi %below : f32 to i32
+    scf.for %step = %first to %end step %c1  : i32 {
+      tt.store %x, %cst : !tt.ptr<f32>
+    }
+    %value = tt.load %x : !tt.ptr<f32>
+    %last = arith.fptosi %value : f32 to i32
+    scf.for %step = %first to %last step %c1  : i32 {
+      tt.store %x, %cst : !tt.ptr<f32>
+    }
+    tt.return
+  }
+}
+"""
+
+
+def test_bounds_by_way_of_floats_are_followed_unless_memory_holds_them():
+    """Programs 0 to 7 begin at 0 or 1, by row / 4 rounded down; the end is 200 / 64 rounded up."""
+    function = parse(QUOTIENTS)
+    counted = Executions(function, {"n": 200, "scale": 0.5, "x": torch.ones(4)}, (8,), {})
+    known, unknown = (op for op, _ in function.ops() if op.name == "scf.for")
+    assert counted.of(known.regions[0][0]) == (4 * 4 + 4 * 3) / 8
+    assert counted.unknown == {id(unknown)}

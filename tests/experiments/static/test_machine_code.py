@@ -95,3 +95,29 @@ def test_unrolled_loops_leave_the_outer_one():
 def test_code_without_a_public_function_is_refused():
     with pytest.raises(ValueError, match="no public function"):
         parse("module {\n}\n")
+
+
+ONCE_AND_OFTEN = """
+module {
+  tt.func public @diagonal_first(%x: !tt.ptr<f32>) attributes {noinline = false} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %c9 = arith.constant 9 : i32
+    scf.for %i = %c0 to %c1 step %c1  : i32 {
+      %a = tt.load %x : tensor<64x64x!tt.ptr<f32>>
+      %b = arith.addf %a, %a : tensor<64x64xf32>
+    }
+    scf.for %j = %c0 to %c9 step %c1  : i32 {
+      %a = tt.load %x : tensor<64x64x!tt.ptr<f32>>
+    }
+    tt.return
+  }
+}
+"""
+
+
+def test_of_two_loops_the_one_of_a_single_step_is_dissolved_even_if_it_is_larger():
+    code = sass.parse(block("MOV") + ".L_x_1:\n" + block(*["FFMA"] * 9) + back("1") + block("EXIT"))
+    counts, loops = instruction_counts(code, Executions(parse(ONCE_AND_OFTEN), {}, (1,), {}))
+    assert loops == [(10, 9.0)]
+    assert counts["instructions"] == 1 + 9 * 10 + 1
