@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Iterator
 
 from experiments import interrupts, launch
 from experiments.parallel import group
 from experiments.plan import Plan
+from experiments.preemption import Paused
 from experiments.progress import Sink
 from experiments.runs import FAILURE, RunFailed, RunPaused
 from zoo.errors import UserError
@@ -23,19 +25,20 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
     """
     if planned.done:
         return False
-    if launch.processes(planned.config) > 1 and not planned.folder.complete:
-        launch.launch(planned, sink, workers)
-        return True
-    with planned.folder.locked():
-        if planned.done:  # another process finished it while this one waited
-            return False
-        try:
-            _go_on(planned, sink, workers)
-        except (RunPaused, UserError):
-            raise
-        except Exception as error:
-            planned.folder.fail(error)
-            raise _explain(planned, error) from error
+    with _pausing(planned):
+        if launch.processes(planned.config) > 1 and not planned.folder.complete:
+            launch.launch(planned, sink, workers)
+            return True
+        with planned.folder.locked():
+            if planned.done:  # another process finished it while this one waited
+                return False
+            try:
+                _go_on(planned, sink, workers)
+            except (Paused, RunPaused, UserError):
+                raise
+            except Exception as error:
+                planned.folder.fail(error)
+                raise _explain(planned, error) from error
     return True
 
 
@@ -44,16 +47,43 @@ def take_part(planned: Plan, sink: Sink, workers: int) -> None:
 
     Raises what happened, which whoever started the processes records; a pause as RunPaused.
     """
-    with planned.folder.locked() if group.is_main() else contextlib.nullcontext():
+    with _pausing(planned), _locked_by_main(planned):
         if not group.from_main(planned.done):
             _go_on(planned, sink, workers)
     group.barrier()  # the summary is there when any of them ends
 
 
+@contextlib.contextmanager
+def _pausing(planned: Plan) -> Iterator[None]:
+    """While inside, a pause becomes RunPaused with the run's name."""
+    try:
+        yield
+    except Paused as pause:
+        raise RunPaused(f"{planned.title}: {pause}") from pause
+
+
+@contextlib.contextmanager
+def _locked_by_main(planned: Plan) -> Iterator[None]:
+    """While inside, the main process holds the run. Where it is told to make room instead, all raise Paused together.
+
+    One that stopped alone would leave the others with an error of the network.
+    """
+    with contextlib.ExitStack() as held:
+        told = None
+        if group.is_main():
+            try:
+                held.enter_context(planned.folder.locked())
+            except Paused as pause:
+                told = str(pause)
+        if told := group.from_main(told):
+            raise Paused(told)
+        yield
+
+
 def _go_on(planned: Plan, sink: Sink, workers: int) -> None:
-    """Train a run to its end, or score a complete one on what is missing. Raises RunPaused."""
+    """Train a run to its end, or score a complete one on what is missing. Raises Paused."""
     with interrupts.loading():
-        from experiments.callbacks import Paused, remove_checkpoints
+        from experiments.callbacks import remove_checkpoints
         from experiments.training import score_more, train
 
     folder = planned.folder
@@ -63,10 +93,7 @@ def _go_on(planned: Plan, sink: Sink, workers: int) -> None:
         return
     if group.is_main():
         folder.begin(planned.yaml(), planned.identity)
-    try:
-        summary = train(planned, sink, workers)
-    except Paused as pause:
-        raise RunPaused(f"{planned.title}: {pause}") from pause
+    summary = train(planned, sink, workers)
     if group.is_main():
         folder.finish(summary)
         if not planned.config.trainer.keep_checkpoints:

@@ -17,6 +17,7 @@ from typing import TextIO
 
 from filelock import BaseFileLock, FileLock, Timeout
 
+from experiments import preemption
 from experiments.file_systems import is_of_one_machine
 from zoo.errors import UserError
 
@@ -43,8 +44,8 @@ def locked(
     message: printed to `stream` (null: standard output) before waiting for another process.
     nodes: processes of other machines may ask too, even where the file system is one of this machine (it may export
     it); lease: seconds without a heartbeat after which a claim is taken over.
-    Raises Held where wait is False and another process holds it; OSError where the file cannot be opened, as in a
-    folder that may not be written to.
+    Raises Held where wait is False and another process holds it; preemption.Paused where this process is told to make
+    room while it waits; OSError where the file cannot be opened, as in a folder that may not be written to.
     """
     with contextlib.ExitStack() as held:
         for lock in _locks(path, nodes, lease):
@@ -90,4 +91,14 @@ def _acquire(lock: BaseFileLock, message: str, wait: bool, stream: TextIO | None
         if not wait:
             raise Held(f"{lock.lock_file} is held by another process") from None
         print(message, file=stream or sys.stdout, flush=True)
-        lock.acquire(poll_interval=0.05)
+        _wait_for(lock)
+
+
+def _wait_for(lock: BaseFileLock) -> None:
+    try:
+        lock.acquire(poll_interval=0.05, cancel_check=lambda: preemption.told() is not None)
+    except Timeout:  # by cancel_check; there is no other limit
+        why = f"told to make room ({preemption.told().name})"
+        raise preemption.Paused(
+            f"{why} while another process holds {lock.lock_file}; the same command goes on"
+        ) from None

@@ -1,7 +1,8 @@
 """Being told to make room: a flag that a signal sets, and that training acts upon at the end of a step.
 
 A process that trains is told once (its job is about to be preempted, or its time is up). The end of the step is where a
-checkpoint loses nothing; `callbacks.Pause` writes it and stops. Imports nothing that takes time.
+checkpoint loses nothing; `callbacks.Pause` writes it and stops. Where a process waits for another one there is nothing
+to save, and `locks` stops at once. Imports nothing that takes time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ from collections.abc import Iterator
 
 PASSED_ON = signal.SIGUSR2
 """The signal that tells the processes of a run what the one that started them was told."""
+
+
+class Paused(RuntimeError):
+    """A run stopped before its last step (trainer.max_minutes, trainer.pause_at, or its process was told to).
+
+    What it had done is in its checkpoint, to go on from.
+    """
+
 
 _told: list[int] = []
 _others: list[int] = []

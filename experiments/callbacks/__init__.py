@@ -11,7 +11,6 @@ from experiments.callbacks.checkpoints import (
     AtomicCheckpointIO,
     Checkpoints,
     Pause,
-    Paused,
     latest_checkpoint,
     remove_checkpoints,
 )
@@ -24,7 +23,6 @@ __all__ = [
     "ExportWeights",
     "MetricRows",
     "Pause",
-    "Paused",
     "ReportProgress",
     "TaskValidation",
     "Validation",

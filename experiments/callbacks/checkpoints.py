@@ -17,6 +17,7 @@ from experiments import preemption
 from experiments.callbacks.metrics import MetricRows, StepCallback, is_due
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
+from experiments.preemption import Paused
 from experiments.task import LanguageModelling
 from zoo.files import write_atomic
 
@@ -104,13 +105,6 @@ def _latest(folder: Path) -> Path | None:
             continue
         return path
     return None
-
-
-class Paused(RuntimeError):
-    """A run stopped before its last step (trainer.max_minutes, trainer.pause_at, or its process was told to).
-
-    Its checkpoint is written, to go on from.
-    """
 
 
 class Pause(StepCallback):

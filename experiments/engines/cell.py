@@ -7,6 +7,7 @@ results may be mounted elsewhere there.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -37,24 +38,45 @@ def write_record(planned: Plan) -> Path:
         refuse_link(place)
     share_between_nodes(planned.folder.path.parent)
     path.parent.mkdir(exist_ok=True)
-    write_json(path, {"format": _FORMAT, **to_record(planned)})
+    write_json(path, {"format": _FORMAT, "folder": os.getcwd(), **to_record(planned)})
     return path
 
 
 def read_record(path: Path) -> Plan:
     """The plan that a record holds. Raises UserError where it is missing, damaged, or of another version."""
+    return _read(path)[0]
+
+
+def enter_record(path: Path) -> Plan:
+    """The plan that a record holds; this process goes to the folder where its relative paths start.
+
+    Raises UserError as `read_record`, and where that folder is not there.
+    """
+    planned, folder = _read(path)
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder}, where the sweep's command was given and relative paths start: {error.strerror}; mount it there"
+        ) from error
+    return planned
+
+
+def _read(path: Path) -> tuple[Plan, str]:
+    """The plan that a record holds, and the folder that the sweep's command was given in."""
     again = "give the sweep's command again, which writes it anew"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         planned = from_record(record, _run_folder(path))
         whole = record["format"] == _FORMAT and run_name(planned.identity) == planned.run
+        folder = str(record["folder"])
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; {again}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no cell's record ({type(error).__name__}: {error}); {again}") from error
     if not whole:
         raise UserError(f"{path} does not hold the cell that its name says; {again}")
-    return planned
+    return planned, folder
 
 
 def _run_folder(record: Path) -> Path:
@@ -66,7 +88,7 @@ def train_record(path: Path, sink: Sink, workers: int = 1) -> tuple[int, str]:
     try:
         planned = read_record(path)
         planned.config.trainer.progress = False
-        execute(planned, _ends_when_told(sink, planned.title), workers)
+        execute(planned, ends_when_told(sink, planned.title), workers)
     except RunPaused as pause:
         return PAUSED, str(pause)
     except Exception as error:
@@ -83,7 +105,7 @@ def progress(planned: Plan) -> State:
     return State(f"train {step}/{steps}", step / steps) if step else State("running")
 
 
-def _ends_when_told(sink: Sink, title: str) -> Sink:
+def ends_when_told(sink: Sink, title: str) -> Sink:
     """A sink that also ends scoring where this process is told to make room; training ends at its own steps."""
 
     def report(phase: str, done: int, total: int, note: str = "") -> None:

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shlex
 import sys
+from pathlib import Path
 
-from experiments.engines.cell import record_path, write_record
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from experiments.engines.cell import FOLDER, record_path, write_record
 from experiments.engines.interface import Engine, State
 from experiments.paths import ROOT
 from experiments.plan import Plan
+from zoo.errors import UserError
 from zoo.files import write_atomic
 
 COMMANDS = "cells.txt"
+_RUN = re.compile(rf"/{re.escape(FOLDER)}/([0-9a-f]+)\.json")
 
 
 class CommandList(Engine):
-    """Writes NAME/cells.txt anew: a line for each cell that is not complete. Runs nothing."""
+    """Writes NAME/cells.txt: a line for each cell, which keeps its number as long as the file is there. Runs nothing.
+
+    Job arrays name cells by the numbers of their lines, and may be under way when the command is given again. So lines
+    stay, also those of cells that are complete by now, and new cells are added at the end.
+    """
 
     def __init__(self, plans: list[Plan]) -> None:
+        for planned in plans:
+            if "\n" in command(record_path(planned)):
+                raise UserError(
+                    f"{str(record_path(planned))!r} has a line break, and a command takes one line"
+                )
         self.capacity = len(plans)
         self.written: list[Plan] = []
-        self.places = {planned.folder.path.parent for planned in plans}
+        self.places = sorted({planned.folder.path.parent for planned in plans})
+        self.lines: dict[Path, int] = {}
 
     def submit(self, planned: Plan) -> None:
         """Write the cell's record; its command joins the file at the end."""
@@ -35,8 +50,11 @@ class CommandList(Engine):
     def changed(self) -> list[Plan]:
         """All cells that are written; the files of commands are, too."""
         for place in self.places:
-            lines = [command(p) for p in self.written if p.folder.path.parent == place]
+            new = [planned.run for planned in self.written if planned.folder.path.parent == place]
+            runs = list(dict.fromkeys([*listed(place / COMMANDS), *new]))
+            lines = [command(place / FOLDER / f"{run}.json") for run in runs]
             write_atomic(place / COMMANDS, "".join(f"{line}\n" for line in lines))
+            self.lines[place / COMMANDS] = len(lines)
         return list(self.written)
 
     def cancel(self, planned: Plan) -> bool:
@@ -47,12 +65,36 @@ class CommandList(Engine):
         """Nothing is held open."""
 
     def farewell(self, left: int) -> str:
-        """Where the commands are."""
-        files = ", ".join(str(place / COMMANDS) for place in sorted(self.places))
-        return f"{left} commands, one a line: {files}; each exits 0 when its cell is complete, and may be given again"
+        """Where the commands are, and how many, with those of cells that are complete or of earlier sweeps."""
+        files = ", ".join(f"{file} ({count} lines)" for file, count in self.lines.items())
+        return (
+            f"{left} cells to train, one command a line: {files}; each exits 0 when its cell is complete, and may be "
+            "given again. Lines keep their numbers; without the file, the same command lists what is left anew"
+        )
 
 
-def command(planned: Plan) -> str:
-    """The shell command that trains a cell with this Python; it goes to this folder, where relative paths start."""
-    words = [sys.executable, str(ROOT / "run.py"), "job=cell", f"run={record_path(planned).absolute()}"]
-    return f"cd {shlex.quote(os.getcwd())} && {shlex.join(words)}"
+def listed(file: Path) -> list[str]:
+    """The runs that a file of commands names, in its order; none where there is no file.
+
+    Only their names are taken: commands that somebody else wrote there are not kept.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [found[1] for found in map(_RUN.search, lines) if found]
+
+
+def command(record: Path) -> str:
+    """The shell command that trains the cell of a record with this Python, from any folder.
+
+    One simple command, so that signals reach the process that trains and no shell around it.
+    """
+    words = [sys.executable, str(ROOT / "run.py"), "job=cell", override("run", str(record.absolute()))]
+    return shlex.join(words)
+
+
+def override(key: str, text: str) -> str:
+    """The word of a command line that gives a key exactly this text, whatever Hydra and OmegaConf read into it."""
+    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
+    return f"{key}={QuotedString(plain, Quote.single).with_quotes()}"

@@ -15,18 +15,20 @@ from zoo.errors import UserError
 def run(config: Config) -> None:
     """Train the cell to its end. Raises UserError for a record that is none, RunFailed and RunPaused as training does.
 
-    SIGUSR2 (`#SBATCH --signal=USR2@120`) pauses it at the end of a step, with a checkpoint.
+    SIGUSR2 pauses it at the end of a step, with a checkpoint; while it is scored, or waits for another process that
+    trains the same cell, at once. Slurm sends it before the time limit with `sbatch --signal=USR2@120`, to what `srun`
+    starts and to nothing else.
     """
     with interrupts.loading():
-        from experiments.engines.cell import read_record
+        from experiments.engines.cell import ends_when_told, enter_record
         from experiments.execute import execute
     if config.run is None:
         raise UserError("job=cell needs run=results/NAME/.cells/RUN.json, as sweep.engine=list writes it")
     preemption.heed(signal.SIGUSR2)
-    planned = read_record(Path(config.run))
+    planned = enter_record(Path(config.run))
     bar = Bar(planned.title, planned.config.trainer.progress)
     try:
-        trained = execute(planned, bar)
+        trained = execute(planned, ends_when_told(bar, planned.title))
     finally:
         bar.close()
     print(f"{'complete' if trained else 'already complete'}: {planned.folder.path}")

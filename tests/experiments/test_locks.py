@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from support.held_lock import held_elsewhere
 from support.program import ROOT
 
+from experiments import preemption
 from experiments.locks import Held, locked
 
 HOLDER = """
@@ -62,6 +64,31 @@ def test_a_killed_holder_frees_the_lock_and_who_waits_is_told(tmp_path: Path, ho
     os.kill(holder.pid, signal.SIGKILL)
     assert entered.wait(60)
     waiting.join()
+
+
+@pytest.mark.parametrize("nodes", [False, True])
+def test_who_is_told_to_make_room_while_it_waits_does_not_go_on_waiting(
+    tmp_path: Path, monkeypatch, nodes: bool
+):
+    monkeypatch.setattr(preemption, "_told", [])
+    before = signal.getsignal(signal.SIGUSR2)
+    preemption.heed(signal.SIGUSR2)
+    telling = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR2])
+    try:
+        with held_elsewhere(tmp_path / "lock", nodes=nodes):
+            telling.start()
+            with (
+                pytest.raises(
+                    preemption.Paused, match=r"room \(SIGUSR2\) while another process holds .*lock"
+                ),
+                locked(tmp_path / "lock", "waiting", nodes=nodes),
+            ):
+                pytest.fail("entered what another one holds")
+    finally:
+        telling.join()
+        signal.signal(signal.SIGUSR2, before)
+    with locked(tmp_path / "lock", "", wait=False, nodes=nodes):
+        pass
 
 
 def test_a_lock_is_free_again_afterwards_also_after_an_error(tmp_path: Path):

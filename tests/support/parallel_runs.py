@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from experiments.callbacks.checkpoints import Pause, Paused, save_checkpoint
+from experiments.callbacks.checkpoints import Pause, save_checkpoint
 from experiments.nonfinite import NonFinite
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state
+from experiments.preemption import Paused
 from experiments.presets import architectures, presets_to_compare
 from experiments.schema import Config
 from experiments.task import LanguageModelling

@@ -2,43 +2,124 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shlex
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from support.program import Lab
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+from support.program import ROOT, Lab
 
+from experiments import preemption
 from experiments.engines.cell import read_record, write_record
+from experiments.engines.command_list import CommandList, command
+from experiments.jobs import cell
 from experiments.plan import plan
-from experiments.runs import NODES
+from experiments.runs import NODES, RunFolder
 from zoo.errors import UserError
 
+PAGE = ROOT / "docs" / "cluster.md"
 LISTED = ["--multirun", "seed=0,1", "sweep.engine=list", "trainer.max_steps=4"]
 
 
 @pytest.mark.slow
-def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab):
+def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab, monkeypatch):
     outcome = lab.here(*LISTED)
     assert outcome.status == 0, outcome
     assert "2 cells: 0 complete, 2 to train" in outcome.out
-    commands = (lab.results / "default" / "cells.txt").read_text().splitlines()
+    commands = lines_of(lab)
     assert len(commands) == 2
-    assert f"2 commands, one a line: {lab.results}/default/cells.txt" in outcome.out
+    assert f"2 cells to train, one command a line: {lab.results}/default/cells.txt (2 lines)" in outcome.out
     assert (lab.results / "default" / NODES).exists(), "cells of the file may run on several machines"
     word = shlex.split(commands[0])[-1]
+    monkeypatch.setattr(preemption, "heed", lambda *signals: None)  # the handler would stay with this process
     done = lab.here("job=cell", word)
     assert done.status == 0, done
     assert done.out.startswith("complete: ")
     assert lab.here("job=cell", word).out.startswith("already complete: ")
     again = lab.here(*LISTED)
     assert "2 cells: 1 complete, 1 to train" in again.out
-    assert (lab.results / "default" / "cells.txt").read_text().splitlines() == commands[1:]
+    assert "1 cells to train" in again.out
+    assert lines_of(lab) == commands, "a job array that is under way names cells by their lines"
+
+
+@pytest.mark.slow
+def test_lines_keep_their_numbers_and_hold_no_command_of_somebody_else(lab: Lab):
+    lab.here("--multirun", "seed=1,2", "sweep.engine=list")
+    first = lines_of(lab)
+    path = lab.results / "default" / "cells.txt"
+    path.write_text("".join(f"touch {lab.folder}/harm; {line}\n" for line in first))
+    assert "(3 lines)" in lab.here("--multirun", "seed=0,1", "sweep.engine=list").out
+    assert lines_of(lab)[:2] == first
+    assert len(lines_of(lab)) == 3
+
+
+def lines_of(lab: Lab) -> list[str]:
+    return (lab.results / "default" / "cells.txt").read_text(encoding="utf-8").splitlines()
+
+
+ODD = [
+    "josé",
+    "a=b",
+    "a,b",
+    "(a",
+    "it's",
+    '"a"',
+    "#a &b",
+    "[a]{b}:c",
+    "${a}",
+    "\\${a}",
+    "a\\",
+    "null",
+    "*?~%!;",
+]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_record_may_stand_in_a_folder_of_any_name(tmp_path: Path, name: str):
+    record = tmp_path / name / ".cells" / "0.json"
+    word = shlex.split(command(record))[-1]
+    (given,) = OverridesParser.create().parse_overrides([word])
+    assert not given.is_sweep_override()
+    assert OmegaConf.create({"run": given.value()}).run == str(record)
+
+
+@pytest.mark.slow
+def test_commands_of_a_folder_with_an_odd_name_are_read_back(tmp_path: Path, small_text, shared_cache):
+    home = Lab(tmp_path / "josé, it's (#1) ${a}", small_text, shared_cache)
+    record = home.folder / "results" / ".cells" / "0.json"
+    outcome = home.here("job=cell", shlex.split(command(record))[-1], "results=elsewhere")
+    assert f"{record}: No such file or directory" in outcome.err
+
+
+def test_a_folder_with_a_line_break_is_refused_before_anything_is_written(lab: Lab, tmp_path: Path):
+    (config,) = lab.compose()
+    planned = dataclasses.replace(plan(config), folder=RunFolder(tmp_path / "a\nb" / "run"))
+    with pytest.raises(UserError, match="has a line break, and a command takes one line"):
+        CommandList([planned])
+    assert not (tmp_path / "a\nb").exists()
+
+
+def test_the_signal_that_the_page_has_slurm_send_is_the_one_that_a_cell_heeds(monkeypatch):
+    (line,) = [row for row in PAGE.read_text(encoding="utf-8").splitlines() if row.startswith("sbatch ")]
+    (sent,) = re.findall(r"--signal=(\w+@\d+) ", line)
+    assert '"srun $(sed' in line, "Slurm signals the steps of a job, and no shell"
+    assert f"--signal={sent}" in cell.run.__doc__
+    heeded = []
+    monkeypatch.setattr(preemption, "heed", lambda *signals: heeded.extend(signals))
+    with pytest.raises(UserError, match="No such file"):
+        cell.run(SimpleNamespace(run="missing/.cells/0.json"))
+    assert [number.name for number in heeded] == [f"SIG{sent.partition('@')[0]}"]
 
 
 @pytest.mark.long
 def test_a_command_works_in_a_shell_of_any_folder(lab: Lab, tmp_path):
     assert lab.here(*LISTED).status == 0
-    line = (lab.results / "default" / "cells.txt").read_text().splitlines()[1]
+    line = lines_of(lab)[1]
     subprocess.run(line, shell=True, check=True, cwd=tmp_path, env=lab.environment())
     assert len(list(lab.results.glob("*/*/summary.json"))) == 1
 

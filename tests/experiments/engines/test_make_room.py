@@ -1,23 +1,44 @@
-"""A cell that is told to make room, where no step will end: while it is scored."""
+"""A cell that is told to make room, where no step will end: while it is scored, or waits for its run."""
 
 from __future__ import annotations
 
 import signal
 
 import pytest
+from support.held_lock import held_elsewhere
+from support.program import Lab
 
 from experiments import preemption
-from experiments.engines.cell import _ends_when_told
-from experiments.runs import RunPaused
+from experiments.engines.cell import ends_when_told
+from experiments.execute import execute, take_part
+from experiments.plan import plan
+from experiments.progress import unheard
+from experiments.runs import LOCK, RunPaused
 
 
 def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch):
     heard, told = [], []
     monkeypatch.setattr(preemption, "_told", told)
-    report = _ends_when_told(lambda *message: heard.append(message[0]), "kda seed 1")
+    report = ends_when_told(lambda *message: heard.append(message[0]), "kda seed 1")
     report("test", 1, 2)
     told.append(signal.SIGUSR2)
     report("train", 1, 2)
     with pytest.raises(RunPaused, match=r"kda seed 1: .* while scoring test; the same command goes on"):
         report("test", 2, 2)
     assert heard == ["test", "train", "test"]
+
+
+@pytest.mark.parametrize("train", [execute, take_part])
+def test_a_cell_that_waits_for_its_run_pauses_and_nothing_is_recorded_as_a_failure(
+    lab: Lab, monkeypatch, train
+):
+    (config,) = lab.compose()
+    planned = plan(config)
+    planned.folder.path.mkdir(parents=True)
+    monkeypatch.setattr(preemption, "_told", [signal.SIGTERM])
+    with (
+        held_elsewhere(planned.folder.path / LOCK),
+        pytest.raises(RunPaused, match=r"seed 0: told to make room \(SIGTERM\) while another process holds"),
+    ):
+        train(planned, unheard, 1)
+    assert [path.name for path in planned.folder.path.iterdir()] == [LOCK]
