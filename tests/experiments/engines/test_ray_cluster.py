@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,14 @@ def cluster(monkeypatch) -> Iterator[Cluster]:
     made.shutdown()
 
 
+def ends(true: Callable[[], bool], what: str) -> None:
+    """Wait a while until it holds."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline, f"{what} are left"
+        time.sleep(0.2)
+
+
 @pytest.mark.long
 def test_twelve_cells_a_killed_worker_a_removed_node_and_a_killed_sweep_change_nothing(
     tmp_path: Path, small_text: Path, shared_cache: Path, cluster: Cluster
@@ -44,6 +52,8 @@ def test_twelve_cells_a_killed_worker_a_removed_node_and_a_killed_sweep_change_n
     first.popen.kill()
     workers = processes("ray::default/")
     assert len(workers) == 2, "tasks outlive the command that submitted them"
+    again = torn.run(*TWELVE, *on_ray, "sweep.action=submit")
+    assert again.out.count(": submitted before\n") == 12, again
     cluster.remove_node(node, allow_graceful=False)
     second = torn.start(*TWELVE, *on_ray)
     wait_until(lambda: bool(processes("ray::default/")), second)
@@ -51,6 +61,7 @@ def test_twelve_cells_a_killed_worker_a_removed_node_and_a_killed_sweep_change_n
     outcome = second.wait(900)
     assert outcome.status == 0, outcome
     assert "Traceback" not in outcome.out + outcome.err
+    ends(lambda: not processes("experiments.engines.warm"), "processes that start cells")
     assert whole.run(*TWELVE).status == 0
     assert_as_undisturbed(torn, whole)
 
@@ -84,4 +95,45 @@ def test_a_cell_whose_own_process_is_killed_is_tried_again(lab: Lab, cluster: Cl
     cell.kill()
     outcome = sweep.wait(300)
     assert outcome.status == 0, outcome
+    assert steps_of(lab.run_folder()) == list(range(1, STEPS + 1))
+
+
+@pytest.mark.long
+def test_a_command_that_waits_does_not_undo_a_cancellation_and_what_diverges_is_trained_once(
+    lab: Lab, cluster: Cluster
+):
+    command = ["--multirun", *CELL, "sweep.engine=ray", f"sweep.ray.address={cluster.address}"]
+    slow, fast = ([*command, f"sweep.ray.poll_s={seconds}"] for seconds in (6, 0.2))
+    waits = lab.start(*slow, "seed=0", "name=b")
+    wait_until(lambda: bool(under_way(lab)), waits)
+    # The first of its two experiments has no cell with Ray.
+    cancelled = lab.run(*fast, "seed=0", "name=a,b", "sweep.action=cancel")
+    assert "1 cells cancelled" in cancelled.out, cancelled
+    outcome = waits.wait()
+    assert outcome.status == 1, outcome
+    assert "FAILED: cancelled" in outcome.out
+    assert not list(lab.results.glob("*/*/summary.json"))
+    both = [lab.start(*poll, "seed=1", "name=c", "optim.lr=1e30") for poll in (slow, fast)]
+    for process in both:
+        outcome = process.wait()
+        assert outcome.status == 1, outcome
+        assert outcome.out.count("is not finite at step 1") == 1
+    ends(lambda: not processes("ray::RayKeeper"), "owners of tasks")
+
+
+@pytest.mark.long
+def test_a_paused_cell_is_submitted_again_and_what_no_node_has_is_refused(lab: Lab, cluster: Cluster):
+    command = ["--multirun", *CELL, "seed=0", "sweep.engine=ray", f"sweep.ray.address={cluster.address}"]
+    refused = lab.run(*command, "sweep.ray.gpus=1")
+    assert refused.status == 2, refused
+    assert "sweep.ray.gpus=1 of one node, and those of the Ray cluster have 1 CPUs and 0 GPUs" in refused.err
+    assert not list(lab.results.glob("*/.cells/*")), "nothing was submitted"
+    paused = lab.run(*command, "trainer.pause_at=30", "sweep.action=submit")
+    assert paused.out.count(": submitted\n") == 1, paused
+    ends(lambda: steps_of(lab.run_folder())[-1:] == [30] if lab.run_folders() else False, "steps")
+    ends(lambda: not processes("ray::default/"), "tasks")
+    again = lab.run(*command, "sweep.action=submit")
+    assert again.out.count(": submitted\n") == 1, again
+    last = lab.run(*command)
+    assert last.status == 0, last
     assert steps_of(lab.run_folder()) == list(range(1, STEPS + 1))
