@@ -114,10 +114,14 @@ def test_a_command_that_waits_does_not_undo_a_cancellation_and_what_diverges_is_
     assert "FAILED: cancelled" in outcome.out
     assert not list(lab.results.glob("*/*/summary.json"))
     both = [lab.start(*poll, "seed=1", "name=c", "optim.lr=1e30") for poll in (slow, fast)]
+    ends(lambda: not all(process.running for process in both), "commands")
+    (record,) = lab.results.glob("c/*/failure.json")
+    written = record.stat().st_mtime_ns
     for process in both:
         outcome = process.wait()
         assert outcome.status == 1, outcome
         assert outcome.out.count("is not finite at step 1") == 1
+    assert record.stat().st_mtime_ns == written, "the cell was trained again"
     ends(lambda: not processes("ray::RayKeeper"), "owners of tasks")
 
 
