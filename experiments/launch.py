@@ -26,7 +26,7 @@ from experiments.plan_records import from_record, to_record
 from experiments.progress import Sink
 from experiments.runs import FAILURE, RunFailed, RunPaused, refuse_link
 from experiments.schema import Config
-from experiments.torchrun import END
+from experiments.torchrun import END, as_parent
 from zoo.errors import UserError
 
 RENDEZVOUS = "ARCHZOO_RENDEZVOUS"
@@ -115,7 +115,7 @@ def _meeting(config: Config, run: str) -> list[str]:
 def _environment(config: Config) -> dict[str, str]:
     """The environment of the processes, in which this source tree can be imported from any working folder."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": str(config.trainer.threads)}
+    return {**os.environ, **as_parent(), "PYTHONPATH": path, "OMP_NUM_THREADS": str(config.trainer.threads)}
 
 
 @contextmanager

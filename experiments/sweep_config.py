@@ -43,12 +43,15 @@ class RayConfig:
     address: of the cluster: auto (the one that this machine belongs to), HOST:PORT, or local (one on this machine that
         ends with the command).
     cpus, gpus: that a cell takes of a node.
+    grows: whether the cluster adds nodes for tasks that wait (Ray's autoscaler). Otherwise cells that take more than
+        any of its nodes has are refused.
     poll_s: seconds between two looks at the tasks.
     """
 
     address: str = "auto"
     cpus: float = 1.0
     gpus: float = 0.0
+    grows: bool = False
     poll_s: float = 1.0
 
 

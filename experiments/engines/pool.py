@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from experiments import interrupts
+from experiments.engines.exits import exit_reason
 from experiments.engines.interface import FAILED, PAUSED, Engine, State
 from experiments.execute import execute
 from experiments.plan import Plan
@@ -113,12 +114,3 @@ def _work(planned: Plan, channel: Connection, workers: int) -> None:
     except Exception as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(FAILED)
-
-
-def exit_reason(status: int | None) -> str:
-    """How a process ended that left no record: its exit status, or the signal that killed it."""
-    return (
-        f"killed by signal {-status}"
-        if status is not None and status < 0
-        else f"stopped with status {status}"
-    )

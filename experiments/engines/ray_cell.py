@@ -6,12 +6,18 @@ Imports nothing that takes time: the actor needs none of the harness.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from experiments.engines.keeper import Keeper
 from experiments.engines.warm import Ended, Warm
+
+CHECK_S = 60.0
+"""Seconds between two looks of the actor whether anybody needs it."""
 
 
 class CellKilled(Exception):
@@ -22,12 +28,13 @@ _warm: Warm | None = None
 """Of this worker process of Ray's, which one task after another uses."""
 
 
-def train(record: str, workers: int, folder: str, threads: int) -> Ended:
+def train(keeper: Any, record: str, workers: int, folder: str, threads: int) -> Ended:
     """Train the cell of a record in a process of its own; relative paths start at `folder`. Returns its outcome.
 
-    Raises CellKilled where that process was killed, so that Ray tries again.
+    keeper: the actor that owns this task. Raises CellKilled where that process was killed, so that Ray tries again.
     """
     global _warm
+    keeper.begin.remote(record)
     os.chdir(folder)
     if _warm is None or not _warm.alive or _warm.threads != threads:
         _warm = Warm(threads)
@@ -37,46 +44,43 @@ def train(record: str, workers: int, folder: str, threads: int) -> Ended:
     return status, why
 
 
-class Keeper:
-    """Owns the tasks of an experiment's cells, so that they outlive the command that submitted them."""
+class RayKeeper(Keeper):
+    """The keeper as an actor, whose tasks are Ray's."""
 
     def __init__(self) -> None:
-        self.tasks: dict[str, Any] = {}
-        self.cancelled: set[str] = set()
+        super().__init__()
+        self.me = ray.get_runtime_context().current_actor
+        threading.Thread(target=_check, args=(self.me,), daemon=True).start()
 
-    def submit(self, record: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Start the task of a cell, unless it is there."""
-        self.cancelled.discard(record)
-        if record not in self.tasks:
-            # Ray's process stays for the next task, with the warm one that it started; a cell has its own.
-            task = ray.remote(max_calls=0, retry_exceptions=[CellKilled])(train)
-            self.tasks[record] = task.options(**options).remote(record, *arguments)
+    def _start(self, record: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        # Ray's process stays for the next task, with the warm one that it started; a cell has its own.
+        task = ray.remote(max_calls=0, retry_exceptions=[CellKilled])(train)
+        return task.options(**options).remote(self.me, record, *arguments)
 
-    def ended(self) -> dict[str, Ended | None]:
-        """The outcome of every cell, None of those that have not ended. An outcome that was told is forgotten."""
-        found: dict[str, Ended | None] = {
-            **dict.fromkeys(self.tasks),
-            **dict.fromkeys(self.cancelled, (None, "cancelled")),
-        }
-        if self.tasks:
-            ready, _ = ray.wait(list(self.tasks.values()), num_returns=len(self.tasks), timeout=0)
-            found.update({name: _outcome(ref) for name, ref in self.tasks.items() if ref in ready})
-        self.tasks = {name: ref for name, ref in self.tasks.items() if found[name] is None}
-        return found
+    def _ended(self, tasks: dict[str, Any]) -> dict[str, Ended]:
+        ready, _ = ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=0)
+        return {record: _outcome(task) for record, task in tasks.items() if task in ready}
 
-    def cancel(self, record: str) -> bool:
-        """Kill the process of a cell; returns whether there was a task."""
-        ref = self.tasks.pop(record, None)
-        if ref is not None:
-            self.cancelled.add(record)  # for a command that waits for the cell: its task did not vanish
-            ray.cancel(ref, force=True)
-        return ref is not None
+    def _kill(self, task: Any) -> None:
+        ray.cancel(task, force=True)
+
+    def _end(self) -> None:
+        ray.actor.exit_actor()  # between two calls: what others ask meanwhile fails, and they start another keeper
 
 
-def _outcome(ref: Any) -> Ended:
+def _check(keeper: Any) -> None:
+    """Ask the keeper again and again to end unless it is needed; by a call, which waits for others to end."""
+    while True:
+        time.sleep(CHECK_S)
+        keeper.end_unless_needed.remote()
+
+
+def _outcome(task: Any) -> Ended:
     try:
-        return ray.get(ref)
+        return ray.get(task)
     except CellKilled as error:  # retried as often as allowed, and so are the others
         return None, str(error.cause)
+    except ray.exceptions.RayTaskError as error:
+        return None, f"{type(error.cause).__name__}: {error.cause}"
     except ray.exceptions.RayError as error:
         return None, str(error).strip().splitlines()[0]

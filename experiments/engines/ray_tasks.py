@@ -2,53 +2,67 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import os
-import signal
+import secrets
 import time
+from pathlib import Path
 from typing import Any
 
 from experiments.engines.cell import progress, record_path, write_record
 from experiments.engines.interface import DONE, Engine, State
-from experiments.paths import ROOT
+from experiments.engines.keeper import RUNNING, WAITING, Lease
+from experiments.engines.ray_connection import connect, refuse_what_no_node_has
+from experiments.engines.warm import Ended
 from experiments.plan import Plan
-from experiments.sweep_config import RayConfig
 from zoo.errors import UserError
 
-NAMESPACE = "archzoo"
+LEASE_S = 600.0
+"""Seconds for which outcomes are kept for a command that does not ask: far more than a slow network folder takes."""
+TRIES = 5
 
 
 class RayTasks(Engine):
     """A task a cell, retried by Ray where its process or node vanished.
 
-    Tasks belong to an actor on the cluster's head node, not to this command, and go on where it ends.
+    Tasks belong to an actor on the cluster's head node, one an experiment's folder, not to this command, and go on
+    where it ends.
     """
 
     def __init__(self, plans: list[Plan]) -> None:
         sweep = plans[0].config.sweep
         self.settings, self.leave = sweep.ray, sweep.action == "submit"
         self.retries, self.capacity = sweep.retries, len(plans)
-        self.ray = _connect(self.settings)
-        self.owner = f"sweep of {plans[0].folder.path.parent.absolute()}"
-        self.keeper = self._keeper()
+        self.lease: Lease = (secrets.token_hex(8), max(LEASE_S, 10 * sweep.ray.poll_s))
+        self.ray = connect(self.settings)
+        try:
+            if sweep.action != "cancel":
+                refuse_what_no_node_has(self.ray.nodes(), self.settings)
+            self.keepers = {folder: self._keeper(folder) for folder in map(_experiment, plans)}
+        except BaseException:
+            self.ray.shutdown()
+            raise
         self.submitted: dict[str, Plan] = {}
-        self.known: dict[str, Any] = {}
+        self.there_before: set[str] = set()
+        self.known: dict[str, str | Ended] = {}
         self.looked = False
 
-    def _keeper(self) -> Any:
-        from experiments.engines.ray_cell import Keeper
+    def _keeper(self, folder: Path) -> Any:
+        from experiments.engines.ray_cell import RayKeeper
 
-        options = {"name": self.owner, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
+        name = f"cells of {folder}"
+        options = {"name": name, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
         head = {"node:__internal_head__": 0.001}  # where the cluster's own state is
-        return self.ray.remote(Keeper).options(**options, resources=head).remote()
+        return self.ray.remote(RayKeeper).options(**options, resources=head).remote()
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """What the owner of the tasks answers; where it is gone, a new one, which has none."""
-        for _ in range(self.retries + 1):
+    def _ask(self, folder: Path, method: str, *arguments: Any) -> Any:
+        """What the owner of an experiment's tasks answers; where it is gone, a new one, which has none."""
+        for _ in range(TRIES):
             try:
-                return self.ray.get(getattr(self.keeper, method).remote(*arguments))
+                return self.ray.get(getattr(self.keepers[folder], method).remote(*arguments))
             except self.ray.exceptions.RayActorError:
-                self.keeper = self._keeper()
+                time.sleep(0.2)  # one that is ending has its name for a moment
+                self.keepers[folder] = self._keeper(folder)
         raise UserError(
             f"the Ray cluster at {self.settings.address} loses its actors; look at it with `ray status`"
         )
@@ -64,7 +78,8 @@ class RayTasks(Engine):
             "name": f"{planned.config.name}/{planned.run}",
         }
         self.submitted[planned.run] = planned
-        self._ask("submit", record, arguments, options)
+        if not self._ask(_experiment(planned), "submit", self.lease, record, arguments, options):
+            self.there_before.add(planned.run)
 
     def _at_once(self) -> int:
         """Cells that may train at once: by the processors of the cluster now, and at most as many as there are."""
@@ -76,61 +91,40 @@ class RayTasks(Engine):
         if planned.done:
             return State(ended=True, status=DONE)
         if self.leave:
-            return State(ended=True, left=True, why="submitted")
-        record = str(record_path(planned).absolute())
-        if record not in self.known:
+            before = planned.run in self.there_before
+            return State(ended=True, left=True, why="submitted before" if before else "submitted")
+        known = self.known.get(_record(planned))
+        if known is None:
             return State(ended=True, lost=True, why="the node that owned the sweep's tasks vanished")
-        outcome = self.known[record]
-        return progress(planned) if outcome is None else State(ended=True, status=outcome[0], why=outcome[1])
+        if known == WAITING:
+            return State(WAITING)
+        return progress(planned) if known == RUNNING else State(ended=True, status=known[0], why=known[1])
 
     def changed(self) -> list[Plan]:
-        """All cells, after asking the owner of the tasks."""
-        if not self.leave and self.looked:
-            time.sleep(self.settings.poll_s)
-        self.looked = True
-        self.known = self._ask("ended")
+        """All cells, after asking the owners of the tasks."""
+        if not self.leave:
+            if self.looked:
+                time.sleep(self.settings.poll_s)
+            self.looked = True
+            looks = [self._ask(folder, "look", self.lease) for folder in self.keepers]
+            self.known = {record: what for look in looks for record, what in look.items()}
         return list(self.submitted.values())
 
     def cancel(self, planned: Plan) -> bool:
         """Kill the cell's process, wherever it is; it goes on from its last checkpoint."""
-        return self._ask("cancel", str(record_path(planned).absolute()))
+        return self._ask(_experiment(planned), "cancel", _record(planned))
 
     def close(self) -> None:
-        """Tasks go on, if there are any; an owner without tasks ends."""
-        try:
-            if None not in self._ask("ended").values():
-                self.ray.kill(self.keeper)
-        except self.ray.exceptions.RayError:
-            pass
+        """Tasks go on, if there are any; an owner that nobody needs ends."""
+        for keeper in self.keepers.values():
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.get(keeper.leave.remote(self.lease[0]))
         self.ray.shutdown()
 
 
-def _connect(settings: RayConfig) -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        from ray.job_config import JobConfig
-    except ImportError:
-        raise UserError("sweep.engine=ray needs ray: pip install -e '.[ray]'") from None
-    # Workers import this code from the same place as here; private, but the public way restarts them.
-    found = JobConfig(_py_driver_sys_path=[str(ROOT)])
-    here = settings.address == "local"
-    before = signal.getsignal(signal.SIGTERM)  # Ray puts its own in place
-    try:
-        ray.init(
-            address=settings.address,
-            namespace=NAMESPACE,
-            job_config=found,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            **({"include_dashboard": False} if here else {}),
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        said = str(error).partition(". ")[0]
-        raise UserError(
-            f"no Ray cluster at sweep.ray.address={settings.address} ({said}); start one "
-            "(ray start --head), or give sweep.ray.address=local for one on this machine"
-        ) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return ray
+def _experiment(planned: Plan) -> Path:
+    return planned.folder.path.parent.absolute()
+
+
+def _record(planned: Plan) -> str:
+    return str(record_path(planned).absolute())

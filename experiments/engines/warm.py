@@ -6,6 +6,7 @@ which a fork would lose, and touches no GPU; what a cell leaves behind ends with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import interrupts
+from experiments.engines.exits import exit_reason
 from experiments.paths import ROOT
-from experiments.torchrun import end_with_parent
+from experiments.torchrun import as_parent, end_with_parent
 
 Ended = tuple[int | None, str]
 """The status of a cell, None where its process was killed, and why in a line."""
@@ -36,7 +38,7 @@ class Warm:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "experiments.engines.warm"],
-            env={**os.environ, **count, "PYTHONPATH": path},
+            env={**os.environ, **count, **as_parent(), "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -51,10 +53,11 @@ class Warm:
         """Train the cell of a record on the GPUs that this process sees now, and wait for its end."""
         asked = {"record": str(record.absolute()), "workers": workers, "gpus": os.environ.get(GPUS)}
         try:
-            print(json.dumps(asked), file=self.process.stdin, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # one that could not load has said so, and is gone
+                print(json.dumps(asked), file=self.process.stdin, flush=True)
             status, why = json.loads(self.process.stdout.readline())
         except (OSError, ValueError):
-            return None, "the process that starts cells was killed"
+            return None, f"the process that starts cells: {exit_reason(self.process.wait())}"
         return status, why
 
 
@@ -62,24 +65,30 @@ def main() -> None:
     """Train the cells that standard input names, one after another, until it ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what cells print is no answer
-    with interrupts.loading():
-        import experiments.training  # noqa: F401
+    try:
+        with interrupts.loading():
+            import experiments.training  # noqa: F401
+    except Exception as error:
+        why = f"the harness cannot be loaded: {type(error).__name__}: {error}"
+        print(json.dumps((None, why)), file=answers, flush=True)
+        raise
     for line in sys.stdin:
         print(json.dumps(_in_a_fork(json.loads(line))), file=answers, flush=True)
 
 
 def _in_a_fork(asked: dict[str, Any]) -> Ended:
     here, there = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
-        end_with_parent(signal.SIGKILL)
+        end_with_parent(signal.SIGKILL, parent)
         _train(asked, there)
     os.close(there)
     with os.fdopen(here) as said:
         answer = said.read()
     _, status = os.waitpid(child, 0)
     if not answer:
-        return None, f"its process ended with status {os.waitstatus_to_exitcode(status)}"
+        return None, f"its process: {exit_reason(os.waitstatus_to_exitcode(status))}"
     status, why = json.loads(answer)
     return status, why
 

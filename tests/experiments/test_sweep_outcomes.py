@@ -12,8 +12,9 @@ from support.program import Lab
 
 from experiments import sweep
 from experiments.engines import pool
+from experiments.engines.exits import exit_reason
 from experiments.engines.interface import State
-from experiments.engines.pool import Pool, exit_reason
+from experiments.engines.pool import Pool
 from experiments.plan import Plan, plan
 from experiments.sweep import Sweep
 from experiments.sweep_display import cell_names

@@ -1,0 +1,83 @@
+"""Processes that end with the one that started them, however early that ends, and that say how they ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.engines.warm import Warm
+from experiments.launch import _environment
+from experiments.paths import ROOT
+from experiments.schema import Config
+from experiments.torchrun import PARENT
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+ENDS_AT_ONCE = """
+import os, sys
+from pathlib import Path
+from experiments.engines.warm import Warm
+
+warm = Warm(1)
+print(warm.process.pid, file=warm.process.stdin, flush=True)  # a cell in its pipe, which is no record
+os._exit(0)
+"""
+
+
+def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Python on this code, until everything that it started has ended: they hold its output."""
+    found = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.run([sys.executable, *words], env=found, capture_output=True, text=True, timeout=120)
+
+
+@linux
+def test_a_starter_of_cells_trains_none_where_its_own_starter_is_gone_already():
+    outcome = python("-c", ENDS_AT_ONCE)
+    assert outcome.returncode == 0, outcome
+    assert outcome.stderr == "", "it read the cell"
+
+
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [("torchrun", signal.SIGTERM), ("rank", signal.SIGKILL), ("engines.warm", signal.SIGKILL)],
+)
+@linux
+def test_a_process_whose_parent_is_another_one_by_now_ends_at_once(module: str, number: signal.Signals):
+    outcome = python("-m", f"experiments.{module}", **{PARENT: "1"})
+    assert (outcome.returncode, outcome.stderr) == (128 + number, "")
+
+
+def test_a_run_of_several_processes_tells_them_who_started_it():
+    assert _environment(Config())[PARENT] == str(os.getpid())
+
+
+def without(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, text: str) -> None:
+    """Let processes that are started find this text as a module."""
+    (folder / f"{module}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_a_harness_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch):
+    without(tmp_path, monkeypatch, "lightning", "raise ImportError('no lightning on this node')")
+    for _ in range(2):  # before it has read the cell, and after it has ended
+        warm = Warm(1)
+        assert warm.train(tmp_path / "cell.json", 1) == (
+            None,
+            "the harness cannot be loaded: ImportError: no lightning on this node",
+        )
+        assert warm.process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [("os._exit(3)", "stopped with status 3"), ("os.kill(os.getpid(), 9)", "killed by signal 9")],
+)
+def test_a_starter_of_cells_that_ends_without_a_word_is_told(
+    tmp_path: Path, monkeypatch, end: str, said: str
+):
+    without(tmp_path, monkeypatch, "lightning", f"import os\n{end}")
+    assert Warm(1).train(tmp_path / "cell.json", 1) == (None, f"the process that starts cells: {said}")
