@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,8 +70,11 @@ def test_a_preempted_job_saves_and_is_requeued(
     wait_until(lambda: bool(under_way(torn)), sweep)
     (job,) = [json.loads(path.read_text())["job"] for path in torn.results.glob("*/.cells/*.job.json")]
     slurm.run("sbatch", "--partition=urgent", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 1")
-    outcome = sweep.wait(500)
+    wait_until(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), sweep)
+    while sweep.running and "JobState=RUNNING" not in slurm.run("scontrol", "show", "job", job):
+        slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # not two minutes later
+        time.sleep(1)
+    outcome = sweep.wait(300)
     assert outcome.status == 0, outcome
-    assert "Restarts=1" in slurm.run("scontrol", "show", "job", job)
     assert whole.run(*words).status == 0
     assert_as_undisturbed(torn, whole)
