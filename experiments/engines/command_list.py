@@ -29,10 +29,7 @@ class CommandList(Engine):
 
     def __init__(self, plans: list[Plan]) -> None:
         for planned in plans:
-            if "\n" in command(record_path(planned)):
-                raise UserError(
-                    f"{str(record_path(planned))!r} has a line break, and a command takes one line"
-                )
+            _refuse_unnameable(record_path(planned).absolute())
         self.capacity = len(plans)
         self.written: list[Plan] = []
         self.places = sorted({planned.folder.path.parent for planned in plans})
@@ -95,6 +92,14 @@ def command(record: Path) -> str:
 
 
 def override(key: str, text: str) -> str:
-    """The word of a command line that gives a key exactly this text, whatever Hydra and OmegaConf read into it."""
-    plain = re.sub(r"(\\*)\$\{", r"\1\1\\${", text)  # no interpolation
-    return f"{key}={QuotedString(plain, Quote.single).with_quotes()}"
+    """The word of a command line that gives a key exactly this text, which has no interpolation in it (${)."""
+    return f"{key}={QuotedString(text, Quote.single).with_quotes()}"
+
+
+def _refuse_unnameable(record: Path) -> None:
+    for text, why in (
+        ("\n", "a line break, and a command takes one line"),
+        ("${", "${, an interpolation in commands"),
+    ):
+        if text in str(record):
+            raise UserError(f"{str(record.parent.parent)!r} has {why}; give another folder with results=...")

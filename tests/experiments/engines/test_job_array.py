@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,14 +18,13 @@ FILE, TASKS = "results/my_sweep/cells.txt", "--array=1-12"
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch, lab: Lab) -> Iterator[SlurmCluster]:
-    cluster = SlurmCluster(tmp_path / "slurm", cpus=2)
-    for name, value in {**lab.environment(), **cluster.environment}.items():
-        monkeypatch.setenv(name, value)
-    try:
+    with contextlib.ExitStack() as afterwards:
+        cluster = SlurmCluster(tmp_path / "slurm", cpus=2)
+        afterwards.callback(cluster.stop)
+        for name, value in {**lab.environment(), **cluster.environment}.items():
+            monkeypatch.setenv(name, value)
         cluster.wait_until_up()
         yield cluster
-    finally:
-        cluster.stop()
 
 
 def wait_for(true: Callable[[], bool], seconds: float = 120) -> None:
