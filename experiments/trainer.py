@@ -36,7 +36,7 @@ def make_trainer(
         precision="bf16-mixed" if half else "32-true",
         max_steps=config.trainer.max_steps,
         accumulate_grad_batches=group.share(config.trainer.accumulate),
-        callbacks=actions,
+        callbacks=[callbacks.OwnSignals(), *actions],
         # Not the environment that Lightning finds: under Slurm it would requeue the job, which the engine does.
         plugins=[callbacks.AtomicCheckpointIO(), LightningEnvironment()],
         logger=loggers,

@@ -15,6 +15,7 @@ from experiments.callbacks.checkpoints import (
     remove_checkpoints,
 )
 from experiments.callbacks.metrics import MetricRows, ReportProgress
+from experiments.callbacks.signals import OwnSignals
 from experiments.callbacks.validation import ExportWeights, TaskValidation, Validation
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Checkpoints",
     "ExportWeights",
     "MetricRows",
+    "OwnSignals",
     "Pause",
     "ReportProgress",
     "TaskValidation",

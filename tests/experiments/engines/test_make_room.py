@@ -1,7 +1,8 @@
-"""A cell that is told to make room, where no step will end: while it is scored, or waits for its run."""
+"""A cell that is told to make room: within a step, or where none will end, while it is scored or waits for its run."""
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -14,6 +15,7 @@ from experiments.execute import execute, take_part
 from experiments.plan import plan
 from experiments.progress import unheard
 from experiments.runs import LOCK, RunPaused
+from experiments.task import LanguageModelling
 
 
 def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch):
@@ -26,6 +28,30 @@ def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch
     with pytest.raises(RunPaused, match=r"kda seed 1: .* while scoring test; the same command goes on"):
         report("test", 2, 2)
     assert heard == ["test", "train", "test"]
+
+
+def test_a_cell_that_is_told_within_a_step_ends_the_step_and_saves_it(lab: Lab, monkeypatch):
+    (config,) = lab.compose("trainer.accumulate=2", "trainer.max_steps=10")
+    planned, compute, calls = plan(config), LanguageModelling.training_step, []
+
+    def told_in_the_third_step(task, batch, index):
+        calls.append(index)
+        if len(calls) == 5:  # the first of its two micro-batches
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute(task, batch, index)
+
+    monkeypatch.setattr(preemption, "_told", [])
+    monkeypatch.setattr(LanguageModelling, "training_step", told_in_the_third_step)
+    before = signal.getsignal(signal.SIGTERM)
+    preemption.heed(signal.SIGTERM)
+    heeded = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(RunPaused, match=r"told to make room \(SIGTERM\) at step 3 of 10"):
+            execute(planned, unheard, 1)
+        assert signal.getsignal(signal.SIGTERM) is heeded
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in planned.folder.checkpoints.iterdir()] == ["step-00000003.ckpt"]
 
 
 @pytest.mark.parametrize("train", [execute, take_part])
