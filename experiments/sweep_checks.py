@@ -62,3 +62,8 @@ def _check_numbers(sweep: SweepConfig) -> None:
     ):
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"sweep.{key}={value} must be a number above 0")
+    for key, value in (("cpus", ray.cpus), ("gpus", ray.gpus)):
+        if value > 1 and not value.is_integer():
+            raise UserError(
+                f"sweep.ray.{key}={value:g}: Ray shares out parts of one only; give {math.ceil(value)}"
+            )

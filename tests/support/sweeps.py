@@ -12,11 +12,12 @@ from experiments.metric_log import read_metrics
 from support.program import Lab, Process, assert_same_run
 
 STEPS = 1200
+FIRST = 20
 CELL = [
     f"trainer.max_steps={STEPS}",
     "trainer.log_every=1",
     "trainer.val_every=300",
-    "trainer.checkpoint_every=20",
+    f"trainer.checkpoint_every={FIRST}",
 ]
 """Cells that train for some seconds, with a row a step."""
 TWELVE = ["--multirun", *CELL[1:], f"trainer.max_steps={STEPS},20,21,22", "seed=0,1,2"]
@@ -42,8 +43,20 @@ def under_way(lab: Lab) -> list[Path]:
     return [f for f in lab.run_folders() if not (f / "summary.json").exists() and len(steps_of(f)) > 25]
 
 
-def assert_as_undisturbed(lab: Lab, whole: Lab) -> None:
-    """Every run of the lab has each step once, and equals bit for bit that of a sweep that nobody disturbed."""
+def first_rows(folders: list[Path]) -> dict[Path, bytes]:
+    """What runs under way have written before their first checkpoint; the times in it show who did."""
+    return {f: b"".join((f / "metrics.csv").read_bytes().splitlines(keepends=True)[:FIRST]) for f in folders}
+
+
+def assert_as_undisturbed(lab: Lab, whole: Lab, begun: dict[Path, bytes]) -> None:
+    """Every run of the lab has each step once, and equals bit for bit that of a sweep that nobody disturbed.
+
+    begun: the `first_rows` of those that were disturbed, which went on from a checkpoint and not from the start.
+    """
+    for folder, rows in begun.items():
+        assert (folder / "metrics.csv").read_bytes().startswith(rows), (
+            f"{folder} was trained again from the start"
+        )
     assert [f.name for f in lab.run_folders()] == [f.name for f in whole.run_folders()]
     for folder, reference in zip(lab.run_folders(), whole.run_folders(), strict=True):
         assert steps_of(folder) == list(range(1, len(steps_of(reference)) + 1)), folder

@@ -164,6 +164,7 @@ def test_a_bad_record_is_refused_in_a_line(lab: Lab):
             ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.action=submit"],
             "cluster=local is this machine",
         ),
+        (["sweep.engine=ray", "sweep.ray.gpus=1.5"], "Ray shares out parts of one only; give 2"),
         (["sweep.engine=slurm", "sweep.slurm.minutes=2"], "leaves no time before sweep.slurm.signal_s=120"),
         (["sweep.engine=slurm", "sweep.slurm.more=[exclusive]"], "write options as name=value"),
         (

@@ -15,6 +15,7 @@ from support.sweeps import (
     STEPS,
     TWELVE,
     assert_as_undisturbed,
+    first_rows,
     processes,
     steps_of,
     under_way,
@@ -69,6 +70,7 @@ def test_twelve_cells_a_killed_worker_a_removed_node_and_a_killed_sweep_change_n
     on_ray = ["sweep.engine=ray", f"sweep.ray.address={cluster.address}", "sweep.ray.poll_s=0.2"]
     first = torn.start(*TWELVE, *on_ray)
     wait_until(lambda: len(under_way(torn)) == 2, first)
+    begun = first_rows(under_way(torn))
     first.popen.kill()
     assert len(working(torn, TASK)) == 2, "tasks outlive the command that submitted them"
     again = torn.run(*TWELVE, *on_ray, "sweep.action=submit")
@@ -82,7 +84,7 @@ def test_twelve_cells_a_killed_worker_a_removed_node_and_a_killed_sweep_change_n
     assert "Traceback" not in outcome.out + outcome.err
     ends(lambda: not working(torn, STARTER), "processes that start cells")
     assert whole.run(*TWELVE).status == 0
-    assert_as_undisturbed(torn, whole)
+    assert_as_undisturbed(torn, whole, begun)
 
 
 @pytest.mark.long

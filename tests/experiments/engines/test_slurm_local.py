@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 from support.program import Lab
-from support.sweeps import CELL, TWELVE, assert_as_undisturbed, processes, steps_of, under_way, wait_until
+from support.sweeps import (
+    CELL,
+    TWELVE,
+    assert_as_undisturbed,
+    first_rows,
+    processes,
+    steps_of,
+    under_way,
+    wait_until,
+)
 
 from experiments.engines.cell import record_path
 from experiments.engines.slurm_cell import outcome_path
@@ -45,6 +54,7 @@ def test_twelve_jobs_some_killed_at_their_limit_or_left_end_as_if_nobody_had_dis
     first = torn.start(*command, *LOCAL)
     wait_until(lambda: len(under_way(torn)) == 3, first)
     killed, limited, left = under_way(torn)
+    begun = first_rows([killed, limited])
     first.popen.kill()
     send(torn, killed, signal.SIGKILL)
     send(torn, limited, signal.SIGUSR2)  # what Slurm sends before the time limit
@@ -58,7 +68,7 @@ def test_twelve_jobs_some_killed_at_their_limit_or_left_end_as_if_nobody_had_dis
     log = next(torn.results.glob(f"*/.cells/jobs/*/{before[limited.name]}_0_log.out")).read_text()
     assert "Requeued job" in log, log
     assert whole.run(*command).status == 0
-    assert_as_undisturbed(torn, whole)
+    assert_as_undisturbed(torn, whole, begun)
     assert not processes("submitit", str(torn.results))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.program import Lab
 from support.slurm_cluster import SlurmCluster, why_not
-from support.sweeps import CELL, TWELVE, assert_as_undisturbed, processes, under_way, wait_until
+from support.sweeps import CELL, TWELVE, assert_as_undisturbed, first_rows, processes, under_way, wait_until
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
 pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -42,6 +42,7 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
     wait_until(lambda: len(under_way(torn)) == 2, first)
     first.popen.kill()
     killed, limited = under_way(torn)
+    begun = first_rows([killed, limited])
     jobs = {
         path.name.partition(".")[0]: json.loads(path.read_text())["job"]
         for path in torn.results.glob("*/.cells/*.job.json")
@@ -53,7 +54,7 @@ def test_twelve_cells_with_jobs_killed_and_requeued_and_the_sweep_killed(
     log = next(torn.results.glob(f"*/.cells/jobs/*/{jobs[limited.name]}_0_log.out")).read_text()
     assert "Requeued job" in log, log
     assert whole.run(*TWELVE).status == 0
-    assert_as_undisturbed(torn, whole)
+    assert_as_undisturbed(torn, whole, begun)
     assert not processes("submitit", str(torn.results))
 
 
@@ -68,6 +69,7 @@ def test_a_preempted_job_saves_and_is_requeued(
     on_slurm = ["sweep.engine=slurm", "sweep.slurm.cpus=2", "sweep.slurm.poll_s=1", "sweep.retries=0"]
     sweep = torn.start(*words, *on_slurm)
     wait_until(lambda: bool(under_way(torn)), sweep)
+    begun = first_rows(under_way(torn))
     (job,) = [json.loads(path.read_text())["job"] for path in torn.results.glob("*/.cells/*.job.json")]
     slurm.run("sbatch", "--partition=urgent", "--cpus-per-task=2", "--output=/dev/null", "--wrap=sleep 1")
     wait_until(lambda: "Restarts=1" in slurm.run("scontrol", "show", "job", job), sweep)
@@ -77,4 +79,4 @@ def test_a_preempted_job_saves_and_is_requeued(
     outcome = sweep.wait(300)
     assert outcome.status == 0, outcome
     assert whole.run(*words).status == 0
-    assert_as_undisturbed(torn, whole)
+    assert_as_undisturbed(torn, whole, begun)
