@@ -14,7 +14,7 @@ from experiments.engines.warm import Warm
 from experiments.launch import _environment
 from experiments.paths import ROOT
 from experiments.schema import Config
-from experiments.torchrun import PARENT
+from experiments.torchrun import END, PARENT
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 ENDS_AT_ONCE = """
@@ -43,7 +43,7 @@ def test_a_starter_of_cells_trains_none_where_its_own_starter_is_gone_already():
 
 @pytest.mark.parametrize(
     ("module", "number"),
-    [("torchrun", signal.SIGTERM), ("rank", signal.SIGKILL), ("engines.warm", signal.SIGKILL)],
+    [("torchrun", END), ("rank", signal.SIGKILL), ("engines.warm", signal.SIGKILL)],
 )
 @linux
 def test_a_process_whose_parent_is_another_one_by_now_ends_at_once(module: str, number: signal.Signals):
