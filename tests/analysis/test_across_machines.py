@@ -44,6 +44,7 @@ def test_every_common_run_has_both_losses_and_the_ranks_of_its_model(both):
     assert set(table["machine_b"]) == {"Example CPU, AVX2, 1 thread(s)"}
 
 
+@pytest.mark.slow
 def test_models_stand_beside_what_their_seeds_differ(both):
     table = models_across_machines(across_machines(*both)).set_index("label")
     one = table.loc["one"]
@@ -70,6 +71,7 @@ def test_a_report_of_one_machine_says_so(both):
     assert "across_machines" in told
 
 
+@pytest.mark.slow
 def test_a_report_of_two_says_how_far_the_same_ids_are_apart(both):
     said = caveats(load_results(both))
     assert not any(text.startswith("numbers of one machine") for text in said)

@@ -70,6 +70,7 @@ def test_a_model_that_was_never_validated_is_shown_with_all_its_rates(swept, tmp
     assert list(shown.loc[shown["name"] == "known", "lr"]) == [1e-2]
 
 
+@pytest.mark.slow
 def test_training_losses_choose_nothing(swept, tmp_path):
     results = swept({1e-3: [[3.0]], 1e-2: [[3.5]]})
     for run in results.runs.itertuples():
@@ -78,6 +79,7 @@ def test_training_losses_choose_nothing(swept, tmp_path):
     assert rates(load_results(tmp_path / "exp")) == [1e-3]
 
 
+@pytest.mark.slow
 def test_curves_are_ordered_by_where_they_end(swept):
     swept({1e-3: [[3.0, 2.0, 3.6]]}, "turned", 1)
     results = swept({1e-3: [[3.5, 3.4, 3.3]]}, "steady", 2)

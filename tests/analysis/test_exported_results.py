@@ -33,6 +33,7 @@ def three(tmp_path, write_run):
     return place
 
 
+@pytest.mark.slow
 def test_an_export_reads_back_without_the_runs(three, tmp_path):
     before = load_results(three)
     frames = {name: before.table(name) for name in TABLES}
@@ -89,6 +90,7 @@ def test_labels_are_told_apart_over_exports_and_folders(tmp_path, write_run):
     assert set(results.metrics["label"]) == set(results.runs["label"])
 
 
+@pytest.mark.slow
 def test_broken_and_foreign_parquet_is_reported(three, tmp_path):
     out = tmp_path / "out"
     load_results(three).to_parquet(out)

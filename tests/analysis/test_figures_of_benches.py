@@ -42,6 +42,7 @@ def test_a_panel_a_case_and_a_line_a_form():
     assert (mesa.get_title("left"), cayley.get_title("left")) == ("mesa", "cayley")
 
 
+@pytest.mark.slow
 def test_a_figure_a_mode_beside_the_table(tmp_path: Path):
     table = tmp_path / "kernels.csv"
     pd.DataFrame(ROWS).to_csv(table, index=False)
@@ -88,6 +89,7 @@ def test_the_caption_of_inference_says_where_and_what_is_missing(inference_csv):
     assert text.endswith("Not measured, for time or memory: nsa (prefill, 4,096) and nsa (decode, 4,096).")
 
 
+@pytest.mark.slow
 def test_figures_of_inference_stand_beside_its_table(inference_csv, tmp_path: Path):
     names = {path.name for path in inference.draw_file(inference_csv)}
     assert names == {

@@ -10,6 +10,7 @@ from analysis.figures import selected_maps, sink_maps
 from analysis.plotting.token_labels import _known, token_label
 
 
+@pytest.mark.slow
 def test_sink_maps_show_the_head_with_the_largest_sink_on_a_log_scale(probed):
     table = sink_maps.table(probed)
     figure = sink_maps.draw(table)

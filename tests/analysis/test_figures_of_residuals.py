@@ -105,6 +105,7 @@ def test_several_models_with_plain_residuals_are_one_line_of_ones(tmp_path, writ
     assert "Plain residual: kda and transformer, 1 by definition" in composite_gain.caption(table)
 
 
+@pytest.mark.slow
 def test_a_gain_beyond_fp64_ends_its_line(tmp_path, write_run):
     run = write_run(tmp_path / "exp", "transformer hc", model={"residual": "hc", "depth": 1})
     values = {"mixer": 1e300, "channel": math.inf}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 from matplotlib.colors import to_rgb
 from support.probe_tables import measure, write_table
 from support.residual_tables import ROUTERS
@@ -147,6 +148,7 @@ def test_of_many_experts_those_that_read_most_are_listed_and_long_lines_go_on(tm
     assert "the 8 of 21 experts that get most of them" in routed_sentence.caption(table)
 
 
+@pytest.mark.slow
 def test_the_map_says_which_of_the_models_and_layers_it_shows(tmp_path, write_run):
     for name in ("a", "b"):
         run = write_run(tmp_path / "exp", name, option=name, blocks=ROUTERS)

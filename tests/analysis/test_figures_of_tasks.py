@@ -29,6 +29,7 @@ def level_of_chance(axes):
     return line(axes, "_chance").get_ydata()[0]
 
 
+@pytest.mark.slow
 def test_curves_are_means_over_seeds_of_one_task(study):
     figure = task_curves.draw(task_curves.table(study))
     panels = by_title(figure)
@@ -44,6 +45,7 @@ def test_curves_are_means_over_seeds_of_one_task(study):
     assert (level_of_chance(panels["mqar"]), level_of_chance(panels["parity"])) == (1 / 32, 0.5)
 
 
+@pytest.mark.slow
 def test_difficulty_is_what_the_task_says_and_of_the_test_split(study):
     table = task_difficulty.table(study)
     axes = by_title(task_difficulty.draw(table))["parity"]
@@ -74,6 +76,7 @@ def test_few_difficulties_are_points_of_their_own(tmp_path, write_run):
     assert axes.get_xscale() == "log"
 
 
+@pytest.mark.slow
 def test_losses_along_the_sequence_are_sums_of_buckets_that_double(tmp_path, write_run):
     folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
     rows = ["test,position,0,10,9,4", "test,position,15,30,3,16", "test,position,16,10,1,3"]
@@ -117,6 +120,7 @@ def test_runs_of_before_states_at_the_tasks_length_have_no_such_figure(tmp_path,
         draw("task_state", load_results(tmp_path / "exp"))
 
 
+@pytest.mark.slow
 def test_the_table_in_colours_marks_those_who_may_be_first(study):
     figure = task_accuracy.draw(task_accuracy.table(study))
     (axes,) = figure.axes
@@ -154,6 +158,7 @@ def test_chance_is_explained():
     assert "(mqar 0.0312 and parity 0.5)" in chance_text(table)
 
 
+@pytest.mark.slow
 def test_figures_of_text_and_of_tasks_do_not_meet(tmp_path, write_run):
     entries = {entry.name: entry.of for entry in listed()}
     assert {name for name, of in entries.items() if of == TASKS} == {

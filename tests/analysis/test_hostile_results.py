@@ -51,6 +51,7 @@ def all_text(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "probes/probes.json"])
+@pytest.mark.slow
 def test_a_report_carries_no_text_from_outside(tmp_path, write_run, few_figures, name):
     run = write_run(tmp_path / "exp")
     (run / "probes").mkdir()
@@ -75,6 +76,7 @@ def test_a_linked_folder_of_probes_is_outside_too(tmp_path, write_run):
 
 
 @pytest.mark.parametrize("name", ["summary.json", "metrics.csv", "identity.json", "failure.json"])
+@pytest.mark.slow
 def test_files_that_are_links_out_are_not_read(tmp_path, write_run, name):
     write_run(tmp_path / "exp", seed=0)
     run = write_run(tmp_path / "exp", seed=1, option="told by its identity alone")
@@ -94,6 +96,7 @@ def test_files_that_are_links_out_are_not_read(tmp_path, write_run, name):
         assert 1 not in set(results.metrics["seed"])
 
 
+@pytest.mark.slow
 def test_a_run_that_is_a_link_out_is_named_and_read_only_where_it_is_asked_for(tmp_path, write_run):
     write_run(tmp_path / "exp", seed=0)
     other = write_run(tmp_path / "other", seed=1)
@@ -111,6 +114,7 @@ def test_a_run_that_is_a_link_out_is_named_and_read_only_where_it_is_asked_for(t
     assert sorted(load_results(tmp_path).runs["seed"]) == [0, 1], "inside of what was asked for"
 
 
+@pytest.mark.slow
 def test_the_folder_that_is_named_may_be_a_link(tmp_path, write_run, few_figures):
     run = write_run(tmp_path / "disk" / "exp")
     (tmp_path / "results").symlink_to(tmp_path / "disk")
@@ -141,6 +145,7 @@ def test_the_folders_of_an_export_are_anyones_word(tmp_path, write_run, few_figu
 
 
 @pytest.mark.parametrize("name", ["runs.parquet", "metrics.parquet", "samples.parquet"])
+@pytest.mark.slow
 def test_linked_files_of_an_export_are_not_read(tmp_path, write_run, name):
     run = write_run(tmp_path / "exp")
     (run / "probes").mkdir()
@@ -214,6 +219,7 @@ def test_a_report_is_not_written_through_a_link(tmp_path, write_run, few_figures
         assert write_report(tmp_path / "exp", tmp_path / "exp" / part).is_file()
 
 
+@pytest.mark.slow
 def test_what_a_killed_report_left_goes_and_what_is_being_written_stays(tmp_path, write_run, few_figures):
     write_run(tmp_path / "exp")
     report = tmp_path / "exp" / "report"

@@ -213,6 +213,7 @@ def test_errors_say_what_to_do(tmp_path, write_run):
         load_results([])
 
 
+@pytest.mark.slow
 def test_advice_names_the_folders_that_hold_the_runs(tmp_path, write_run):
     one, two = tmp_path / "my results" / "a", tmp_path / "my results" / "b"
     for place in (one, two):
@@ -242,6 +243,7 @@ def test_a_bench_lies_in_the_loaded_folder_or_published_there_or_up_to_two_folde
     assert results.bench("latency.csv") == place / "latency.csv"
 
 
+@pytest.mark.slow
 def test_a_hundred_runs_load_in_under_two_seconds(tmp_path, write_run):
     for seed in range(100):
         write_run(tmp_path / "many", seed=seed, loss=3 + seed / 1000)

@@ -112,6 +112,7 @@ def test_models_of_several_widths_are_held_against_those_of_their_width(tmp_path
     )
 
 
+@pytest.mark.slow
 def test_what_widths_were_solved_for_is_named_beside_what_differs(tmp_path, write_run):
     solved = {"match": "flops", "match_length": 128}
     sized(write_run, tmp_path / "exp", "transformer", **solved)
@@ -153,6 +154,7 @@ def test_unknown_sizes_are_not_marked(tmp_path, write_run):
     assert deviations(of(tmp_path / "exp")).loc["old", "marks"] == ""
 
 
+@pytest.mark.slow
 def test_table_figure_caption_and_notices_show_the_marks(tmp_path, write_run):
     for seed in (0, 1):
         sized(write_run, tmp_path / "exp", "transformer", seed=seed)

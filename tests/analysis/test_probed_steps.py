@@ -42,6 +42,7 @@ def test_one_step_is_named_in_figure_and_caption_and_is_no_notice(probed_at):
     assert not any("different steps" in text for text in caveats(results))
 
 
+@pytest.mark.slow
 def test_mixed_steps_are_named_with_their_models(probed_at):
     results = probed_at(250, 1000, 1000)
     figure, caption, _ = draw("gradient_depth", results)

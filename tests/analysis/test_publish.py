@@ -72,6 +72,7 @@ def probed_runs(tmp_path, write_run):
     return tmp_path / "results" / "exp"
 
 
+@pytest.mark.slow
 def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
     folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
     page = (folder / "README.md").read_text()
@@ -100,6 +101,7 @@ def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == hash_of(identities[json.loads(run)])
 
 
+@pytest.mark.slow
 def test_the_readme_names_runs_whose_command_nobody_recorded(tmp_path, write_run):
     for seed, command in enumerate(("python run.py a=1", None, "python run.py a=1")):
         write_run(tmp_path / "exp", seed=seed, command=command)
@@ -182,6 +184,7 @@ def test_what_cannot_be_published_says_why_and_writes_nothing(tmp_path, write_ru
         ({"name": "wikitext103", "train": "wikitext-103-raw-v1 train"}, "Salesforce/wikitext"),
     ],
 )
+@pytest.mark.slow
 def test_a_text_without_a_public_name_needs_a_source(tmp_path, write_run, data, told):
     write_run(tmp_path / "exp", data=data)
     results = load_results(tmp_path / "exp")

@@ -96,6 +96,7 @@ def test_links_to_files_are_replaced_and_not_followed(house):
     assert not any(path.is_symlink() for path in place.iterdir())
 
 
+@pytest.mark.slow
 def test_a_provenance_of_a_stranger_deletes_nothing_elsewhere(house):
     place = house / "results" / "published" / "exp"
     place.mkdir(parents=True)
@@ -113,6 +114,7 @@ def test_a_provenance_of_a_stranger_deletes_nothing_elsewhere(house):
     "text",
     ["[]", "{", '{"question": 1, "command": "", "probing": [{"x": 1}]}', '{"question": 1, "command": ""}'],
 )
+@pytest.mark.slow
 def test_a_damaged_provenance_of_the_source_is_one_line_and_of_the_target_no_matter(house, text):
     results = load_results(house / "results" / "exp")
     folder = publish(results, house / "results" / "published", ASKED)
@@ -137,6 +139,7 @@ def test_two_experiments_are_not_one_study(house, write_run):
         publish(load_results(house / "results"), house / "results" / "published", ASKED)
 
 
+@pytest.mark.slow
 def test_words_of_a_summary_are_no_markup(house):
     (run,) = (house / "results" / "exp").iterdir()
     summary = json.loads((run / "summary.json").read_text())

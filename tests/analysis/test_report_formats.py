@@ -77,6 +77,7 @@ class Reader(HTMLParser):
             self.found[-1] += data
 
 
+@pytest.mark.slow
 def test_latex_rows_have_a_cell_a_column_and_escaped_text_reads_back(tmp_path, write_run, monkeypatch):
     write_run(tmp_path / "exp", name=HOSTILE, seed=0)
     write_run(tmp_path / "exp", name=HOSTILE, seed=1, loss=3.1)
@@ -137,6 +138,7 @@ def test_latex_holds_only_what_pdflatex_knows():
     assert latex.table((), [], "a\x07b\u200b\nc").startswith("% ab c\n")
 
 
+@pytest.mark.slow
 def test_markdown_tables_are_whole_and_hostile_text_stays_text(tmp_path, write_run, monkeypatch):
     run = write_run(tmp_path / "exp", name="<script>x</script>|`a`")
     (run / "config.yaml").write_text("name: |\n  ```\n  </details>\n")
@@ -220,6 +222,7 @@ def test_a_figure_that_fails_says_so_and_leaves_no_old_file(tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_samples_stand_side_by_side_as_they_were_written(tmp_path, write_run, monkeypatch):
     experiment = tmp_path / "exp"
     text = "\n  <i>kept</i>\t&amp;\n\n"
@@ -240,6 +243,7 @@ def test_samples_stand_side_by_side_as_they_were_written(tmp_path, write_run, mo
     assert "No sample: silent." in html
 
 
+@pytest.mark.slow
 def test_prompts_stand_in_the_order_of_the_tables_whichever_model_is_best(tmp_path, write_run, monkeypatch):
     experiment = tmp_path / "exp"
     write_samples(write_run(experiment, name="a", loss=3.2), ("One", "a1"), ("Two", "a2"), ("Three", "a3"))
@@ -252,6 +256,7 @@ def test_prompts_stand_in_the_order_of_the_tables_whichever_model_is_best(tmp_pa
     ]
 
 
+@pytest.mark.slow
 def test_every_seed_of_a_model_has_its_samples(tmp_path, write_run, monkeypatch):
     experiment = tmp_path / "exp"
     for seed in (1, 0):
@@ -260,6 +265,7 @@ def test_every_seed_of_a_model_has_its_samples(tmp_path, write_run, monkeypatch)
     assert [(one.seed, one.text) for one in prompt.continuations] == [("0", "of seed 0"), ("1", "of seed 1")]
 
 
+@pytest.mark.slow
 def test_broken_tables_of_probes_are_reported(tmp_path, write_run, monkeypatch):
     experiment = tmp_path / "exp"
     good, junk, foreign, kinds = (

@@ -52,6 +52,7 @@ def table_under(page: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table if "---" not in line]
 
 
+@pytest.mark.slow
 def test_quality_by_validation_loss_and_balance_by_imbalance(tmp_path, write_run):
     found = layouts(write_layouts(tmp_path / "exp", write_run))
     assert list(found.quality["layout"]) == ["transformer", "interlaced_sf", "bookend"]
@@ -100,6 +101,7 @@ def test_the_report_has_both_tables_with_the_columns_of_the_hypergraph_report(tm
     assert "avg imbalance" in (page.parent / "tables" / "balance.tex").read_text()
 
 
+@pytest.mark.slow
 def test_without_probes_the_note_says_what_to_run_and_without_layouts_there_is_no_table(tmp_path, write_run):
     for layout, pattern in (("late_full", "SSFF"), ("bookend", "FSSF")):
         write_run(tmp_path / "exp", layout, model={"layout": layout, "pattern": pattern})

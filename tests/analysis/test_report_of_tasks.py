@@ -49,6 +49,7 @@ def test_a_cell_has_accuracy_interval_places_and_what_is_shown(study):
     assert found["transformer", "beside the baseline"] == "baseline"
 
 
+@pytest.mark.slow
 def test_better_stands_only_where_it_is_a_verdict(tmp_path, write_run):
     """Rates selected on validation, equal sizes, three seeds: then, and not by one seed less, it is better."""
     for model, right in (("transformer", 0.6), ("kda", 0.9)):
@@ -90,6 +91,7 @@ def test_the_page_of_tasks_has_nothing_of_text(study, undrawn, tmp_path):
     assert content.tasks.note.count("never averaged") == 1
 
 
+@pytest.mark.slow
 def test_text_beside_tasks_keeps_its_table_and_its_columns(tmp_path, write_run, undrawn):
     for seed in (0, 1):
         write_run(tmp_path / "exp", "transformer", seed)

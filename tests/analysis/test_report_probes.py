@@ -43,6 +43,7 @@ def test_a_pass_without_its_record_was_interrupted(probed):
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.slow
 def test_tables_of_a_pass_without_a_record_are_of_an_interrupted_one_but_for_those_of_training(
     tmp_path, write_run, name
 ):

@@ -79,6 +79,7 @@ def measured(results, losses: dict[int, tuple[float, float]]):
     )
 
 
+@pytest.mark.slow
 def test_context_that_changes_no_more_than_the_seed_is_told(study):
     results = measured(study(0.0), {0: (5.0, 4.98), 1: (5.1, 5.02)})
     gains = context_use.context_gains(results).loc["transformer"]

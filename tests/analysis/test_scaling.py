@@ -90,6 +90,7 @@ def study(place, write_run, widths=(32, 64, 128), **exponents):
                 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_model_has_the_exponents_of_its_best_rates(tmp_path, write_run):
     study(tmp_path / "exp", write_run, steep=0.12, flat=0.06)
     results = load_results(tmp_path / "exp")

@@ -47,6 +47,7 @@ def test_the_comparison_averages_seeds_and_sorts(quickstart):
     assert (dense["n_seeds"], dense["seeds"], dense["parameters"]) == (2, "0, 1", 460_000)
 
 
+@pytest.mark.slow
 def test_a_run_found_in_two_experiments_is_one_sample(tmp_path, write_run):
     for experiment in ("a", "b"):
         write_run(tmp_path / experiment, seed=0, loss=3.0)
@@ -98,6 +99,7 @@ def _metrics(loss: float, bits_per_byte: float) -> dict:
     return {"validation": one, "test": one}
 
 
+@pytest.mark.slow
 def test_the_terminal_table_is_aligned_and_names_lone_seeds(quickstart, write_run, layout_changes):
     text = comparison_text(load_results(quickstart))
     lines = text.splitlines()

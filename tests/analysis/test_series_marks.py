@@ -69,6 +69,7 @@ def test_comments_that_quote_a_label_do_not_reach_the_page(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["comparison", "loss_against_tokens"])
+@pytest.mark.slow
 def test_every_model_of_a_figure_is_marked(quickstart, name):
     results = load_results(quickstart)
     figure, _, _ = gallery.draw(name, results)

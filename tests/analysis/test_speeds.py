@@ -66,6 +66,7 @@ def test_an_export_of_old_with_such_shares_is_read_without_them(tmp_path, write_
     assert results.problems == []
 
 
+@pytest.mark.slow
 def test_peaks_of_one_machine_that_differ_are_told(tmp_path, write_run):
     for seed, peak in enumerate((1e11, 1.09e11)):
         write_run(tmp_path / "a", seed=seed, mfu_peak_flops=peak)

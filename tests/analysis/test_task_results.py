@@ -30,6 +30,7 @@ def test_a_run_has_its_accuracy_chance_and_state(tmp_path, write_run):
     assert (run.test_accuracy, run.validation_accuracy, run.state_bytes_context) == (0.75, 0.75, 4096)
 
 
+@pytest.mark.slow
 def test_answers_are_a_table_and_come_back_from_an_export(tmp_path, write_run):
     results = load_results(write_study(write_run, tmp_path / "exp"))
     table = results.table("answers")

@@ -20,6 +20,7 @@ def found(results, baseline=None):
     return {one.task: one for one in families(with_final_validation(results), "test_loss", baseline)}
 
 
+@pytest.mark.slow
 def test_each_task_is_a_family_with_its_own_models(study):
     by_task = found(study)
     assert list(by_task) == ["mqar", "parity"]

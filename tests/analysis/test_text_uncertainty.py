@@ -37,6 +37,7 @@ def family(results):
     return found
 
 
+@pytest.mark.slow
 def test_differences_are_paired_over_documents(scored):
     results = load_results(scored)
     documents = results.table("documents")
@@ -68,6 +69,7 @@ def test_a_damaged_record_is_a_notice(scored, content):
     assert any("documents.csv cannot be read" in text for text in said)
 
 
+@pytest.mark.slow
 def test_the_record_is_exported(scored, tmp_path):
     results = load_results(scored)
     results.to_parquet(tmp_path / "out")
@@ -75,6 +77,7 @@ def test_the_record_is_exported(scored, tmp_path):
     pd.testing.assert_frame_equal(again, results.table("documents"), check_dtype=False)
 
 
+@pytest.mark.slow
 def test_few_documents_or_tokens_are_a_notice(scored, tmp_path, write_run):
     assert not [text for text in caveats(load_results(scored)) if "small test split" in text]
     for file in scored.glob("*/documents.csv"):

@@ -72,6 +72,7 @@ def said(results, baseline: str | None = None) -> list[str]:
     return answer.sentences
 
 
+@pytest.mark.slow
 def test_a_verdict_that_has_all_it_needs(study):
     found = said(study())
     assert found[0].startswith("kda is better than transformer by 0.200 nats/token (95 % interval 0.15")
@@ -107,6 +108,7 @@ def test_equal_flops_are_enough(study):
     assert "kda is better than transformer" in said(study({"kda": wide}))[0]
 
 
+@pytest.mark.slow
 def test_one_seed_of_each_shows_nothing(study):
     results = study(seeds=1)
     first, *rest = said(results)
@@ -118,6 +120,7 @@ def test_one_seed_of_each_shows_nothing(study):
     assert compare(with_final_validation(results))["rank_best"].isna().all()
 
 
+@pytest.mark.slow
 def test_the_baseline_can_be_named(study):
     results = study()
     found = said(results, "kda")
@@ -142,6 +145,7 @@ def test_without_a_plain_transformer_a_baseline_is_asked_for(study):
     assert found[1] == "kda is better than every other model, every pair compared."
 
 
+@pytest.mark.slow
 def test_the_table_has_ranks_differences_and_their_p(study):
     results = study()
     table = compare(with_final_validation(results)).set_index("label")
@@ -167,6 +171,7 @@ def test_rates_with_most_seeds_are_those_that_were_chosen(study):
     assert "kda is better than transformer by 0.200" in said(added(study(), "transformer", [2.5], **lucky))[0]
 
 
+@pytest.mark.slow
 def test_a_selection_that_was_recorded_counts(study):
     """Runs of job=compare have one rate each; the record says among how many it was selected, and where an edge is."""
     results = study(rates=RATES[1:2])
@@ -187,6 +192,7 @@ def test_a_selection_that_was_recorded_counts(study):
     assert "(a best learning rate at the edge of those tried): kda" in told("highest")[0]
 
 
+@pytest.mark.slow
 def test_depths_are_compared_apart(study):
     results = study()
     for name, loss in (("transformer", 2.0), ("kda", 1.0)):

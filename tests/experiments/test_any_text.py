@@ -114,6 +114,7 @@ def test_the_first_windows_alone_can_be_scored(finished: Lab, other: Path):
     assert whole == experiments.evaluate(folder, other, stride=32, windows=10_000)["text"]
 
 
+@pytest.mark.slow
 def test_runs_may_be_scored_by_the_documents_protocol(lab: Lab):
     lab.arguments = lambda *words: ["+experiment=wikitext103", *words]
     (config,) = lab.compose()

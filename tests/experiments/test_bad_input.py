@@ -129,6 +129,7 @@ def test_named_mistakes_in_a_process_of_their_own(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
+@pytest.mark.slow
 def test_mistakes(lab: Lab, words: list[str], says: str, flags: list[str]):
     assert_refused(lab, lab.here(*flags, *words), says)
 
@@ -159,6 +160,7 @@ def test_results_that_are_a_file(lab: Lab, tmp_path: Path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @WAYS
+@pytest.mark.slow
 def test_cuda_that_is_not_there(lab: Lab, flags: list[str]):
     assert_refused(lab, lab.here(*flags, "device=cuda"), "device=cpu")
 

@@ -97,6 +97,7 @@ def test_every_mode_length_and_batch_once(tmp_path, without_transformers):
     assert not any(row["ratio_transformer"] for row in rows if row["model"] == "transformer")
 
 
+@pytest.mark.slow
 def test_rows_that_are_there_are_not_measured_again(tmp_path, without_transformers):
     made = config(tmp_path, "transformer", lengths=[8])
     suite.run(dataclasses.replace(made, bench=dataclasses.replace(made.bench, budget_s=0.0)))
@@ -143,6 +144,7 @@ class Rows:
         return cache
 
 
+@pytest.mark.slow
 def test_the_peer_is_timed_beside_ours(tmp_path, monkeypatch):
     monkeypatch.setitem(theirs.MAKE, "Llama", FakePeer)
     rows = measured(tmp_path, "transformer", lengths=[8])
@@ -156,6 +158,7 @@ def test_the_peer_is_timed_beside_ours(tmp_path, monkeypatch):
         assert all(ours[key] == peer[key] for key in ("mode", "batch", "tokens", "repeats"))
 
 
+@pytest.mark.slow
 def test_a_peer_with_other_logits_is_void(tmp_path, monkeypatch):
     monkeypatch.setitem(theirs.MAKE, "Llama", lambda model: FakePeer(model, 1.01))
     rows = measured(tmp_path, "transformer", lengths=[8])
@@ -183,6 +186,7 @@ def test_a_model_that_transformers_does_not_have_has_no_peer():
         Peer(model_of("kda"), FP32)
 
 
+@pytest.mark.slow
 def test_runs_are_measured(tmp_path, finished: Lab, without_transformers):
     run = finished.run_folder()
     for place in (run, run.parent):
@@ -210,6 +214,7 @@ def test_two_pairs_have_no_interval():
     assert set(compared("ratio", [2.0, 4.0, 6.0], [1.0] * 3)) == {"ratio", "ratio_low", "ratio_high"}
 
 
+@pytest.mark.slow
 def test_a_length_named_twice_is_measured_once(tmp_path, without_transformers):
     assert len(own(measured(tmp_path, "kda_pure", lengths=[8, 8]))) == 4
 
@@ -222,12 +227,14 @@ def test_a_place_without_a_run_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_runs_are_of_this_suite_alone(lab: Lab):
     outcome = lab.here("job=bench", "suite=latency", "bench.runs=[x]")
     assert outcome.status == 2
     assert "suite=inference" in outcome.err
 
 
+@pytest.mark.slow
 def test_what_would_take_too_long_is_left_out(tmp_path, without_transformers):
     times = {"own": [5e3], "forward": [4e3], "transformer": [0.5e3]}
 

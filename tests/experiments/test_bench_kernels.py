@@ -70,6 +70,7 @@ def test_causal_indices_are_different_tokens_of_the_past():
             assert max(used) <= t
 
 
+@pytest.mark.slow
 def test_dry_counts_every_kernel_and_measures_nothing(lab: Lab):
     with mock.patch.object(timing, "interleaved", side_effect=AssertionError):
         outcome = lab.here("job=bench", "suite=kernels", "device=cpu", "dry=true", "bench.lengths=[8192]")
@@ -104,6 +105,7 @@ def test_mistakes_are_told_before_anything_is_measured(lab: Lab, words, says):
     assert not list(lab.folder.rglob("*.csv"))
 
 
+@pytest.mark.slow
 def test_some_cases_alone_are_counted(lab: Lab):
     outcome = lab.here("job=bench", "suite=kernels", "dry=true", "bench.cases=[short_conv]")
     assert {line[:10] for line in outcome.out.splitlines()[2:]} == {"short_conv"}
@@ -221,6 +223,7 @@ def test_what_does_not_fit_is_a_row(tmp_path):
         assert "out of memory" in {row["note"] for row in measured(tmp_path, "hyper_pre")}
 
 
+@pytest.mark.slow
 def test_what_breaks_the_gpu_is_a_row_and_ends_the_program(tmp_path):
     error = RuntimeError("CUDA error: an illegal memory access was encountered")
     broken = mock.patch("kernels.ops.hyper_pre.OPERATION.choose", side_effect=error)

@@ -44,6 +44,7 @@ def test_a_ratio_above_one_is_faster_than_its_peer():
     assert row["milliseconds_median"] == 3.0
 
 
+@pytest.mark.slow
 def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
     """Four times the milliseconds for twice the tokens: a token takes twice as long."""
     given = {"16": [1.0], "32": [4.0], "64": [4.0]}

@@ -18,6 +18,7 @@ def config(folder) -> Config:
     return made
 
 
+@pytest.mark.slow
 def test_a_row_for_the_transformer_and_each_preset_at_each_length(tmp_path):
     run_suite(config(tmp_path))
     rows = list(csv.DictReader((tmp_path / "steps.csv").open()))

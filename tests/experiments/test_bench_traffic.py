@@ -40,6 +40,7 @@ def test_a_backward_pass_counts_too():
     assert counted(lambda: torch.autograd.grad(x * 2, x, torch.ones(8))) >= 2 * once
 
 
+@pytest.mark.slow
 def test_the_table_of_the_documents_operations(lab):
     outcome = lab.here("job=bench", "suite=traffic", "device=cpu", "bench.lengths=[32]")
     assert outcome.status == 0, outcome.err

@@ -104,6 +104,7 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     assert float(row["tokens_per_second"]) == 2 * 100 / 4  # of the steps of this attempt
 
 
+@pytest.mark.slow
 def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
     """Wherever a kill or a full disk cut it: of a cut number the rest would pass for the number."""
     log = MetricLog(tmp_path / "metrics.csv", ["aux:x"])

@@ -36,6 +36,7 @@ def test_all_numbers_and_tables_lie_within_their_published_intervals():
     assert again([]) == []
 
 
+@pytest.mark.slow
 def test_chosen_claims_are_printed_and_compared_and_nothing_is_written(lab: Lab):
     outcome = lab.here("job=claims", "claims=[24,13]")
     assert outcome.status == 0, outcome.err
@@ -46,6 +47,7 @@ def test_chosen_claims_are_printed_and_compared_and_nothing_is_written(lab: Lab)
     assert not lab.results.exists()
 
 
+@pytest.mark.slow
 def test_a_number_outside_its_published_interval_fails_the_command(lab: Lab):
     own = lab.results / "published"
     own.mkdir(parents=True)
@@ -71,6 +73,7 @@ def test_what_is_not_there_is_refused_before_anything_is_measured(lab: Lab, word
     assert not lab.results.exists()
 
 
+@pytest.mark.slow
 def test_a_users_runs_take_the_place_of_a_published_study(lab: Lab, tmp_path):
     """The study of sinks, of two runs with a sink and without: the claim is judged, and by two seeds left open."""
     own = tmp_path / "mine"

@@ -87,6 +87,7 @@ def test_a_rate_that_diverges_is_an_outcome_and_not_repeated(lab: Lab, pretend):
         selected(lab, "trainer.max_steps=7")
 
 
+@pytest.mark.slow
 def test_other_failures_stop_the_selection(lab: Lab, pretend, monkeypatch):
     monkeypatch.setattr(select, "train_all", lambda plans: plans)
     with pytest.raises(RunFailed, match="6 of 6 selection runs failed; the same command tries them again"):
@@ -128,6 +129,7 @@ def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
     assert told["validation_loss"].isna().tolist() == [True, False, False, False, False] * 2
 
 
+@pytest.mark.slow
 def test_halving_needs_a_validation_in_the_first_quarter(lab: Lab):
     with pytest.raises(UserError, match=r"first 100 steps .* and trainer.val_every=101; lower that"):
         start(lab.compose(*MODELS, *HALVING, "evaluate.splits=[validation,test]", "trainer.val_every=101"))

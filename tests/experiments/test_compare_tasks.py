@@ -48,6 +48,7 @@ def test_each_task_selects_its_own_rate_of_each_model_and_is_named_in_the_record
     assert len(confirmed) == 8
 
 
+@pytest.mark.slow
 def test_options_of_one_task_are_compared_by_themselves(task_lab: TaskLab):
     command = ["--multirun", "job=compare", "data=mqar", "model=transformer", "compare.extend=0"]
     two = select.start(task_lab.compose(*command, "data.tasks.mqar.pairs=2,3"))
@@ -80,6 +81,7 @@ def test_a_recipe_is_of_a_task_and_sets_its_options_alone(path: Path):
     assert set(tasks) <= {path.stem}
 
 
+@pytest.mark.slow
 def test_a_recipe_without_settings_for_the_data_is_refused(lab: Lab):
     outcome = lab.here("recipe=two_core")
     assert (outcome.status, "recipe=two_core has no settings for data=text, only for" in outcome.err) == (

@@ -82,6 +82,7 @@ def test_every_token_once_with_its_context(model, documents: data.Corpus, stride
     assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, stride, bos), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_context_matters_in_these_tests(model, documents: data.Corpus):
     tokens, bos = documents.splits["test"].tokens, documents.tokenizer.bos_id
     sums = [nats_by_hand(model, tokens, *how) for how in ((1,), (T // 2,), (T,), (T, bos))]
@@ -160,6 +161,7 @@ def test_job_evaluate_prints_the_numbers_of_the_summary(finished: Lab):
     assert re.findall(r"loss ([\d.]+)", other) != re.findall(r"loss ([\d.]+)", line)
 
 
+@pytest.mark.slow
 def test_job_evaluate_of_a_checkpoint_and_of_a_split_by_name(finished: Lab):
     checkpoint = max((finished.run_folder() / "checkpoints").glob("*.ckpt"))
     outcome = finished.here("job=evaluate", f"run={checkpoint}", "evaluate.splits=[validation,test]")
@@ -221,6 +223,7 @@ def test_document_packing_trains_and_scores(lab: Lab, tmp_path: Path):
     assert f"loss {summary['metrics']['test']['loss']:.4f} nats" in again.out
 
 
+@pytest.mark.slow
 def test_any_text_trains_and_prints_all_four_metrics(lab: Lab, tmp_path: Path):
     text = tmp_path / "noten.txt"
     text.write_text("Übermut tut selten gut – 数据很多。\r\n" * 200, encoding="utf-8")

@@ -69,6 +69,7 @@ def test_results_go_to_a_file(go: Go, texts: list[str], tmp_path: Path):
         assert written.decode(errors="replace").rstrip("\ufffd") == row["text"]
 
 
+@pytest.mark.slow
 def test_a_stop_ends_one_text_and_not_the_others(go: Go, texts: list[str], tmp_path: Path):
     written = [text.removeprefix(prompt) for prompt, text in zip(PROMPTS, texts, strict=True)]
     stop, out = written[0][2:4], tmp_path / "out.jsonl"

@@ -72,6 +72,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.slow
 def test_without_a_gpu_it_says_that_everything_stays_unmeasured(lab: Lab):
     outcome = lab.here("job=gpu")
     assert outcome.status == 2
@@ -159,6 +160,7 @@ def test_tuning_launches_a_case_once(tmp_path, monkeypatch):
     assert not (tmp_path / "gpu-rehearsal" / "tuned.toml").exists()  # the interpreter chooses nothing
 
 
+@pytest.mark.slow
 def test_a_launch_says_how_it_went(monkeypatch):
     monkeypatch.setattr("kernels.ops.hyper_pre.OPERATION.choose", mock.Mock(side_effect=ValueError("no")))
     cpu = torch.device("cpu")

@@ -44,6 +44,7 @@ def test_flags_that_exclude_each_other_are_a_mistake_in_one_line(lab: Lab):
     assert "leave --multirun out to see a configuration" in outcome.err
 
 
+@pytest.mark.slow
 def test_everything_that_registers_is_listed(lab: Lab, capsys):
     outcome = lab.here("job=list")
     assert outcome.status == 0, outcome.err
@@ -64,6 +65,7 @@ def test_everything_that_registers_is_listed(lab: Lab, capsys):
         assert f"  {entry.name} " in drawn
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_imported_is_named_and_other_models_go_on(lab: Lab, monkeypatch):
     line = "zoo/mixers/ema.py, line 3: SyntaxError: '(' was never closed"
     monkeypatch.setattr(discovery, "_left_out", {"zoo.mixers.ema": line})
@@ -94,6 +96,7 @@ def test_bytes_have_a_unit_that_shows_them(size: int, text: str):
     assert cost.format_bytes(size) == text
 
 
+@pytest.mark.slow
 def test_costs_say_what_is_not_counted(lab: Lab):
     outcome = lab.here("job=cost", "cost.lengths=[64]")
     assert outcome.status == 0, outcome.err

@@ -78,6 +78,7 @@ def test_a_damaged_config_is_one_line(lab: Lab, guest: Path, text: str):
         *("checkpoints/step-00000020.ckpt", "."),
     ],
 )
+@pytest.mark.slow
 def test_a_link_in_a_run_folder_is_refused(lab: Lab, guest: Path, tmp_path: Path, name: str):
     if name != "summary.json":
         (guest / "summary.json").unlink()
@@ -94,6 +95,7 @@ def test_a_link_in_a_run_folder_is_refused(lab: Lab, guest: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [".lock", ".lock.claim"])
+@pytest.mark.slow
 def test_a_link_to_nothing_is_refused_too(lab: Lab, guest: Path, tmp_path: Path, name: str):
     (guest / "summary.json").unlink()
     (guest / name).unlink(missing_ok=True)
@@ -116,6 +118,7 @@ def test_probes_are_not_written_through_links(lab: Lab, guest: Path, finished: L
     assert not (stranger / "probes").exists()
 
 
+@pytest.mark.slow
 def test_what_a_killed_pass_of_the_probes_left_goes(lab: Lab, guest: Path):
     (guest / "probes").mkdir()
     (guest / "probes" / ".measures.parquet.123.partial").touch()
@@ -124,6 +127,7 @@ def test_what_a_killed_pass_of_the_probes_left_goes(lab: Lab, guest: Path):
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "[" * 100_000, '{"parameters": "x", "best_step": 1}'])
+@pytest.mark.slow
 def test_a_damaged_summary_is_one_line(lab: Lab, guest: Path, text: str):
     (guest / "summary.json").write_text(text)
     outcome = lab.here()
@@ -155,6 +159,7 @@ def test_a_damaged_model_is_one_line(lab: Lab, guest: Path, change: dict | str):
     assert_one_line(lab.here("job=generate", f"run={guest}", "generate.tokens=1"))
 
 
+@pytest.mark.slow
 def test_weights_that_are_no_numbers_write_no_text(lab: Lab, guest: Path):
     weights = load_file(guest / "model.safetensors")
     save_file({name: x * torch.nan for name, x in weights.items()}, guest / "model.safetensors")

@@ -94,6 +94,7 @@ def learn(made: GSA, data, steps: int = 80) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"scores": "relu", "adaptive": "none"}], ids=["sigmoid", "relu"])
+@pytest.mark.slow
 def test_the_trained_indexer_finds_what_dense_attention_looks_at(options):
     made, held_out = by_content(**options), classes(8, seed=10**6)
     untrained, chance, _ = recall(made, held_out)
@@ -106,6 +107,7 @@ def test_the_trained_indexer_finds_what_dense_attention_looks_at(options):
 
 
 @pytest.mark.parametrize("index_rope", [False, True], ids=["unrotated", "rotated"])
+@pytest.mark.slow
 def test_only_a_rotated_indexer_finds_the_last_tokens(index_rope):
     """Attention by position alone, as in the first layers of a model of text: content says nothing of it."""
     made, held_out = by_position(index_rope=index_rope, index_width=8), marked(8, seed=10**6)

@@ -62,6 +62,7 @@ def assert_one_line(outcome: Outcome) -> None:
         pytest.param("matplotlib", "report", marks=pytest.mark.long),
     ],
 )
+@pytest.mark.slow
 def test_ctrl_c_while_a_module_loads(lab: Lab, tmp_path: Path, monkeypatch, module: str, job: str):
     modules, marker = tmp_path / "modules", tmp_path / "marker"
     modules.mkdir()

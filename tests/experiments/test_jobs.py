@@ -95,6 +95,7 @@ def test_analysis_reads_a_run(finished: Lab):
     assert len(results.metrics) == 6
 
 
+@pytest.mark.slow
 def test_list_names_everything(lab: Lab):
     outcome = lab.here("job=list")
     assert outcome.status == 0, outcome.err
@@ -185,6 +186,7 @@ def test_greedy_generation_has_no_seed(finished: Lab):
 
 
 @pytest.mark.parametrize("word", ["tokens=0", "temperature=-1", "top_p=0", "top_k=0"])
+@pytest.mark.slow
 def test_generate_refuses_what_makes_no_sense(finished: Lab, word: str):
     outcome = finished.here("job=generate", f"run={finished.run_folder()}", f"generate.{word}")
     assert outcome.status == 2, outcome
@@ -193,6 +195,7 @@ def test_generate_refuses_what_makes_no_sense(finished: Lab, word: str):
     assert outcome.out == ""
 
 
+@pytest.mark.slow
 def test_a_run_of_an_older_program_stays_readable(lab: Lab, finished: Lab):
     """A key that has since gone from the configuration, in a part that reading a model does not need."""
     shutil.copytree(finished.results, lab.results)
@@ -248,6 +251,7 @@ def test_run_py_works_from_any_folder(finished: Lab):
     assert os.listdir(finished.cwd) == []
 
 
+@pytest.mark.slow
 def test_states_are_compared_in_binary_megabytes(lab: Lab):
     """Two layers of keys and values, 16 fp32 numbers each, for 65,536 tokens: 16 times 2^20 bytes."""
     (config,) = lab.compose("model=transformer", "cost.lengths=[65536]")

@@ -112,6 +112,7 @@ def test_a_step_sees_the_tokens_of_all_its_micro_batches():
     assert tokens_per_step(config) == 600
 
 
+@pytest.mark.slow
 def test_a_run_follows_the_schedule_down_to_its_floor(finished: Lab):
     (config,) = finished.compose()
     rows = [row for row in steady_rows(finished.run_folder()) if row["split"] == "train"]

@@ -39,6 +39,7 @@ def kept(cache: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_on_a_machine_that_is_mostly_busy_the_products_that_were_not_disturbed_count(tmp_path, monkeypatch):
     slow, true = 30.0, 0.5
     rounds = [[slow] * len(peak_flops.SIZES) for _ in range(peak_flops.ROUNDS)]
@@ -65,6 +66,7 @@ def test_it_is_measured_once_a_machine(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1]", '{"flops": "many"}', '{"flops": -1}', '{"flops": NaN}'])
+@pytest.mark.slow
 def test_a_damaged_file_is_measured_again(tmp_path, monkeypatch, damage):
     a_clock(monkeypatch, 1.0)
     first = peak_flops.peak(CPU, tmp_path)

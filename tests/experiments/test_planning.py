@@ -123,6 +123,7 @@ def test_tokens_grow_with_the_size_and_are_the_same_for_all_of_it():
             assert resolved.tokens_per_parameter is None
 
 
+@pytest.mark.slow
 def test_a_run_is_named_by_the_steps_that_its_tokens_give(lab: Lab):
     size = ["model.d_model=32", "model.n_heads=2"]
     (by_tokens,) = lab.compose(*size, "trainer.max_steps=300", "trainer.tokens_per_parameter=2")
@@ -186,6 +187,7 @@ def test_identity_leaves_out_what_cannot_change_a_result(lab: Lab, plain: str, w
     assert run_of(lab, *words) == plain
 
 
+@pytest.mark.slow
 def test_identity_leaves_out_blocks_that_are_not_used(lab: Lab):
     assert run_of(lab, "model.pattern=S", "model.mixers.attention.rope_base=5") == run_of(
         lab, "model.pattern=S"
@@ -211,6 +213,7 @@ def test_identity_leaves_out_blocks_that_are_not_used(lab: Lab):
         "evaluate.stride=4",
     ],
 )
+@pytest.mark.slow
 def test_identity_covers_what_can(lab: Lab, plain: str, word: str):
     assert run_of(lab, word) != plain
 

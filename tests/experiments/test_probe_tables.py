@@ -257,6 +257,7 @@ def test_rows_of_batches_are_averaged_by_count():
     ]
 
 
+@pytest.mark.slow
 def test_loss_by_position_against_a_loop():
     config = zoo.ModelConfig(pattern="F", depth=1, d_model=8, n_heads=2)
     model = zoo.LanguageModel(config, vocab_size=VOCAB, seq_len=16, seed=3)

@@ -30,6 +30,7 @@ def parts(study: Path):
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+@pytest.mark.slow
 def test_a_published_folder_says_where_it_comes_from(study):
     assert missing_parts(study) == []
 
@@ -52,6 +53,7 @@ def test_published_runs_are_found_by_their_configurations(study):
         assert (config.seed, config.optim.lr, letters_of(config.model)) == (row.seed, row.lr, row.pattern)
 
 
+@pytest.mark.slow
 def test_a_folder_without_its_readme_is_seen(tmp_path):
     study = shutil.copytree(next(path for path in STUDIES if path.name == "sinks"), tmp_path / "sinks")
     (study / "README.md").unlink()

@@ -124,6 +124,7 @@ def bytes_of(model: LanguageModel, mode: str, block: int | None = None) -> int:
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.slow
 def test_memory_is_free_as_soon_as_the_backward_is_past(mode, monkeypatch):
     """Without help from the garbage collector, which a GPU's memory would not wake."""
     alive = weakref.WeakSet()
@@ -176,6 +177,7 @@ def test_evaluation_forgets_nothing():
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.slow
 def test_a_run_is_the_same_run_however_it_is_computed(lab: Lab, mode):
     plain, other = (lab.compose("model=orthgsa", f"trainer.recompute={x}")[0] for x in ("none", mode))
     from experiments.plan import plan

@@ -28,6 +28,7 @@ def _checkpoints(folder: Path) -> list[Path]:
     return sorted((folder / "checkpoints").glob("*.ckpt"))
 
 
+@pytest.mark.slow
 def test_a_truncated_checkpoint_falls_back_to_the_one_before(lab: Lab, finished: Lab, unfinished: Path):
     before, newest = _checkpoints(unfinished)
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
@@ -48,6 +49,7 @@ def test_without_a_readable_checkpoint_a_run_starts_again(lab: Lab, finished: La
     assert_same_run(unfinished, finished.run_folder())
 
 
+@pytest.mark.slow
 def test_a_run_stopped_before_its_summary_only_scores_again(lab: Lab, finished: Lab, unfinished: Path):
     shutil.copy(finished.run_folder() / "model.safetensors", unfinished)
     for place in (unfinished, unfinished / "checkpoints"):
@@ -82,6 +84,7 @@ def test_a_run_that_is_paused_again_and_again_ends_as_one_that_was_not(lab: Lab)
     assert_same_run(lab.run_folder(), whole.run_folder())
 
 
+@pytest.mark.slow
 def test_divergence_stops_at_once_and_says_where(lab: Lab):
     outcome = lab.here("optim.lr=1e30", "optim.warmup_steps=0", "trainer.checkpoint_every=1")
     run = RunFolder(lab.run_folder())

@@ -42,6 +42,7 @@ def test_weights_and_batches_come_from_the_seed_of_the_run(lab: Lab, seed: int):
         assert float(row["loss"]) == pytest.approx(float(loss), rel=1e-5), i
 
 
+@pytest.mark.slow
 def test_losses_of_other_weights_and_other_batches_are_told_apart(lab: Lab):
     """What the test above compares to five digits differs in the third."""
     (config,) = lab.compose(*STILL)

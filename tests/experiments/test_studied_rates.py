@@ -32,6 +32,7 @@ def planned(lab: Lab, *words: str) -> planning.Plan:
 
 
 @pytest.mark.parametrize(("model", "rate"), [("transformer", 1e-2), ("kda", 1e-3)])
+@pytest.mark.slow
 def test_a_model_takes_the_rate_selected_for_it_and_keeps_the_schedules_shape(
     lab: Lab, model: str, rate: float
 ):
@@ -40,6 +41,7 @@ def test_a_model_takes_the_rate_selected_for_it_and_keeps_the_schedules_shape(
     assert optim.lr_min / optim.lr == pytest.approx(OptimConfig.lr_min / OptimConfig.lr)
 
 
+@pytest.mark.slow
 def test_a_run_is_named_by_the_rate_wherever_it_comes_from(lab: Lab):
     words = ["optim.lr_study=earlier"], ["optim.lr=1e-2", "optim.lr_min=1e-3"]
     by_study, by_hand = (planned(lab, "model=transformer", *each) for each in words)

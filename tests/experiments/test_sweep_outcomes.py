@@ -36,6 +36,7 @@ def told(planned: Plan, status: int | None, capsys) -> tuple[str, int]:
     return capsys.readouterr().out, len(made.failed)
 
 
+@pytest.mark.slow
 def test_a_worker_that_failed_tells_its_record(planned: Plan, capsys):
     planned.folder.fail(ValueError("the loss is not finite"))
     out, failed = told(planned, 1, capsys)
@@ -57,12 +58,14 @@ def test_a_killed_worker_does_not_tell_the_failure_of_an_earlier_attempt(
     assert failed == 1
 
 
+@pytest.mark.slow
 def test_a_worker_without_a_record_tells_its_status(planned: Plan, capsys):
     out, failed = told(planned, 1, capsys)
     assert f"FAILED: stopped with status 1 ({planned.folder.path})" in out
     assert failed == 1
 
 
+@pytest.mark.slow
 def test_a_complete_cell_is_done_however_its_worker_ended(planned: Plan, capsys):
     metrics = {"test": {"loss": 1.23456, "bits_per_byte": 2.5}}
     Path(planned.folder.path / "summary.json").write_text(json.dumps({"metrics": metrics}))
@@ -95,6 +98,7 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_worker_tells_its_run_how_many_train_at_once(planned: Plan, monkeypatch):
     """It stands in the summary, where reports see that a speed was not of a machine alone."""
     told = []
@@ -115,6 +119,7 @@ class StartedHere:
         self.start = functools.partial(target, *args)
 
 
+@pytest.mark.slow
 def test_names_of_cells_leave_out_what_all_share(lab: Lab):
     shared = ["model=transformer", "model.channel.name=moe"]
     plans = [plan(config) for config in lab.compose("--multirun", *shared, "model.residual.name=add,mhc")]
@@ -123,6 +128,7 @@ def test_names_of_cells_leave_out_what_all_share(lab: Lab):
     assert list(cell_names(plans[:1]).values()) == [plans[0].title]
 
 
+@pytest.mark.slow
 def test_a_sweep_without_progress_draws_no_bar(planned: Plan, capsys):
     for enabled in (True, False):
         planned.config.trainer.progress = enabled
@@ -135,6 +141,7 @@ def test_a_sweep_without_progress_draws_no_bar(planned: Plan, capsys):
         assert bool(said.err.strip()) == enabled
 
 
+@pytest.mark.slow
 def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: Plan):
     """A process may be killed between writing the summary and removing the record."""
     planned.folder.fail(ValueError("an older story"))

@@ -46,6 +46,7 @@ def guest(lab: Lab, finished: Lab) -> Path:
 
 # A traceback fits into 16 KiB (4.5 KB on Python 3.13), a checkpoint does not.
 @pytest.mark.parametrize("size", [0, 16_384])
+@pytest.mark.slow
 def test_training_where_files_cannot_grow(lab: Lab, finished: Lab, size: int):
     with small_files(size):
         outcome = lab.here()
@@ -56,6 +57,7 @@ def test_training_where_files_cannot_grow(lab: Lab, finished: Lab, size: int):
     assert not [path for path in lab.results.rglob("*") if "partial" in path.name]
 
 
+@pytest.mark.slow
 def test_probing_where_files_cannot_grow(lab: Lab, guest: Path):
     with small_files(0):
         outcome = lab.here("job=probe", f"run={guest}", "probe.prompts=[]", "probe.extrapolate=1")
@@ -111,6 +113,7 @@ def test_a_file_or_folder_of_the_wrong_kind(lab: Lab, guest: Path, job: str, pla
 
 
 @pytest.mark.parametrize("text", ["{", "3", "[1]"])
+@pytest.mark.slow
 def test_a_damaged_list_of_stages(lab: Lab, text: str):
     place = lab.results / "gpu-rehearsal" / "stages.json"
     place.parent.mkdir(parents=True)
@@ -118,6 +121,7 @@ def test_a_damaged_list_of_stages(lab: Lab, text: str):
     assert_one_line(lab.here("job=gpu", "gpu.rehearse=true"), 2, f"{place} is damaged", "remove it")
 
 
+@pytest.mark.slow
 def test_output_that_nobody_takes(lab: Lab):
     for file, status in (("/dev/full", 2), (None, 141)):
         reader, writer = os.pipe() if file is None else (None, os.open(file, os.O_WRONLY))

@@ -143,6 +143,7 @@ def test_the_report_says_what_the_task_is(finished: TaskLab):
     assert "every answer of it scored once" in text
 
 
+@pytest.mark.slow
 def test_models_are_compared_within_a_task(finished: TaskLab, task_lab: TaskLab):
     outcome = task_lab.here("data=parity", "trainer.max_steps=1")
     assert outcome.status == 0, outcome
@@ -208,6 +209,7 @@ def test_jobs_of_text_say_that_a_task_has_none(finished: TaskLab, monkeypatch, w
     assert (outcome.status, says in outcome.err) == (2, True), outcome
 
 
+@pytest.mark.slow
 def test_probes_tell_where_attention_looks_for_an_answer(finished: TaskLab, monkeypatch):
     """Of one sequence the shares are sums over its attention map, where weights below 1e-3 are left out."""
     run = finished.run_folder()

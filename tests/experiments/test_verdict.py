@@ -112,6 +112,7 @@ def test_speeds_are_of_pairs_taken_in_turns(mode, monkeypatch):
     assert all(0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
 
 
+@pytest.mark.slow
 def test_a_table_is_measured_once_and_a_changed_block_needs_a_new_name(tmp_path, monkeypatch):
     config = Config(results=str(tmp_path), name="v", match="params")
     block = find_block("kda")

@@ -132,6 +132,7 @@ def test_tables_of_the_best_weights_do_not_depend_on_whether_they_were_asked_for
     assert not probe_run.is_probed(run, ProbeConfig(windows=ProbeConfig().windows + 1))
 
 
+@pytest.mark.slow
 def test_an_absent_step_says_which_there_are(early: Lab, run: Path):
     outcome = probe(early, run, "probe.at=12")
     assert outcome.status == 1
@@ -145,6 +146,7 @@ def test_an_absent_step_says_which_there_are(early: Lab, run: Path):
     assert list(saved_weights.available(run)) == [10], "a card without weights is none"
 
 
+@pytest.mark.slow
 def test_weights_of_a_step_can_be_scored_too(early: Lab, run: Path):
     outcome = early.here("job=evaluate", f"run={run / 'weights' / 'step-00000007'}")
     assert outcome.status == 0, outcome.err

@@ -66,6 +66,7 @@ def test_every_bit_of_the_hash_depends_on_every_bit_of_its_input():
         assert (flips - 0.5).abs().max() < 0.06
 
 
+@pytest.mark.slow
 def test_a_draw_is_a_function_of_its_coordinates():
     keys, positions = grid(3, 11)
     noise = gumbel_noise(keys, positions, 2, 4, 6)

@@ -106,6 +106,7 @@ def test_factorise_saves_stream_state_and_no_attention_cache():
     assert (cost.stream_bytes(plain), cost.state_bytes(plain, 64)) == (32 * 4, cache)
 
 
+@pytest.mark.slow
 def test_flops_are_of_the_model_and_not_of_what_is_computed_again():
     """A product with U [4, 1] at each of two places, and its gradient; U is no parameter at r = 1."""
     plain, one = (

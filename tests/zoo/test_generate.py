@@ -54,6 +54,7 @@ def draws(logits, **options) -> torch.Tensor:
     return torch.bincount(picked, minlength=len(logits)) / 4000
 
 
+@pytest.mark.slow
 def test_draws_follow_the_probabilities():
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     logits = p.log().tolist()

@@ -44,6 +44,7 @@ def test_flops_are_matched_at_the_length_that_is_asked_for():
     assert layer_flops(long, 64, 256) == pytest.approx(layer_flops(made("F", **LOW), 64, 256), rel=0.01)
 
 
+@pytest.mark.slow
 def test_flops_that_no_width_saves_name_the_nearest_and_the_option_that_would():
     with pytest.raises(
         UserError, match=r"the nearest is [\d,]+ \(\+[\d.]+%\), with channel\.swiglu\.hidden=1;"

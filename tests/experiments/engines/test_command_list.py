@@ -131,12 +131,14 @@ def test_a_command_works_in_a_shell_of_any_folder(lab: Lab, tmp_path):
 @pytest.mark.parametrize(
     "words", [["model=transformer", "match=params"], ["model=nsa", "optim.lr_min_ratio=0.1"]]
 )
+@pytest.mark.slow
 def test_a_record_holds_the_whole_plan(lab: Lab, words: list[str]):
     (config,) = lab.compose(*words)
     planned = plan(config)
     assert read_record(write_record(planned)) == planned
 
 
+@pytest.mark.slow
 def test_a_bad_record_is_refused_in_a_line(lab: Lab):
     (config,) = lab.compose()
     path = write_record(plan(config))
@@ -181,6 +183,7 @@ def test_mistakes_are_refused_before_anything_is_written(lab: Lab, words: list[s
     assert not lab.left_behind()
 
 
+@pytest.mark.slow
 def test_a_machine_without_slurm_is_told_so(lab: Lab, monkeypatch):
     pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
     monkeypatch.setenv("PATH", "")

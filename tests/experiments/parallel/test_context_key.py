@@ -52,6 +52,7 @@ def test_shards_learn_what_one_process_learns(
     assert found["metrics"]["test"]["tokens"] == wanted["metrics"]["test"]["tokens"]
 
 
+@pytest.mark.slow
 def test_shards_are_no_part_of_what_a_run_is(lab: Lab):
     plain, cut = (plan(lab.compose(*MODEL, *words)[0]) for words in ([], CUT))
     assert plain.run == cut.run
@@ -76,6 +77,7 @@ def test_what_cannot_be_cut_is_refused(lab: Lab, words: list[str], said: str):
         check_config(config)
 
 
+@pytest.mark.slow
 def test_sequences_of_tasks_are_not_cut(task_lab: TaskLab):
     (config,) = task_lab.compose(*CUT)
     with pytest.raises(UserError, match="is for texts; sequences of data=mqar are short"):

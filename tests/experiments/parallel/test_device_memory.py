@@ -51,6 +51,7 @@ def test_every_model_can_be_counted(name: str, monkeypatch: pytest.MonkeyPatch):
     assert sizes["none"].activations >= sizes["full"].activations
 
 
+@pytest.mark.slow
 def test_the_strategies_of_a_model(monkeypatch: pytest.MonkeyPatch):
     """Without sharding 16 bytes a parameter, DDP's buckets with two copies; with it an n-th, and what is gathered."""
     config = Config()
@@ -74,6 +75,7 @@ def test_the_strategies_of_a_model(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("letter", ["F", "K", "S"])
+@pytest.mark.slow
 def test_a_shard_of_a_sequence_needs_its_share_of_the_activations(
     letter: str, monkeypatch: pytest.MonkeyPatch
 ):

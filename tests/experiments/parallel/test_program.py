@@ -95,6 +95,7 @@ def test_gpus_of_other_machines_are_not_looked_for_here(lab: Lab, engine: str):
     check_config(lab.compose(*words)[0])
 
 
+@pytest.mark.slow
 def test_nodes_have_to_be_told_where_they_meet(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ARCHZOO_RENDEZVOUS", raising=False)
     outcome = lab.here(*STEP, "trainer.nodes=2")

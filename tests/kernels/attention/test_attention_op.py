@@ -81,6 +81,7 @@ def test_gradients_are_the_derivatives(options):
     [{}, {"window": 3}, {"cu_seqlens": packed(4, 1, 6)}, {"cu_seqlens": packed(4, 7), "window": 2}],
     ids=["plain", "window", "packed", "packed window"],
 )
+@pytest.mark.slow
 def test_compiles_in_one_graph(options):
     inputs = qkv(1, 11, kv_heads=2)
     compiled = torch.compile(partial(attention, **options), fullgraph=True, backend="aot_eager")

@@ -164,6 +164,7 @@ def test_fewer_heads_are_shared(backend):
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(3, 0, 4)], ids=["batch", "packed"])
 @pytest.mark.parametrize("per_channel", [False, True], ids=["head", "channel"])
+@pytest.mark.slow
 def test_gradients_are_the_derivatives(per_channel, cu_seqlens):
     sequences = None if cu_seqlens is None else 3
     given = inputs(1, 7, per_channel=per_channel, heads=1, width=3, value_width=2, sequences=sequences)
@@ -172,6 +173,7 @@ def test_gradients_are_the_derivatives(per_channel, cu_seqlens):
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
+@pytest.mark.slow
 def test_compiles_in_one_graph(cu_seqlens):
     given = inputs(1, 40, sequences=None if cu_seqlens is None else 3)
     call = everything("torch", cu_seqlens=cu_seqlens)

@@ -56,6 +56,7 @@ channels = pytest.mark.parametrize("per_channel", [False, True], ids=["head", "c
 
 
 @channels
+@pytest.mark.slow
 def test_a_short_sequence(per_channel):
     compare(inputs(37, per_channel, "some -30", width=33))
 

@@ -68,6 +68,7 @@ def test_half_precision_and_autocast_are_computed_in_fp32():
         assert torch.equal(joined(*args), wanted)
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph():
     assert_agree(torch.compile(joined, fullgraph=True, backend="aot_eager"), joined, inputs())
 

@@ -63,6 +63,7 @@ def test_flops_are_counted():
     assert counter.get_total_flops() == 2 * tokens * (2 * 16 * 8 + 2 * 4 * 8)
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph():
     compiled = torch.compile(hyper_post, fullgraph=True, backend="aot_eager")
     assert_agree(compiled, hyper_post, list(stream_inputs().values()))

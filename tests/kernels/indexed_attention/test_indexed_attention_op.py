@@ -153,6 +153,7 @@ def test_selecting_everything_is_full_attention():
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "relu"])
+@pytest.mark.slow
 def test_gradients_are_the_derivatives(kind):
     inputs = [x.requires_grad_() for x in layer(1, 7, 2, 1, 3, 2, 2, 3, signed=kind == "relu")]
     call = joined(rule=AdaptiveK("none", 3, 1, 3), scores=kind)
@@ -231,6 +232,7 @@ def test_compiles_in_one_graph():
     assert_agree(compiled, call, inputs)
 
 
+@pytest.mark.slow
 def test_the_operators_keep_what_they_promise_to_pytorch():
     settings = ("inverse", 9, 2, 18, 1.0, 0.01, 0.35, "sigmoid", True)
     inputs = [x.requires_grad_() for x in layer(1, 12)]

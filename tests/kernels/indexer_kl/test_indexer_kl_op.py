@@ -207,6 +207,7 @@ def test_sequences_count_the_same_whatever_their_length(k):
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["plain", "packed"])
 @pytest.mark.parametrize("k", [None, 5], ids=["visible", "selected"])
+@pytest.mark.slow
 def test_compiles_in_one_graph(k, cu_seqlens):
     compiled = torch.compile(indexer_kl, fullgraph=True, backend="aot_eager")
     for seed in (0, 1):

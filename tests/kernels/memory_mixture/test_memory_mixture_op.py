@@ -108,6 +108,7 @@ def test_without_the_delta_term_it_is_gated_linear_attention(backend):
     )
 
 
+@pytest.mark.slow
 def test_gradients_without_the_delta_term_are_the_derivatives():
     given, routes = inputs(1, 7, memories=2, slots=1, heads=1, width=3, value_width=2)
     given = [x.requires_grad_() for x in given]
@@ -174,6 +175,7 @@ def test_the_order_of_routes_does_not_matter(backend):
 
 
 @pytest.mark.parametrize("update", ["gated_delta", "gated_linear"])
+@pytest.mark.slow
 def test_compiles_in_one_graph(update):
     given, routes = inputs(1, 40, sequences=3)
     call = everything("torch", routes, packed(30, 1, 9), update)

@@ -37,6 +37,7 @@ def compare(given, dtype=torch.float32, **options):
     assert_kernel_agrees(call, given, dtype, keep=keep, gates=("g",))
 
 
+@pytest.mark.slow
 def test_a_short_sequence():
     compare(inputs(1, 30))
 
@@ -46,6 +47,7 @@ def test_a_batch_and_two_heads():
     compare(inputs(2, 9, memories=2, slots=1, heads=2))
 
 
+@pytest.mark.slow
 def test_heads_wider_than_a_tile():
     """H·V = 80 numbers a token, in tiles of 64: gradients of weights are sums over both."""
     compare(inputs(1, 4, memories=2, slots=2, heads=2, width=8, value_width=40))

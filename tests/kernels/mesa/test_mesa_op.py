@@ -195,6 +195,7 @@ def test_gradients_are_those_of_the_exact_solve(backend):
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(3, 0, 4)], ids=["batch", "packed"])
+@pytest.mark.slow
 def test_gradients_are_the_derivatives(cu_seqlens, monkeypatch):
     monkeypatch.setattr(torch_ops, "CHUNK", 2)
     sequences = 1 if cu_seqlens is None else 3

@@ -71,6 +71,7 @@ def cases() -> list:
 
 
 @pytest.mark.parametrize("name", cases())
+@pytest.mark.slow
 def test_kernels_equal_the_definition(name):
     shape, options = CASES[name]
     assert_kernel_agrees(partial(call, **options), case(**shape), torch.float32)

@@ -110,6 +110,7 @@ def cases() -> list:
 
 
 @pytest.mark.parametrize("case", cases())
+@pytest.mark.slow
 def test_kernels_equal_the_definition(case):
     tensors, options = CASES[case]
     # A window of one token passes its key no gradient: what is left is rounding, added up.

@@ -64,6 +64,7 @@ SHORT, LONG = ("one block", "packed"), ("grouped heads", "wide")
     "case",
     [name if name in SHORT else pytest.param(name, marks=long if name in LONG else slow) for name in CALLS],
 )
+@pytest.mark.slow
 def test_kernels_equal_the_definition(case):
     tensors, options = CALLS[case]
     compare(tensors, options, exact=of_equal_keys(2.0, 64) if case == "one way" else EXACT_LIMIT)

@@ -90,6 +90,7 @@ def test_sixteen_bit_inputs_are_computed_in_fp32():
     torch.testing.assert_close(m, sinkhorn(raw.float()), rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph_and_runs_on_the_meta_device():
     compiled = torch.compile(sinkhorn, fullgraph=True, backend="aot_eager")
     assert_agree(compiled, sinkhorn, [normal(5, 4, 4)])

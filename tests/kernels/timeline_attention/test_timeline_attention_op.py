@@ -120,6 +120,7 @@ def test_gradients_are_the_derivatives(cu_seqlens):
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
+@pytest.mark.slow
 def test_compiles_in_one_graph(cu_seqlens):
     batch = 1 if cu_seqlens is not None else 2
     call = partial(timeline_attention, n_timelines=6, rope_base=1e4, cu_seqlens=cu_seqlens)

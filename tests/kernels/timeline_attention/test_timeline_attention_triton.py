@@ -111,6 +111,7 @@ def test_starts_sum_over_more_chunks_than_a_program_takes_at_once():
     assert torch.equal(starts[:3].long(), time * torch.arange(3, device=DEVICE))
 
 
+@pytest.mark.slow
 def test_counting_takes_any_integers_and_strides():
     drawn = assigned(2, 9, 3, 4).to(DEVICE, torch.int32)
     assert_sorted(torch.stack([drawn, drawn + 1], -1)[..., 0], 4, None)
