@@ -219,11 +219,13 @@ def _intervals(family: Family, deviation: float, unit: str) -> str:
             + "); Dunnett's test"
         )
     else:
-        noisiest = family.table.index[int(np.nanargmax(spread.variances))]
+        apart = list(family.table.index[spread.apart])
+        verb, each = ("is", "its own deviation") if len(apart) == 1 else ("are", "deviations of their own")
         how = (
-            f"Deviations over seeds differ between models (Cochran's test, p = {spread.unequal:.2g}; largest for "
-            f"{noisiest}), so each has its own and intervals are long: more seeds shorten them. Welch's test with "
-            "Bonferroni's correction"
+            f"{listing(apart, 12)} {verb} noisier over seeds than the others (Cochran's test, p = {spread.unequal:.2g})"
+            f": {each}, with long intervals that more seeds would shorten. For the others one, {deviation:.2g} {unit} "
+            f"({spread.degrees} degrees of freedom), in which what is noisier counts as if it were just not too noisy"
+            ". Welch's test with Bonferroni's correction"
         )
     return (
         f"{how}: all intervals together hold the true differences in 95 % of studies. Ranks compare every pair of "

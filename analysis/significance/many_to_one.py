@@ -26,8 +26,9 @@ class Differences(NamedTuple):
 def against_baseline(spread: Spread, baseline: int, confidence: float = 0.95) -> Differences:
     """Return the differences of all models from the model at the place ``baseline``.
 
-    Pooled variance: Dunnett's test, exact for normal errors of one variance. Otherwise Welch's t with Bonferroni's
-    correction. Not Holm's: a p-value corrected step by step can be below 0.05 beside an interval that holds zero.
+    One variance for all: Dunnett's test, exact for normal errors. Where a model stands apart: Student's t, Welch's for
+    that model, with Bonferroni's correction. Not Holm's: a p-value corrected step by step can be below 0.05 beside an
+    interval that holds zero.
     Sources: Dunnett 1955; Welch 1947; Dunn 1961.
     """
     others = np.delete(np.arange(len(spread.means)), baseline)

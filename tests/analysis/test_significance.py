@@ -103,18 +103,37 @@ def test_the_baseline_may_stand_anywhere():
         assert a[1:] == pytest.approx(b[:2][::-1])
 
 
-def test_a_model_that_is_far_noisier_is_not_pooled():
-    """Welch's degrees of freedom by hand, Bonferroni over two comparisons."""
+def test_a_model_that_is_far_noisier_has_its_own_deviation():
+    """Of three seeds each, a share of squares b has P(B > b) = (1 - b)^2; Bonferroni over two comparisons."""
     quiet, noisy = [np.array([3.0, 3.1, 3.2]), np.array([3.3, 3.4, 3.5])], np.array([2.0, 4.0, 6.0])
     spread = spread_of([*quiet, noisy])
-    assert not spread.pooled
+    assert list(spread.apart) == [False, False, True]
     assert spread.unequal < 0.01
+    share = 1 - math.sqrt(0.1 / 3)  # just not too noisy
+    assert spread.variance == pytest.approx(0.04 / (1 - share) / 6)
     found = against_baseline(spread, 0)
-    a, b = 4.0 / 3, 0.01 / 3
-    degrees = (a + b) ** 2 / ((a**2 + b**2) / 2)
+    assert found.half_width[1] == pytest.approx(student_t(6, 0.975) * math.sqrt(spread.variance * 2 / 3))
+    assert found.p[1] == pytest.approx(2 * student_tail(0.3 / math.sqrt(spread.variance * 2 / 3), 6))
+    a, b = 4.0 / 3, spread.variance / 3
+    degrees = (a + b) ** 2 / (a**2 / 2 + b**2 / 6)
     assert found.half_width[2] == pytest.approx(student_t(degrees, 0.975) * math.sqrt(a + b))
-    assert found.half_width[1] == pytest.approx(student_t(4.0, 0.975) * math.sqrt(2 * b))
-    assert found.p[1] == pytest.approx(2 * student_tail(0.3 / math.sqrt(2 * b), 4))
+
+
+def test_several_noisy_models_stand_apart_one_by_one():
+    """The second is seen when the first no longer hides it; of models of two seeds and of one."""
+    near = [np.array([x, x + 0.1]) for x in np.arange(8.0)]
+    spread = spread_of([np.array([0.0, 30.0]), *near, np.array([0.0, 900.0]), np.array([2.0])])
+    assert list(np.flatnonzero(spread.apart)) == [0, 9]
+    assert 0.005 < spread.variance < 0.05
+    error, degrees = spread.errors(np.array([10, 0]), np.array([1, 9]))
+    assert error[0] == pytest.approx(math.sqrt(spread.variance * 1.5))
+    assert degrees[0] == spread.degrees == 10
+    assert error[1] == pytest.approx(math.sqrt((450 + 405000) / 2))
+
+
+def test_of_two_models_the_noisier_one_stands_apart():
+    spread = spread_of([np.array([3.0, 3.001]), np.array([1.0, 9.0])])
+    assert list(spread.apart) == [False, True]
 
 
 def test_no_interval_holds_zero_beside_a_p_below_five_per_cent():
