@@ -57,6 +57,7 @@ def test_models_stand_beside_what_their_seeds_differ(both):
     assert back.loc["one", "largest_of_a_run"] == pytest.approx(-0.09), "the farthest, whichever way it went"
 
 
+@pytest.mark.slow
 def test_only_runs_that_both_have_count(both, write_run, tmp_path):
     write_run(both[1], "four", loss=1.0, model={"residual": "four"})
     assert set(across_machines(*both)["label"]) == set(LOSSES)
@@ -65,6 +66,7 @@ def test_only_runs_that_both_have_count(both, write_run, tmp_path):
         across_machines(both[0], tmp_path / "c" / "exp")
 
 
+@pytest.mark.slow
 def test_a_report_of_one_machine_says_so(both):
     (told,) = [text for text in caveats(load_results(both[0])) if text.startswith("numbers of one machine")]
     assert "(Example CPU, AVX512, 1 thread(s))" in told

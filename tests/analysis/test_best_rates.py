@@ -60,6 +60,7 @@ def test_the_whole_validation_split_chooses_where_every_run_was_scored_on_it(swe
     assert rates(swept(curves, whole={1e-3: 2.8, 1e-2: 3.1})) == [1e-3]
 
 
+@pytest.mark.slow
 def test_a_model_that_was_never_validated_is_shown_with_all_its_rates(swept, tmp_path):
     swept({1e-3: [[3.0]], 1e-2: [[3.5]]}, "unknown", 1)
     for file in (tmp_path / "exp").glob("*/metrics.csv"):

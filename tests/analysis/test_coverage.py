@@ -39,6 +39,7 @@ def study(models: int, seeds: int, number: int, which: str = EQUAL, more: int = 
 
 
 @pytest.mark.parametrize(("models", "seeds"), [(2, 2), (4, 3)])
+@pytest.mark.slow
 def test_equal_models_are_tied_and_intervals_hold_the_truth_in_a_small_simulation(models, seeds):
     found = study(models, seeds, 200)
     assert 92 <= found["all"] <= 99

@@ -119,6 +119,7 @@ def test_a_curve_that_ends_too_early_is_shown_and_named(tmp_path, write_run):
     assert any(half.name in text and "its curve is short" in text for text in caveats(results))
 
 
+@pytest.mark.slow
 def test_rows_of_an_export_without_a_run_are_left_out(tmp_path, write_run):
     for seed in range(3):
         write_run(tmp_path / "exp", seed=seed)

@@ -80,6 +80,7 @@ def test_exports_and_run_folders_mix_and_folders_win(three, tmp_path, write_run)
     assert len(listed.runs) == 3
 
 
+@pytest.mark.slow
 def test_labels_are_told_apart_over_exports_and_folders(tmp_path, write_run):
     write_run(tmp_path / "a", seed=0)
     load_results(tmp_path / "a").to_parquet(tmp_path / "stored")

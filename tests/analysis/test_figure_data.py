@@ -57,6 +57,7 @@ def test_loss_curves_without_validation_say_why(tmp_path, write_run):
         loss_curves.table(load_results(folder))
 
 
+@pytest.mark.slow
 def test_comparison_draws_means_intervals_and_perplexity(quickstart):
     figure = comparison.draw(comparison.table(load_results(quickstart)))
     axes = figure.axes[0]
@@ -91,6 +92,7 @@ def test_one_seed_gives_a_dot_without_an_interval(tmp_path, write_run):
     assert "one seed: no interval" in comparison.caption(table)
 
 
+@pytest.mark.slow
 def test_captions_name_seeds_and_texts(quickstart):
     results = load_results(quickstart)
     for module in (loss_curves, comparison):

@@ -20,6 +20,7 @@ def drawn(figure, tmp_path):
 
 
 @pytest.mark.parametrize("models", [1, 4, 7, 40])
+@pytest.mark.slow
 def test_a_long_legend_makes_a_figure_higher(tmp_path, models):
     figure, _ = panels(1, 2, 1.75)
     styles = series_styles((f"model {number}", None) for number in range(models))
@@ -30,6 +31,7 @@ def test_a_long_legend_makes_a_figure_higher(tmp_path, models):
     assert (figure.get_size_inches()[1] > 1.75) == (models > 1)
 
 
+@pytest.mark.slow
 def test_axes_that_are_too_low_make_a_figure_higher(tmp_path):
     figure, _ = new_figure(1.0, rows=4)
     drawn(figure, tmp_path)

@@ -108,6 +108,7 @@ def test_what_is_told_far_out_is_the_last_bucket_and_not_the_worst(tmp_path, wri
     assert "transformer +0.500" in extrapolation.caption(table)
 
 
+@pytest.mark.slow
 def test_no_sink_is_said_plainly_and_a_single_head_beside_it(first_tokens):
     results = first_tokens([[0.05, 0.06]])()
     text = sinks.caption(sinks.table(results))
@@ -131,6 +132,7 @@ def test_a_sink_of_another_head_in_each_seed_is_a_sink(first_tokens):
     assert sorted(dots.get_ydata())[-2:] == pytest.approx([0.2, 0.24])
 
 
+@pytest.mark.slow
 def test_gated_models_are_named_and_missing_ones_keep_their_look(first_tokens):
     gate = measure("output_gate_mean", 0.5, layer=0, head=0)
     first_tokens([[0.1]], name="plain", model={"color": "#d55e00"})

@@ -148,6 +148,7 @@ def test_ours_alone_is_drawn_and_said(static_csv):
     assert len(static_model.draw(alone).axes) == 2
 
 
+@pytest.mark.slow
 def test_the_figure_of_a_model_stands_beside_its_table(static_csv, tmp_path: Path):
     assert {path.name for path in static_model.draw_file(static_csv)} == {"static.svg", "static.png"}
     (tmp_path / "none.csv").write_text("suite,model\na,b\n")

@@ -67,6 +67,7 @@ def sigmas(m):
     return math.sqrt((square + root) / 2), math.sqrt((square - root) / 2)
 
 
+@pytest.mark.slow
 def test_composite_gains_are_those_of_the_products_by_depth_and_seed(tmp_path, write_run):
     for seed, scale in ((0, 1.0), (1, 1.5)):
         write_two_streams(tmp_path / "exp", write_run, seed, scale)

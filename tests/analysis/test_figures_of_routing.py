@@ -133,6 +133,7 @@ def test_controls_of_independent_choices_and_of_choices_by_frequency():
     assert found["identity"]["frequency"] < 0.1 * found["identity"]["token"]
 
 
+@pytest.mark.slow
 def test_typical_tokens_of_the_head_that_tells_most(tmp_path, write_run):
     write_routed(tmp_path / "exp", write_run)
     write_routed(

@@ -20,6 +20,7 @@ def line(axes, label):
     return found
 
 
+@pytest.mark.slow
 def test_the_map_shows_first_choices_as_opaque_as_they_are_probable(tmp_path, write_run):
     run = write_run(tmp_path / "exp", "hypergraph interlaced_sf", blocks=ROUTERS)
     first = {
@@ -81,6 +82,7 @@ def write_choices(tmp_path, write_run, taken: int = 1):
     return load_results(tmp_path / "exp")
 
 
+@pytest.mark.slow
 def test_bars_show_every_choice_of_the_head_that_tells_tokens_apart(tmp_path, write_run):
     table = routing_choices.table(write_choices(tmp_path, write_run))
     assert set(table["head"]) == {0}
@@ -103,6 +105,7 @@ def test_bars_show_every_choice_of_the_head_that_tells_tokens_apart(tmp_path, wr
     assert "The block uses the first choice." in said
 
 
+@pytest.mark.slow
 def test_each_timeline_has_its_tokens_in_their_order(tmp_path, write_run):
     table = routed_sentence.table(write_choices(tmp_path, write_run))
     (axes,) = routed_sentence.draw(table).axes
@@ -119,6 +122,7 @@ def test_each_timeline_has_its_tokens_in_their_order(tmp_path, write_run):
     assert "outlined" not in said
 
 
+@pytest.mark.slow
 def test_a_token_in_two_memories_stands_in_both_the_second_outlined(tmp_path, write_run):
     table = routed_sentence.table(write_choices(tmp_path, write_run, taken=2))
     (axes,) = routed_sentence.draw(table).axes
@@ -133,6 +137,7 @@ def test_a_token_in_two_memories_stands_in_both_the_second_outlined(tmp_path, wr
     assert "outlined: its further choices" in routed_sentence.caption(table)
 
 
+@pytest.mark.slow
 def test_of_many_experts_those_that_read_most_are_listed_and_long_lines_go_on(tmp_path, write_run):
     run = write_run(tmp_path / "exp", "moe", blocks=ROUTERS)
     at = {"part": "channel", "block": "moe", "layer": 0, "head": 0, "rank": 0, "probability": 0.5}
@@ -169,6 +174,7 @@ def test_more_choices_than_colours_share_the_last_one():
     assert PALETTE[-1] not in (colors[9], colors[0])
 
 
+@pytest.mark.slow
 def test_loads_in_their_own_order_and_imbalance_by_layer(tmp_path, write_run):
     run = write_run(tmp_path / "exp", "moe")
     loads = {(0, 0): [0.1, 0.6, 0.2, 0.1], (0, 1): [0.25, 0.25, 0.25, 0.25], (1, 0): [0.0, 0.0, 0.3, 0.7]}
@@ -192,6 +198,7 @@ def test_loads_in_their_own_order_and_imbalance_by_layer(tmp_path, write_run):
     assert "First and further choices count alike, on the test split: 283,287 choices a head." in said
 
 
+@pytest.mark.slow
 def test_routers_of_other_sizes_are_measured_by_their_own(tmp_path, write_run):
     """Balanced is one for every router: between two memories, four experts, or both in one model."""
     routers = {("mom", "mixer"): [0.5, 0.5], ("moe", "channel"): [0.25] * 4}
@@ -217,6 +224,7 @@ def test_routers_of_other_sizes_are_measured_by_their_own(tmp_path, write_run):
         assert part in said
 
 
+@pytest.mark.slow
 def test_heads_of_two_seeds_have_a_dot_each(tmp_path, write_run):
     values = {0: [1.0, 3.0], 1: [3.5, 1.5]}
     for seed, heads in values.items():

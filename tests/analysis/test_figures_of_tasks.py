@@ -66,6 +66,7 @@ def test_difficulty_is_what_the_task_says_and_of_the_test_split(study):
     )
 
 
+@pytest.mark.slow
 def test_few_difficulties_are_points_of_their_own(tmp_path, write_run):
     folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
     rows = ["test,difficulty,2,10,9,1", "test,difficulty,40,30,3,1", "validation,difficulty,2,10,1,1"]
@@ -91,6 +92,7 @@ def test_losses_along_the_sequence_are_sums_of_buckets_that_double(tmp_path, wri
     assert axes.get_ylabel() == "loss (nats/answer)"
 
 
+@pytest.mark.slow
 def test_tasks_that_ask_in_one_bucket_have_no_curve_along_the_sequence(tmp_path, write_run):
     folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
     (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\ntest,position,3,10,9,4\n")
@@ -146,6 +148,7 @@ def test_the_table_in_colours_marks_those_who_may_be_first(study):
     assert shades[models.index("transformer"), 1] == pytest.approx(0.2)  # of what is left above chance
 
 
+@pytest.mark.slow
 def test_a_task_that_a_model_was_not_tried_on_is_a_dash(tmp_path, write_run):
     for model, task in (("kda", "mqar"), ("transformer", "mqar"), ("kda", "parity")):
         write_task_run(write_run, tmp_path / "exp", model, task)
@@ -183,6 +186,7 @@ def test_a_study_of_tasks_draws_its_own_figures_and_none_of_text(study, tmp_path
         assert shown[name] == ""
 
 
+@pytest.mark.slow
 def test_attention_to_the_answer_is_the_best_head_of_each_layer(tmp_path, write_run):
     for seed in (0, 1):
         run = write_task_run(write_run, tmp_path / "exp", "transformer", "mqar", seed)

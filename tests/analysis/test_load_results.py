@@ -75,6 +75,7 @@ def test_metrics_carry_their_run_and_keep_empty_cells_empty(tmp_path, write_run)
     assert metrics.loc[metrics["split"] == "train", "aux:load_balance"].eq(0.01).all()
 
 
+@pytest.mark.slow
 def test_one_run_one_experiment_all_of_them_and_lists(tmp_path, write_run):
     first = write_run(tmp_path / "results" / "a", seed=0)
     write_run(tmp_path / "results" / "a", seed=1)
@@ -254,6 +255,7 @@ def test_a_hundred_runs_load_in_under_two_seconds(tmp_path, write_run):
     assert math.isclose(results.runs["test_loss"].sum(), 300 + 4.95)
 
 
+@pytest.mark.slow
 def test_parquet_round_trip_leaves_nothing_else(quickstart, tmp_path):
     results = load_results(quickstart)
     paths = results.to_parquet(tmp_path / "out")

@@ -87,6 +87,7 @@ def test_models_are_held_against_those_of_their_experiment_and_depth(tmp_path, w
     )
 
 
+@pytest.mark.slow
 def test_models_of_several_widths_are_held_against_those_of_their_width(tmp_path, write_run):
     for width in (64, 128):
         sized(write_run, tmp_path / "a", "transformer", width, width, width, d_model=width)

@@ -34,6 +34,7 @@ def heading(figure) -> str:
     return "" if figure._suptitle is None else figure._suptitle.get_text()
 
 
+@pytest.mark.slow
 def test_one_step_is_named_in_figure_and_caption_and_is_no_notice(probed_at):
     results = probed_at(1000, 1000)
     figure, caption, _ = draw("gradient_depth", results)

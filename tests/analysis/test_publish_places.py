@@ -61,6 +61,7 @@ def test_an_experiment_that_is_no_plain_folder_name_is_refused(house, name):
 
 
 @pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.slow
 def test_exported_runs_are_refused_as_well(house, absolute):
     name = str(house / "victim") if absolute else "../../victim"
     load_results(house / "results" / "exp").to_parquet(house / "export")

@@ -202,6 +202,7 @@ def _family(monkeypatch, draw) -> Entry:
     return Entry("stub", "Stub", family="stub", section="Cost")
 
 
+@pytest.mark.slow
 def test_a_heavy_svg_gives_way_to_its_png(tmp_path, monkeypatch):
     entry = _family(monkeypatch, lambda table: new_figure(1.0)[0])
     light = draw_figure(entry, None, tmp_path)

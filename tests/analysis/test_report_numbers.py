@@ -43,6 +43,7 @@ def numbers(table, *columns: str) -> dict[tuple, tuple]:
     return {(name, seed): tuple(rest) for name, seed, *rest in found}
 
 
+@pytest.mark.slow
 def test_the_comparison_is_the_means_and_intervals_of_the_runs(quickstart):
     table = compare(load_results(quickstart).runs)
     assert list(table["label"]) == list(LOSSES)

@@ -39,6 +39,7 @@ def cells(results, baseline=None):
     }
 
 
+@pytest.mark.slow
 def test_a_cell_has_accuracy_interval_places_and_what_is_shown(study):
     found = cells(study)
     assert found["transformer", "mqar"] == "0.970 ± 0.020 (1–2)"
@@ -107,6 +108,7 @@ def test_text_beside_tasks_keeps_its_table_and_its_columns(tmp_path, write_run, 
     assert "What the models write" in text
 
 
+@pytest.mark.slow
 def test_the_comparison_as_text_says_accuracies(study):
     text = comparison_text(study)
     assert "accuracy" in text.splitlines()[0]
@@ -116,6 +118,7 @@ def test_the_comparison_as_text_says_accuracies(study):
     assert [words for words in OF_TEXT if words in text] == []
 
 
+@pytest.mark.slow
 def test_several_tasks_are_no_unequal_texts_recipes_or_tokenizers(study):
     said = " ".join(caveats(study))
     for words in ("mixed", "unequal recipes", "unequal training", "tokenizer"):
@@ -123,6 +126,7 @@ def test_several_tasks_are_no_unequal_texts_recipes_or_tokenizers(study):
     assert "mqar and parity: one learning rate, 0.003, for all models" in said
 
 
+@pytest.mark.slow
 def test_unequal_recipes_within_a_task_are_said_of_that_task(tmp_path, write_run):
     for model, task, steps in (("kda", "mqar", 5), ("transformer", "mqar", 50), ("kda", "parity", 30)):
         write_task_run(write_run, tmp_path / "exp", model, task, recipe={"warmup_steps": steps})
@@ -131,6 +135,7 @@ def test_unequal_recipes_within_a_task_are_said_of_that_task(tmp_path, write_run
     assert said[0].startswith("mqar: unequal recipes: steps of warm-up")
 
 
+@pytest.mark.slow
 def test_falling_losses_of_tasks_are_nats_an_answer(study):
     said = [text for text in caveats(study) if text.startswith("still falling")]
     assert len(said) == 2

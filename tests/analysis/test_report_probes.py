@@ -29,10 +29,12 @@ def of_probes(experiment) -> list[str]:
     return [text for text in caveats(load_results(experiment)) if "prob" in text]
 
 
+@pytest.mark.slow
 def test_one_way_of_probing_needs_no_notice(probed):
     assert of_probes(probed[0]) == []
 
 
+@pytest.mark.slow
 def test_a_pass_without_its_record_was_interrupted(probed):
     experiment, records = probed
     records[1].unlink()
@@ -58,6 +60,7 @@ def test_tables_of_a_pass_without_a_record_are_of_an_interrupted_one_but_for_tho
         assert publish(results, tmp_path / "published", Publication("Does it work?")).is_dir()
 
 
+@pytest.mark.slow
 def test_different_settings_are_told(probed):
     experiment, records = probed
     records[0].write_text(json.dumps({"settings": {"windows": 16, "batch_size": 4}, "commit": "f00dfeed"}))

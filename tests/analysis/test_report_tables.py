@@ -35,6 +35,7 @@ def shown(fields, frame) -> dict[str, str]:
     return {field.heading: field.show(rows(frame)[0]) for field in fields}
 
 
+@pytest.mark.slow
 def test_one_row_a_run(frames):
     _, runs = frames
     said = shown(RUNS, runs)
@@ -57,6 +58,7 @@ def test_one_row_a_run(frames):
     }
 
 
+@pytest.mark.slow
 def test_one_row_a_model(frames):
     table, _ = frames
     said = shown(COMPARISON, table)
@@ -84,6 +86,7 @@ def test_one_row_a_model(frames):
     }
 
 
+@pytest.mark.slow
 def test_columns_are_sorted_by_the_numbers_that_they_show(frames):
     table, runs = frames
     sorts = {

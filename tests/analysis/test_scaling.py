@@ -109,6 +109,7 @@ def test_every_model_has_the_exponents_of_its_best_rates(tmp_path, write_run):
                        "4.10M tokens (4 runs)."]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_four_sizes_tell_of_a_floor(tmp_path, write_run):
     study(tmp_path / "exp", write_run, widths=(32, 48, 64, 96), steep=0.12)
     _, caption, table = draw("scaling", load_results(tmp_path / "exp"))

@@ -134,6 +134,7 @@ def untested(experiment, write_run, layout_changes):
     ).parent
 
 
+@pytest.mark.slow
 def test_untested_models_are_compared_by_the_validation_loss_at_the_end(tmp_path, write_run, layout_changes):
     results = load_results(untested(tmp_path / "exp", write_run, layout_changes))
     runs = with_final_validation(results)
@@ -164,6 +165,7 @@ def test_the_final_validation_loss_is_the_last_one_and_not_the_lowest(tmp_path, 
     assert list(table["final_validation_loss"]) == [3.3, 3.6]
 
 
+@pytest.mark.slow
 def test_untested_models_are_not_said_to_be_tested(tmp_path, write_run, layout_changes):
     results = load_results(untested(tmp_path / "exp", write_run, layout_changes))
     said = summary.paragraph(results.runs, results.runs["label"])
@@ -173,6 +175,7 @@ def test_untested_models_are_not_said_to_be_tested(tmp_path, write_run, layout_c
     assert "no test split was scored" in caveats(results)[0]
 
 
+@pytest.mark.slow
 def test_a_seed_without_a_test_loss_is_no_seed_of_the_comparison(tmp_path, write_run):
     write_run(tmp_path / "exp", seed=0, loss=3.0)
     lacking = write_run(tmp_path / "exp", seed=1, metrics={})
@@ -195,6 +198,7 @@ def run_of(results, label: str) -> str:
     return run
 
 
+@pytest.mark.slow
 def test_runs_that_recorded_no_state_of_their_tree_are_not_called_changed(tmp_path, write_run):
     write_run(tmp_path / "exp", seed=0, dirty=None, commit=None)
     write_run(tmp_path / "exp", seed=1)

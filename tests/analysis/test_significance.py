@@ -178,6 +178,7 @@ def test_ranks_hold_every_place_that_a_model_may_have():
     assert (list(best), list(worst)) == ([1, 1, 3], [2, 2, 3])
 
 
+@pytest.mark.slow
 def test_power_is_what_a_simulation_finds():
     generator, hits = np.random.default_rng(5), 0
     for _ in range(250):

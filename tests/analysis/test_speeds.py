@@ -27,6 +27,7 @@ def told(results, part: str) -> str:
     return found
 
 
+@pytest.mark.slow
 def test_a_share_above_the_peak_is_a_notice_and_never_a_number(tmp_path, write_run):
     """As an older version wrote it: in the summary and in the metrics."""
     folder = write_run(tmp_path / "exp", **BUSY, **OF_OLD)
@@ -46,12 +47,14 @@ def test_a_share_above_the_peak_is_a_notice_and_never_a_number(tmp_path, write_r
     assert any("MFU of 1 of 2 runs" in text for text in summary.missing(results.runs, []))
 
 
+@pytest.mark.slow
 def test_exported_and_read_again_the_notice_stays(tmp_path, write_run):
     write_run(tmp_path / "exp", **BUSY)
     load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
     assert "transformer seed 0" in told(load_results(tmp_path / "out"), "above the peak")
 
 
+@pytest.mark.slow
 def test_an_export_of_old_with_such_shares_is_read_without_them(tmp_path, write_run):
     write_run(tmp_path / "exp")
     load_results(tmp_path / "exp").to_parquet(tmp_path / "out")

@@ -35,6 +35,7 @@ def test_a_baseline_is_named_without_the_task(study):
     assert [one.baseline for one in found(study, "kda").values()] == ["kda mqar", "kda parity"]
 
 
+@pytest.mark.slow
 def test_a_baseline_of_text_is_that_of_tasks_too(tmp_path, write_run):
     for name in ("kda", "transformer", "mesanet"):
         write_run(tmp_path / "exp", name, model={"preset": name, "depth": 2})
@@ -45,6 +46,7 @@ def test_a_baseline_of_text_is_that_of_tasks_too(tmp_path, write_run):
     ]
 
 
+@pytest.mark.slow
 def test_sentences_are_of_one_task_and_say_no_more_than_is_shown(study):
     mqar, parity = answers(found(study).values())
     assert mqar.title.endswith("mqar")
@@ -61,6 +63,7 @@ def test_sentences_are_of_one_task_and_say_no_more_than_is_shown(study):
     ).replace("FLOPs a token", "")
 
 
+@pytest.mark.slow
 def test_seeds_that_do_not_differ_are_equal_and_not_one_seed(tmp_path, write_run):
     for model, accuracy in (
         ("transformer", 0.9),
@@ -77,6 +80,7 @@ def test_seeds_that_do_not_differ_are_equal_and_not_one_seed(tmp_path, write_run
     assert "Not shown to be worse than any other model, every pair compared: kda and transformer" in said
 
 
+@pytest.mark.slow
 def test_the_comparison_has_task_accuracy_and_chance_by_task(study):
     table = compare(with_final_validation(study))
     assert list(table["task"]) == ["mqar"] * 3 + ["parity"] * 3

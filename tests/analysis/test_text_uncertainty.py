@@ -61,6 +61,7 @@ def test_runs_that_were_not_all_scored_by_document_say_nothing(scored):
 @pytest.mark.parametrize(
     "content", ["", "split,document\n", "split,document,tokens,nats\ntest,0,x,1\n", "a\x00b"]
 )
+@pytest.mark.slow
 def test_a_damaged_record_is_a_notice(scored, content):
     next(scored.glob("*/documents.csv")).write_text(content)
     results = load_results(scored)

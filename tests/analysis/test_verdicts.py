@@ -103,6 +103,7 @@ def test_without_one_condition_it_is_a_lead(study, reason):
     assert not [text for text in found if "is worse than transformer" in text]
 
 
+@pytest.mark.slow
 def test_equal_flops_are_enough(study):
     wide = {"parameters_non_embedding": 300_000}
     assert "kda is better than transformer" in said(study({"kda": wide}))[0]
@@ -165,6 +166,7 @@ def test_the_table_has_ranks_differences_and_their_p(study):
     assert "of differences (from transformer (lr=0.003)): all together" in lines[-1]
 
 
+@pytest.mark.slow
 def test_rates_with_most_seeds_are_those_that_were_chosen(study):
     """One seed of another rate that is better by luck does not undo the choice that three seeds followed."""
     lucky = {"lr": 0.01, "setting": "lucky", "label": "transformer (lr=0.01)"}
@@ -205,6 +207,7 @@ def test_depths_are_compared_apart(study):
     assert "kda (depth=8) is ahead of transformer (depth=8)" in found[1].findings[0]
 
 
+@pytest.mark.slow
 def test_a_noisy_model_is_told(study):
     wild = {"name": "wild", "label": "wild", "setting": "wild", "sweep": "wild", "pattern": "WWWW"}
     found = " ".join(said(added(study(), "kda", [1.0, 3.0, 5.0], **wild)))
@@ -213,6 +216,7 @@ def test_a_noisy_model_is_told(study):
     assert "Welch's test with Bonferroni's correction" in found
 
 
+@pytest.mark.slow
 def test_what_was_equal_is_said(study):
     results = study({"kda": {"parameters_non_embedding": 220_000, "threads": 2, "tokens": 999}})
     runs = families(with_final_validation(results), "test_loss")[0].runs
@@ -243,6 +247,7 @@ def test_how_learning_rates_came_about_is_said(study, rates, expected):
     assert next(text for text in said(study(rates=rates)) if text[:8] == "Learning").endswith(expected)
 
 
+@pytest.mark.slow
 def test_the_method_is_told_in_numbers(study):
     found = " ".join(said(study()))
     assert "One deviation over seeds for all models, 0.02 nats/token (8 degrees of freedom" in found

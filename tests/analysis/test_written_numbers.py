@@ -247,6 +247,7 @@ def git(folder: Path, *words: str) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_text_can_name_its_table_as_of_a_commit(judge, tmp_path):
     line = "It is #. | min loss"
     git(tmp_path, "init", "-q")

@@ -165,6 +165,7 @@ def test_cuda_that_is_not_there(lab: Lab, flags: list[str]):
     assert_refused(lab, lab.here(*flags, "device=cuda"), "device=cpu")
 
 
+@pytest.mark.slow
 def test_a_list_without_multirun_says_how_to_sweep(lab: Lab):
     assert_refused(lab, lab.here("seed=0,1"), "--multirun")
 

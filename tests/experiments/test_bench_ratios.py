@@ -55,6 +55,7 @@ def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
         assert row["ratio"] == pytest.approx({16: 1.0, 32: 0.5, 64: 1.0}[row["tokens"]])
 
 
+@pytest.mark.slow
 def test_presets_are_compared_at_equally_many_parameters(monkeypatch):
     """Of one width, the largest has a quarter more of them than the transformer."""
     timed: dict = {}

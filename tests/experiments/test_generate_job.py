@@ -48,6 +48,7 @@ def rows(path: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
+@pytest.mark.slow
 def test_several_prompts_are_each_as_if_alone(go: Go, texts: list[str], tmp_path: Path, batch_size: int):
     (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
     for given in ({"prompts": PROMPTS}, {"file": str(tmp_path / "prompts.txt")}):
@@ -56,6 +57,7 @@ def test_several_prompts_are_each_as_if_alone(go: Go, texts: list[str], tmp_path
         assert summary.startswith("36 tokens after 3 prompts of 26: first token after ")
 
 
+@pytest.mark.slow
 def test_results_go_to_a_file(go: Go, texts: list[str], tmp_path: Path):
     go(prompts=PROMPTS, out=str(tmp_path / "out.jsonl"))
     (path,) = tmp_path.iterdir()

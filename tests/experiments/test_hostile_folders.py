@@ -58,6 +58,7 @@ def test_the_config_of_a_run_chooses_no_place(lab: Lab, guest: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["data: [", "data: 3", "[]", "data: {name: 5}", "\ud800"])
+@pytest.mark.slow
 def test_a_damaged_config_is_one_line(lab: Lab, guest: Path, text: str):
     (guest / "config.yaml").write_bytes(text.encode(errors="surrogatepass"))
     assert_one_line(lab.here("job=evaluate", f"run={guest}"))

@@ -183,6 +183,7 @@ def run_of(lab: Lab, *words: str) -> str:
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_identity_leaves_out_what_cannot_change_a_result(lab: Lab, plain: str, words: list[str]):
     assert run_of(lab, *words) == plain
 

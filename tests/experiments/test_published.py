@@ -36,6 +36,7 @@ def test_a_published_folder_says_where_it_comes_from(study):
 
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+@pytest.mark.slow
 def test_published_runs_are_found_by_their_configurations(study):
     """The name of a run follows from its configuration and its text, today as on the day of the run."""
     if study.name == "verdict_ema" and "ema" not in registry.blocks("mixer"):

@@ -110,6 +110,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, small_text: Path, shar
     assert_same_run(whole.run_folder(), torn.run_folder())
 
 
+@pytest.mark.slow
 def test_options_of_its_task_are_a_runs_identity():
     """Those of other tasks are not."""
 
@@ -246,6 +247,7 @@ def without_tiny(monkeypatch, lab: TaskLab, *words: str):
     return lab.here(*words)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_scored_again_and_on_longer_sequences(finished: TaskLab):
     run = finished.run_folder()
     recorded = json.loads((run / "summary.json").read_text())["metrics"]

@@ -99,6 +99,7 @@ def test_a_running_sparse_model_is_counted_the_same_at_balanced_routing(backward
 
 
 @pytest.mark.parametrize("letter", sorted(registry.mixer_by_letter()))
+@pytest.mark.slow
 def test_every_operator_is_counted_by_a_formula_of_ours(letter):
     model = cost.on_meta(config(letter), vocab_size=VOCAB, seq_len=64)
     operators = cost.flops_by_operator(model, 64, backward=True)

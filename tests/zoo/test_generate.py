@@ -154,6 +154,7 @@ def test_bad_values_are_refused_at_the_call(model, options, said):
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 2048])
+@pytest.mark.slow
 def test_prompts_of_different_lengths_are_written_on_as_if_alone(chunk):
     model = build(ModelConfig(pattern="SFGNP", depth=5, d_model=32), dtype=torch.float64).eval()
     prompts = [tokens(4, 9)[row, :length] for row, length in enumerate((9, 2, 9, 5))]

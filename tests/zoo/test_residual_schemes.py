@@ -177,6 +177,7 @@ def test_the_streams_start_as_copies_and_are_read_as_a_mean():
 
 
 @every_scheme
+@pytest.mark.slow
 def test_learned_expansion_is_a_gain_of_every_stream_and_channel(scheme):
     """x_i = g_i ⊙ e, which starts as the copies and has a gradient at the first step."""
     plain = LanguageModel(config_with(scheme), vocab_size=VOCAB, seq_len=SEQ_LEN)

@@ -38,6 +38,7 @@ def test_it_equals_the_definition(size):
     assert_kernel_agrees(hyper_coefficients, inputs(*size), torch.float32)
 
 
+@pytest.mark.slow
 def test_streams_handed_on_bring_their_gradient():
     """The comparison gives every output a gradient; no operator but the kernel may add them."""
     assert_kernel_agrees(partial(hyper_coefficients, hand_on=True), inputs(5, 4, 18, 16), torch.float32)

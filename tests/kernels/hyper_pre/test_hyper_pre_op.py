@@ -82,6 +82,7 @@ def test_flops_are_counted():
     assert counter.get_total_flops() == 2 * tokens * 2 * 4 * 8
 
 
+@pytest.mark.slow
 def test_compiles_in_one_graph():
     compiled = torch.compile(hyper_pre, fullgraph=True, backend="aot_eager")
     assert_agree(compiled, hyper_pre, list(pre_inputs().values()))

@@ -121,6 +121,7 @@ def test_an_empty_sequence_counts_as_a_loss_of_zero(backend):
 
 @ways
 @pytest.mark.parametrize("scores", ["sigmoid", "relu"])
+@pytest.mark.slow
 def test_gradients_are_the_derivatives(scores, gathered, monkeypatch):
     monkeypatch.setattr(parts, "gathers", lambda *_: gathered)
     attended, indexer = layer(2, 5, index_heads=2, index_width=2)

@@ -66,6 +66,7 @@ def test_half_precision(dtype):
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])
+@pytest.mark.slow
 def test_one_token(slots):
     """Decoding: a kernel of its own. Every choice of memories; what is not named is copied, bit for bit."""
     named = torch.tensor(list(itertools.combinations(range(4), slots)))

@@ -170,6 +170,7 @@ def test_cg_is_the_solve_is_weighted_regularised_least_squares(backend):
 
 
 @pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.slow
 def test_thirty_steps_reach_the_exact_solve_at_default_lambda(width):
     """The hardest gates (nothing is forgotten), Λ = 1. The errors at 5 and 10 steps are printed only."""
     q, k, v, g, beta, _ = inputs(1, 256, heads=1, width=width, gates="0")

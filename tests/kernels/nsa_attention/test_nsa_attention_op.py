@@ -176,6 +176,7 @@ def test_the_group_selects_together():
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(30, 1, 9)], ids=["batch", "packed"])
+@pytest.mark.slow
 def test_compiles_in_one_graph(cu_seqlens):
     torch.compiler.reset()
     compiled = torch.compile(partial(call, cu_seqlens=cu_seqlens), fullgraph=True, backend="aot_eager")

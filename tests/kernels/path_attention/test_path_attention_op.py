@@ -184,6 +184,7 @@ def test_the_future_is_not_seen():
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(130, 1, 9)], ids=["plain", "packed"])
+@pytest.mark.slow
 def test_compiles_in_one_graph(cu_seqlens):
     tensors = inputs(1, 140, heads=2, kv_heads=1, width=4)
     compiled = torch.compile(

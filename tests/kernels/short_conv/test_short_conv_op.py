@@ -118,6 +118,7 @@ def test_the_state_keeps_no_tokens_in_memory():
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(7, 1, 3, 2)], ids=["batch", "packed"])
+@pytest.mark.slow
 def test_compiles_in_one_graph(cu_seqlens):
     call = partial(joined, activation="silu", cu_seqlens=cu_seqlens)
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")

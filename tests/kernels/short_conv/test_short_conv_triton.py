@@ -28,6 +28,7 @@ def test_kernels_equal_the_definition(case):
 
 
 @HALF
+@pytest.mark.slow
 def test_half_precision(dtype):
     compare("packed", dtype)
 

@@ -150,6 +150,7 @@ def test_blocks_read_no_key_outside_what_they_select():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
 @ways
+@pytest.mark.slow
 def test_compiles_in_one_graph(cost, dtype, monkeypatch):
     monkeypatch.setattr(select, "GATHER_COST", cost)
     compiled = torch.compile(sparse_attention, fullgraph=True, backend="aot_eager")

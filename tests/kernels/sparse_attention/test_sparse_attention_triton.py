@@ -79,6 +79,7 @@ def gate_case() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     return inputs, without_keys(chosen(1, 5, 3), 0, 3)
 
 
+@pytest.mark.slow
 def test_a_gate_in_the_kernel_equals_the_definition():
     inputs, indices = gate_case()
     assert_kernel_agrees(partial(sparse_attention, indices=indices.to(DEVICE)), inputs, torch.float32)

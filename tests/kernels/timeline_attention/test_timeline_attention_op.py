@@ -106,6 +106,7 @@ def test_the_future_and_other_timelines_are_not_seen():
 
 
 @pytest.mark.parametrize("cu_seqlens", [None, packed(3, 1, 5)], ids=["batch", "packed"])
+@pytest.mark.slow
 def test_gradients_are_the_derivatives(cu_seqlens):
     batch = 1 if cu_seqlens is not None else 2
     inputs = [x.requires_grad_() for x in qkv(batch, 9, heads=2, width=2)]
