@@ -69,29 +69,47 @@ def test_kernels_equal_the_definition(case):
     compare(tensors, options, exact=of_equal_keys(2.0, 64) if case == "one way" else EXACT_LIMIT)
 
 
+@pytest.fixture
+def scales(monkeypatch):
+    """Sets the tokens of a stretch and of a span, 512 and 8,192 outside."""
+
+    def set_both(stretch: int, span: int = 8192) -> None:
+        monkeypatch.setattr("kernels.ops.path_attention.triton_layout.STRETCH", stretch)
+        monkeypatch.setattr("kernels.ops.path_attention.triton_scales.SPAN", span)
+
+    return set_both
+
+
 @slow
 @pytest.mark.parametrize(
-    ("span", "options"),
-    [(64, {}), pytest.param(128, {}, marks=long), (64, {"cu_seqlens": packed(190, 10)})],
-    ids=["1", "2", "packed"],
+    ("stretch", "span", "shape", "options"),
+    [
+        (128, 8192, (1, 280, 1, 1, 16, 16), {}),
+        (64, 128, (1, 300, 1, 1, 16, 16), {}),
+        (128, 128, (1, 341, 2, 1, 16, 16), {"cu_seqlens": packed(10, 330, 1)}),
+        pytest.param(64, 8192, (2, 140, 1, 1, 160, 80), {}, marks=long),
+    ],
+    ids=["one span", "spans", "packed", "wide"],
 )
-def test_gradients_grow_from_span_to_span(span, options, monkeypatch):
-    monkeypatch.setattr("kernels.ops.path_attention.triton_gradients.SPAN", span)
-    compare(inputs(1, 200, 1, 1, 16, 16), options)
+def test_gradients_from_stretch_to_stretch(stretch, span, shape, options, scales):
+    scales(stretch, span)
+    compare(inputs(*shape), options)
 
 
 @slow
 @pytest.mark.parametrize(
     "absent", [("w", "beta"), ("g",), ("w", "beta", "g")], ids=["FoX", "PaTH", "attention"]
 )
-def test_a_part_is_missing(absent):
+def test_a_part_is_missing(absent, scales):
+    scales(64)
     compare({name: x for name, x in inputs(1, 130, 1, 1, 16, 16).items() if name not in absent}, {})
 
 
 @slow
 @HALF
-def test_half_precision(dtype):
-    """A width that makes blocks of 128 tokens; three of them, so that one is gone through."""
+def test_half_precision(dtype, scales):
+    """A width that makes blocks of 128 tokens; three of them, the last in a stretch of its own."""
+    scales(256)
     compare(inputs(1, 260, 1, 1, 80, 24), {}, dtype)
 
 
