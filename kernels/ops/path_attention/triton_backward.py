@@ -99,7 +99,7 @@ def _query_side(
             column = step + tl.arange(0, BC)
             keys = load_block(keys_at, column, k_column, K)
             values = load_head_rows(values_at, column, there, kv, KV_HEADS, v_column, VALUES)
-            # log₂ e·(a_ij − lse_i), gates first: one sum less an element
+            # log₂ e·(a_ij − lse_i), the product on top of the rest: one sum less an element
             score = tl.zeros((C // SPLIT, BC), tl.float32) - level_i[:, None]
             if sums is not None:
                 score += tl.load(sums + (own * HEADS + head) * UNITS * C + column)[None]

@@ -9,6 +9,7 @@ from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees
 from torch import Tensor
 
 from kernels import path_attention
+from kernels.ops.path_attention.triton_prepare import compact as path_kernel
 from kernels.ops.path_attention.work import work
 
 slow, long = pytest.mark.slow, pytest.mark.long
@@ -111,6 +112,18 @@ def test_half_precision(dtype, scales):
     """A width that makes blocks of 128 tokens; three of them, the last in a stretch of its own."""
     scales(256)
     compare(inputs(1, 260, 1, 1, 80, 24), {}, dtype)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are counted in place of running, which cannot be timed")
+@pytest.mark.parametrize(("tokens", "most"), [(512, 12), (8192, 20), (16_384, 25)])
+def test_launches_grow_with_spans_of_8192_tokens_only(tokens, most, monkeypatch):
+    launched = []
+    monkeypatch.setattr(type(path_kernel), "run", lambda kernel, *_, **__: launched.append(kernel))
+    leaves = [x.requires_grad_() for x in inputs(1, tokens, 1, 1, 16, 16).values()]
+    out = path_attention(*(x.float() for x in leaves), backend="triton")
+    assert len(launched) == 4
+    torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert len(launched) - 4 <= most
 
 
 def compare(
