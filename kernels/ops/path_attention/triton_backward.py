@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from kernels.ops.path_attention.triton_tiles import (
-    configurations,
+    at_scales,
     load_block,
     minus_turned,
     store_block,
@@ -38,7 +38,6 @@ from kernels.ops.path_attention.triton_tiles import (
 )
 from kernels.ops.path_attention.triton_turns import last_slot
 from kernels.triton_common.masked_tiles import load_head_rows
-from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
@@ -118,15 +117,8 @@ def _query_side(
         tl.store(across + new * C + row, ds_sum)
 
 
-_KEY = ["C", "K", "V", "GROUP"]
-# The near scale has units of 64 or 128 tokens, the far one of 512.
-near_query_side = Tuned(
+near_query_side, far_query_side = at_scales(
     _query_side,
-    configurations((1, 64, 4, 2), (1, 64, 8, 2), (1, 32, 8, 2), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
-    _KEY,
-)
-far_query_side = Tuned(
-    _query_side,
-    configurations((4, 64, 8, 2), (8, 64, 4, 2), (8, 64, 4, 3), (8, 32, 4, 1)),
-    _KEY,
+    near=((1, 64, 4, 2), (1, 64, 8, 2), (1, 32, 8, 2), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
+    far=((4, 64, 8, 2), (8, 64, 4, 2), (8, 64, 4, 3), (8, 32, 4, 1)),
 )

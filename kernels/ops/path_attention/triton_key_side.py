@@ -7,7 +7,7 @@ import triton.language as tl
 
 from kernels.ops.path_attention.triton_tiles import (
     LN2,
-    configurations,
+    at_scales,
     load_block,
     minus_turned,
     store_block,
@@ -15,7 +15,6 @@ from kernels.ops.path_attention.triton_tiles import (
     unit_of,
 )
 from kernels.triton_common.masked_tiles import load_head_rows, load_head_scalars, store_head_rows
-from kernels.triton_common.tuning import Tuned
 
 
 @triton.jit
@@ -125,15 +124,8 @@ def _key_side(
         tl.store(received + heads + row[:, None], ds_sum, mask=(member < GROUP)[None])
 
 
-_KEY = ["C", "K", "V", "GROUP"]
-# The near scale has units of 64 or 128 tokens, the far one of 512.
-near_key_side = Tuned(
+near_key_side, far_key_side = at_scales(
     _key_side,
-    configurations((1, 64, 4, 1), (1, 64, 8, 2), (1, 64, 8, 1), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
-    _KEY,
-)
-far_key_side = Tuned(
-    _key_side,
-    configurations((4, 64, 8, 2), (8, 64, 4, 2), (8, 64, 4, 3), (8, 32, 4, 1)),
-    _KEY,
+    near=((1, 64, 4, 1), (1, 64, 8, 2), (1, 64, 8, 1), (2, 64, 4, 2), (2, 32, 4, 2), (2, 32, 4, 1)),
+    far=((4, 64, 8, 2), (8, 64, 4, 2), (8, 64, 4, 3), (8, 32, 4, 1)),
 )

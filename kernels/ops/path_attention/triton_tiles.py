@@ -8,12 +8,16 @@ are on the token axis, are read with masks.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import load_head_rows
+from kernels.triton_common.tuning import Tuned
+
+Launch = tuple[int, int, int, int]
 
 LOG2E: tl.constexpr = tl.constexpr(math.log2(math.e))
 LN2: tl.constexpr = tl.constexpr(math.log(2))
@@ -109,9 +113,14 @@ def token_scalars(x, first, row, left):
     return tl.load(x + first + row, mask=row < left, other=0.0)
 
 
-def configurations(*found: tuple[int, int, int, int]) -> list[triton.Config]:
-    """Launch configurations (SPLIT, BC, warps, stages)."""
-    return [
-        triton.Config({"SPLIT": split, "BC": columns}, num_warps=warps, num_stages=stages)
-        for split, columns, warps, stages in found
-    ]
+def at_scales(kernel, near: Sequence[Launch], far: Sequence[Launch]) -> tuple[Tuned, Tuned]:
+    """A kernel of the backward for units of 64 or 128 tokens and for those of 512: (SPLIT, BC, warps, stages)."""
+    near_configs, far_configs = (
+        [
+            triton.Config({"SPLIT": split, "BC": columns}, num_warps=warps, num_stages=stages)
+            for split, columns, warps, stages in found
+        ]
+        for found in (near, far)
+    )
+    key = ["C", "K", "V", "GROUP"]
+    return Tuned(kernel, near_configs, key), Tuned(kernel, far_configs, key)
