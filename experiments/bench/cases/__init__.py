@@ -18,7 +18,7 @@ CASES = {
         Case("delta_rule, KDA, a step", recurrent.kda_step, tokens=64, length=1, backward=False),
         Case("memory_mixture", recurrent.memory_mixture),
         Case("memory_mixture, a step", recurrent.memory_step, tokens=64, length=1, backward=False),
-        Case("path_attention", attention.path),
+        Case("path_attention", attention.path, compiled=1024),
         Case("path_step", attention.path_step, backward=False, torch_limit=TOKENS),
         Case("mesa", recurrent.mesa),
         Case("mesa, a step", recurrent.mesa_step, tokens=64, length=1, backward=False),

@@ -65,7 +65,8 @@ class Case:
     """Calls that are timed together, one after the other.
 
     tokens: batch times length; length: the only one it has, where it does not sweep; backward: whether there is
-    one; torch_limit: longest sequence for the PyTorch forms, past which they would only use up the time
+    one; torch_limit: longest sequence for the PyTorch forms, past which they would only use up the time; compiled:
+    length of suite=compile where `length` is None, enough to launch every kernel
     """
 
     name: str
@@ -74,6 +75,7 @@ class Case:
     length: int | None = None
     backward: bool = True
     torch_limit: int = 16_384
+    compiled: int = 256
 
     def calls(self, length: int, tokens: int, device: torch.device, dtype: torch.dtype) -> list[Call]:
         """The calls on sequences of `length`, as many as fit into `tokens`, at least one."""

@@ -31,7 +31,6 @@ from kernels.triton_common import interpreted
 from zoo.errors import UserError
 
 GPU = GPUS["H200"]
-LENGTH = 256
 
 COLUMNS = (
     "model", "kernel", "constants", "warps", "stages", "registers", "stack_bytes", "shared_bytes", "seconds", "error",
@@ -50,7 +49,7 @@ def run(config: Config) -> list[dict[str, Any]]:
             disable=not config.trainer.progress,
         ):
             case, before = CASES[name], len(rows)
-            length = case.length or LENGTH
+            length = case.length or case.compiled
             calls = case.calls(length, length, torch.device("cpu"), torch.bfloat16)
             _trace(calls, case.backward)
             for row in rows[before:]:

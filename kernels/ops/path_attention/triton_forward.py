@@ -3,6 +3,7 @@
 A program has C / SPLIT queries of one block and head. In their own block the logits are ready. They are scored with the
 keys of an earlier block, which are transformed to its end, and then go through the block: q ← q − q·Dᵀ, which costs K²
 a query and block, where scores cost C·(K + V). The sum of gates runs on across blocks, outside the scale, in fp32.
+All of them carry a factor log₂ e, so that weights are powers of two.
 
     o_i = Σ_j p_ij·v_j,   p_ij = e^(a_ij − lse_i),   lse_i = log Σ_j e^(a_ij),
     a_ij = q̃_i·k̃_j + Σ_{s=j+1..i} g_s    q̃_i: scale·q_i turned to the end of j's block; k̃_j: k_j turned to there
@@ -19,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.path_attention.triton_tiles import load_block, minus_turned
+from kernels.ops.path_attention.triton_tiles import LN2, LOG2E, load_block, minus_turned
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import load_head_rows, store_head_rows
 from kernels.triton_common.tuning import Tuned
@@ -27,9 +28,9 @@ from kernels.triton_common.tuning import Tuned
 
 @triton.jit
 def _absorb(score, values, total, top, weight):
-    """Add a tile of keys to the running softmax: total = Σ e^(a − m)·v, top = m = max a, weight = Σ e^(a − m)."""
+    """Add a tile of keys to the running softmax: total = Σ 2^(a − m)·v, top = m = max a, weight = Σ 2^(a − m)."""
     largest = tl.maximum(top, tl.max(score, 1))
-    shrink, p = tl.exp(top - largest), tl.exp(score - largest[:, None])
+    shrink, p = tl.exp2(top - largest), tl.exp2(score - largest[:, None])
     total = total * shrink[:, None] + tl.dot(p.to(values.dtype), values, input_precision="ieee")
     return total, largest, weight * shrink + tl.sum(p, 1)
 
@@ -60,10 +61,10 @@ def _attend(
         for start in range(0, (part + 1) * (C // SPLIT), BC):
             column = start + tl.arange(0, BC)
             # inside the block: a_ij is ready, −∞ where j > i
-            score = load_block(logits + own * C * C, row, column, C)
+            score = load_block(logits + own * C * C, row, column, C) * LOG2E
             values = load_head_rows(v, first + column, end, kv, KV_HEADS, v_column, VALUES)
             total, top, weight = _absorb(score, values, total, top, weight)
-        # q̃_i = scale·H_first·…·H_i·q_i at the start of the block, and Σ_{s=first..i} g_s
+        # q̃_i = log₂ e·scale·H_first·…·H_i·q_i at the start of the block, and log₂ e·Σ_{s=first..i} g_s
         q_turned = load_block(query + own * C * K, row, k_column, K).to(tl.float32)
         gate_sum = tl.zeros((C // SPLIT,), tl.float32)
         if before is not None:
@@ -88,10 +89,10 @@ def _attend(
             if before is not None:
                 # and the sum of its gates
                 gate_sum += tl.load(before + (other * HEADS + head) * C + C - 1)
-        # o_i = total_i / weight_i,   lse_i = m_i + log weight_i
+        # o_i = total_i / weight_i,   lse_i = ln 2·(m_i + log₂ weight_i)
         store_head_rows(out, total / weight[:, None], first + row, end, head, HEADS, v_column, VALUES)
         at = (first + row) * HEADS + head
-        tl.store(lse + at, top + tl.log(weight), mask=first + row < end)
+        tl.store(lse + at, (top + tl.log2(weight)) * LN2, mask=first + row < end)
 
 
 attend = Tuned(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kernels.ops.path_attention.triton_prepare import compact, inner, turn
 from kernels.packing.boundaries import boundaries
-from kernels.packing.chunks import chunk_table
+from kernels.packing.chunks import chunk_table, first_chunks
 from kernels.triton_common.device import padded
+
+STRETCH = 512
+"""Tokens of a stretch: in the backward a key has copies at the blocks of its own stretch, and at later stretches."""
 
 
 class Inputs(NamedTuple):
@@ -27,19 +29,38 @@ class Inputs(NamedTuple):
     cu_seqlens: Tensor | None
 
 
+class Tables(NamedTuple):
+    """Bounds `cu` of sequences and the table of their blocks; for gradients also where each sequence begins in it.
+
+    stretches: the table of stretches; None where no sequence can have two
+    """
+
+    cu: Tensor
+    table: Tensor
+    firsts: Tensor | None
+    stretches: Tensor | None
+
+
 class Shapes:
     """Sizes of a call that all kernels share, and its layout: M blocks of C tokens, widths padded to K and V."""
 
-    def __init__(self, x: Inputs) -> None:
-        q, k, v, cu_seqlens = x.q, x.k, x.v, x.cu_seqlens
+    def __init__(self, x: Inputs, tables: Tables | None = None, *, for_gradients: bool = True) -> None:
+        q, k, v = x.q, x.k, x.v
         self.heads, self.kv_heads, self.width, self.values = q.shape[2], k.shape[2], k.shape[3], v.shape[3]
         self.group = self.heads // self.kv_heads
         self.K, self.V = (padded(x) for x in (self.width, self.values))
         self.C = 128 if self.K > 64 and q.dtype != torch.float32 else 64
-        self.cu, self.table = boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, self.C)
-        self.blocks = len(self.table)
-        self.longest = triton.cdiv(q.shape[1], self.C)  # blocks that one sequence may have
+        self.stretch = max(1, STRETCH // self.C) * self.C
+        self.tables = tables or self._tables(q, x.cu_seqlens, for_gradients)
+        self.cu, self.table, self.firsts, self.stretches = self.tables
+        self.blocks, self.tokens = len(self.table), q.shape[0] * q.shape[1]
         self.dtype = q.dtype
+
+    def _tables(self, q: Tensor, cu_seqlens: Tensor | None, for_gradients: bool) -> Tables:
+        firsts = first_chunks(q, cu_seqlens, self.C) if for_gradients else None
+        far = for_gradients and q.shape[1] > self.stretch
+        stretches = chunk_table(q, cu_seqlens, self.stretch) if far else None
+        return Tables(boundaries(q, cu_seqlens), chunk_table(q, cu_seqlens, self.C), firsts, stretches)
 
     @property
     def preparing(self) -> dict:
@@ -54,10 +75,14 @@ class Shapes:
             "num_stages": 1,
         }
 
-    def empty(self, *shape: int, dtype: torch.dtype = torch.float32, slots: int = 0) -> Tensor:
-        """Uninitialised numbers [M, …] or [slots, M, …], fp32 by default."""
-        leading = (slots, self.blocks) if slots else (self.blocks,)
-        return torch.empty(*leading, *shape, dtype=dtype, device=self.table.device)
+    @property
+    def room(self) -> dict[str, int]:
+        """Options of kernels that go through turns in a loop: 256 channels of one fill half of the shared memory."""
+        return {"num_warps": 8, "num_stages": 1} if self.K > 128 else {}
+
+    def empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uninitialised numbers [M, …], fp32 by default."""
+        return torch.empty(self.blocks, *shape, dtype=dtype, device=self.table.device)
 
 
 class Prepared:

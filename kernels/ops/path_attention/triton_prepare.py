@@ -7,7 +7,8 @@ Matrices [C, C] stay whole, wide ones go by in tiles of BK columns. Forward:
                                      U = Y·Diag(β)·W, and k at the end of the block: K − skippedᵀ·W
     turn     a block and KV head     D = Uᵀ·W: the product of the block's Householder matrices is I − D
     inner    a block and query head  passed = tril(s·Q·Wᵀ), logits s·Q·Kᵀ − passed·skipped + gates (−∞ where j > i),
-                                     q at the start of the block: s·Q − passed·U; sums of gates before and after
+                                     q at the start of the block: s·Q − passed·U; sums of gates before and after;
+                                     q and these sums times log₂ e, for scores across blocks as powers of two
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.ops.path_attention.triton_tiles import load_block, store_block, tokens_fp32, unit_inverse
+from kernels.ops.path_attention.triton_tiles import LOG2E, load_block, store_block, tokens_fp32, unit_inverse
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import load_head_scalars
 
@@ -88,17 +89,17 @@ def turn(
 
 @triton.jit
 def _gate_sums(g, before, after, token, end, head, HEADS, own, C: tl.constexpr):
-    """Sum gates: Σ_{s=j+1..i} g_s as [i, j] is returned, the sums before and after every token are stored.
+    """Sum gates: Σ_{s=j+1..i} g_s as [i, j] is returned, log₂ e·the sums before and after every token are stored.
 
     Sums of terms of one sign only: a difference of two long sums would be inexact.
     """
     row = tl.arange(0, C)
     gate = load_head_scalars(g, token, end, head, HEADS)
     # before_i = Σ_{s=first..i} g_s
-    tl.store(before + own * C + row, tl.cumsum(gate, 0))
+    tl.store(before + own * C + row, tl.cumsum(gate, 0) * LOG2E)
     # after_j = Σ_{s=j+1..last} g_s
     later = tl.load(g + (token + 1) * HEADS + head, mask=(token + 1 < end) & (row + 1 < C), other=0.0)
-    tl.store(after + own * C + row, tl.cumsum(later.to(tl.float32), 0, reverse=True))
+    tl.store(after + own * C + row, tl.cumsum(later.to(tl.float32), 0, reverse=True) * LOG2E)
     # Σ_{s=j+1..i} g_s
     return tl.cumsum(tl.where(row[:, None] > row[None], gate[:, None], 0.0), 0)
 
@@ -148,4 +149,4 @@ def inner(
                 rows = load_block(u + own_kv * C * K, row, column, K)
                 # q̃ = s·Q − passed·U
                 queries -= tl.dot(passed_tile, rows, input_precision=PRECISION)
-            store_block(query + own * C * K, queries, row, column, K)
+            store_block(query + own * C * K, queries * LOG2E, row, column, K)

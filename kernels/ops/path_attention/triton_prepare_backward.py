@@ -19,32 +19,8 @@ from kernels.triton_common.masked_tiles import load_head_scalars, store_head_row
 
 
 @triton.jit
-def _last_slot(table, block, BLOCKS: tl.constexpr):
-    """The slot of two that the last span wrote for this block; −1: it is the first block, and no span did."""
-    number = tl.load(table + block * 2 + 1)
-    return tl.where(number > 0, ((number - 1) // BLOCKS) % 2, -1)
-
-
-@triton.jit
-def _grown(x, slot, SLOT, own, row, column, ROWS, WIDTH):
-    """These rows and columns of a sum over spans, from its last slot in x [2, SLOT, ROWS, WIDTH]; 0 if none."""
-    place = x + ((tl.maximum(slot, 0) * SLOT + own) * ROWS + row[:, None]) * WIDTH + column[None]
-    return tl.load(place, mask=row[:, None] < _written(slot, ROWS), other=0.0)
-
-
-@triton.jit
-def _written(slot, ROWS):
-    """The rows of a slot, 0 if there is none.
-
-    A mask compares rows with it: Triton 3.9's interpreter takes no mask in which a number's comparison meets those
-    of a tile.
-    """
-    return tl.where(slot >= 0, ROWS, 0)
-
-
-@triton.jit
 def _slopes(
-    v, grad, lse, delta, logits, token, end, head, kv, own, HEADS, GROUP, VALUES,
+    v, grad, lse, delta, logits, token, end, head, kv, own, TOKENS, HEADS, GROUP, VALUES,
     C: tl.constexpr, V: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dS_ij = P_ij·(do_i·v_j − δ_i) inside a block, [C, C]."""
@@ -56,7 +32,7 @@ def _slopes(
         values = tokens_fp32(v, token, end, kv, HEADS // GROUP, column, VALUES)
         # dS_ij = P_ij·(do_i·v_j − δ_i)
         ds += tl.dot(dout, tl.trans(values), input_precision=PRECISION)
-    ds -= load_head_scalars(delta, token, end, head, HEADS)[:, None]
+    ds -= load_head_scalars(delta + tl.cast(head, tl.int64) * TOKENS, token, end, 0, 1)[:, None]
     lse_i = load_head_scalars(lse, token, end, head, HEADS)
     return ds * tl.exp(load_block(logits + own * C * C, row, row, C) - lse_i[:, None])
 
@@ -64,32 +40,29 @@ def _slopes(
 @triton.jit
 def inner_back(
     k, v, w, grad, lse, delta, logits, skipped, u, dquery, across, received, dlogits, dpassed, dq, net, table, cu,
-    scale, SLOT, HEADS, GROUP, WIDTH, VALUES,
-    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, BLOCKS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    scale, TOKENS, HEADS, GROUP, WIDTH, VALUES,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, V: tl.constexpr, BV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Back through `inner`: dq and, of every token, the net sums of dS that its gate gets.
 
-    in      inputs: k, v [T, KV_HEADS, ·], w; grad = do, lse, delta [T, HEADS]
+    in      inputs: k, v [T, KV_HEADS, ·], w; grad = do, lse [T, HEADS], delta [HEADS, T]
             of the block: logits, skipped, u
-            sums over spans: dquery [2, M, HEADS, C, K], across, received [M, HEADS, C]
+            from other blocks: dquery [M, HEADS, C, K], across, received [M, HEADS, C]
     out     dlogits, dpassed [M, HEADS, C, C], dq [T, HEADS, WIDTH], net [M, HEADS, C] or None without gates
-    layout  table, cu; SLOT: M·HEADS; BLOCKS: of a span
+    layout  table, cu; TOKENS: T
     """
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, block, C)
     if sequence >= 0:
         row, kv, KV_HEADS = tl.arange(0, C), head // GROUP, HEADS // GROUP
         token, own, own_kv = first + row, block * HEADS + head, block * KV_HEADS + kv
-        slot = _last_slot(table, block, BLOCKS)
         ds = _slopes(
-            v, grad, lse, delta, logits, token, end, head, kv, own, HEADS, GROUP, VALUES, C, V, BV, PRECISION
+            v, grad, lse, delta, logits, token, end, head, kv, own, TOKENS, HEADS, GROUP, VALUES, C, V, BV, PRECISION
         )  # fmt: skip
         store_block(dlogits + own * C * C, ds, row, row, C)
         if net is not None:
-            place = across + (tl.maximum(slot, 0) * SLOT + own) * C + row
             # net_t = Σ_j dS_tj − Σ_i dS_it, of this block and of the others
-            sums = tl.load(place, mask=row < _written(slot, C), other=0.0)
+            sums = tl.load(across + own * C + row)
             sums += tl.sum(ds, 1) - tl.sum(ds, 0) - tl.load(received + own * C + row)
             tl.store(net + own * C + row, sums)
         if w is not None:
@@ -99,7 +72,7 @@ def inner_back(
             )
             for start in range(0, K, BK):
                 column = start + tl.arange(0, BK)
-                dq_turned = _grown(dquery, slot, SLOT, own, row, column, C, K)
+                dq_turned = load_block(dquery + own * C * K, row, column, K)
                 u_tile = load_block(u + own_kv * C * K, row, column, K)
                 dpassed_tile += tl.dot(dq_turned, tl.trans(u_tile), input_precision=PRECISION)
             dpassed_tile = tl.where(row[None] <= row[:, None], -dpassed_tile, 0.0)
@@ -108,7 +81,7 @@ def inner_back(
             column = start + tl.arange(0, BK)
             keys = tokens_fp32(k, token, end, kv, KV_HEADS, column, WIDTH)
             # dq = s·(dq̃ + dS·K + dpassed·W)
-            total = _grown(dquery, slot, SLOT, own, row, column, C, K)
+            total = load_block(dquery + own * C * K, row, column, K)
             total += tl.dot(ds, keys, input_precision=PRECISION)
             if w is not None:
                 w_tile = tokens_fp32(w, token, end, kv, KV_HEADS, column, WIDTH)
@@ -136,13 +109,13 @@ def gate_back(net, dg, firsts, cu, HEADS, C: tl.constexpr):
 @triton.jit
 def group_back(
     q, w, u, skipped, passed, dlogits, dpassed, dquery, dkey, dturns, du, dk, dw, table, cu,
-    scale, SLOT, SLOT_KV, HEADS, GROUP, WIDTH,
-    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
+    scale, HEADS, GROUP, WIDTH,
+    C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum over the query heads of a group, a tile of BK columns a program.
 
     in   q [T, HEADS, WIDTH], w; u, skipped, passed of the block; dlogits, dpassed of `inner_back`;
-         sums over spans: dquery [2, M, HEADS, C, K], dkey [M, KV_HEADS, C, K], dturns [2, M, KV_HEADS, K, K]
+         from other blocks: dquery [M, HEADS, C, K], dkey [M, KV_HEADS, C, K], dturns [M, KV_HEADS, K, K]
     out  du, dk, dw [M, KV_HEADS, C, K] in fp32; without w only dk
     """
     block, kv, KV_HEADS = tl.program_id(0).to(tl.int64), tl.program_id(1), HEADS // GROUP
@@ -150,7 +123,6 @@ def group_back(
     if sequence >= 0:
         row, own_kv = tl.arange(0, C), block * KV_HEADS + kv
         token, column = first + row, tl.program_id(2) * BK + tl.arange(0, BK)
-        slot = _last_slot(table, block, BLOCKS)
         dk_tile = load_block(dkey + own_kv * C * K, row, column, K).to(tl.float32)
         if w is not None:
             skipped_tile = load_block(skipped + own_kv * C * C, row, row, C)
@@ -161,9 +133,9 @@ def group_back(
                 other = start + tl.arange(0, BK)
                 w_tile = tokens_fp32(w, token, end, kv, KV_HEADS, other, WIDTH)
                 u_tile = load_block(u + own_kv * C * K, row, other, K)
-                across = _grown(dturns, slot, SLOT_KV, own_kv, column, other, K, K)
+                across = load_block(dturns + own_kv * K * K, column, other, K)
                 du_tile += tl.dot(w_tile, tl.trans(across), input_precision=PRECISION)
-                along = _grown(dturns, slot, SLOT_KV, own_kv, other, column, K, K)
+                along = load_block(dturns + own_kv * K * K, other, column, K)
                 dw_tile += tl.dot(u_tile, along, input_precision=PRECISION)
         for head in range(kv * GROUP, (kv + 1) * GROUP):
             own = block * HEADS + head
@@ -174,7 +146,7 @@ def group_back(
             if w is not None:
                 dpassed_tile = load_block(dpassed + own * C * C, row, row, C)
                 dw_tile += tl.dot(tl.trans(dpassed_tile), queries, input_precision=PRECISION)
-                dq_turned = _grown(dquery, slot, SLOT, own, row, column, C, K)
+                dq_turned = load_block(dquery + own * C * K, row, column, K)
                 passed_tile = load_block(passed + own * C * C, row, row, C)
                 du_tile -= tl.dot(tl.trans(passed_tile), dq_turned, input_precision=PRECISION)
         store_block(dk + own_kv * C * K, dk_tile, row, column, K)

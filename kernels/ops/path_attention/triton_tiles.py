@@ -7,10 +7,20 @@ are on the token axis, are read with masks.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 
+from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import load_head_rows
+from kernels.triton_common.tuning import Tuned
+
+Launch = tuple[int, int, int, int]
+
+LOG2E: tl.constexpr = tl.constexpr(math.log2(math.e))
+LN2: tl.constexpr = tl.constexpr(math.log(2))
 
 
 @triton.jit
@@ -65,9 +75,10 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
     The loop stays one at run time: unrolled, its products take the compiler minutes.
     """
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
-    inverse = tl.where(row == column, 1.0, 0.0)
+    # Y = I − L' for blocks of size 1
+    inverse = tl.where(row == column, 1.0, 0.0) - tl.where(row >> 1 == column >> 1, lower, 0.0)
     # Y ← Y − Y·L'·Y for blocks of size b = 2^level
-    for level in range(7 if C == 128 else 6):
+    for level in range(1, 7 if C == 128 else 6):
         below = (row >> level + 1 == column >> level + 1) & (row >> level > column >> level)
         step = tl.dot(tl.where(below, lower, 0.0), inverse, input_precision=PRECISION)
         inverse -= tl.dot(inverse, step, input_precision=PRECISION)
@@ -75,20 +86,41 @@ def unit_inverse(lower, C: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def block_of_span(firsts, span, SPLIT, BLOCKS):
-    """The program's sequence, block in the span, part of the block, and rows of the table.
+def unit_of(table, cu, row, span, C: tl.constexpr, UNITS: tl.constexpr, NEAR: tl.constexpr):
+    """Find the unit of a row of the table: its sequence (−1: an idle row), the sequence's first token and end.
 
-    Programs of axis 0 are sequences · BLOCKS · SPLIT.
-
-    The rows are the block's own and the end of its sequence's; a block exists where the first is below the second.
+    Then its place in buffers, its number in the sequence, that of the first unit of its span and that of the first
+    unit which its keys do not reach. Units are blocks (NEAR), which reach to the end of their stretch, or stretches,
+    which reach to the end of the sequence and of which only those of span `span` count.
     """
-    sequence = tl.program_id(0) // (BLOCKS * SPLIT)
-    place = (tl.program_id(0) // SPLIT) % BLOCKS
-    own = tl.load(firsts + sequence) + span * BLOCKS + place
-    return (
-        sequence,
-        place,
-        tl.program_id(0) % SPLIT,
-        own.to(tl.int64),
-        tl.load(firsts + sequence + 1).to(tl.int64),
+    sequence, begin, end, first = chunk_bounds(table, cu, row, C)
+    number = tl.load(table + row * 2 + 1).to(tl.int64)
+    stop = tl.cdiv(end - begin, C)
+    if NEAR:
+        own = row.to(tl.int64)
+        start = number // UNITS * UNITS
+        stop = tl.minimum(stop, start + UNITS)
+    else:
+        # Full stretches do not share it, nor do those with an earlier one: two begin at least C tokens apart.
+        own = first // C
+        start = span * UNITS + 0 * number
+    return sequence, begin, end, own, number, start, stop
+
+
+@triton.jit
+def token_scalars(x, first, row, left):
+    """x [T] at these rows after token `first`, 0 from row `left` on."""
+    return tl.load(x + first + row, mask=row < left, other=0.0)
+
+
+def at_scales(kernel, near: Sequence[Launch], far: Sequence[Launch]) -> tuple[Tuned, Tuned]:
+    """A kernel of the backward for units of 64 or 128 tokens and for those of 512: (SPLIT, BC, warps, stages)."""
+    near_configs, far_configs = (
+        [
+            triton.Config({"SPLIT": split, "BC": columns}, num_warps=warps, num_stages=stages)
+            for split, columns, warps, stages in found
+        ]
+        for found in (near, far)
     )
+    key = ["C", "K", "V", "GROUP"]
+    return Tuned(kernel, near_configs, key), Tuned(kernel, far_configs, key)

@@ -9,6 +9,7 @@ from support.triton_cases import DEVICE, EXACT_LIMIT, HALF, assert_kernel_agrees
 from torch import Tensor
 
 from kernels import path_attention
+from kernels.ops.path_attention.triton_prepare import compact as path_kernel
 from kernels.ops.path_attention.work import work
 
 slow, long = pytest.mark.slow, pytest.mark.long
@@ -70,30 +71,61 @@ def test_kernels_equal_the_definition(case):
     compare(tensors, options, exact=of_equal_keys(2.0, 64) if case == "one way" else EXACT_LIMIT)
 
 
+@pytest.fixture
+def scales(monkeypatch):
+    """Sets the tokens of a stretch and of a span, 512 and 8,192 outside."""
+
+    def set_both(stretch: int, span: int = 8192) -> None:
+        monkeypatch.setattr("kernels.ops.path_attention.triton_layout.STRETCH", stretch)
+        monkeypatch.setattr("kernels.ops.path_attention.triton_scales.SPAN", span)
+
+    return set_both
+
+
 @slow
 @pytest.mark.parametrize(
-    ("span", "options"),
-    [(64, {}), pytest.param(128, {}, marks=long), (64, {"cu_seqlens": packed(190, 10)})],
-    ids=["1", "2", "packed"],
+    ("stretch", "span", "shape", "options"),
+    [
+        (64, 128, (1, 300, 1, 1, 16, 16), {}),
+        (128, 8192, (1, 211, 2, 1, 16, 16), {"cu_seqlens": packed(10, 200, 1)}),
+        pytest.param(128, 8192, (1, 280, 1, 1, 16, 16), {}, marks=long),
+        pytest.param(128, 128, (1, 341, 2, 1, 16, 16), {"cu_seqlens": packed(10, 330, 1)}, marks=long),
+        pytest.param(64, 8192, (2, 140, 1, 1, 160, 80), {}, marks=long),
+    ],
+    ids=["spans", "packed", "one span", "packed spans", "wide"],
 )
-def test_gradients_grow_from_span_to_span(span, options, monkeypatch):
-    monkeypatch.setattr("kernels.ops.path_attention.triton_gradients.SPAN", span)
-    compare(inputs(1, 200, 1, 1, 16, 16), options)
+def test_gradients_from_stretch_to_stretch(stretch, span, shape, options, scales):
+    scales(stretch, span)
+    compare(inputs(*shape), options)
 
 
 @slow
 @pytest.mark.parametrize(
     "absent", [("w", "beta"), ("g",), ("w", "beta", "g")], ids=["FoX", "PaTH", "attention"]
 )
-def test_a_part_is_missing(absent):
+def test_a_part_is_missing(absent, scales):
+    scales(64)
     compare({name: x for name, x in inputs(1, 130, 1, 1, 16, 16).items() if name not in absent}, {})
 
 
 @slow
 @HALF
-def test_half_precision(dtype):
-    """A width that makes blocks of 128 tokens; three of them, so that one is gone through."""
+def test_half_precision(dtype, scales):
+    """A width that makes blocks of 128 tokens; three of them, the last in a stretch of its own."""
+    scales(256)
     compare(inputs(1, 260, 1, 1, 80, 24), {}, dtype)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are counted in place of running, which cannot be timed")
+@pytest.mark.parametrize(("tokens", "most"), [(512, 12), (8192, 20), (16_384, 25)])
+def test_launches_grow_with_spans_of_8192_tokens_only(tokens, most, monkeypatch):
+    launched = []
+    monkeypatch.setattr(type(path_kernel), "run", lambda kernel, *_, **__: launched.append(kernel))
+    leaves = [x.requires_grad_() for x in inputs(1, tokens, 1, 1, 16, 16).values()]
+    out = path_attention(*(x.float() for x in leaves), backend="triton")
+    assert len(launched) == 4
+    torch.autograd.grad(out, leaves, torch.ones_like(out))
+    assert len(launched) - 4 <= most
 
 
 def compare(
