@@ -14,7 +14,14 @@ def boundaries(x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     batch, time = x.shape[:2]
     if cu_seqlens is not None:
         return cu_seqlens
-    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * time
+    return multiples(time, batch + 1, x.device)
+
+
+def multiples(step: int, count: int, device: torch.device) -> Tensor:
+    """0, step, 2·step … int32 [count], for steps from 0 on, by one operator: on a GPU each is a launch."""
+    if step == 0:
+        return torch.zeros(count, dtype=torch.int32, device=device)
+    return torch.arange(0, (count - 1) * step + 1, step, dtype=torch.int32, device=device)
 
 
 def token_sequences(cu_seqlens: Tensor, tokens: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.packing.boundaries import ragged_rows
+from kernels.packing.boundaries import multiples, ragged_rows
 
 
 def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
@@ -24,8 +24,9 @@ def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
     batch, time = x.shape[:2]
     if cu_seqlens is None:
         each = -(-time // size)
-        row = torch.arange(batch * each, dtype=torch.int32, device=x.device)
-        return torch.stack([row // each, row % each], dim=1)
+        sequence, number = (torch.arange(n, dtype=torch.int32, device=x.device) for n in (batch, each))
+        pairs = sequence[:, None].expand(batch, each), number.expand(batch, each)
+        return torch.stack(pairs, dim=2).flatten(0, 1)
     counts = chunk_counts(cu_seqlens, size)
     sequence, number = ragged_rows(counts, most_chunks(time, counts.shape[0], size))
     table = torch.stack([sequence, number], dim=1)
@@ -34,9 +35,9 @@ def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
 
 def first_chunks(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
     """The row of `chunk_table` where each sequence begins, and where the busy rows end, int32 [N+1]."""
-    if cu_seqlens is None:  # in two operators: on a GPU each is a launch
+    if cu_seqlens is None:
         batch, time = x.shape[:2]
-        return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * -(-time // size)
+        return multiples(-(-time // size), batch + 1, x.device)
     return F.pad(chunk_counts(cu_seqlens, size).cumsum(0), (1, 0)).to(torch.int32)
 
 

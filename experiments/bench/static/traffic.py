@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from experiments.bench.static.control import Executions
-from experiments.bench.static.ttir import accessed_bytes, elements, pointed_arguments
+from experiments.bench.static.ttir import accessed_bytes, elements, pointing
 
 _READS = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_rmw", "tt.atomic_cas")
 _WRITES = ("tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.atomic_rmw", "tt.atomic_cas")
@@ -24,12 +24,10 @@ def moved_bytes(
 
     Caches are so taken to serve whatever is asked for again; places that a mask leaves out count as asked for.
     """
-    into = pointed_arguments(executions.function)
     asked: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-    for op, block in executions.function.ops():
+    for op, block, places in pointing(executions.function):
         for names, counted in zip((_READS, _WRITES), asked, strict=True):
-            if op.name in names and op.operands:
-                places = into.get(op.operands[0], frozenset())
+            if op.name in names:
                 for name in places:
                     counted[name] += accessed_bytes(op) * executions.of(block) * programs / len(places)
     read, written = (
@@ -49,13 +47,7 @@ def _stored(x: Any) -> float:
 
 def written_arguments(executions: Executions) -> set[str]:
     """Arguments that a kernel stores into, whether it comes to that or not."""
-    into = pointed_arguments(executions.function)
-    return {
-        name
-        for op, _ in executions.function.ops()
-        if op.name in _WRITES and op.operands
-        for name in into.get(op.operands[0], ())
-    }
+    return {name for op, _, places in pointing(executions.function) if op.name in _WRITES for name in places}
 
 
 @dataclass(frozen=True)

@@ -135,19 +135,30 @@ def result_elements(op: Op) -> int:
     return elements(found.group(1)) if found else 1
 
 
-def pointed_arguments(function: Function) -> dict[str, frozenset[str]]:
-    """Value -> the arguments of the kernel that it may point into."""
-    into = {f"%{name}": frozenset([name]) for name in function.arguments}
-    for op, _ in function.ops():
-        if op.name in ("scf.for", "scf.while"):
-            for place, (inner, first) in enumerate(carried(op)):
-                into[inner] = into.get(first, frozenset())
-                if place < len(op.results):
-                    into[op.results[place]] = into[inner]
-        elif op.name == "scf.if":
-            for region in op.regions:
-                for result, value in zip(op.results, ending(region), strict=False):
-                    into[result] = into.get(result, frozenset()) | into.get(value, frozenset())
-        elif op.results and ("!tt.ptr" in op.types or "tensordesc" in op.types):
-            into[op.results[0]] = frozenset().union(*(into.get(x, frozenset()) for x in op.operands))
-    return into
+def pointing(function: Function) -> Iterator[tuple[Op, Block, frozenset[str]]]:
+    """Every operation in the order of the text, its block, and the arguments that its first operand may point into.
+
+    Regions beside one another use the same names again, so that a name means what it was last given.
+    """
+    return _pointing(function.body, {f"%{name}": frozenset([name]) for name in function.arguments})
+
+
+def _pointing(
+    region: list[Block], into: dict[str, frozenset[str]]
+) -> Iterator[tuple[Op, Block, frozenset[str]]]:
+    for block in region:
+        for op in block.ops:
+            yield op, block, into.get(op.operands[0], frozenset()) if op.operands else frozenset()
+            loop = carried(op) if op.name in ("scf.for", "scf.while") else []
+            into |= {inner: into.get(first, frozenset()) for inner, first in loop}
+            held = [into[inner] for inner, _ in loop]
+            ends = [held] if loop else []
+            for inner in op.regions:
+                yield from _pointing(inner, into)
+                if op.name == "scf.if":
+                    ends.append([into.get(value, frozenset()) for value in ending(inner)])
+            if op.name.startswith("scf."):
+                for place, result in enumerate(op.results):
+                    into[result] = frozenset().union(*(end[place] for end in ends if place < len(end)))
+            elif op.results and ("!tt.ptr" in op.types or "tensordesc" in op.types):
+                into[op.results[0]] = frozenset().union(*(into.get(x, frozenset()) for x in op.operands))

@@ -42,15 +42,18 @@ class Inputs(NamedTuple):
 
 
 class ChunkOperands(NamedTuple):
-    """The operands of the inter-chunk recurrence, in the inputs' dtype, exp(G_last) in fp32.
+    """The operands of the inter-chunk recurrence, in the products' dtype, decays in fp32.
 
-    from_start  Q̄ [B·T, H, K]        reads   W [B·T, H, K]
-    to_end      K̃ [B·T, H, K]        values  U [B·T, H, V]
-    whole       exp(G_last), the decay of a whole chunk: [chunks, H, K or 1]
+    queries, keys       Q̄ and K̃ [B·T, H, K]; where a head's channels share one gate, q and k as they are given, and
+    from_start, to_end  exp(G) and exp(G_last − G) [B·T, H], else None
+    reads, values       W [B·T, H, K] and U [B·T, H, V]
+    whole               exp(G_last), the decay of a whole chunk: [chunks, H, K or 1]
     """
 
-    from_start: Tensor
-    to_end: Tensor
+    queries: Tensor
+    keys: Tensor
+    from_start: Tensor | None
+    to_end: Tensor | None
     reads: Tensor
     values: Tensor
     whole: Tensor
@@ -61,9 +64,15 @@ class ChunkOperands(NamedTuple):
         return {"K": self.reads.shape[-1], "V": self.values.shape[-1]}
 
     @property
+    def groups(self) -> dict[str, int]:
+        """The number of heads for one of queries, GQ, and of keys, GK, by name, as kernels take them."""
+        heads = self.reads.shape[2]
+        return {"GQ": heads // self.queries.shape[2], "GK": heads // self.keys.shape[2]}
+
+    @property
     def shared(self) -> bool:
-        """True where the channels of a head share one gate; for a single channel it makes no difference."""
-        return self.whole.shape[2] == 1 < self.reads.shape[-1]
+        """True where the channels of a head share one gate."""
+        return self.from_start is not None
 
 
 class ChunkStates(NamedTuple):

@@ -29,10 +29,14 @@ from kernels.ops.delta_rule.triton_tiles import (
     CHUNK,
     block_places,
     decay_from_start,
+    decay_of,
     decay_to_end,
+    from_token,
     gate_gradient,
     head_state,
     load_gates,
+    load_shared_gates,
+    shared_decays,
     sum_tokens,
 )
 from kernels.packing.chunk_layout import ChunkLayout
@@ -42,6 +46,7 @@ from kernels.triton_common.masked_tiles import (
     load_head_scalars,
     load_matrix,
     store_head_rows,
+    store_head_scalars,
 )
 from kernels.triton_common.tuning import Tuned
 
@@ -57,7 +62,8 @@ def _through_states(
     SHARED: that sum is over all channels, [1, 1].
 
     inputs     beta, errors E, states S₀, d_states dS, d_o dO, d_v dV
-    place      token [C], last, chunk, head, and key [BK], the columns of this tile
+    place      token [C] and last, counted from the chunk's first token, where pointers are; chunk, head, and key [BK],
+               the columns of this tile
     sizes      scale; H heads
     constants  dtype of products; K, V widths; C tokens a chunk; BK, BV sides of a state's tile
     """
@@ -105,8 +111,14 @@ def _keys_and_gates(
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
         dtype: tl.constexpr = states.dtype.element_ty
-        token = first + tl.arange(0, C)
-        last = tl.minimum(end, first + C)
+        token = tl.arange(0, C)
+        last = tl.minimum(end - first, C).to(tl.int32)
+        q, k = from_token(q, first, HQ, K), from_token(k, first, HK, K)
+        g, beta = from_token(g, first, H, 1 if SHARED else K), from_token(beta, first, H, 1)
+        errors, d_o = from_token(errors, first, H, V), from_token(d_o, first, H, V)
+        d_v = from_token(d_v, first, H, V)
+        d_p, d_a = from_token(d_p, first, H, C), from_token(d_a, first, H, C)
+        d_q, d_k = from_token(d_q, first, H, K), from_token(d_k, first, H, K)
         key = tl.program_id(2) * BK + tl.arange(0, BK)
         by_query, by_key, by_end, by_whole = _through_states(
             beta, errors, states, d_states, d_o, d_v, token, last, chunk, head, key, scale, H, dtype, K, V,
@@ -114,12 +126,17 @@ def _keys_and_gates(
         )  # fmt: skip
         # Through Q̄ = exp(G)⊙Q, K̄ = exp(G)⊙K, K̃ = exp(G_last − G)⊙K and exp(G_last)
         gate_type: tl.constexpr = g.dtype.element_ty
-        gates = load_gates(g, token, last, head, H, key, K, SHARED)
-        decay = decay_from_start(gates, gate_type, C)
+        if SHARED:
+            decay, to_last, whole = shared_decays(g, token, last, head, H)
+            decay, to_last = decay[:, None], to_last[:, None]
+        else:
+            gates = load_gates(g, token, last, head, H, key, K)
+            decay, to_last = decay_from_start(gates, gate_type, C), decay_to_end(gates, gate_type, C)
+            whole = decay_of(tl.sum(gates, axis=0))
         by_query *= decay
         by_key *= decay
-        by_end *= decay_to_end(gates, gate_type, C)
-        by_whole *= tl.exp(tl.sum(gates, axis=0))[None]
+        by_end *= to_last
+        by_whole *= whole[None]
         queries = load_head_rows(q, token, last, head // (H // HQ), HQ, key, K).to(tl.float32)
         keys = load_head_rows(k, token, last, head // (H // HK), HK, key, K).to(tl.float32)
         # Through P_ij and A_ij, i > j: `right` is the gradient of k_i, `left` that of k_j
@@ -127,12 +144,12 @@ def _keys_and_gates(
         products = load_head_rows(d_p, token, last, head, H, column, C)
         overlap = load_head_rows(d_a, token, last, head, H, column, C)
         if SHARED:
-            gate = tl.sum(gates, axis=1)
+            gate = load_shared_gates(g, token, last, head, H)
             by_query, right, left = intra_chunk_backward_shared(
                 by_query, by_key, queries, keys, gate, products, overlap, dtype, C
             )
         else:
-            places, row_token = block_places(first, head, H, C)
+            places, row_token = block_places(head, H, C)
             near = tl.load(d_p + places, mask=row_token < last, other=0.0)
             near_overlap = tl.load(d_a + places, mask=row_token < last, other=0.0)
             by_query, right, left = intra_chunk_backward_channels(
@@ -147,10 +164,10 @@ def _keys_and_gates(
         store_head_rows(d_q, by_query + same * keys, token, last, head, H, key, K)
         store_head_rows(d_k, right + left + by_end + same * queries, token, last, head, H, key, K)
         if SHARED:
-            part = (tl.program_id(2).to(tl.int64) * TOKENS + token) * H + head
-            tl.store(d_g + part, gate, mask=token < last)
+            part = tl.program_id(2).to(tl.int64) * TOKENS + first
+            store_head_scalars(from_token(d_g, part, H, 1), gate, token, last, head, H)
         else:
-            store_head_rows(d_g, gate, token, last, head, H, key, K)
+            store_head_rows(from_token(d_g, first, H, K), gate, token, last, head, H, key, K)
 
 
 def _key_tiles(*sizes: tuple[int, int, int, int]) -> list[triton.Config]:

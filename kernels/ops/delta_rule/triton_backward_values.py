@@ -9,9 +9,7 @@ from torch import Tensor
 
 from kernels.ops.delta_rule.triton_arguments import Inputs, ValueGradients
 from kernels.ops.delta_rule.triton_heads import empty_for_heads
-from kernels.ops.delta_rule.triton_tiles import (
-    CHUNK,
-)
+from kernels.ops.delta_rule.triton_tiles import CHUNK, from_token
 from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import chunk_bounds
 from kernels.triton_common.masked_tiles import (
@@ -39,10 +37,15 @@ def _values(
     head = tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, tl.program_id(0), C)
     if sequence >= 0:
-        token = first + tl.arange(0, C)
-        last = tl.minimum(end, first + C)
+        token = tl.arange(0, C)
+        last = tl.minimum(end - first, C).to(tl.int32)
+        beta, z = from_token(beta, first, H, 1), from_token(z, first, H, C)
+        errors, d_o = from_token(errors, first, H, V), from_token(d_o, first, H, V)
+        d_writes, d_v = from_token(d_writes, first, H, V), from_token(d_v, first, H, V)
+        d_p, d_a = from_token(d_p, first, H, C), from_token(d_a, first, H, C)
+        d_beta = from_token(d_beta, first, H, 1)
         strength = load_head_scalars(beta, token, last, head, H)[:, None]
-        triangle = tl.trans(load_head_rows(z, token, last, head, H, tl.arange(0, C), C))
+        triangle = tl.trans(load_head_rows(z, token, last, head, H, token, C))
         products, overlap = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)
         by_beta = tl.zeros((C,), tl.float32)
         for start in range(0, V, BV):

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.delta_rule.triton_arguments import ChunkOperands, ChunkStates
-from kernels.ops.delta_rule.triton_tiles import CHUNK, head_state
+from kernels.ops.delta_rule.triton_tiles import CHUNK, from_token, head_state
 from kernels.packing.chunk_layout import ChunkLayout
 from kernels.triton_common.device import padded
 from kernels.triton_common.masked_tiles import (
@@ -61,50 +61,62 @@ def outer_state(states, sequence, head, H, key, value, K, V, BK: tl.constexpr, B
 
 @triton.jit
 def _inter_chunk(
-    from_start, to_end, reads, values, whole, beta, p, initial, states, errors, o, final, firsts, cu, scale, H,
-    K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr, OUTPUTS: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr,
+    queries, keys, from_start, to_end, reads, values, whole, beta, p, initial, states, errors, o, final, firsts, cu,
+    scale, H, GQ: tl.constexpr, GK: tl.constexpr, K: tl.constexpr, V: tl.constexpr, SHARED: tl.constexpr,
+    OUTPUTS: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
     """One chunk after another: the outputs, or the states that chunks start from and the errors of their tokens.
 
-    inputs     from_start Q̄, to_end K̃, reads W, values U, whole exp(G_last) as in `ChunkOperands`; beta [tokens, H];
+    inputs     queries, keys, from_start, to_end, reads, values, whole as in `ChunkOperands`; beta [tokens, H];
                p P [tokens, H, C]; initial [N, H, K, V] or None
     outputs    o [tokens, H, V], or states S₀ [chunks, H, K, V] and errors E [tokens, H, V];
                final [N, H, K, V] or None
     layout     firsts, cu
     sizes      scale; H heads
-    constants  K, V widths; SHARED: one gate a head; OUTPUTS: o, and neither states nor errors; C tokens a chunk;
-               BK ≥ K, BV sides of the state's tile
+    constants  GQ, GK heads for one of queries and of keys; K, V widths; SHARED: one gate a head; OUTPUTS: o, and
+               neither states nor errors; C tokens a chunk; BK ≥ K, BV sides of the state's tile
     """
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
+    dtype: tl.constexpr = reads.dtype.element_ty
+    token = tl.arange(0, C)
     key = tl.arange(0, BK)
     value = tl.program_id(2) * BV + tl.arange(0, BV)
     state = outer_state(initial, sequence, head, H, key, value, K, V, BK, BV)
     begin, end, first_chunk, chunks = sequence_chunks(firsts, cu, sequence)
     for step in range(chunks):
         chunk = (first_chunk + step).to(tl.int64)
-        before = state.to(reads.dtype.element_ty)
-        token = begin + step * C + tl.arange(0, C)
+        before = state.to(dtype)
+        first = begin + step * C
+        last = tl.minimum(end - first, C).to(tl.int32)
         # E = U − W·S₀
-        error = load_head_rows(values, token, end, head, H, value, V).to(tl.float32)
-        read = load_head_rows(reads, token, end, head, H, key, K)
+        error = load_head_rows(from_token(values, first, H, V), token, last, head, H, value, V).to(tl.float32)
+        read = load_head_rows(from_token(reads, first, H, K), token, last, head, H, key, K)
         error -= tl.dot(read, before, input_precision="ieee")
-        write = (error * load_head_scalars(beta, token, end, head, H)[:, None]).to(reads.dtype.element_ty)
+        # F = Diag(β)·E
+        strength = load_head_scalars(from_token(beta, first, H, 1), token, last, head, H)
         if OUTPUTS:
-            # o = scale·(Q̄·S₀ + P·Diag(β)·E)
-            queries = load_head_rows(from_start, token, end, head, H, key, K)
-            out = tl.dot(queries, before, input_precision="ieee")
-            products = load_head_rows(p, token, end, head, H, tl.arange(0, C), C)
+            # o = scale·(Q̄·S₀ + P·F)
+            query = load_head_rows(
+                from_token(queries, first, H // GQ, K), token, last, head // GQ, H // GQ, key, K
+            )
+            out = tl.dot(query.to(dtype), before, input_precision="ieee")
+            if SHARED:
+                out *= load_head_scalars(from_token(from_start, first, H, 1), token, last, head, H)[:, None]
+            products = load_head_rows(from_token(p, first, H, C), token, last, head, H, token, C)
+            write = (error * strength[:, None]).to(dtype)
             out += tl.dot(products, write, input_precision="ieee")
-            store_head_rows(o, out * scale, token, end, head, H, value, V)
+            store_head_rows(from_token(o, first, H, V), out * scale, token, last, head, H, value, V)
         else:
             store_matrix(head_state(states, chunk, head, H, K, V), before, key, value, K, V)
-            store_head_rows(errors, error, token, end, head, H, value, V)
-        # S = exp(G_last)⊙S₀ + K̃ᵀ·Diag(β)·E
-        keys = load_head_rows(to_end, token, end, head, H, key, K)
+            store_head_rows(from_token(errors, first, H, V), error, token, last, head, H, value, V)
+        # S = exp(G_last)⊙S₀ + K̃ᵀ·F
+        if SHARED:
+            strength *= load_head_scalars(from_token(to_end, first, H, 1), token, last, head, H)
+        write = (error * strength[:, None]).to(dtype)
+        ends = load_head_rows(from_token(keys, first, H // GK, K), token, last, head // GK, H // GK, key, K)
         state *= load_whole(whole, chunk, head, H, key, K, SHARED)[:, None]
-        state += tl.dot(tl.trans(keys), write, input_precision="ieee")
+        state += tl.dot(tl.trans(ends.to(dtype)), write, input_precision="ieee")
     if final is not None:
         store_matrix(head_state(final, sequence, head, H, K, V), state, key, value, K, V)
 
@@ -134,7 +146,7 @@ def outputs(
 
 def inter_chunk(x: ChunkOperands, beta: Tensor, initial: Tensor | None, layout: ChunkLayout) -> ChunkStates:
     """Compute S₀ of all chunks and E."""
-    found = ChunkStates(empty_states(x, beta.shape[2]), torch.empty_like(x.values))
+    found = ChunkStates(empty_states(x), torch.empty_like(x.values))
     _walk(x, None, beta, initial, (*found, None, None), 1.0, layout)
     return found
 
@@ -143,20 +155,17 @@ def _walk(
     x: ChunkOperands, p: Tensor | None, beta: Tensor, initial: Tensor | None, results: tuple[Tensor | None, ...],
     scale: float, layout: ChunkLayout,
 ) -> None:  # fmt: skip
-    heads, widths = beta.shape[2], x.widths
-    _inter_chunk_tuned[grid_of_walk(x, heads, layout)](
-        *x, beta, p, initial, *results, layout.firsts, layout.cu, scale, heads,
-        **widths, SHARED=x.shared, OUTPUTS=p is not None, C=CHUNK, BK=padded(widths["K"]),
+    _inter_chunk_tuned[grid_of_walk(x, layout)](
+        *x, beta, p, initial, *results, layout.firsts, layout.cu, scale, x.reads.shape[2], **x.groups,
+        **x.widths, SHARED=x.shared, OUTPUTS=p is not None, C=CHUNK, BK=padded(x.widths["K"]),
     )  # fmt: skip
 
 
-def empty_states(x: ChunkOperands, heads: int) -> Tensor:
+def empty_states(x: ChunkOperands) -> Tensor:
     """Allocate states [chunks, H, K, V] in the operands' dtype."""
-    return x.reads.new_empty(x.whole.shape[0], heads, *x.widths.values())
+    return x.reads.new_empty(*x.whole.shape[:2], *x.widths.values())
 
 
-def grid_of_walk(
-    x: ChunkOperands, heads: int, layout: ChunkLayout
-) -> Callable[[dict[str, int]], tuple[int, ...]]:
+def grid_of_walk(x: ChunkOperands, layout: ChunkLayout) -> Callable[[dict[str, int]], tuple[int, ...]]:
     """Return the grid of a walk: sequences, heads, and tiles of value columns."""
-    return lambda meta: (layout.sequences, heads, triton.cdiv(x.widths["V"], meta["BV"]))
+    return lambda meta: (layout.sequences, x.reads.shape[2], triton.cdiv(x.widths["V"], meta["BV"]))

@@ -1,8 +1,7 @@
 """The chunked gated delta rule in chunks of 64 tokens: two steps over all chunks at once, and a recurrence.
 
-    forward   intra-chunk products and the inverse of their triangle (triton_intra_chunk.py, triton_triangle.py), the
-              operands of the recurrence (triton_operands.py), and the inter-chunk recurrence of states with the outputs
-              (triton_inter_chunk.py)
+    forward   intra-chunk products, the inverse of their triangle and the operands of the recurrence in one kernel
+              (triton_prepare.py), and the inter-chunk recurrence of states with the outputs (triton_inter_chunk.py)
     backward  the operands and the states are computed again; the inter-chunk backward
               (triton_inter_chunk_backward.py), then gradients of all chunks at once (triton_backward_values.py,
               triton_backward.py, triton_intra_chunk_backward.py)
@@ -23,8 +22,8 @@ from kernels.ops.delta_rule.triton_backward_values import values_backward
 from kernels.ops.delta_rule.triton_heads import sum_heads
 from kernels.ops.delta_rule.triton_inter_chunk import inter_chunk, outputs
 from kernels.ops.delta_rule.triton_inter_chunk_backward import inter_chunk_backward
-from kernels.ops.delta_rule.triton_intra_chunk import intra_chunk
 from kernels.ops.delta_rule.triton_operands import chunk_operands
+from kernels.ops.delta_rule.triton_prepare import prepare
 from kernels.ops.delta_rule.triton_step import delta_rule_one_token
 from kernels.ops.delta_rule.triton_tiles import CHUNK
 from kernels.packing.chunk_layout import ChunkLayout
@@ -41,8 +40,7 @@ class _DeltaRule(torch.autograd.Function):
         shape = (layout.sequences, x.heads, *x.widths.values())
         final = torch.empty(shape, dtype=torch.float32, device=q.device) if keep_state else None
         o = v.new_empty(*beta.shape, v.shape[3])
-        p, z = intra_chunk(x, layout, dtype)
-        operands = chunk_operands(x, z, layout)
+        p, z, operands = prepare(x, layout, dtype)
         outputs(operands, p, x.beta, initial, final, scale, o, layout)
         ctx.save_for_backward(*x, *layout, initial, p, z)
         ctx.scale = scale

@@ -1,12 +1,13 @@
 """Device functions of the delta rule's kernels: gates of a chunk, and the decays between its tokens.
 
-Everywhere: a chunk has C tokens of one sequence, `token` [C] are their places on the packed axis and `last` is where
-the chunk or its sequence ends. Rows beyond it read as zero, gates too, so that they leave the state alone.
+Everywhere: a chunk has C tokens of one sequence, `token` [C] are their places, counted from where the pointers are, and
+`last` is where the chunk or its sequence ends. Rows beyond it read as zero, gates too, so that they leave the state
+alone.
 
-A gate tile g is [C, W] for W channels, or [C, 1] where a head's channels share one (SHARED). Decays are exponentials
-of sums of gates, never of differences of sums: nothing overflows, and a gate of −30 costs its neighbours no digits.
-Sums over the tokens of a tile are products with matrices of zeros and ones: scans would pass every number through
-shuffles between threads, five times for 32 tokens, and keep the tensor cores waiting.
+Gates are a tile [C, W] of W channels, or [C] where a head's channels share one (SHARED). Decays are exponentials of
+sums of gates, never of differences of sums: nothing overflows, and a gate of −30 costs its neighbours no digits. Sums
+over the tokens of a tile are products with matrices of zeros and ones: scans would pass every number through shuffles
+between threads, five times for 32 tokens, and keep the tensor cores waiting.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton_common.masked_tiles import load_head_rows
+from kernels.triton_common.masked_tiles import load_head_rows, load_head_scalars
 
 CHUNK = 64
 """Tokens a chunk: the height of the tensor cores' products, and of the triangle that is inverted."""
@@ -23,21 +24,48 @@ BLOCK = tl.constexpr(16)
 """The least side of a tensor core's product."""
 
 LEAST_GATE = tl.constexpr(-100.0)
-"""exp of it is no more than a denormal; smaller gates, −∞ among them, are taken for it."""
+"""exp of it is a denormal at most, or 0; smaller gates, −∞ among them, are taken for it."""
 
 
 GATE_UNITS = tl.constexpr(512.0)
 """A gate in units of 1/512 fits fp16: −100 does, and what is left over is at most 6e-11."""
 
+LOG2E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def load_gates(g, token, last, head, HEADS, column, K, SHARED: tl.constexpr):
-    """Gate tile [C, W] in fp32, or [C, 1] of shared gates."""
-    if SHARED:
-        gate = load_head_rows(g, token, last, head, HEADS, tl.arange(0, 1), 1)
-    else:
-        gate = load_head_rows(g, token, last, head, HEADS, column, K)
+def decay_of(sums):
+    """exp of sums of gates; by exp2, which takes a GPU two instructions: exp has three more to keep denormals."""
+    return tl.exp2(sums * LOG2E)
+
+
+@triton.jit
+def from_token(x, first, HEADS, WIDTH):
+    """Pointer to the row of token `first` in x [tokens, HEADS, WIDTH]: from there 32 bits hold a chunk's places."""
+    return x + first * HEADS * WIDTH
+
+
+@triton.jit
+def load_gates(g, token, last, head, HEADS, column, K):
+    """Gate tile [C, W] in fp32."""
+    gate = load_head_rows(g, token, last, head, HEADS, column, K)
     return tl.maximum(gate.to(tl.float32), LEAST_GATE)
+
+
+@triton.jit
+def load_shared_gates(g, token, last, head, HEADS):
+    """Gates [C] in fp32, that a head's channels share."""
+    return tl.maximum(load_head_scalars(g, token, last, head, HEADS), LEAST_GATE)
+
+
+@triton.jit
+def shared_decays(g, token, last, head, HEADS):
+    """exp(G_i) from the chunk's first token to each, and exp(G_last − G_i) = exp(Σ_{l>i} g_l) on to its last, both [C],
+    and exp(G_last) [1], of gates that a head's channels share."""
+    gate = load_shared_gates(g, token, last, head, HEADS)
+    later = load_shared_gates(g, token + 1, last, head, HEADS)
+    whole = tl.sum(gate[None], axis=1)
+    return decay_of(tl.cumsum(gate)), decay_of(tl.cumsum(later, reverse=True)), decay_of(whole)
 
 
 @triton.jit
@@ -46,9 +74,7 @@ def sum_gates(which, gates, dtype: tl.constexpr):
 
     Gates of 16 bits are multiplied as they are, fp32 ones as two parts in fp16, which hold 22 bits of each.
     """
-    if gates.shape[1] == 1:
-        sums = tl.sum(tl.where(which, tl.trans(gates), 0.0), axis=1, keep_dims=True)
-    elif dtype == tl.float32:
+    if dtype == tl.float32:
         ones = which.to(tl.float16)
         scaled = gates * GATE_UNITS
         high = scaled.to(tl.float16)
@@ -87,14 +113,14 @@ def gate_gradient(up_to, before, always, C: tl.constexpr, SHARED: tl.constexpr):
 def decay_from_start(g, dtype: tl.constexpr, C: tl.constexpr):
     """exp(G_i), G_i = Σ_{l≤i} g_l: from the chunk's first token, its gate included, to each."""
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
-    return tl.exp(sum_gates(column <= row, g, dtype))
+    return decay_of(sum_gates(column <= row, g, dtype))
 
 
 @triton.jit
 def decay_to_end(g, dtype: tl.constexpr, C: tl.constexpr):
     """exp(G_last − G_i), as exp(Σ_{l>i} g_l): from each token, its own gate excluded, to the chunk's last."""
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
-    return tl.exp(sum_gates(column > row, g, dtype))
+    return decay_of(sum_gates(column > row, g, dtype))
 
 
 @triton.jit
@@ -102,7 +128,7 @@ def decay_between(gate, C: tl.constexpr):
     """exp(Σ_{j<l≤i} g_l) [C, C] of gates [C] that a head's channels share; 0 for j > i."""
     i = tl.arange(0, C)[:, None]
     j = tl.arange(0, C)[None]
-    return tl.where(i >= j, tl.exp(tl.cumsum(tl.where(i > j, gate[:, None], 0.0), axis=0)), 0.0)
+    return tl.where(i >= j, decay_of(tl.cumsum(tl.where(i > j, gate[:, None], 0.0), axis=0)), 0.0)
 
 
 @triton.jit
@@ -115,7 +141,7 @@ def decay_to_middle(g, dtype: tl.constexpr, HALF: tl.constexpr, C: tl.constexpr)
     """
     row, column = tl.arange(0, C)[:, None], tl.arange(0, C)[None]
     towards = tl.where(row % (2 * HALF) >= HALF, column <= row, column > row)
-    return tl.exp(sum_gates(towards & (row // HALF == column // HALF), g, dtype))
+    return decay_of(sum_gates(towards & (row // HALF == column // HALF), g, dtype))
 
 
 @triton.jit
@@ -125,10 +151,30 @@ def across_middle(i, j, HALF: tl.constexpr):
 
 
 @triton.jit
-def block_places(first, head, H, C: tl.constexpr):
-    """Places of the 16×16 blocks on the diagonal, [C/16, 16, 16], in products [tokens, H, C]; their rows' tokens."""
+def _on_diagonal(C: tl.constexpr):
+    """True on the diagonal blocks of a chunk's pairs [C/16, 16, C/16, 16]."""
+    block = tl.arange(0, C // BLOCK)
+    return block[:, None, None, None] == block[None, None, :, None]
+
+
+@triton.jit
+def diagonal_blocks(x, C: tl.constexpr):
+    """The 16×16 blocks on the diagonal of x [C, C], [C/16, 16, 16]."""
+    split = tl.reshape(x, (C // BLOCK, BLOCK, C // BLOCK, BLOCK))
+    return tl.sum(tl.where(_on_diagonal(C), split, 0.0), axis=2)
+
+
+@triton.jit
+def spread_blocks(blocks, C: tl.constexpr):
+    """[C, C] with these blocks [C/16, 16, 16] on its diagonal, and zeros."""
+    return tl.reshape(tl.where(_on_diagonal(C), blocks[:, :, None, :], 0.0), (C, C))
+
+
+@triton.jit
+def block_places(head, H, C: tl.constexpr):
+    """Places of the 16×16 blocks on the diagonal, [C/16, 16, 16], in a chunk's products [C, H, C]; their rows."""
     block = tl.arange(0, C // BLOCK)[:, None, None] * BLOCK
-    row = first + block + tl.arange(0, BLOCK)[None, :, None]
+    row = block + tl.arange(0, BLOCK)[None, :, None]
     return (row * H + head) * C + block + tl.arange(0, BLOCK)[None, None, :], row
 
 

@@ -57,6 +57,27 @@ module {
 }
 """
 
+BESIDE = """
+module {
+  tt.func public @twice(%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    scf.for %step = %c0 to %n step %c1  : i32 {
+      %0 = tt.addptr %x, %step : !tt.ptr<f32>, i32
+      tt.store %0, %cst : !tt.ptr<f32>
+    }
+    %1 = scf.for %step = %c0 to %n step %c1 iter_args(%at = %x) -> (!tt.ptr<f32>)  : i32 {
+      %0 = tt.addptr %y, %step : !tt.ptr<f32>, i32
+      tt.store %0, %cst : !tt.ptr<f32>
+      %2 = tt.addptr %at, %c1 : !tt.ptr<f32>, i32
+      scf.yield %2 : !tt.ptr<f32>
+    }
+    %0 = tt.load %1 : !tt.ptr<f32>
+    tt.return
+  }
+}
+"""
+
 HALVED = """
 module {
   tt.func public @halved(%n: i32) attributes {noinline = false} {
@@ -101,6 +122,14 @@ def test_bytes_are_what_programs_ask_for_and_at_most_the_tensor():
     large = {**small, "q": torch.empty(100 * tile, dtype=torch.bfloat16)}
     assert moved_bytes(found, large, 5)[0] == {"q": 10 * 2 * tile}
     assert written_arguments(found) == {"o"}
+
+
+def test_loops_beside_one_another_may_use_one_name_for_different_arguments():
+    found = Executions(parse(BESIDE), {"x": torch.empty(100), "y": torch.empty(100), "n": 4}, (5,), {})
+    assert moved_bytes(found, {"x": torch.empty(100), "y": torch.empty(100)}, 5) == (
+        {"x": 5 * 4},
+        {"x": 5 * 4 * 4, "y": 5 * 4 * 4},
+    )
 
 
 def test_products_are_counted_by_their_steps():

@@ -27,3 +27,7 @@ def test_a_batch_is_packed_sequences_of_one_length():
     assert boundaries(x, None).tolist() == [0, 40, 80, 120]
     assert chunk_table(x, None, 32).tolist() == [[i, j] for i in range(3) for j in range(2)]
     assert first_chunks(x, None, 32).tolist() == [0, 2, 4, 6]
+    assert {boundaries(x, None).dtype, chunk_table(x, None, 32).dtype} == {torch.int32}
+    empty = x[:, :0]
+    assert boundaries(empty, None).tolist() == first_chunks(empty, None, 32).tolist() == [0, 0, 0, 0]
+    assert chunk_table(empty, None, 32).shape == (0, 2)
