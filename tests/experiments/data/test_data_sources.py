@@ -250,7 +250,7 @@ def test_no_line_of_a_string_is_taken_for_a_comment(quotes):
     assert module_blocks(source) == ["Six words of a true comment."]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pydocs(cache):
     cfg = DataConfig(cache_dir=str(cache))
     check(cfg)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.program import RUN
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ROOT = Path(RUN).parent
 
 KERNELS = """
