@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from experiments import interrupts
 from experiments.jobs import Job
+from experiments.system import interrupts
 
 
 def report(config) -> None:
@@ -25,8 +25,8 @@ def publish(config) -> None:
     """Write a study's tables and figures, with its verdict if any, into RESULTS/published/EXPERIMENT, to commit."""
     from analysis import ResultsError, load_results
     from analysis.block_verdict.page import FOLDER, publish_verdict
-    from analysis.publish import Publication, publish
-    from experiments import machine
+    from analysis.publishing.publish import Publication, publish
+    from experiments.system import machine
     from zoo import UserError
 
     runs = config.runs or f"{config.results}/{config.name}"
@@ -58,8 +58,8 @@ def claims(config) -> None:
     with interrupts.loading():
         from analysis import ResultsError, ledger, load_results
     from experiments.claims import measured
-    from experiments.paths import ROOT
-    from experiments.runs import RunFailed
+    from experiments.runs.folders import RunFailed
+    from experiments.system.paths import ROOT
     from zoo import UserError
 
     places = [Path(config.results) / "published", ROOT / "results" / "published"]
@@ -78,12 +78,36 @@ def claims(config) -> None:
         raise UserError(str(error)) from error
 
 
+def headlines(config) -> None:
+    """Judge the papers' headlines by the published studies, and write their table into RESULTS/published."""
+    with interrupts.loading():
+        from analysis import ResultsError, headlines
+    from experiments.system.paths import ROOT
+    from zoo import UserError
+
+    places = [Path(config.results) / "published", ROOT / "results" / "published"]
+    try:
+        found = headlines.judge_all(places)
+        print("\n".join(headlines.lines(found)))
+        print("".join(f"headlines: {path}\n" for path in headlines.write(found, places[0])), end="")
+    except ResultsError as error:
+        raise UserError(str(error)) from error
+
+
+def judge_papers(config) -> None:
+    """Print the verdicts on the papers' headlines, from the runs in RESULTS where there are some."""
+    from analysis import headlines
+    from experiments.system.paths import ROOT
+
+    found = headlines.judge_all([Path(config.results), ROOT / "results" / "published"])
+    print("\n".join(headlines.lines(found)))
+
+
 def draw_suite(config) -> None:
     """Draw figures of the table that job=bench wrote, if it has many cases."""
     from experiments.bench.result_table import table_path
 
-    if not config.dry:
-        draw(table_path(config))
+    draw(table_path(config))
 
 
 def draw_stages(config) -> None:
@@ -138,17 +162,31 @@ def write_verdict(config) -> None:
 
 # experiments does not import analysis, so what reads result files is handed to the command line here.
 JOBS = [
-    Job("report", "compare the runs of an experiment on one HTML page", report, needs="runs=results/NAME"),
+    Job(
+        "report",
+        "compare the runs of an experiment on one HTML page",
+        report,
+        reads=("runs",),
+        needs="runs=results/NAME",
+    ),
     Job(
         "publish",
         "tables and figures=[...] of an experiment into results/published/NAME, to commit",
         publish,
+        reads=("runs",),
         needs='runs=results/NAME question="..."',
     ),
-    Job("claims", "the source documents' claims, each with what was measured and a verdict", claims),
+    Job(
+        "claims",
+        "the source documents' claims, each with what was measured and a verdict",
+        claims,
+        reads=("runs",),
+    ),
+    Job("headlines", "the papers' headlines, each with its number, interval and verdict", headlines),
 ]
 AFTER = {
     "compare": report,
+    "papers": judge_papers,
     "list": list_figures,
     "bench": draw_suite,
     "gpu": draw_stages,

@@ -12,8 +12,8 @@ from importlib import import_module
 _HOME = {
     "Results": "analysis.loading.results",
     "ResultsError": "analysis.errors",
-    "across_machines": "analysis.machines",
-    "comparison_text": "analysis.comparison",
+    "across_machines": "analysis.caveats.machines",
+    "comparison_text": "analysis.comparing.comparison_table",
     "load_results": "analysis.loading.results",
     "write_report": "analysis.report",
 }

@@ -24,14 +24,14 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from analysis import figures
-from analysis.errors import NoData, ResultsError
+from analysis.comparing.matching import with_marks
+from analysis.errors import NoData, ResultsError, unknown
 from analysis.figure_entry import Entry, report_order
 from analysis.files import write_atomically
 from analysis.loading.columns import RUN_COLUMNS
 from analysis.loading.probe_tables import TABLES, advice
 from analysis.loading.probed_steps import probed_steps, steps_text
 from analysis.loading.results import Results
-from analysis.matching import with_marks
 from analysis.plotting.series_marks import mark_series
 from analysis.plotting.style import figure_note, save, table_styles
 
@@ -180,9 +180,15 @@ def drawn_runs(entry: Entry, results: Results) -> Results:
 
 
 def draw(entry: Entry | str, results: Results) -> tuple[Figure, str, pd.DataFrame]:
-    """Return a registered figure, its caption and its table. Raises NoData where the results do not support it."""
+    """Return a registered figure, its caption and its table.
+
+    Raises NoData where the results do not support it, ResultsError where there is none of the name.
+    """
     if isinstance(entry, str):
-        entry = {one.name: one for one in listed()}[entry]
+        known = {one.name: one for one in listed()}
+        if entry not in known:
+            raise unknown("figure", entry, known)
+        entry = known[entry]
     module, results = import_module(f"analysis.figures.{entry.family}"), drawn_runs(entry, results)
     if entry.of and results.runs.empty:
         raise NoData(f"it draws runs of {entry.of}, and there are none")

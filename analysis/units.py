@@ -106,6 +106,18 @@ def listing(items: Any, limit: int = 8) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "none"
 
 
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+
+
+def pictured(text: str) -> str:
+    """Return the text with pictures for control characters (␛ for ESC), which a page and a terminal would obey."""
+    return text.translate(_PICTURES)
+
+
 INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn")
 """Categories of Unicode without a glyph of their own: control, format, half a character, private, unassigned."""
 

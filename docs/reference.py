@@ -17,7 +17,7 @@ import kernels
 from analysis.gallery import listed
 from analysis.plotting.sketches import GROUPS, path, sketch
 from analysis.plotting.style import series_styles
-from experiments import schema
+from experiments.configuration import schema
 from experiments.data import TASKS
 from zoo import registry
 

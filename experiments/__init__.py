@@ -5,7 +5,7 @@ experiments.evaluate("results/my_sweep/RUN", "book.txt")      # metrics of a fin
 
 from typing import Any
 
-_LAZY = {"evaluate": "experiments.evaluation"}
+_LAZY = {"evaluate": "experiments.scoring.evaluate"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments import hydra_errors, interrupts, os_errors
-from experiments.compose import compose
+from experiments.configuration import hydra_errors
+from experiments.configuration.compose import compose
+from experiments.configuration.schema import Config
 from experiments.data.task_registry import PACKAGE
 from experiments.jobs import Job, all_jobs, find_job, register
-from experiments.runs import RunFailed
-from experiments.schema import Config
+from experiments.runs.folders import RunFailed
+from experiments.system import interrupts, os_errors
 from zoo.discovery import left_out
 from zoo.errors import UserError
 
@@ -64,14 +65,25 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
 def perform(configs: list[Config], after: AfterJob) -> None:
     """Run the job of every configuration; all cells of a sweep together where the job has `run_sweep`."""
     jobs = {config.job: find_job(config.job) for config in configs}
+    for config in configs:
+        _refuse_unread(config, jobs[config.job])
     together = next(iter(jobs.values())).run_sweep if len(jobs) == 1 and len(configs) > 1 else None
     if together is not None:
         together(configs)
-        after.get(configs[0].job, _nothing)(configs[0])
+        _after(configs[0], after)
         return
     for config in configs:
         jobs[config.job].run(config)
-        after.get(config.job, _nothing)(config)
+        _after(config, after)
+
+
+def _refuse_unread(config: Config, job: Job) -> None:
+    """Refuse run=, runs= and dry= for a job that does not read them: it would do something else. Raises UserError."""
+    places = [key for key in job.reads if key != "dry"]
+    for key in ("run", "runs", "dry"):
+        if key in config.given and key not in job.reads:
+            instead = f"give {places[0]}=..." if places and key != "dry" else "leave it out"
+            raise UserError(f"job={job.name} does not read {key}=; {instead}")
 
 
 def describe_jobs() -> str:
@@ -83,8 +95,10 @@ def describe_jobs() -> str:
     return "\n".join(lines)
 
 
-def _nothing(config: Config) -> None:
-    pass
+def _after(config: Config, after: AfterJob) -> None:
+    """What run.py adds to a job that has done something."""
+    if config.job in after and not config.dry:
+        after[config.job](config)
 
 
 @contextlib.contextmanager

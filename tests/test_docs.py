@@ -12,7 +12,7 @@ from support.tree_copy import ROOT
 
 import kernels
 from analysis.plotting.sketches import path
-from experiments import schema
+from experiments.configuration import schema
 from experiments.data import TASKS
 from zoo import registry
 

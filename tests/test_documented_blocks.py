@@ -11,9 +11,9 @@ import pytest
 import torch
 from support.tree_copy import ROOT, contents, copy_tree, python
 
+from experiments.configuration.schema import Config
 from experiments.data import TASKS, TaskSet, task_registry
-from experiments.schema import Config
-from experiments.task import SyntheticTask
+from experiments.training.lightning_modules import SyntheticTask
 from zoo import LanguageModel, discovery
 
 FILE = re.compile(
@@ -73,7 +73,8 @@ def test_the_examples_pass_the_contract_tests(tree):
 
 @pytest.mark.long
 def test_the_published_runs_of_the_mixer_are_found_by_their_configurations(tree):
-    command = ["-m", "pytest", "tests/experiments/test_published.py", "-k", "found_by and verdict_ema"]
+    file = "tests/experiments/planning/test_published.py"
+    command = ["-m", "pytest", file, "-k", "found_by and verdict_ema"]
     assert re.search(
         r"^1 passed, \d+ deselected", python(tree, *command, "-p", "no:cacheprovider"), re.MULTILINE
     )

@@ -7,13 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.answer import UNITS, difference_text
 from analysis.block_verdict.findings import BETTER, EQUAL, LEAD, WORSE, Finding
 from analysis.block_verdict.measured import Measured
-from analysis.comparison import NAMES, order_metric, with_final_validation
+from analysis.comparing.answer import UNITS, difference_text
+from analysis.comparing.comparison_table import NAMES, order_metric, with_final_validation
+from analysis.comparing.verdicts import WRONG, Family, families
+from analysis.loading.rate_sweeps import at_best_rates
 from analysis.loading.results import Results
-from analysis.rate_sweeps import at_best_rates
-from analysis.verdicts import WRONG, Family, families
 
 
 def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:

@@ -26,7 +26,7 @@ from analysis.block_verdict.measured import FOLDER, RECORD, TABLES, Measured, re
 from analysis.block_verdict.untold import untold
 from analysis.files import refuse_link, write_atomically, write_text
 from analysis.loading.results import Results
-from analysis.provenance import without_paths
+from analysis.publishing.provenance import without_paths
 from analysis.report.rendering import environment
 
 _HEADINGS = {

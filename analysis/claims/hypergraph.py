@@ -19,7 +19,6 @@ from analysis.ledger.rules import (
     about,
     at_least,
 )
-from analysis.rate_sweeps import best_rates
 
 REPORT = "HyperGraph report"
 DENSE, SPARSE = 137_710_080, 138_152_448
@@ -29,7 +28,9 @@ ROUTING_COMMAND = (
     "python run.py +experiment=routing data=wikitext103 seed=0,1,2; "
     "python run.py job=probe runs=results/routing probe.windows=16 probe.routing_tokens=65536"
 )
-RATES_COMMAND = "python run.py +experiment=architectures data=wikitext103"
+RATES_COMMAND = (
+    "python run.py --multirun +experiment=comparison data=wikitext103 model=hypergraph,transformer"
+)
 
 
 def parameters(found: Evidence) -> Iterator[Part]:
@@ -76,10 +77,10 @@ def crossover(found: Evidence) -> Iterator[Part]:
 def quality(found: Evidence) -> Iterator[Part]:
     """Direction at small size, each model at its own best rate."""
     yield Lack(TRAINING, "perplexities are of 137.7M parameters and some 100 M tokens", LAYOUTS_COMMAND)
-    study = found.study("architectures", RATES_COMMAND)
-    runs = best_rates(study)
+    study = found.study("comparison", RATES_COMMAND)
+    runs = study.runs
     losses = {
-        name: runs[runs["preset"] == name].set_index("seed")["test_loss"]
+        name: runs[runs["label"] == name].set_index("seed")["test_loss"]
         for name in ("hypergraph", "transformer")
     }
     more = losses["hypergraph"] - losses["transformer"]

@@ -22,7 +22,7 @@ from analysis.plotting.depth_panels import (
 )
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import styled, table_styles
-from analysis.statistics import over_seeds
+from analysis.significance.intervals import over_seeds
 from analysis.units import listing
 
 FIGURES = (

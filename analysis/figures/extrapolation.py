@@ -18,7 +18,7 @@ from analysis.plotting.axes import draw_line, length_axis
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, new_figure, styled, table_styles
-from analysis.statistics import over_seeds
+from analysis.significance.intervals import over_seeds
 from analysis.units import listing
 
 FIGURES = (

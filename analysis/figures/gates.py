@@ -16,7 +16,7 @@ from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import band_text, dots_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, panels, styled, table_styles
-from analysis.statistics import over_seeds, single_heads
+from analysis.significance.intervals import over_seeds, single_heads
 from analysis.units import listing
 
 FIGURES = (

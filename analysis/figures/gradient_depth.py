@@ -13,7 +13,7 @@ from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.depth_panels import depth_panels, drawn_depths, left_out_text, log_gains, with_series
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import styled, table_styles
-from analysis.statistics import over_seeds
+from analysis.significance.intervals import over_seeds
 
 FIGURES = (
     Entry(

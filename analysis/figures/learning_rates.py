@@ -6,15 +6,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from analysis.comparison import interval_text
+from analysis.comparing.comparison_table import interval_text
 from analysis.errors import NoData
 from analysis.figure_entry import TEXT, Entry
+from analysis.loading.rate_sweeps import best_rates, sweeps_as_models, validation_losses
 from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import new_figure, styled, table_styles
-from analysis.rate_sweeps import best_rates, sweeps_as_models, validation_losses
-from analysis.statistics import estimate
+from analysis.significance.intervals import estimate
 from analysis.units import listing
 
 FIGURES = (

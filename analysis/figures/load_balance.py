@@ -17,7 +17,7 @@ from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import INK, SeriesStyle, new_figure, styled, table_styles
-from analysis.statistics import over_seeds, single_heads
+from analysis.significance.intervals import over_seeds, single_heads
 
 FIGURES = (
     Entry(

@@ -16,7 +16,7 @@ from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import band_text, dots_text, provenance_text, split_text
 from analysis.plotting.legends import legend_below
 from analysis.plotting.style import INK, SeriesStyle, panels, styled, table_styles
-from analysis.statistics import over_seeds, single_heads
+from analysis.significance.intervals import over_seeds, single_heads
 from analysis.units import listing
 
 FIGURES = (

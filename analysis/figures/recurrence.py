@@ -15,7 +15,7 @@ from analysis.plotting.axes import draw_line, length_axis, plain_log_ticks
 from analysis.plotting.captions import band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
-from analysis.statistics import over_seeds
+from analysis.significance.intervals import over_seeds
 
 FIGURES = (
     Entry(

@@ -9,17 +9,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 
-from analysis.comparison import ranking_metric
+from analysis.comparing.comparison_table import ranking_metric
 from analysis.errors import NoData
 from analysis.figure_entry import TEXT, Entry
 from analysis.figures.comparison import AXIS
 from analysis.loading.labels import short_names
+from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.captions import provenance_text, rates_text, test_set_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
-from analysis.power_law import SIZES_FOR_A_FLOOR, SIZES_FOR_A_LINE, Exponent, fit_line, fit_with_floor
-from analysis.rate_sweeps import best_rates
+from analysis.significance.power_law import (
+    SIZES_FOR_A_FLOOR,
+    SIZES_FOR_A_LINE,
+    Exponent,
+    fit_line,
+    fit_with_floor,
+)
 
 FIGURES = (
     Entry(

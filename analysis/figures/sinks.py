@@ -18,7 +18,7 @@ from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line, plain_log_ticks
 from analysis.plotting.captions import absent_text, band_text, dots_text, labels_with_data, provenance_text
 from analysis.plotting.style import INK, WIDTH, SeriesStyle, styled, table_styles
-from analysis.statistics import over_seeds, single_heads
+from analysis.significance.intervals import over_seeds, single_heads
 from analysis.units import listing
 
 FIGURES = (

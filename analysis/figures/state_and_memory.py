@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 from analysis.errors import NoData
 from analysis.figure_entry import TEXT, Entry
 from analysis.figures.crossover import is_dense
+from analysis.loading.rate_sweeps import sweeps_as_models
 from analysis.loading.results import Results
 from analysis.plotting.axes import byte_axis, bytes_text, length_axis, row_axis
 from analysis.plotting.captions import provenance_text
 from analysis.plotting.legends import legend_below, legend_entry
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
-from analysis.rate_sweeps import sweeps_as_models
 from analysis.units import listing
 
 FIGURES = (

@@ -32,7 +32,7 @@ FIGURES = (
 COLUMNS = (
     *("kind", "model", "backend", "mode", "target", "tokens", "precision", "version", "compiler", "launches"),
     *("modelled_milliseconds", "roofline_milliseconds", "peer", "ratio", "ratio_low", "ratio_high"),
-    *("measured_milliseconds", "unknown_loops"),
+    *("measured_milliseconds", "unknown_loops", "batch"),
 )
 NUMBERS = ("tokens", "launches", *COLUMNS[10:12], *COLUMNS[13:])
 OURS = "triton"
@@ -51,7 +51,7 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Read a table of suite=static: rows with a time, at the length that most have.
+    """Read a table of suite=static: rows with a time, at the length that most have, or of one token.
 
     Raises NoData where columns are missing or nothing was modelled.
     """
@@ -59,7 +59,7 @@ def read(path: Path) -> pd.DataFrame:
     rows = rows[rows["modelled_milliseconds"] > 0]
     if rows.empty:
         raise NoData(f"{path.name} has no times")
-    rows = rows[rows["tokens"] == rows["tokens"].mode().max()]
+    rows = rows[rows["tokens"].isin([rows["tokens"].mode().max(), 1])]
     return rows[list(COLUMNS)].reset_index(drop=True)
 
 
@@ -93,7 +93,7 @@ def draw(table: pd.DataFrame) -> Figure:
     ratios.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ratios.xaxis.set_major_locator(FixedLocator(RATIO_TICKS))
     ratios.xaxis.set_minor_locator(NullLocator())
-    ratios.set_xlabel("peer's time over ours (above 1: ours is faster)")
+    ratios.set_xlabel("peer's time over ours (above 1: ours wins)")
     legend_below(figure, entries, columns=3)
     figure_note(figure, table["kind"].iloc[0])
     return figure
@@ -144,6 +144,8 @@ def caption(table: pd.DataFrame) -> str:
     hollow = (
         f" Hollow, lower bounds, with loops of unknown length: {listing(unknown, 40)}." if unknown else ""
     )
+    steps = table.loc[table["tokens"] == 1, "batch"]
+    decoding = f" (decoding: one token of each of {steps.iloc[0]:g} sequences)" if len(steps) else ""
     times = (
         "Crosses: measured."
         if table["measured_milliseconds"].notna().any()
@@ -151,8 +153,8 @@ def caption(table: pd.DataFrame) -> str:
     )
     return (
         f"{str(first.kind).capitalize()}: kernels compiled by {first.compiler} for {first.target} without one, "
-        f"{first.tokens:,.0f} tokens in {first.precision}; times from counts of instructions, bytes and products, each "
-        f"kernel in its best configuration. Bars: the model's error. {told}{times}{hollow} "
+        f"{table['tokens'].max():,.0f} tokens{decoding} in {first.precision}; times from counts of instructions, "
+        f"bytes and products, each kernel in its best configuration. Bars: the model's error. {told}{times}{hollow} "
         "Times do not depend on seeds or training text."
     )
 

@@ -15,7 +15,7 @@ from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.depth_panels import deepest, with_series
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import panels, styled, table_styles
-from analysis.statistics import over_seeds
+from analysis.significance.intervals import over_seeds
 
 FIGURES = (
     Entry(

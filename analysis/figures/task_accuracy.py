@@ -7,12 +7,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.comparing.task_table import model_order, task_table
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.results import Results
 from analysis.plotting.style import INK, heat_map, new_figure, styled
 from analysis.plotting.task_panels import tasks_text
-from analysis.statistics import estimate
-from analysis.task_table import model_order, task_table
+from analysis.significance.intervals import estimate
 from analysis.units import MISSING
 
 FIGURES = (
@@ -35,7 +35,7 @@ LONG = 12
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table of `analysis.task_table`: a row per run, and in it what is known of its model on its task."""
+    """Make `analysis.comparing.task_table`: a row per run, and in it what is known of its model on its task."""
     return task_table(results)
 
 

@@ -9,14 +9,14 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
+from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import dots_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, styled, table_styles
 from analysis.plotting.task_panels import task_panels, tasks_text
-from analysis.rate_sweeps import best_rates
-from analysis.statistics import over_seeds, single_heads
+from analysis.significance.intervals import over_seeds, single_heads
 from analysis.units import listing
 
 FIGURES = (

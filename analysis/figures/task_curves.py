@@ -8,12 +8,12 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
+from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.captions import rates_text
 from analysis.plotting.style import styled
 from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
-from analysis.rate_sweeps import best_rates
-from analysis.statistics import curves_over_seeds
+from analysis.significance.intervals import curves_over_seeds
 
 FIGURES = (
     Entry(

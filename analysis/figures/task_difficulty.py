@@ -10,13 +10,13 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
+from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
 from analysis.plotting.axes import length_axis
 from analysis.plotting.captions import rates_text
 from analysis.plotting.style import styled
 from analysis.plotting.task_panels import chance_text, model_panels, tasks_text
-from analysis.rate_sweeps import best_rates
-from analysis.statistics import over_seeds
+from analysis.significance.intervals import over_seeds
 from analysis.units import listing, whole
 
 FIGURES = (

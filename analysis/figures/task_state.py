@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
+from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
 from analysis.loading.tasks import series_names
 from analysis.plotting.axes import byte_axis, bytes_text
@@ -17,8 +18,7 @@ from analysis.plotting.captions import rates_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, styled, table_styles
 from analysis.plotting.task_panels import chance_text, task_panels, tasks_text
-from analysis.rate_sweeps import best_rates
-from analysis.statistics import estimate
+from analysis.significance.intervals import estimate
 from analysis.units import listing
 
 FIGURES = (

@@ -14,7 +14,7 @@ from analysis.errors import ResultsError
 from analysis.ledger.rules import Check, Needed
 from analysis.loading.results import Results, load_results
 from analysis.loading.safe_read import own_file
-from analysis.statistics import estimate
+from analysis.significance.intervals import estimate
 from analysis.units import listing
 
 

@@ -74,9 +74,10 @@ def with_unit(check: Check) -> str:
 
 
 def interval(check: Check) -> str:
-    """Format a check's interval: "exact", an upper bound of an error, or both ends."""
+    """Format a check's interval: "exact", an upper bound of an error, or both ends; of seeds alike, how many."""
     if check.high - check.low <= 1e-6 * abs(check.value):
-        return "exact" if check.seeds is None else "one seed"
+        alike = "one seed" if check.seeds == 1 else f"{check.seeds} seeds alike"
+        return "exact" if check.seeds is None else alike
     return f"≤ {shown(check.high)}" if check.low == 0 else f"{shown(check.low)} to {shown(check.high)}"
 
 

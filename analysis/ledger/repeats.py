@@ -18,10 +18,11 @@ ROUNDING = 1e-6
 
 
 def disagreements(again: pd.DataFrame, published: pd.DataFrame) -> list[str]:
-    """Return a sentence for every number that lies outside its published interval; times are left out.
+    """Return a sentence for every number that lies outside its published interval.
 
     Both are tables of `rows.number_rows`; only claims that were computed again are compared. A number that one of them
-    does not have is named too.
+    does not have is named too. A time is another one on every machine and under every load: it may lie anywhere, but
+    what the claim needs of it must hold now where it held, and fail where it failed.
     """
     keys = ["claim", "name"]
     published = published[published["claim"].isin(again["claim"].unique())]
@@ -32,7 +33,16 @@ def disagreements(again: pd.DataFrame, published: pd.DataFrame) -> list[str]:
         .rename(columns={"name": "name_", "_merge": "merged"})
         .itertuples()
     ]
-    both = both[(both["_merge"] == "both") & ~both["timed"].astype(bool)]
+    both = both[both["_merge"] == "both"]
+    timed = both["timed"].astype(bool)
+    if "outcome_published" in both:
+        turned = both[timed & (both["outcome"] != both["outcome_published"])]
+        found += [
+            f"claim {row.claim}, {row[2]}: {row.needed} {row.outcome} now and {row.outcome_published} where it was "
+            "published"
+            for row in turned[[*keys, "needed", "outcome", "outcome_published"]].itertuples()
+        ]
+    both = both[~timed]
     room = ROUNDING * both["value_published"].abs()
     outside = (both["value"] < both["low_published"] - room) | (both["value"] > both["high_published"] + room)
     return found + [

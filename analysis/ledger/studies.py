@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
+from analysis.loading.rate_sweeps import best_rates
 from analysis.loading.results import Results
-from analysis.rate_sweeps import best_rates
 
 
 def summary_rows(results: Results, measure: str) -> pd.DataFrame:

@@ -12,9 +12,13 @@ import pandas as pd
 
 from analysis.loading.columns import AUX_PREFIX, METRIC_COLUMNS, METRIC_KEYS
 from analysis.loading.sources import EXPORTED_METRICS, Key, Source, gather, keyed, sources
-from analysis.speeds import plausible_mfu
 
 _RECORDED = [column for column in METRIC_COLUMNS if column.name not in METRIC_KEYS]
+
+
+def plausible_mfu(mfu: pd.Series) -> pd.Series:
+    """Replace MFU above 1 by a missing value: the peak was wrong, so the share is not known."""
+    return mfu.where(~(mfu > 1))
 
 
 def read_metrics(runs: pd.DataFrame, exported: dict[Key, Path]) -> tuple[pd.DataFrame, list[str]]:

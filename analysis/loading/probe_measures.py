@@ -9,8 +9,8 @@ import pandas as pd
 from analysis.errors import NoData
 from analysis.loading.labels import short_names
 from analysis.loading.probe_tables import advice
+from analysis.loading.rate_sweeps import unique_seeds
 from analysis.loading.results import Results
-from analysis.rate_sweeps import unique_seeds
 
 SUMMARY = ""
 """Value of `axis` in rows over all positions; in rows of buckets `axis` names the unit of start and end."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from analysis import units
+from analysis.commands import word
 from analysis.loading.columns import METRIC_KEYS, RUN_COLUMNS, Column
 from analysis.loading.sources import Key, Source, gather, keyed, sources
 
@@ -168,7 +168,7 @@ def _tables(home: Path) -> bool:
 
 def advice(results: Results) -> str:
     """Return the job=probe command that makes missing tables, as part of a sentence."""
-    homes = [shlex.quote(f"runs={home}") for home in _homes(results)]
+    homes = [word("runs", home) for home in _homes(results)]
     others = f" (and {units.listing(homes[1:], limit=3)})" if homes[1:] else ""
     return f"python run.py job=probe {homes[0]}{others} makes it where the blocks have it"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.errors import ResultsError
+from analysis.errors import ResultsError, unknown
 from analysis.files import write_atomically
 from analysis.loading import selection
 from analysis.loading.columns import METRIC_COLUMNS, RUN_COLUMNS, Column
@@ -24,13 +24,12 @@ from analysis.loading.folders import (
     run_title,
 )
 from analysis.loading.labels import labels
-from analysis.loading.metrics import read_metrics
+from analysis.loading.metrics import plausible_mfu, read_metrics
 from analysis.loading.probe_tables import TABLES, read_table, table_columns
 from analysis.loading.safe_read import leads_out, read_text
 from analysis.loading.sources import EXPORTED_METRICS, UNREADABLE, Key, read_folder
 from analysis.loading.split_tables import SPLIT_TABLES, read_split_table
 from analysis.loading.tasks import task_names
-from analysis.speeds import plausible_mfu
 
 PathLike = str | os.PathLike
 LONGEST = 2**20
@@ -75,7 +74,7 @@ class Results:
         Records that cannot be read are named in `problems` from then on.
         """
         found = []
-        for place in self.places:
+        for place in selection.folders(self.places):
             if os.path.lexists(place / selection.FILE):
                 try:
                     found.append(selection.read_selection(place))
@@ -133,9 +132,11 @@ class Results:
     def table(self, name: str) -> pd.DataFrame:
         """Return a table of `probe_tables.TABLES` or SPLIT_TABLES over all runs that have it, read at the first call.
 
-        Files that cannot be read are named in `problems` from then on.
+        Files that cannot be read are named in `problems` from then on. Raises ResultsError for another name.
         """
         if name not in self.tables:
+            if name not in TABLES and name not in SPLIT_TABLES:
+                raise unknown("table", name, (*TABLES, *SPLIT_TABLES))
             if name in SPLIT_TABLES:
                 self.tables[name], unread = read_split_table(name, self.runs, self.exported)
             else:
@@ -146,9 +147,11 @@ class Results:
     def columns(self, name: str) -> pd.DataFrame:
         """Return type, unit and meaning by column (the index) of "runs", "metrics" or a table of probes.
 
-        Those of a table of probes are the ones in its file.
+        Those of a table of probes are the ones in its file. Raises ResultsError for another name.
         """
         known = {"runs": RUN_COLUMNS, "metrics": METRIC_COLUMNS}
+        if name not in known and name not in TABLES:
+            raise unknown("described table", name, (*known, *TABLES))
         columns = known[name] if name in known else table_columns(self.runs, name, self.exported)
         shown = ["name", "dtype", "unit", "meaning"]
         return pd.DataFrame(columns, columns=list(Column._fields))[shown].set_index("name")

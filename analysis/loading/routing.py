@@ -9,8 +9,8 @@ from analysis.errors import NoData
 from analysis.loading.blocks import DEFAULT_NOUN, nouns
 from analysis.loading.probe_measures import JOINED_COLUMNS
 from analysis.loading.probe_tables import advice
+from analysis.loading.rate_sweeps import unique_seeds
 from analysis.loading.results import Results
-from analysis.rate_sweeps import unique_seeds
 
 
 def routing_rows(results: Results, name: str) -> pd.DataFrame:

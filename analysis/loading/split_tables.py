@@ -1,7 +1,8 @@
-"""Scores of every run by document and by answer, documents.csv and answers.csv in its folder.
+"""Scores of every run by document, by answer and by length, documents.csv, answers.csv and lengths.csv in its folder.
 
-Made by experiments/document_scores.py and experiments/task_scoring.py, whose docstrings give the columns; runs on text
-have the first, runs of synthetic tasks the second, and runs of before these none.
+Made by experiments/scoring/documents.py, experiments/scoring/tasks.py and experiments/compare/longer.py, whose
+docstrings give the columns; runs on text have the first, runs of synthetic tasks the second, those that were asked for
+longer sequences the third, and runs of before these none.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ SPLIT_TABLES = {
         counted="answers",
         of_which="right",
         axes=("position", "difficulty"),
+    ),
+    "lengths": SplitTable(
+        {"split": "str", "length": "int64", "answers": "int64", "right": "int64", "nats": "float64"},
+        counted="answers",
+        of_which="right",
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -25,4 +26,5 @@ def main(names: list[str], root: Path) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` has read enough
     sys.exit(main(sys.argv[1:], Path.cwd()))

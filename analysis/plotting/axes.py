@@ -11,7 +11,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from analysis.plotting.style import SeriesStyle
-from analysis.statistics import estimate
+from analysis.significance.intervals import estimate
 
 TICKS = 8
 WIDE = 1000.0

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from analysis.matching import bare
+from analysis.comparing.matching import bare
 from analysis.plotting.style import SeriesStyle
 
 

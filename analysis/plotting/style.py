@@ -21,8 +21,8 @@ from matplotlib.colors import is_color_like, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
+from analysis.comparing.matching import bare
 from analysis.files import write_atomically
-from analysis.matching import bare
 
 WIDTH = 5.0
 """Inches. At 96 dots an inch text of 10 points is 13 px on a desktop and still legible on a phone."""

@@ -1,6 +1,6 @@
 """A report over any number of runs: one self-contained HTML page, the same as Markdown, and its tables.
 
-content.py   the content of a report, gathered once; summary.py: its sentences (the first: analysis.answer)
+content.py   the content of a report, gathered once; summary.py: its sentences (the first: analysis.comparing.answer)
 tables.py    the columns of its tables;  layouts.py: quality and balance of named layouts
 page.py      content -> index.html;  markdown.py -> report.md;  latex.py -> tables/*.tex
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.comparison import compare, with_final_validation
+from analysis.comparing.comparison_table import compare, with_final_validation
 from analysis.errors import ResultsError
 from analysis.files import refuse_link, remove_partials, write_atomically, write_text
 from analysis.loading.results import PathLike, Results, load_results

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis import speeds
-from analysis.answer import Answer, answers
-from analysis.caveats import caveats
-from analysis.comparison import NAMES, compare, order_metric, with_final_validation
+from analysis.caveats import speeds
+from analysis.caveats.comparison import caveats
+from analysis.comparing.answer import Answer, answers
+from analysis.comparing.comparison_table import NAMES, compare, order_metric, with_final_validation
+from analysis.comparing.verdicts import families
 from analysis.gallery import ReportFigure, draw_figures
 from analysis.loading.probe_tables import records
 from analysis.loading.results import Results
@@ -22,7 +23,6 @@ from analysis.report.layouts import Layouts, layouts
 from analysis.report.samples import Samples, samples
 from analysis.report.tables import Field, comparison, run_fields
 from analysis.report.task_page import TaskPage, task_page
-from analysis.verdicts import families
 
 
 class Section(NamedTuple):
@@ -56,8 +56,8 @@ class DrawnRun(NamedTuple):
 class Content:
     """Content of a report.
 
-    comparison: analysis.comparison.compare, with `series`, the model's name in figures, and `dot`, its colour;
-    compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with
+    comparison: analysis.comparing.comparison_table.compare, with `series`, the model's name in figures, and `dot`, its
+    colour; compared: the same as tables of text and of synthetic tasks. tasks: models x tasks. runs: Results.runs, with
     `anchor` (its place on the page), `config` and `probes` (the texts of config.yaml and probes.json, or None) and
     `described` (its blocks); run_fields: their columns. answers: what the comparison says, in sentences. figures: all
     figures; sections: the same by section. metric: the metric that ranks the models of text; speeds: the load while

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.comparison import compare
+from analysis.comparing.comparison_table import compare
 from analysis.errors import NoData
 from analysis.figures import layout_ranking, load_balance
 from analysis.loading.results import Results
 from analysis.plotting.captions import split_text
-from analysis.statistics import estimate
+from analysis.significance.intervals import estimate
 from analysis.units import listing
 
 _SCORES = ("layout", "pattern", "test_loss", "test_loss_ci", "test_perplexity")

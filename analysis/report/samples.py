@@ -77,4 +77,4 @@ def _continuation(row: tuple) -> Continuation:
 
 
 def _shown(text: object) -> str:
-    return units.MISSING if pd.isna(text) else str(text)
+    return units.MISSING if pd.isna(text) else units.pictured(str(text))

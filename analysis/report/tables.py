@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from analysis import units
-from analysis.answer import accuracy_text, difference_text, rank_text
-from analysis.comparison import FINAL, interval_text
-from analysis.matching import MARKS, MATCHED, marked
+from analysis.comparing.answer import accuracy_text, difference_text, rank_text
+from analysis.comparing.comparison_table import FINAL, interval_text
+from analysis.comparing.matching import MARKS, MATCHED, marked
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ COMPARISON = (
     _number("peak memory", "peak_memory_bytes", units.memory),
     _text("seeds", "seeds"),
 )
-"""One row a model: analysis.comparison.compare."""
+"""One row a model: analysis.comparing.comparison_table.compare."""
 
 _QUALITY = slice(9, 13)
 """Place of the columns of losses and perplexities in COMPARISON."""
@@ -145,7 +145,7 @@ TASK_COMPARISON = (
     _interval("test loss", "test_loss", "nats/answer"),
     *COMPARISON[_QUALITY.stop :],
 )
-"""One row a model and synthetic task: analysis.comparison.compare."""
+"""One row a model and synthetic task: analysis.comparing.comparison_table.compare."""
 
 FINAL_VALIDATION = _interval("final validation loss", FINAL, "nats/token")
 

@@ -6,13 +6,23 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.answer import accuracy_text, rank_text
+from analysis.comparing.answer import accuracy_text, rank_text
+from analysis.comparing.task_table import (
+    AHEAD,
+    BASELINE,
+    BEHIND,
+    BETTER,
+    TIED,
+    UNKNOWN,
+    WORSE,
+    model_order,
+    task_table,
+)
 from analysis.errors import NoData
 from analysis.loading.results import Results
 from analysis.plotting.style import table_styles
 from analysis.report.tables import Field
-from analysis.statistics import estimate
-from analysis.task_table import AHEAD, BASELINE, BEHIND, BETTER, TIED, UNKNOWN, WORSE, model_order, task_table
+from analysis.significance.intervals import estimate
 from analysis.units import listing
 
 _COUNTED = {

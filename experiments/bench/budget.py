@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from experiments.schema import BenchConfig
+from experiments.configuration.schema import BenchConfig
 
 SHORT_LENGTHS = [512, 1024, 2048, 4096]
 GPU_LENGTHS = [512 * 2**i for i in range(9)]

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments import machine, optim
-from experiments.costs import nominal_vocabulary
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.costs.model_costs import nominal_vocabulary
+from experiments.system import machine
+from experiments.training import optim
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.model import LanguageModel

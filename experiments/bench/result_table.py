@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import timing
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.system import machine
 from zoo.files import write_atomic
 
 COLUMNS = [

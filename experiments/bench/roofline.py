@@ -8,7 +8,7 @@ import torch
 
 from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call, Case
-from experiments.peak_flops import GPU_PEAKS
+from experiments.costs.peak_flops import GPU_PEAKS
 from kernels.triton_common.work import Work
 
 META = torch.device("meta")

@@ -8,8 +8,8 @@ import pkgutil
 import torch
 
 from experiments.bench import result_table, suites
-from experiments.runs import RunFailed
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.runs.folders import RunFailed
 
 SUITES = sorted(found.name for found in pkgutil.iter_modules(suites.__path__))
 """A suite is a file or folder in experiments/bench/suites/ with `run(config)`, which returns the rows of its table."""

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench.result_table import machine_facts
 from experiments.bench.timing import CPU
 from experiments.claims.numbers import Number
+from experiments.system import machine
 
 Measurement = Callable[[], Iterator[Number]]
 

@@ -14,7 +14,7 @@ from experiments.bench.model_steps import TrainingStep, make_model, random_token
 from experiments.claims import measure
 from experiments.claims.numbers import Number, bounded, exact, in_turns, near, paired, sampled
 from experiments.claims.rotations import LAYERS, STREAMS, product
-from experiments.schema import Config
+from experiments.configuration.schema import Config
 from zoo import LanguageModel, ModelConfig, cost
 from zoo.config import from_dict
 from zoo.modules.step_buffer import set_step

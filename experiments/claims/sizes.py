@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from experiments.claims import measure
 from experiments.claims.numbers import Number, exact
-from experiments.flop_count import count_flops
-from experiments.presets import overlay
+from experiments.configuration.presets import overlay
+from experiments.costs.flop_count import count_flops
 from zoo import LanguageModel, ModelConfig, cost
 from zoo.config import from_dict
 from zoo.recompute import block_length

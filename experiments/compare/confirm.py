@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from experiments.compare.select import Selection
 from experiments.compare.trials import with_settings
-from experiments.plan import Plan, plan
-from experiments.runs import RunFailed
-from experiments.sweep import train_all
+from experiments.planning.plan import Plan, plan
+from experiments.runs.folders import RunFailed
+from experiments.sweeps.sweep import train_all
 
 
 def confirmations(selection: Selection) -> list[Plan]:

@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 
 from experiments.compare.trials import SPLIT, Trial
-from experiments.metric_log import read_metrics
-from experiments.plan import Plan
-from experiments.runs import METRICS
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.planning.plan import Plan
+from experiments.runs.folders import METRICS
+from experiments.runs.metric_log import read_metrics
 from zoo.errors import UserError
 
 PART = 4

@@ -11,11 +11,13 @@ from typing import Any
 
 from experiments.compare.select import Selection
 from experiments.compare.trials import RATE, SPLIT, Trial
+from experiments.configuration.presets import model_color
 from experiments.data import task_label
-from experiments.paths import SELECTION
-from experiments.plan import Plan
-from experiments.presets import model_color
-from experiments.sweep_display import model_names
+from experiments.planning.plan import Plan
+from experiments.runs.folders import METRICS
+from experiments.runs.metric_log import read_metrics
+from experiments.sweeps.display import model_names
+from experiments.system.paths import SELECTION
 from zoo.files import write_atomic
 
 COLUMNS = (
@@ -28,6 +30,7 @@ COLUMNS = (
     "run",
     f"{SPLIT}_loss",
     "status",
+    "seconds",
     "chosen",
     "edge",
     "confirmed_by",
@@ -39,10 +42,10 @@ def write_record(folder: Path, selections: Sequence[Selection], confirmed: Seque
 
     Columns: the synthetic task with its options (empty for text); the model's name and colour; lr, and the other
     settings as "key=value key=value"; the seed and run of the selection; its loss on the whole validation split (empty
-    where it diverged or was pruned); status, "complete",
-    "diverged" or "pruned" (left by compare.halving before its last step); chosen, whether the model is confirmed with
-    these settings; edge, of a chosen row, the end of the rates tried that it is at; confirmed_by, of a chosen row, the
-    runs that confirm it. confirmed: by model, the runs that confirm it.
+    where it diverged or was pruned); status, "complete", "diverged" or "pruned" (left by compare.halving before its
+    last step); seconds of its training; chosen, whether the model is confirmed with these settings; edge, of a chosen
+    row, the end of the rates tried that it is at; confirmed_by, of a chosen row, the runs that confirm it. confirmed:
+    by model, the runs that confirm it.
     """
     names = list(model_names([s.trials[0].planned for s in selections]).values())
     out = io.StringIO()
@@ -68,6 +71,7 @@ def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterato
             "run": planned.run,
             f"{SPLIT}_loss": repr(trial.loss) if math.isfinite(trial.loss) else "",
             "status": _status(trial),
+            "seconds": _seconds(trial),
             "chosen": chosen,
             "edge": selection.edge if chosen else "",
             "confirmed_by": " ".join(p.run for p in confirmed) if chosen else "",
@@ -78,6 +82,12 @@ def _status(trial: Trial) -> str:
     if trial.diverged:
         return "diverged"
     return "complete" if trial.planned.folder.complete else "pruned"
+
+
+def _seconds(trial: Trial) -> str:
+    """The seconds of training until the last row of its metrics; empty where it has none."""
+    rows = read_metrics(trial.planned.folder.path / METRICS)
+    return next((row["seconds"] for row in reversed(rows) if row.get("seconds")), "")
 
 
 def settings_text(trial: Trial) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from experiments.compare import halving, rates
 from experiments.compare.trials import RATE, Trial, combinations, make_trial
-from experiments.plan import Plan
-from experiments.runs import RunFailed
-from experiments.schema import Config
-from experiments.sweep import train_all
+from experiments.configuration.schema import Config
+from experiments.planning.plan import Plan
+from experiments.runs.folders import RunFailed
+from experiments.sweeps.sweep import train_all
 from zoo.errors import UserError
 
 

@@ -14,14 +14,15 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.nonfinite import NonFinite
-from experiments.optim import at_rate
-from experiments.plan import Plan, plan
-from experiments.schema import Config
+from experiments.configuration.learning_rates import at_rate
+from experiments.configuration.schema import Config
+from experiments.planning.plan import Plan, plan
+from experiments.training.nonfinite import NonFinite
 from zoo.errors import UserError
 
 Settings = Mapping[str, Any]  # key of the configuration -> value
 RATE = "optim.lr"
+GRID = "compare.grid"  # where settings are given, unless said otherwise
 SPLIT = "validation"
 FIXED = ("seed", "job", "name", "results", "data", "evaluate", "compare")
 
@@ -64,16 +65,19 @@ def make_trial(model: int, config: Config, settings: Settings) -> Trial:
     return Trial(model, settings, plan(chosen))
 
 
-def with_settings(config: Config, settings: Settings) -> Config:
-    """A copy of a configuration with other values. Raises UserError for a key or value that it cannot have."""
+def with_settings(config: Config, settings: Settings, given_in: str = GRID) -> Config:
+    """A copy of a configuration with other values.
+
+    Raises UserError, which names the key that they were given in, for a key or value that it cannot have.
+    """
     others = {key: value for key, value in settings.items() if key != RATE}
-    changed = _with_others(config, others) if others else copy.deepcopy(config)
+    changed = _with_others(config, others, given_in) if others else copy.deepcopy(config)
     if RATE in settings:
         changed.optim = at_rate(changed.optim, settings[RATE])
     return changed
 
 
-def _with_others(config: Config, settings: Settings) -> Config:
+def _with_others(config: Config, settings: Settings, given_in: str) -> Config:
     node = OmegaConf.structured(config)
     try:
         for key, value in settings.items():
@@ -81,28 +85,29 @@ def _with_others(config: Config, settings: Settings) -> Config:
         return OmegaConf.to_object(node)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         line = str(error).splitlines()[0]
-        raise UserError(f"compare.grid: {key}={value} cannot be set ({line})") from error
+        raise UserError(f"{given_in}: {key}={value} cannot be set ({line})") from error
 
 
-def combinations(grid: Sequence[str]) -> Iterator[Settings]:
+def combinations(grid: Sequence[str], given_in: str = GRID) -> Iterator[Settings]:
     """Every combination of the values of a grid, given as sweeps, "key=value,value"; one empty one of an empty grid.
 
-    Raises UserError for what is no sweep, and for keys that are not to be selected.
+    Raises UserError, which names the key that they were given in, for what is no sweep, and for keys that are not to be
+    selected.
     """
-    values = dict(_read_sweep(text) for text in grid)
+    values = dict(_read_sweep(text, given_in) for text in grid)
     for combination in itertools.product(*values.values()):
         yield dict(zip(values, combination, strict=True))
 
 
-def _read_sweep(text: str) -> tuple[str, list[Any]]:
+def _read_sweep(text: str, given_in: str) -> tuple[str, list[Any]]:
     try:
         sweep = OverridesParser.create().parse_override(text)
         values = list(sweep.sweep_iterator()) if sweep.is_sweep_override() else [sweep.value()]
     except HydraException as error:
         raise UserError(
-            f"compare.grid: cannot read {text!r}; write it as a sweep, such as optim.weight_decay=0.01,0.1"
+            f"{given_in}: cannot read {text!r}; write it as a sweep, such as optim.weight_decay=0.01,0.1"
         ) from error
     key = sweep.key_or_group
     if key.partition(".")[0] in FIXED or key == RATE:
-        raise UserError(f"compare.grid has {key}, which job=compare does not select; leave it out")
+        raise UserError(f"{given_in} has {key}, which job=compare does not select; leave it out")
     return key, values

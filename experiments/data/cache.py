@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments import locks
 from experiments.data.config import DataConfig
-from experiments.paths import ROOT
+from experiments.system import locks
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 
 

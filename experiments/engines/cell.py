@@ -11,14 +11,14 @@ import os
 import sys
 from pathlib import Path
 
-from experiments import preemption
 from experiments.engines.interface import DONE, FAILED, PAUSED, State
-from experiments.execute import execute
-from experiments.metric_log import read_metrics
-from experiments.plan import Plan, run_name
-from experiments.plan_records import from_record, to_record
-from experiments.progress import Sink
-from experiments.runs import METRICS, RunPaused, refuse_link, share_between_nodes
+from experiments.planning.plan import Plan, run_name
+from experiments.planning.plan_records import from_record, to_record
+from experiments.runs.folders import METRICS, RunPaused, refuse_link, share_between_nodes
+from experiments.runs.metric_log import read_metrics
+from experiments.system import preemption
+from experiments.system.progress import Sink
+from experiments.training.execute import execute
 from zoo.errors import UserError
 from zoo.files import write_json
 

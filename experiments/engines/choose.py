@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.engines.interface import Engine
-from experiments.plan import Plan
+from experiments.planning.plan import Plan
 
 
 def make_engine(plans: list[Plan]) -> Engine:

@@ -11,8 +11,8 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from experiments.engines.cell import FOLDER, record_path, write_record
 from experiments.engines.interface import Engine, State
-from experiments.paths import ROOT
-from experiments.plan import Plan
+from experiments.planning.plan import Plan
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 from zoo.files import write_atomic
 

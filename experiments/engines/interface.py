@@ -6,8 +6,8 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from experiments.plan import Plan
-from experiments.runs import RunPaused
+from experiments.planning.plan import Plan
+from experiments.runs.folders import RunPaused
 
 DONE, FAILED, PAUSED = 0, 1, os.EX_TEMPFAIL
 """How a cell's process ends: complete; failed with a record in its run folder; paused with a checkpoint."""

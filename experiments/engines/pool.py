@@ -12,13 +12,13 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from experiments import interrupts
 from experiments.engines.exits import exit_reason
 from experiments.engines.interface import FAILED, PAUSED, Engine, State
-from experiments.execute import execute
-from experiments.plan import Plan
-from experiments.progress import ThrottledSender
-from experiments.runs import RunPaused
+from experiments.planning.plan import Plan
+from experiments.runs.folders import RunPaused
+from experiments.system import interrupts
+from experiments.system.progress import ThrottledSender
+from experiments.training.execute import execute
 from zoo.errors import UserError
 
 
@@ -37,7 +37,7 @@ class Pool(Engine):
         for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
             os.environ[name] = threads  # before the fork server imports torch
         self.context = mp.get_context("forkserver")
-        self.context.set_forkserver_preload(["experiments.training"])
+        self.context.set_forkserver_preload(["experiments.training.train"])
 
     def submit(self, planned: Plan) -> None:
         """Start a process for a cell. Raises UserError where the temporary folder cannot hold its socket."""

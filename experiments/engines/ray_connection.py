@@ -7,8 +7,8 @@ import os
 import signal
 from typing import Any
 
-from experiments.paths import ROOT
-from experiments.sweep_config import RayConfig
+from experiments.configuration.sweep_config import RayConfig
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 
 NAMESPACE = "archzoo"

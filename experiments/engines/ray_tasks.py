@@ -14,7 +14,7 @@ from experiments.engines.interface import DONE, Engine, State
 from experiments.engines.keeper import RUNNING, WAITING, Lease
 from experiments.engines.ray_connection import connect, refuse_what_no_node_has
 from experiments.engines.warm import Ended
-from experiments.plan import Plan
+from experiments.planning.plan import Plan
 from zoo.errors import UserError
 
 LEASE_S = 600.0

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from experiments import interrupts, preemption
+from experiments.system import interrupts, preemption
 
 GRACE_S = 600
 """How long a job that was told to end waits for Slurm to end it: above grace times of partitions, and KillWait."""
@@ -34,7 +34,7 @@ class SlurmCell:
         with interrupts.loading():
             from experiments.engines.cell import train_record
             from experiments.engines.interface import DONE, PAUSED
-            from experiments.progress import unheard
+            from experiments.system.progress import unheard
         status, why = train_record(self.record, unheard, self.workers)
         if status != DONE and preemption.told() == signal.SIGTERM:
             _leave()

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from experiments import interrupts
+from experiments.configuration.sweep_config import SlurmConfig
 from experiments.engines.cell import progress, record_path, write_record
 from experiments.engines.interface import DONE, Engine, State
 from experiments.engines.slurm_cell import SlurmCell, outcome_path
 from experiments.engines.slurm_queue import CANCELLED, ELSEWHERE, LocalQueue, Queue, SlurmQueue
-from experiments.paths import ROOT
-from experiments.plan import Plan
-from experiments.sweep_config import SlurmConfig
+from experiments.planning.plan import Plan
+from experiments.system import interrupts
+from experiments.system.paths import ROOT
 from zoo.errors import UserError
 from zoo.files import write_json
 

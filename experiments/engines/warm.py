@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from experiments import interrupts
 from experiments.engines.exits import exit_reason
-from experiments.paths import ROOT
-from experiments.torchrun import as_parent, end_with_parent
+from experiments.system import interrupts
+from experiments.system.paths import ROOT
+from experiments.system.torchrun import as_parent, end_with_parent
 
 Ended = tuple[int | None, str]
 """The status of a cell, None where its process was killed, and why in a line."""
@@ -67,7 +67,7 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what cells print is no answer
     try:
         with interrupts.loading():
-            import experiments.training  # noqa: F401
+            import experiments.training.train  # noqa: F401
     except Exception as error:
         why = f"the harness cannot be loaded: {type(error).__name__}: {error}"
         print(json.dumps((None, why)), file=answers, flush=True)
@@ -97,7 +97,7 @@ def _train(asked: dict[str, Any], there: int) -> None:
     """Train a cell in the fork, which ends here whatever happens."""
     try:
         from experiments.engines.cell import train_record
-        from experiments.progress import unheard
+        from experiments.system.progress import unheard
 
         if asked["gpus"] is not None:
             os.environ[GPUS] = asked["gpus"]

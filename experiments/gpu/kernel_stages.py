@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from experiments import machine, paths
 from experiments.gpu.record import Record
 from experiments.gpu.stage_settings import Settings
+from experiments.system import machine, paths
 from zoo.errors import UserError
 
 PASSED = (0, 5)  # 5: no test was collected, as of GPU tests on a machine without one

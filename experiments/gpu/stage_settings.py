@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from experiments import machine
+from experiments.configuration.schema import BenchConfig, Config, OptimConfig, TrainerConfig
 from experiments.data import DataConfig
-from experiments.schema import BenchConfig, Config, OptimConfig, TrainerConfig
+from experiments.system import machine
 from zoo import ModelConfig
 
 PATTERNS = {"dense": ("transformer", "F"), "sf": ("hypergraph", "interlaced_sf")}

@@ -6,10 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from experiments import paths
 from experiments.bench.run_suite import is_finished, run_suite
 from experiments.gpu.kernel_stages import run_kernel_tests, tune_kernels
 from experiments.gpu.stage_settings import Settings
+from experiments.system import paths
 from zoo.errors import UserError
 
 Stage = Callable[[Settings], bool]

@@ -7,14 +7,15 @@ import io
 import time
 from typing import Any
 
-from experiments import data, machine
-from experiments.execute import execute
+from experiments import data
 from experiments.gpu.stage_settings import PATTERNS, Settings
-from experiments.metric_log import read_metrics
-from experiments.plan import Plan, plan
-from experiments.progress import Bar
-from experiments.runs import METRICS, RunPaused
-from experiments.scoring import score_best
+from experiments.planning.plan import Plan, plan
+from experiments.runs.folders import METRICS, RunPaused
+from experiments.runs.metric_log import read_metrics
+from experiments.scoring.text import score_best
+from experiments.system import machine
+from experiments.system.progress import Bar
+from experiments.training.execute import execute
 from zoo.files import write_atomic
 from zoo.io import CARD
 

@@ -11,17 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from experiments import interrupts
+from experiments.system import interrupts
 
 if TYPE_CHECKING:
-    from experiments.schema import Config
+    from experiments.configuration.schema import Config
 
 
 @dataclass(frozen=True)
 class Job:
     """One thing that the program can do.
 
-    name: as in job=NAME; help: a line of description; needs: its required keys, as typed.
+    name: as in job=NAME; help: a line of description; needs: its required keys, as typed; reads: which of run, runs
+    and dry it reads (the command line refuses the others, which would do something else than what is meant).
     run: does it for one configuration. run_sweep: does it for all configurations of a --multirun together; None: `run`
     is called for one after the other.
     """
@@ -30,6 +31,7 @@ class Job:
     help: str
     run: Callable[[Config], None]
     needs: str = ""
+    reads: tuple[str, ...] = ()
     run_sweep: Callable[[list[Config]], None] | None = None
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from experiments.bench import roofline
 from experiments.bench.run_suite import SUITES, run_suite
-from experiments.checks import check_choices, check_numbers
+from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.schema import Config
+from experiments.planning.checks import check_choices, check_numbers
 from zoo.errors import UserError, unknown
 
 _WITH_CASES = ("compile", "inference", "kernels", "models", "static", "steps", "traffic")
@@ -49,4 +49,4 @@ def _check(config: Config) -> None:
         raise UserError(f"dry=true counts what kernels have to do: suite=kernels, not {config.suite}")
 
 
-JOB = Job("bench", f"measure speed and memory: suite={' | '.join(SUITES)}", run)
+JOB = Job("bench", f"measure speed and memory: suite={' | '.join(SUITES)}", run, reads=("dry",))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from experiments import interrupts, preemption
+from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.progress import Bar
-from experiments.schema import Config
+from experiments.system import interrupts, preemption
+from experiments.system.progress import Bar
 from zoo.errors import UserError
 
 
@@ -21,7 +21,7 @@ def run(config: Config) -> None:
     """
     with interrupts.loading():
         from experiments.engines.cell import ends_when_told, enter_record
-        from experiments.execute import execute
+        from experiments.training.execute import execute
     if config.run is None:
         raise UserError("job=cell needs run=results/NAME/.cells/RUN.json, as sweep.engine=list writes it")
     preemption.heed(signal.SIGUSR2)
@@ -38,5 +38,6 @@ JOB = Job(
     "cell",
     "train one cell that sweep.engine=list wrote down",
     run,
+    reads=("run",),
     needs="run=results/NAME/.cells/RUN.json",
 )

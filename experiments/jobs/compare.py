@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments import interrupts
 from experiments.data import task_label
 from experiments.jobs import Job
+from experiments.system import interrupts
 from zoo.errors import UserError
 
 if TYPE_CHECKING:
     from experiments.compare.select import Selection
-    from experiments.schema import Config
+    from experiments.configuration.schema import Config
 
 
 def run(config: Config) -> None:
@@ -23,18 +23,29 @@ def run(config: Config) -> None:
 def run_sweep(configs: list[Config]) -> None:
     """Select the settings of each model (a configuration), then confirm them; print what was selected.
 
+    With dry=true only the runs and their cost are said.
+
     Several tasks are a comparison each: a model's settings are selected for every task by itself.
     The runs of the selection are those of the experiment NAME_selection, the confirming ones those of NAME. What is
     complete is not trained again. Raises UserError before anything is trained where the command has a mistake.
     """
     with interrupts.loading():
         from experiments.compare.confirm import confirm, confirmations
+        from experiments.compare.cost import core_seconds, minutes
+        from experiments.compare.longer import longer_tasks, score_longer
+        from experiments.compare.models import named_models
         from experiments.compare.record import write_record
         from experiments.compare.select import select, start
 
+    configs = [made for config in configs for made in named_models(config)]
     _check(configs)
+    for config in configs:
+        longer_tasks(config)  # refused before anything is trained
     selections = start(configs)
     _announce(selections)
+    if configs[0].dry:
+        print(f"{minutes(*core_seconds(selections))}; start-up and scoring come on top", flush=True)
+        return
     folder = Path(configs[0].results) / configs[0].name
     plans = []
 
@@ -47,6 +58,7 @@ def run_sweep(configs: list[Config]) -> None:
     for selection in selections:
         print(_chosen(selection))
     confirm(plans)
+    score_longer([planned for group in plans for planned in group if longer_tasks(planned.config)])
 
 
 def _check(configs: list[Config]) -> None:
@@ -107,6 +119,7 @@ JOB = Job(
     "compare",
     "select each model's settings on the validation split, confirm them with other seeds, and say who differs",
     run,
+    reads=("dry",),
     needs="--multirun model=A,B,... name=NAME",
     run_sweep=run_sweep,
 )

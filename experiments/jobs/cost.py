@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.checks import check_choices
-from experiments.costs import meta_model
-from experiments.flop_count import FlopCount, count_flops
+from experiments.configuration.presets import label, short_labels, shorten_pattern
+from experiments.configuration.schema import Config
+from experiments.costs.flop_count import FlopCount, count_flops
+from experiments.costs.model_costs import meta_model
 from experiments.jobs import Job
-from experiments.plan import apply_match
-from experiments.presets import label, short_labels, shorten_pattern
-from experiments.schema import Config
+from experiments.planning.checks import check_choices
+from experiments.planning.plan import apply_match
 from zoo import cost, pattern
 from zoo.errors import UserError
 from zoo.model import LanguageModel, letters_of
@@ -66,7 +66,7 @@ def run(config: Config) -> None:
 
 def print_memory(config: Config) -> None:
     """Print the bytes that training needs on a device, part by part."""
-    from experiments.device_memory import FOOTNOTE, device_memory  # its imports take a second
+    from experiments.costs.device_memory import FOOTNOTE, device_memory  # its imports take a second
 
     t, d = config.trainer, config.data
     found = device_memory(config)

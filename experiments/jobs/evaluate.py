@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments import machine
+from experiments.configuration.other_model import tell_other_model
+from experiments.configuration.schema import Config
 from experiments.data import DataConfig
-from experiments.evaluation import TEXT_KEYS, check_evaluate, scores
 from experiments.jobs import Job
-from experiments.load_run import LoadedRun, load_run
-from experiments.progress import Bar
-from experiments.schema import Config
-from experiments.scoring import format_metrics
-from experiments.task_evaluation import task_of, task_scores, with_options
+from experiments.runs.load_run import LoadedRun, load_run
+from experiments.scoring.evaluate import TEXT_KEYS, check_evaluate, scores
+from experiments.scoring.evaluate_task import task_of, task_scores, with_options
+from experiments.scoring.text import format_metrics
+from experiments.system import machine
+from experiments.system.progress import Bar
 from zoo.errors import UserError
 
 
@@ -29,6 +30,7 @@ def run(config: Config) -> None:
         _run_task(config, own)
         return
     loaded = load_run(config.run, machine.pick(config.device))
+    tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
     text = named_text(config, loaded)
     for name, score, about in scores(loaded, text, config.evaluate, config.trainer.precision, bar):
@@ -51,6 +53,7 @@ def _run_task(config: Config, own: DataConfig) -> None:
         key.removeprefix(prefix): getattr(chosen, key.removeprefix(prefix)) for key in asked if prefix in key
     }
     asked_for = with_options(own, options) if options else own
+    tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
     device, precision = machine.pick(config.device), config.trainer.precision
     for name, metrics in task_scores(config.run, asked_for, config.evaluate, precision, device, bar):
@@ -75,5 +78,6 @@ JOB = Job(
     "evaluate",
     "score a finished run or checkpoint on held-out text, or on any text (data=text data.path=...)",
     run,
+    reads=("run",),
     needs="run=results/NAME/RUN",
 )

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import torch
 
-from experiments import machine
-from experiments.continuation import Continuation
-from experiments.generation import Speed, continue_prompts, encode_prompts
+from experiments.configuration.other_model import tell_other_model
+from experiments.configuration.schema import Config, GenerateConfig
+from experiments.generation.continuation import Continuation
+from experiments.generation.generate import Speed, continue_prompts, encode_prompts
+from experiments.generation.prompts import read_prompts
 from experiments.jobs import Job
-from experiments.load_run import LoadedRun, load_run
-from experiments.progress import Bar
-from experiments.prompts import read_prompts
-from experiments.schema import Config, GenerateConfig
+from experiments.planning.checks import check_seed
+from experiments.runs.load_run import LoadedRun, load_run
+from experiments.system import machine
+from experiments.system.progress import Bar
 from zoo.errors import UserError
 from zoo.files import write_atomic
 
@@ -25,9 +27,11 @@ def run(config: Config) -> None:
     """Print every prompt and its continuation: of one prompt token by token, of several when a batch is complete."""
     g = config.generate
     _check(g)
+    check_seed(config.seed)
     prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
     loaded = load_run(config.run, machine.pick(config.device))
+    tell_other_model(config)
     speed = Speed()
     if len(prompts) == 1:
         made = _stream(loaded, prompts[0], config, speed)
@@ -104,5 +108,6 @@ JOB = Job(
     "generate",
     "continue prompts with a finished run or checkpoint",
     run,
+    reads=("run",),
     needs="run=results/NAME/RUN generate.prompt='...'",
 )

@@ -20,12 +20,12 @@ import time
 
 import torch
 
-from experiments import machine
+from experiments.configuration.schema import Config
 from experiments.gpu.record import Record
 from experiments.gpu.stage_settings import Settings
 from experiments.gpu.stages import STAGES
 from experiments.jobs import Job
-from experiments.schema import Config
+from experiments.system import machine
 from zoo.errors import UserError, unknown
 
 

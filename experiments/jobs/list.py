@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+from experiments.configuration.schema import Config
 from experiments.data import SOURCES, TASKS, TOKENIZERS
 from experiments.data.task_registry import Task
 from experiments.data.task_set import example
 from experiments.jobs import Job, all_jobs
-from experiments.paths import CONF
-from experiments.schema import Config
+from experiments.system.paths import CONF
 from zoo import pattern, registry
 from zoo.probes import all_measures, event_kinds
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments import interrupts, machine
-from experiments.checks import check_measures, check_probe
+from experiments.configuration.schema import Config
 from experiments.jobs import Job
+from experiments.planning.checks import check_measures, check_probe
 from experiments.probing import probe_tables
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
 from experiments.probing.stream_rank import stream_rank
-from experiments.progress import Bar
-from experiments.runs import FAILURE, RunFailed, RunFolder
-from experiments.schema import Config
+from experiments.runs.folders import FAILURE, RunFailed, RunFolder
+from experiments.system import interrupts, machine
+from experiments.system.progress import Bar
 from zoo.errors import UserError
 
 
@@ -105,5 +105,6 @@ JOB = Job(
     "probe",
     "probe finished runs; tables into RUN/probes",
     run,
+    reads=("run", "runs"),
     needs="runs=results/NAME or run=results/NAME/RUN",
 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from experiments import interrupts
-from experiments.execute import execute
+from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.plan import Plan, plan
-from experiments.progress import Bar
-from experiments.runs import SUMMARY
-from experiments.schema import Config
-from experiments.scoring import format_metrics
+from experiments.planning.plan import Plan, plan
+from experiments.runs.block_files import tell_changed
+from experiments.runs.folders import SUMMARY
+from experiments.scoring.text import format_metrics
+from experiments.system import interrupts
+from experiments.system.progress import Bar
+from experiments.training.execute import execute
 
 
 def run(config: Config) -> None:
@@ -18,6 +19,7 @@ def run(config: Config) -> None:
         run_sweep([config])
         return
     planned = plan(config)
+    tell_changed([planned])
     bar = Bar(planned.title, config.trainer.progress)
     try:
         if not execute(planned, bar):
@@ -30,7 +32,7 @@ def run(config: Config) -> None:
 def run_sweep(configs: list[Config]) -> None:
     """Train all cells of a sweep that are not complete, `sweep.workers` at a time."""
     with interrupts.loading():
-        from experiments import sweep
+        from experiments.sweeps import sweep
 
     sweep.run_sweep(configs)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from experiments import interrupts
+from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.schema import Config
+from experiments.system import interrupts
 from zoo.config import ModelConfig
 from zoo.errors import UserError
 

@@ -6,13 +6,12 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.os_errors import one_line
-from experiments.runs import CONFIG, FAILURE, SUMMARY, RunFolder, resolves_outside
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.runs.folders import CONFIG, FAILURE, NOT_EXPERIMENTS, SUMMARY, RunFolder, resolves_outside
+from experiments.system.os_errors import one_line
 from zoo.errors import UserError
 
 _DEPTH = 2  # results / experiment / run
-_NOT_RUNS = ("report", "published", "verdict")
 
 
 def find_runs(config: Config) -> tuple[list[Path], list[str]]:
@@ -69,7 +68,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _may_hold_runs(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith((".", "_")) and path.name not in _NOT_RUNS
+    return path.is_dir() and not path.name.startswith((".", "_")) and path.name not in NOT_EXPERIMENTS
 
 
 def _problem(folder: Path) -> str:

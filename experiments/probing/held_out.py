@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from experiments.data import Split
-from experiments.scoring import token_losses
+from experiments.scoring.text import token_losses
 from zoo.model import LanguageModel
 from zoo.probes import Row, correct_averages, evaluation_mode, probe_model
 from zoo.probes.rows import buckets

@@ -15,18 +15,19 @@ import yaml
 from torch import Tensor
 
 import zoo
-from experiments import machine, saved_weights
+from experiments.configuration.schema import Config, ProbeConfig
 from experiments.data import Split, TaskSet
 from experiments.data.cache import content_hash
-from experiments.load_run import LoadedRun, load_corpus, load_run
 from experiments.probing import per_token, probe_tables, routing_text
 from experiments.probing.held_out import evenly_spaced_windows, loss_by_position, probe_windows
 from experiments.probing.samples import samples
 from experiments.probing.sentence import probed_sentence
 from experiments.probing.task_sequences import task_tables
-from experiments.runs import CONFIG, refuse_link
-from experiments.schema import Config, ProbeConfig
-from experiments.task_evaluation import task_of
+from experiments.runs import saved_weights
+from experiments.runs.folders import CONFIG, refuse_link
+from experiments.runs.load_run import LoadedRun, load_corpus, load_run
+from experiments.scoring.evaluate_task import task_of
+from experiments.system import machine
 from zoo.errors import UserError
 from zoo.files import write_json
 from zoo.probes import all_measures

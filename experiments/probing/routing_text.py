@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from experiments.configuration.schema import ProbeConfig
 from experiments.data import Split
 from experiments.probing.held_out import average_rows, evenly_spaced_windows, whole_split
-from experiments.schema import ProbeConfig
 from zoo.model import LanguageModel
 from zoo.probes import Row, correct_averages, probe_model
 

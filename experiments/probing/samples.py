@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import zoo
-from experiments.load_run import LoadedRun
-from experiments.schema import ProbeConfig
+from experiments.configuration.schema import ProbeConfig
+from experiments.runs.load_run import LoadedRun
 
 
 def samples(loaded: LoadedRun, probe: ProbeConfig) -> Iterator[tuple[Any, ...]]:

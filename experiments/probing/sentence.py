@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from experiments.configuration.schema import ProbeConfig
 from experiments.data import Split
-from experiments.load_run import LoadedRun
 from experiments.probing.held_out import document_start
-from experiments.schema import ProbeConfig
+from experiments.runs.load_run import LoadedRun
 from zoo.errors import UserError
 
 

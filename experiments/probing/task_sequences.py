@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.configuration.schema import ProbeConfig
 from experiments.data import TaskSet
 from experiments.data.task_registry import IGNORE
 from experiments.probing import per_token, routing_text
 from experiments.probing.held_out import average_rows, probe_windows
-from experiments.schema import ProbeConfig
 from zoo.errors import UserError
 from zoo.model import LanguageModel
 from zoo.probes import ProbeEvent, Row

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from experiments.costs import meta_model
-from experiments.flop_count import count_flops
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.costs.flop_count import count_flops
+from experiments.costs.model_costs import meta_model
 from zoo import cost
 from zoo.config import ModelConfig
 from zoo.matching import match

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
 from experiments.bench.suites.inference.calls import STEPS, decode_call, prefill_call
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.system import machine
 from experiments.verdict.sizes import matched
 from zoo.config import ModelConfig
 

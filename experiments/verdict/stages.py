@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
-import inspect
 import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import machine
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.runs.block_files import file_hash
+from experiments.system import machine
 from experiments.verdict import contracts, sizes, speeds
 from zoo import registry
 from zoo.config import ModelConfig
@@ -35,7 +34,7 @@ def open_verdict(config: Config, block: registry.Block, models: dict[str, ModelC
     deciding = {
         "block": {"kind": block.kind, "name": block.name, "title": block.title, "source": block.source},
         "relative": names[2] if len(names) > 2 else None,
-        "file": _hash(block),
+        "file": file_hash(block),
         "models": {name: dataclasses.asdict(model) for name, model in models.items()},
         "lengths": config.verdict.lengths,
         "match": config.match,
@@ -57,12 +56,6 @@ def open_verdict(config: Config, block: registry.Block, models: dict[str, ModelC
         deciding | {"machine": machine.describe(machine.pick(config.device)), "commit": machine.commit()[0]},
     )
     return folder
-
-
-def _hash(block: registry.Block) -> str:
-    """Hash of the file that defines a block: what was measured of it holds until the file is changed."""
-    source = inspect.getsourcefile(block.cls)
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest()[:16] if source else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -24,9 +24,11 @@ def chunk_table(x: Tensor, cu_seqlens: Tensor | None, size: int) -> Tensor:
     batch, time = x.shape[:2]
     if cu_seqlens is None:
         each = -(-time // size)
-        sequence, number = (torch.arange(n, dtype=torch.int32, device=x.device) for n in (batch, each))
-        pairs = sequence[:, None].expand(batch, each), number.expand(batch, each)
-        return torch.stack(pairs, dim=2).flatten(0, 1)
+        # A pair is the two halves of one integer, the number the upper one: one operator, not four, for one sequence.
+        pairs = torch.arange(0, each * 2**32, 2**32, device=x.device)
+        if batch > 1:
+            pairs = torch.arange(batch, device=x.device)[:, None] + pairs
+        return pairs.view(torch.int32).view(-1, 2)
     counts = chunk_counts(cu_seqlens, size)
     sequence, number = ragged_rows(counts, most_chunks(time, counts.shape[0], size))
     table = torch.stack([sequence, number], dim=1)

@@ -54,6 +54,9 @@ def sum_rows(parts: Tensor, dtype: torch.dtype) -> Tensor:
     Kernels use it instead of atomic additions, whose order, and so whose last bits, change from run to run.
     """
     total = torch.empty(parts.shape[1:], dtype=dtype, device=parts.device)
-    columns = total.numel()
-    _sum_rows[(triton.cdiv(columns, 64),)](parts, total, parts.shape[0], columns, BR=32, BC=64)
+    rows, columns = parts.shape[0], total.numel()
+    tile_rows = min(32, triton.next_power_of_2(max(1, rows)))
+    tile_columns = 2048 // tile_rows  # as much in flight for two parts a number as for many
+    grid = (triton.cdiv(columns, tile_columns),)
+    _sum_rows[grid](parts, total, rows, columns, BR=tile_rows, BC=tile_columns)
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from support.program import Lab, Outcome, write_text
 
-from experiments import hydra_errors
+from experiments.configuration import hydra_errors
 from zoo import registry
 
 WAYS = pytest.mark.parametrize(
@@ -122,10 +123,24 @@ def test_named_mistakes_in_a_process_of_their_own(
         ),
         (["job=evaluate", "evaluate.batch_size=0"], "evaluate.batch_size=0 must be at least 1"),
         (["name=a/b"], "name='a/b'"),
+        (["name=published"], "results/published is no place for runs"),
+        (["results="], "results= is empty"),
+        ([f"seed={2**63}"], f"seed={2**63} must be from 0 to {2**63 - 1}"),
+        (["data.tokenizer=bpe", "data.vocab_size=1000000000000"], "data.vocab_size=1000000000000 is above"),
+        (["seed=null"], "seed cannot be null"),
+        (["model=null"], "take the name of a choice"),
+        (["kda"], "'kda'; give key=value"),
+        (["generate.prompt=it's"], "'generate.prompt=\"...\"'"),
+        (["run=results/a/b"], "job=train does not read run="),
+        (["dry=true"], "job=train does not read dry=; leave it out"),
+        (["job=report", "runs=/nope", "dry=true"], "job=report does not read dry=; leave it out"),
         (["job=evaluate"], "run=results/NAME/RUN"),
         (["job=evaluate", "run=/nope"], "no model at /nope"),
         (["job=generate", "run=/nope"], "no model at /nope"),
         (["job=report", "runs=/nope"], "/nope does not exist"),
+        (["job=report", "run=/nope"], "job=report does not read run=; give runs=..."),
+        (["job=generate", "runs=/nope"], "job=generate does not read runs=; give run=..."),
+        (["job=generate", "run=/nope", "seed=-1"], "seed=-1 must be from 0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -147,6 +162,26 @@ def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkey
     said = hydra_errors.explain(ValueError("Unexpected type annotation"))
     assert said.startswith(
         "zoo/mixers/attention.py: options of mixer 'attention': Unexpected type annotation"
+    )
+
+
+@pytest.mark.slow
+def test_loggers_that_are_not_installed_are_refused_with_their_extra(lab: Lab, monkeypatch):
+    found, absent = importlib.util.find_spec, ("wandb", "tensorboard", "tensorboardX")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else found(name))
+    for name in ("wandb", "tensorboard"):
+        assert_refused(lab, lab.here(f"trainer.loggers=[{name}]"), f"names {name}", "'.[log]'")
+
+
+@pytest.mark.slow
+def test_a_tilde_is_the_home_folder(lab: Lab, monkeypatch):
+    """In quotes no shell replaces it, and a folder named ~ is one that nobody should have to remove."""
+    monkeypatch.setenv("HOME", "/home/of_someone")
+    (config,) = lab.compose('results="~/x"', 'run="~/x/a/b"', 'runs="/x/~"')
+    assert (config.results, config.run, config.runs) == (
+        "/home/of_someone/x",
+        "/home/of_someone/x/a/b",
+        "/x/~",
     )
 
 

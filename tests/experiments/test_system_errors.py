@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.program import Lab, Outcome
 
-from experiments import os_errors
 from experiments.cli import main
+from experiments.system import os_errors
 
 
 @contextlib.contextmanager

@@ -17,17 +17,17 @@ from support.task_lab import TaskLab
 
 import analysis
 import experiments
-from analysis.comparison import ranking_metric
-from analysis.verdicts import families
+from analysis.comparing.comparison_table import ranking_metric
+from analysis.comparing.verdicts import families
+from experiments.configuration.schema import Config
 from experiments.data import TASKS, DataConfig, TaskSet
 from experiments.data.task_registry import IGNORE
-from experiments.load_run import recorded_data
-from experiments.metric_log import read_metrics
-from experiments.plan import plan
+from experiments.planning.plan import plan
 from experiments.probing import probe_tables
-from experiments.schema import Config
-from experiments.task import SyntheticTask
-from experiments.task_scoring import TaskScore, accuracies, score_sequences, write_answers
+from experiments.runs.load_run import recorded_data
+from experiments.runs.metric_log import read_metrics
+from experiments.scoring.tasks import TaskScore, accuracies, score_sequences, write_answers
+from experiments.training.lightning_modules import SyntheticTask
 from zoo import LanguageModel, ModelConfig, UserError
 
 LONG = pytest.mark.long

@@ -52,7 +52,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "ohc": {"neumann": {"inverse": "neumann", "neumann_terms": 4, "expansion": "learned"}},
     "shc": {"factorised": {"factorise": 2, "readout": "learned"}, "one_carried": {"factorise": 1}},
-    "kda": {"negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4, "head_width": 6}},
+    "kda": {
+        "negative": {"neg_eigval": True, "kernel_size": 2, "n_heads": 4, "head_width": 6},
+        "one_rate": {"decay": "head"},
+    },
     "mom": {
         "not_shared": {"shared": False, "n_heads": 2, "neg_eigval": True},
         "one_route": {"top_k": 1, "n_memories": 3},

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiments.locks import locked
+from experiments.system.locks import locked
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from experiments.plan import identify
-from experiments.schema import Config, EvaluateConfig, OptimConfig, TrainerConfig
+from experiments.configuration.schema import Config, EvaluateConfig, OptimConfig, TrainerConfig
+from experiments.planning.plan import identify
 from zoo import ModelConfig, registry
 from zoo.options import before_they_existed
 

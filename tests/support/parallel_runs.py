@@ -12,16 +12,16 @@ from pathlib import Path
 
 import torch
 
-from experiments.callbacks.checkpoints import Pause, save_checkpoint
-from experiments.nonfinite import NonFinite
+from experiments.configuration.presets import architectures, presets_to_compare
+from experiments.configuration.schema import Config
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state
-from experiments.preemption import Paused
-from experiments.presets import architectures, presets_to_compare
-from experiments.schema import Config
-from experiments.task import LanguageModelling
-from experiments.trainer import make_trainer, silence_lightning
-from experiments.training import spread
+from experiments.system.preemption import Paused
+from experiments.training.callbacks.checkpoints import Pause, save_checkpoint
+from experiments.training.lightning_modules import LanguageModelling
+from experiments.training.nonfinite import NonFinite
+from experiments.training.train import spread
+from experiments.training.trainer import make_trainer, silence_lightning
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.recompute import Recompute
 

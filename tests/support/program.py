@@ -22,9 +22,9 @@ import psutil
 import torch
 
 from experiments.cli import main
-from experiments.compose import compose
-from experiments.metric_log import WALL_CLOCK_COLUMNS, read_metrics
-from experiments.schema import Config
+from experiments.configuration.compose import compose
+from experiments.configuration.schema import Config
+from experiments.runs.metric_log import WALL_CLOCK_COLUMNS, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = str(ROOT / "run.py")

@@ -12,6 +12,7 @@ from zoo import ModelConfig, UserError
 from zoo.config import from_dict
 from zoo.files import write_atomic
 from zoo.io import card, read_card
+from zoo.sharded_files import INDEX, REST, read_rest
 
 
 @pytest.fixture
@@ -164,3 +165,18 @@ def test_values_of_the_wrong_kind_are_refused(values, said):
     with pytest.raises(UserError) as caught:
         from_dict(ModelConfig, values)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda x: x, lambda x: x[:-1], lambda x: x + b"x"], ids=["as written", "cut", "grown"]
+)
+def test_a_file_of_a_sharded_checkpoint_has_the_bytes_that_were_written(change, tmp_path):
+    torch.save({"step": 3}, tmp_path / REST)
+    content = (tmp_path / REST).read_bytes()
+    (tmp_path / INDEX).write_text(json.dumps({REST: len(content)}))
+    (tmp_path / REST).write_bytes(change(content))
+    if change(content) == content:
+        assert read_rest(tmp_path) == {"step": 3}
+    else:
+        with pytest.raises(OSError, match=f"does not have the {len(content)} bytes"):
+            read_rest(tmp_path)

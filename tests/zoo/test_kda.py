@@ -40,8 +40,12 @@ def by_definition(m: KDA, x: Tensor, top_beta: float) -> Tensor:
     q, k, v = (part.unflatten(-1, (m.heads, m.width)) for part in qkv.chunk(3, -1))
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
     beta = top_beta * torch.sigmoid(x @ m.beta_proj.weight.T)
-    low = (x @ m.decay_down.weight.T @ m.decay_up.weight.T).unflatten(-1, (m.heads, m.width))
-    g = -m.decay.A_log.exp() * F.softplus(low + m.decay.dt_bias)
+    if m.per_channel:
+        low = (x @ m.decay_down.weight.T @ m.decay_up.weight.T).unflatten(-1, (m.heads, m.width))
+        g = -m.decay.A_log.exp() * F.softplus(low + m.decay.dt_bias)
+    else:
+        g = -m.decay.A_log.exp() * F.softplus(x @ m.decay_proj.weight.T + m.decay.dt_bias)
+        g = g.unsqueeze(-1).expand(-1, -1, m.width)
     o = torch.zeros_like(v)
     for head in range(m.heads):
         state = torch.zeros(m.width, m.width, dtype=torch.float64)
@@ -57,8 +61,8 @@ def by_definition(m: KDA, x: Tensor, top_beta: float) -> Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"neg_eigval": True}, {"n_heads": 4}, {"kernel_size": 2}],
-    ids=["plain", "negative", "heads", "kernel"],
+    [{}, {"neg_eigval": True}, {"n_heads": 4}, {"kernel_size": 2}, {"decay": "head"}],
+    ids=["plain", "negative", "heads", "kernel", "one_rate"],
 )
 @torch.no_grad()
 def test_forward_is_the_definition(options):
@@ -184,6 +188,7 @@ def test_kimi_linear_is_three_kda_layers_then_latent_attention_without_positions
     [
         ({"kernel_size": 0}, "kda.kernel_size=0 must be at least 1"),
         ({"n_heads": 3}, "kda.n_heads=3 does not divide"),
+        ({"decay": "token"}, "kda.decay is one of channel, head, not 'token'"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

@@ -11,10 +11,12 @@ from zoo.context import Context
 from zoo.context_parallel import delta_state_before
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
-from zoo.option_checks import at_least, default_recurrent_heads, head_width
+from zoo.option_checks import at_least, default_recurrent_heads, head_width, one_of
 from zoo.options import added
 from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
+
+DECAYS = ("channel", "head")
 
 
 @dataclass
@@ -23,13 +25,15 @@ class KDAConfig:
 
     n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
     kernel_size: taps of the short convolution; neg_eigval: β in (0, 2), so that a token can flip the state along
-    its key: with β in (0, 1) no state can track parity or permutations; head_width: K (None: D/H).
+    its key: with β in (0, 1) no state can track parity or permutations; head_width: K (None: D/H);
+    decay: how many rates of forgetting a head has, "channel", one a channel, or "head", one: Gated DeltaNet's.
     """
 
     n_heads: int | None = None
     kernel_size: int = 4
     neg_eigval: bool = False
     head_width: int | None = added(None, before=None)
+    decay: str = added("channel", before="channel")
 
 
 @dataclass
@@ -63,10 +67,11 @@ class KDA(Mixer):
         q, k = L2norm(SiLU(conv(x·W))), likewise;  v = SiLU(conv(x·W_v))                  [B, T, H, K]
         β = σ(x·W_β), or 2σ(x·W_β)                                                       [B, T, H]
         g = −exp(A_log)·softplus(x·W_↓·W_↑ + dt_bias)                                    [B, T, H, K]
+            −exp(A_log)·softplus(x·W_g + dt_bias) with decay=head                        [B, T, H]
         S_t = (I − β_t·k_t·k_tᵀ)·Diag(exp g_t)·S_{t−1} + β_t·k_t·v_tᵀ;  o_t = K^(−½)·S_tᵀ·q_t
         y = (RMSNorm(o) ⊙ σ(x·V_↓·V_↑ + b))·W_o             the norm per head, one gain for all
 
-    A_log [H], dt_bias [H, K]; the low ranks are K. No positions. Decode state: S and the last k−1 inputs of the
+    A_log [H], dt_bias [H, K] or [H]; the low ranks are K. No positions. Decode state: S and the last k−1 inputs of the
     convolution, constant in T.
     """
 
@@ -76,6 +81,7 @@ class KDA(Mixer):
     def __init__(self, config: KDAConfig, dims: Dims) -> None:
         super().__init__()
         at_least(config.kernel_size, 1, "kda.kernel_size")
+        one_of(config.decay, DECAYS, "kda.decay")
         d_model = dims.d_model
         default = default_recurrent_heads(dims.n_heads)
         self.heads = default if config.n_heads is None else config.n_heads
@@ -86,9 +92,14 @@ class KDA(Mixer):
         self.qkv_proj = nn.Linear(d_model, 3 * inner, bias=False)
         self.convolution = ShortConvolution(3 * inner, config.kernel_size, "silu", backend=dims.backend)
         self.beta_proj = nn.Linear(d_model, self.heads, bias=False)
-        self.decay_down = nn.Linear(d_model, self.width, bias=False)
-        self.decay_up = nn.Linear(self.width, inner, bias=False)
-        self.decay = LogDecay((self.heads, 1), (self.heads, self.width))
+        self.per_channel = config.decay == "channel"
+        if self.per_channel:
+            self.decay_down = nn.Linear(d_model, self.width, bias=False)
+            self.decay_up = nn.Linear(self.width, inner, bias=False)
+            self.decay = LogDecay((self.heads, 1), (self.heads, self.width))
+        else:
+            self.decay_proj = nn.Linear(d_model, self.heads, bias=False)
+            self.decay = LogDecay((self.heads,), (self.heads,))
         self.gate_down = nn.Linear(d_model, self.width, bias=False)
         self.gate_up = nn.Linear(self.width, inner)
         self.o_norm = RMSNorm(self.width)
@@ -132,12 +143,19 @@ class KDA(Mixer):
         def states(*part: Tensor) -> Tensor:
             return kernels.delta_rule(*part, output_final_state=True, backend=self.backend)[1].unsqueeze(1)
 
-        ctx.record(
-            "recurrence", lambda: recurrence_values(ctx, states, inputs, log_decay=inputs[3].unsqueeze(2))
-        )
+        def rates() -> Tensor:
+            g = inputs[3]
+            return (g if self.per_channel else g.unsqueeze(-1)).unsqueeze(2)
+
+        ctx.record("recurrence", lambda: recurrence_values(ctx, states, inputs, log_decay=rates()))
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """g [B, T, H, K] and β [B, T, H], in at least fp32."""
-        raw = fp32_linear(fp32_linear(x, self.decay_down.weight), self.decay_up.weight)
+        """g [B, T, H, K] or [B, T, H], and β [B, T, H], in at least fp32."""
+        if self.per_channel:
+            raw = fp32_linear(fp32_linear(x, self.decay_down.weight), self.decay_up.weight)
+            raw = raw.unflatten(-1, (self.heads, self.width))
+        else:
+            raw = fp32_linear(x, self.decay_proj.weight)
+        # After the decay: gradients of x are added in the order of its uses, and runs keep their bits by it.
         beta = self.top_beta * torch.sigmoid(fp32_linear(x, self.beta_proj.weight))
-        return self.decay(raw.unflatten(-1, (self.heads, self.width))), beta
+        return self.decay(raw), beta

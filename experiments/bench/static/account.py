@@ -23,13 +23,16 @@ WAYS = ("forward", "backward")
 Rows = list[dict[str, Any]]
 
 
-def account(call: Call, form: Callable[[], Any], gpu: Gpu, cache: Path) -> tuple[Rows, Rows]:
+def account(
+    call: Call, form: Callable[[], Any], gpu: Gpu, cache: Path, ways: tuple[str, ...] = WAYS
+) -> tuple[Rows, Rows]:
     """Rows of the operation, one a way, and rows of its kernels; `mode` is the way.
 
-    call: whose tensors the form takes. Raises what the form raises: a peer's error, say.
+    call: whose tensors the form takes; ways: all, or the forward alone, which then runs without gradients, as
+    decoding does. Raises what the form raises: a peer's error, say.
     """
     operation, kernels = [], []
-    for way, launches, operators in _ways(call, form, Compiler(gpu, cache / "static"), gpu):
+    for way, launches, operators in _ways(call, form, Compiler(gpu, cache / "static"), gpu, ways):
         of_way = kernel_rows.rows(launches, gpu)
         kernels += [{"mode": way, **row} for row in of_way]
         operation.append({"mode": way, **_sums(of_way, operators, gpu)})
@@ -37,16 +40,18 @@ def account(call: Call, form: Callable[[], Any], gpu: Gpu, cache: Path) -> tuple
 
 
 def _ways(
-    call: Call, form: Callable[[], Any], compiler: Compiler, gpu: Gpu
+    call: Call, form: Callable[[], Any], compiler: Compiler, gpu: Gpu, ways: tuple[str, ...]
 ) -> Iterator[tuple[str, list[Launch], OperatorBytes]]:
     """The launches and operators of each way."""
     launches: list[Launch] = []
     leaves = [x for x in call.tensors() if x.requires_grad]
     with standing_in(gpu), equal_segments(), capturing(Capture(compiler, launches.append)):
-        with OperatorBytes() as operators:
+        with OperatorBytes() as operators, torch.set_grad_enabled(WAYS[1] in ways):
             outputs = [x for x in tree_leaves(form()) if isinstance(x, Tensor) and x.requires_grad]
         compiler.finish()
         yield WAYS[0], launches.copy(), operators
+        if WAYS[1] not in ways:
+            return
         launches.clear()
         with OperatorBytes() as operators:
             # Only of the first output: the rest are states, whose gradients training does not ask for.

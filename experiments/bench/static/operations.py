@@ -1,4 +1,5 @@
-"""The operations that have a peer, at the sizes at which they are compared: one sequence of 8,192 tokens in bf16.
+"""The operations that have a peer, at the sizes at which they are compared: one sequence of 8,192 tokens in bf16, or a
+token of each of 32 sequences.
 
 Tensors are empty memory: nothing reads them.
 """
@@ -18,20 +19,23 @@ from experiments.bench import peers
 from experiments.bench.cases.attention import nsa
 from experiments.bench.cases.call import Call, call
 from experiments.bench.inputs import InputFactory
+from experiments.bench.static.account import WAYS
 from experiments.bench.static.host_calls import on_triton
 
 OURS = "triton"
 LENGTH = 8192
+SEQUENCES = 32
+"""That are decoded together: a token of one alone takes the time of its launch."""
 HALF = torch.bfloat16
 PACKAGES = {"fla": "fla-core"}
 """Peer -> the package that it comes with."""
 
 
 class EmptyInputs(InputFactory):
-    """Inputs of the right sizes in memory that nobody has written: one sequence on the CPU."""
+    """Inputs of the right sizes in memory that nobody has written, on the CPU."""
 
-    def __init__(self, length: int) -> None:
-        super().__init__(1, length, torch.device("cpu"), HALF)
+    def __init__(self, length: int, batch: int = 1) -> None:
+        super().__init__(batch, length, torch.device("cpu"), HALF)
 
     def weight(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """Empty, of this shape."""
@@ -78,6 +82,18 @@ def _nsa(d: InputFactory) -> Call:
     return made
 
 
+def _short_conv(d: InputFactory) -> Call:
+    """Four taps and SiLU, as fla's layers have it, over the channels of KDA's 96 heads of 128."""
+    return call("short_conv", d.normal(96 * 128), d.weight(96 * 128, 4), activation="silu")
+
+
+def _kda_step(d: InputFactory) -> Call:
+    """One token of KDA's 96 heads of 128, from a state in fp32 to the state after it."""
+    made = _kda(d)
+    state = d.weight(d.batch, 96, 128, 128, dtype=torch.float32)
+    return call(made.operation, *made.arguments, initial_state=state, output_final_state=True)
+
+
 def installed(peer: str) -> bool:
     """Whether a peer's package is there; it is not imported."""
     return importlib.util.find_spec(peer) is not None
@@ -91,10 +107,16 @@ def version(library: str) -> str:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation: its call, and peer -> the case in `peers` with that peer's form."""
+    """An operation: its call, and peer -> the case in `peers` with that peer's form.
+
+    batch: sequences; length: the only one it has, where it does not sweep; ways: those that it is counted in
+    """
 
     make: Callable[[InputFactory], Call]
     peers: dict[str, str]
+    batch: int = 1
+    length: int | None = None
+    ways: tuple[str, ...] = WAYS
 
     @property
     def libraries(self) -> tuple[str, ...]:
@@ -120,4 +142,6 @@ OPERATIONS = {
     "PaTH": Operation(_path, {"fla": "path_attention"}),
     "Mesa": Operation(_mesa, {"fla": "mesa"}),
     "NSA": Operation(_nsa, {"fla": "nsa_attention, groups of 16"}),
+    "short convolution": Operation(_short_conv, {"fla": "short_conv"}),
+    "decoding, KDA": Operation(_kda_step, {"fla": "delta_rule, KDA, a step"}, SEQUENCES, 1, WAYS[:1]),
 }

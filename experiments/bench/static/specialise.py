@@ -46,7 +46,8 @@ def specialise(kernel: Any, args: tuple, options: dict[str, Any]) -> Specialised
     from triton.compiler import ASTSource
 
     launch = {name: options[name] for name in LAUNCH_OPTIONS if options.get(name) is not None}
-    given = {name: x for name, x in options.items() if name not in LAUNCH_OPTIONS}
+    # A kernel may have an argument of an option's name (a loop's stages, say): it gets both, as in Triton.
+    given = {name: x for name, x in options.items() if name in kernel.arg_names or name not in LAUNCH_OPTIONS}
     values = {**dict(zip(kernel.arg_names, args, strict=False)), **given}
     types, constants, hints = {}, {}, {}
     for place, parameter in enumerate(kernel.params):

@@ -162,3 +162,6 @@ def _pointing(
                     into[result] = frozenset().union(*(end[place] for end in ends if place < len(end)))
             elif op.results and ("!tt.ptr" in op.types or "tensordesc" in op.types):
                 into[op.results[0]] = frozenset().union(*(into.get(x, frozenset()) for x in op.operands))
+            else:  # a number, whatever its name pointed into in another region
+                for result in op.results:
+                    into.pop(result, None)

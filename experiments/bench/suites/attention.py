@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import passes, result_table, timing
 from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
 from experiments.bench.cases.call import Call
 from experiments.bench.inputs import InputFactory
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.system import machine
 
 TIMELINES = 6
 REFERENCE_LIMIT = 4096

@@ -26,7 +26,7 @@ from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.host_calls import equal_segments, on_triton
 from experiments.bench.static.specialise import Specialised, specialise
 from experiments.bench.static.translate import Translator
-from experiments.schema import Config
+from experiments.configuration.schema import Config
 from kernels.triton_common import interpreted
 from zoo.errors import UserError
 

@@ -17,16 +17,18 @@ import lightning.pytorch as pl
 import torch
 from tqdm import tqdm
 
-from experiments import callbacks, data, machine, optim
+from experiments import data
 from experiments.bench import result_table, timing
 from experiments.bench.model_steps import update
-from experiments.costs import tokens_per_step
-from experiments.metric_log import MetricLog
-from experiments.progress import Bar
-from experiments.schema import Config
-from experiments.task import LanguageModelling
-from experiments.trainer import make_trainer, silence_lightning
-from experiments.training import make_batches, make_model
+from experiments.configuration.schema import Config
+from experiments.costs.model_costs import tokens_per_step
+from experiments.runs.metric_log import MetricLog
+from experiments.system import machine
+from experiments.system.progress import Bar
+from experiments.training import callbacks, optim
+from experiments.training.lightning_modules import LanguageModelling
+from experiments.training.train import make_batches, make_model
+from experiments.training.trainer import make_trainer, silence_lightning
 from zoo.modules.step_buffer import set_step
 
 STEP_MS = 120.0
@@ -69,7 +71,7 @@ def _bare(config: Config, corpus: data.Corpus, device: torch.device) -> float:
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * optim.lr_factor(step, config.optim, config.bench.steps)
         batch = {k: v.to(device) for k, v in task.batches.batch(step).items()}
-        loss, aux = task.losses(batch)
+        loss, aux, _ = task.losses(batch)
         update(optimizer, loss + model.aux_loss(aux), config.optim.clip)
         set_step(model, step + 1, config.bench.steps)
     float(loss.detach())  # waits for a GPU

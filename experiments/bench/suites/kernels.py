@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import peers, result_table, roofline, timing
 from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call, Case
 from experiments.bench.passes import Form, forward, forward_backward
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.system import machine
 from kernels.triton_common import interpreted
 
 LENGTHS = {"cuda": GPU_LENGTHS, "cpu": [256, 512]}

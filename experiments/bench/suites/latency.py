@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
 from experiments.bench.model_steps import autocast, random_tokens
-from experiments.costs import nominal_vocabulary
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.costs.model_costs import nominal_vocabulary
+from experiments.system import machine
 from zoo.model import LanguageModel
 
 PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}

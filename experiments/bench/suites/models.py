@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.cases import matching_names
 from experiments.bench.decoding import state_after
 from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens
-from experiments.presets import architectures
-from experiments.schema import Config
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import Config
+from experiments.system import machine
 from zoo.model import LanguageModel
 
 LENGTHS = {"cuda": GPU_LENGTHS, "cpu": [512, 1024]}

@@ -11,12 +11,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.activation_memory import saved_bytes
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.presets import label
-from experiments.schema import Config
+from experiments.configuration.presets import label
+from experiments.configuration.schema import Config
+from experiments.system import machine
 from zoo.model import letters_of
 from zoo.recompute import MODES
 

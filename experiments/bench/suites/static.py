@@ -22,7 +22,6 @@ import torch
 import triton
 from tqdm import tqdm
 
-from experiments import interrupts
 from experiments.bench import result_table, roofline
 from experiments.bench.cases import matching_names
 from experiments.bench.result_table import failure_reason, machine_facts
@@ -32,9 +31,10 @@ from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.measured import measured
 from experiments.bench.static.operations import LENGTH, OPERATIONS, OURS, EmptyInputs, version
 from experiments.bench.static.tools import check_tools
+from experiments.configuration.schema import Config
 from experiments.data.cache import cache_root
-from experiments.runs import RunFailed
-from experiments.schema import Config
+from experiments.runs.folders import RunFailed
+from experiments.system import interrupts
 from kernels.triton_common import interpreted
 from zoo.errors import UserError, unknown
 
@@ -93,9 +93,7 @@ def _save(config: Config, names: list[str], rows: Rows, kernels: Rows) -> None:
 
 def _outcomes(config: Config, names: list[str]) -> Iterator[tuple[tuple[str, str, int], tuple[Rows, Rows]]]:
     """Operation, library and tokens; rows of both tables: as they are done, each in a process of its own."""
-    lengths = config.bench.lengths or [LENGTH]
-    tasks = [(n, lib, length) for length in lengths for n in names for lib in OPERATIONS[n].libraries]
-    tasks.sort(key=lambda task: task[1] == OURS)  # peers have more configurations: what takes long goes first
+    tasks = _tasks(config.bench.lengths or [LENGTH], names)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"  # before the workers import torch
     options = {"mp_context": mp.get_context("spawn"), "max_tasks_per_child": 1}
@@ -118,15 +116,23 @@ def _outcomes(config: Config, names: list[str]) -> Iterator[tuple[tuple[str, str
         pool.shutdown(cancel_futures=True)
 
 
+def _tasks(lengths: list[int], names: list[str]) -> list[tuple[str, str, int]]:
+    """Operation, library and tokens, what takes long first: peers have more configurations."""
+    sizes = dict.fromkeys((name, OPERATIONS[name].length or length) for length in lengths for name in names)
+    tasks = [(name, library, length) for name, length in sizes for library in OPERATIONS[name].libraries]
+    return sorted(tasks, key=lambda task: task[1] == OURS)
+
+
 def _account(name: str, library: str, length: int, target: str, cache: Path) -> tuple[Rows, Rows]:
     """The rows of one library's form; where it cannot be run at all, rows that say why."""
-    call, form = OPERATIONS[name].form(library, EmptyInputs(length))
-    least = {way: roofline.totals([call], way, roofline.PEAKS[target]) for way in WAYS}
+    operation = OPERATIONS[name]
+    call, form = operation.form(library, EmptyInputs(length, operation.batch))
+    least = {way: roofline.totals([call], way, roofline.PEAKS[target]) for way in operation.ways}
     try:
-        rows, kernels = account(call, form, GPUS[target], cache)
+        rows, kernels = account(call, form, GPUS[target], cache, operation.ways)
     except Exception as error:  # ours or a peer's, whatever it is: the other operations are told all the same
         column = "error" if library == OURS else "note"
-        return [{"mode": way, column: failure_reason(error)} for way in WAYS], []
+        return [{"mode": way, column: failure_reason(error)} for way in operation.ways], []
     for row in rows:
         if library == OURS and least[row["mode"]] is not None:
             row["roofline_milliseconds"] = least[row["mode"]].milliseconds
@@ -142,7 +148,7 @@ def _facts(config: Config, name: str, library: str, length: int) -> dict[str, An
         "backend": library,
         "target": config.bench.target,
         "tokens": length,
-        "batch": 1,
+        "batch": OPERATIONS[name].batch,
         "precision": "bfloat16",
         "compiler": f"triton {triton.__version__}",
         "version": version(library),
@@ -165,11 +171,15 @@ def _measure(config: Config, rows: Rows) -> None:
 
 def _compare(rows: Rows) -> None:
     """Add to our rows the fastest peer's time over ours; none where the time of either is not known whole."""
-    known = [row for row in rows if row.get("modelled_milliseconds") and not row["unknown_loops"]]
+    known = [
+        row
+        for row in rows
+        if row.get("modelled_milliseconds") and not row["unknown_loops"] and not row["error"]
+    ]
     for row in known:
         same = ("model", "tokens", "mode")
         others = [x for x in known if x["backend"] != OURS and all(x[key] == row[key] for key in same)]
-        if row["backend"] == OURS and others and not row["error"]:
+        if row["backend"] == OURS and others:
             best = min(others, key=lambda other: other["modelled_milliseconds"])
             ratio = best["modelled_milliseconds"] / row["modelled_milliseconds"]
             low, high = ratio / (1 + model.RATIO_ERROR), ratio * (1 + model.RATIO_ERROR)
@@ -177,7 +187,7 @@ def _compare(rows: Rows) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-    start = f"{row['model']:<6}{row['backend']:<8}{row['mode']:<10}{row['tokens']:>7} tokens"
+    start = f"{row['model']:<18}{row['backend']:<8}{row['mode']:<10}{row['tokens']:>7} tokens"
     if "launches" not in row:
         return f"{start}  {row.get('error') or row['note']}"
     unknown = f"  {row['unknown_loops']} loops of unknown length taken once" if row["unknown_loops"] else ""

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import result_table, timing
 from experiments.bench.cases import matching_names
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.presets import architectures
-from experiments.schema import Config
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import Config
+from experiments.system import machine
 from zoo.matching import match_parameters
 
 LENGTHS = [1024, 4096]

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call
 from experiments.bench.passes import MODES
 from experiments.bench.result_table import machine_facts
 from experiments.bench.taken_in import GRADIENTS, TAKEN_IN
 from experiments.bench.traffic import bytes_of
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.system import machine
 
 CLAIMED = {
     "hyper_coefficients": (("hyper_coefficients",), 0.66),

@@ -19,6 +19,7 @@ from zoo.tokenization import SEPARATOR, BytePairTokenizer, Tokenizer, parallel
 
 _TRAINER_VERSION = 1
 _SMALLEST = 257
+_LARGEST = 2**20
 _FILE = "tokenizer.json"
 
 PIECE = 1 << 16
@@ -75,6 +76,12 @@ class _Trained:
             raise UserError(
                 f"data.vocab_size={cfg.vocab_size} is too small for a byte-level BPE: the 256 bytes and the "
                 f"document separator alone take {_SMALLEST}; give at least that, or data.tokenizer=bytes"
+            )
+        if (
+            cfg.vocab_size > _LARGEST
+        ):  # tokenizers reserves memory for all entries, and aborts where there is none
+            raise UserError(
+                f"data.vocab_size={cfg.vocab_size} is above {_LARGEST}, more than any text here fills"
             )
 
     def spec(self, cfg: DataConfig) -> dict[str, Any]:

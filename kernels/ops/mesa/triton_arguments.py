@@ -24,7 +24,11 @@ class States(NamedTuple):
 
 
 class Precisions(NamedTuple):
-    """The precision of matrix products, as `product` in triton_tiles takes it: in the solver, and everywhere else."""
+    """The precision of matrix products.
 
-    solver: str
+    systems  in the states before chunks and in the solver, as `product` in triton_tiles takes it
+    others   everywhere else, as `tl.dot` takes it
+    """
+
+    systems: str
     others: str

@@ -29,27 +29,22 @@ from kernels.triton_common.tuning import Tuned
 
 @triton.jit
 def _exchange(
-    x, y, k, v, h, dh, first, row, rows, head, H, i, K, V,
+    read, written, across, y, v, h, dh, first, row, rows, head, H, i, K, V,
     PRECISION: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """x·h·y [C], k·dh·v [C] and Σ h⊙dh over rows i of a state h before the chunk and its gradient dh after it."""
-    solution = load_tokens(x, first, row, rows, head, H, i, K)
-    keys = load_tokens(k, first, row, rows, head, H, i, K)
-    from_start = tl.zeros_like(row).to(tl.float32)
-    to_end = tl.zeros_like(row).to(tl.float32)
-    across = 0.0
+    """Rows i of h·y_t and of dh·v_s, on top of `read` and `written` [C, i], and Σ h⊙dh over them, on top of `across`.
+
+    h is a state before the chunk, dh its gradient after it: [K, V], whose rows are multiplied as they lie in memory.
+    """
     for start in range(0, V, BJ):
         j = start + tl.arange(0, BJ)
         before, after = load_state(h, i, j, K, V), load_state(dh, i, j, K, V)
-        # x_t·h·y_t
-        met = tl.dot(solution, before, input_precision=PRECISION)
-        from_start += tl.sum(met * load_tokens(y, first, row, rows, head, H, j, V), axis=1)
-        # k_s·dh·v_s
-        written = tl.dot(keys, after, input_precision=PRECISION)
-        to_end += tl.sum(written * load_tokens(v, first, row, rows, head, H, j, V), axis=1)
-        # Σ h⊙dh
+        vectors = load_tokens(y, first, row, rows, head, H, j, V)
+        read = tl.dot(vectors, tl.trans(before), read, input_precision=PRECISION)
+        vectors = load_tokens(v, first, row, rows, head, H, j, V)
+        written = tl.dot(vectors, tl.trans(after), written, input_precision=PRECISION)
         across += tl.sum(before * after)
-    return from_start, to_end, across
+    return read, written, across
 
 
 @triton.jit
@@ -97,16 +92,20 @@ def _gate_gradients(
         across = 0.0
         for start in range(0, K, BI):
             i = start + tl.arange(0, BI)
-            # −x·H·y,  k·dH·k,  Σ H⊙dH
-            a, b, c = _exchange(
-                x, y, k, k, h_kk + state * K, dh_kk + state * K, first, row, rows, head, H, i, K, K, PRECISION, BJ
+            # H·y_t,  dH·k_s,  Σ H⊙dH
+            read, written = tl.zeros((C, BI), tl.float32), tl.zeros((C, BI), tl.float32)
+            read, written, across = _exchange(
+                read, written, across, y, k, h_kk + state * K, dh_kk + state * K, first, row, rows, head, H, i, K, K,
+                PRECISION, BJ,
             )  # fmt: skip
-            from_start, to_end, across = from_start - a, to_end + b, across + c
-            # x·G·do,  k·dG·v,  Σ G⊙dG
-            a, b, c = _exchange(
-                x, do, k, v, h_kv + state * V, dh_kv + state * V, first, row, rows, head, H, i, K, V, PRECISION, BJ
+            # − H·y_t + G·do_t,  + dG·v_s,  + Σ G⊙dG
+            read, written, across = _exchange(
+                -read, written, across, do, v, h_kv + state * V, dh_kv + state * V, first, row, rows, head, H, i, K, V,
+                PRECISION, BJ,
             )  # fmt: skip
-            from_start, to_end, across = from_start + a, to_end + b, across + c
+            # x_t·( … ),  k_s·( … )
+            from_start += tl.sum(load_tokens(x, first, row, rows, head, H, i, K) * read, axis=1)
+            to_end += tl.sum(load_tokens(k, first, row, rows, head, H, i, K) * written, axis=1)
         gates = load_scalars(g, first, row, rows, head, H)
         # dβ_s = e_s·(k_sᵀ·dH·k_s + k_sᵀ·dG·v_s) + Σ_t d_ts·(x_t·k_s)·(do_t·v_s − y_t·k_s)
         pairs = decay_of_pairs(gates, row, row) * met * back

@@ -65,9 +65,9 @@ def _key_gradients(
             # −y_t·k_s
             second = load_tokens(y, first, row, rows, head, H, i, K)
             back -= tl.dot(second, tl.trans(keys), input_precision=PRECISION)
-            # 2·dH·k_s
-            tile = load_state(dh_kk + state * K, i, j, K, K)
-            total += 2 * tl.dot(keys, tile, input_precision=PRECISION)
+            # 2·dH·k_s; dH is symmetric, and its rows lie in memory
+            tile = load_state(dh_kk + state * K, j, i, K, K)
+            total += 2 * tl.dot(keys, tl.trans(tile), input_precision=PRECISION)
         for start in range(0, V, BI):
             i = start + tl.arange(0, BI)
             values = load_tokens(v, first, row, rows, head, H, i, V)

@@ -15,10 +15,10 @@ no matrix of a token is written down: products of all tokens' H_t or G_t with a 
                triton_gate_gradients): dk, dv, dg, dβ and, in one part a chunk, added in a fixed order, dΛ
 
 States, solutions and sums are fp32. Products of 16-bit inputs use tensor cores: in TF32, which holds a bf16 or
-fp16 number exactly, and in the solver with operands split into two bf16 each where they are not bf16 already
-(relative errors of 2⁻¹⁶), for a conjugate gradient multiplies rounding errors by the condition number. Products of
-fp32 inputs are fp32; the solver's use tensor cores, on three bf16 each, where shared memory allows, for tiles of plain
-fp32 do not fit the registers.
+fp16 number exactly, and in states and solver, since a conjugate gradient multiplies errors of its matrix by the
+condition number, with fp32 operands as two parts: bf16 ones for states (relative errors of 2⁻¹⁶), fp16 ones for systems
+(triton_solve). Products of fp32 inputs are fp32; those of states and solver use tensor cores, on
+three bf16 each, where shared memory allows, for tiles of plain fp32 do not fit the registers.
 One token without gradients is decoding, and one kernel (triton_step).
 """
 
@@ -57,7 +57,7 @@ class _Mesa(torch.autograd.Function):
                 *(torch.empty(*size, x.shape[3], dtype=torch.float32, device=k.device) for x in (k, v))
             )
         starts = _start_states(tokens, initial, final, layout, precisions)
-        x = solve(q, tokens, lamb, starts.h_kk, layout, cg_steps, precisions.solver)
+        x = solve(q, tokens, lamb, starts.h_kk, layout, cg_steps, precisions.systems)
         o = read(x, tokens, starts.h_kv, q.dtype, layout, precisions.others)
         ctx.save_for_backward(x, lamb, *tokens, *initial, *layout)
         ctx.settings = cg_steps, precisions, q.dtype
@@ -75,9 +75,9 @@ class _Mesa(torch.autograd.Function):
         starts = _start_states(tokens, initial, States(None, None), layout, precisions)
         swapped = tokens._replace(k=v, v=k)
         dx = read(do, swapped, starts.h_kv, torch.float32, layout, precisions.others, transposed=True)
-        y = solve(dx, tokens, lamb, starts.h_kk, layout, cg_steps, precisions.solver)
+        y = solve(dx, tokens, lamb, starts.h_kk, layout, cg_steps, precisions.systems)
         dinitial = States(*(h if h is None else torch.empty_like(h) for h in initial))
-        after = chunk_states((y, x), (x, do), g, None, dfinal, dinitial, layout, precisions.others)
+        after = chunk_states(y, x, do, g, None, dfinal, dinitial, layout, precisions.others)
         dk = key_gradients(x, y, tokens, do, after, layout, precisions.others)
         written = tokens._replace(k=x, v=do)
         dv = read(k, written, after.h_kv, v.dtype, layout, precisions.others, backward=True)
@@ -91,7 +91,7 @@ def _start_states(
 ) -> States:
     """H and G before every chunk; those after the last go to `final`."""
     k, v, g, beta = tokens
-    return chunk_states((k, k), (k, v), g, beta, initial, final, layout, precisions.others)
+    return chunk_states(k, k, v, g, beta, initial, final, layout, precisions.systems)
 
 
 def _precisions(*tensors: Tensor) -> Precisions:

@@ -4,6 +4,13 @@ Conjugate gradients, preconditioned by the diagonal D of H_t + Λ = A: from x = 
 
     α = rᵀz / pᵀA·p,   x ← x + α·p,   r ← r − α·A·p,   z ← D⁻¹·r,   p ← z + (rᵀz / rᵀz before)·p
 
+Half-precision inputs: A·p is taken from fp16 parts (triton_halves). S is two and the keys are one, exactly. In the
+first EXACT steps p and what multiplies keys are two as well, with errors of fp32; later steps correct what is left,
+and one part each, with errors of 2⁻¹² of that, takes four products in place of seven. Where systems are solved the
+result is fp32's; where 30 steps do not solve them (8,192 keys of cosine 0.9: fp32's own rounding leads 1.6e-3 away from
+the definition in fp64) it is about twice as far away, and up to seven times in between. p is held times `shrink`, so
+that it stays in fp16's range while residuals fall.
+
 A chunk's start state S of up to 128 × 128 stays in shared memory for all steps. A wider one does not fit: every
 step reads it again, from the L2 cache, in tiles of rows, and since the vectors are longer too, a program solves for
 half a chunk or less. A tile of rows is multiplied by the same columns of p; a tile in registers cannot be sliced, so p
@@ -18,6 +25,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.mesa.triton_arguments import Tokens
+from kernels.ops.mesa.triton_halves import (
+    halves,
+    power_below,
+    product_of_halves,
+    product_with_halves,
+    reciprocal,
+)
 from kernels.ops.mesa.triton_tiles import (
     decay_of_pairs,
     decay_to_end,
@@ -36,6 +50,14 @@ from kernels.triton_common.tuning import Tuned
 RESIDENT = 128
 """Key widths up to which a program holds a whole state."""
 
+EXACT = tl.constexpr(8)
+"""Steps with two parts of everything; fewer are thus taken as the definition takes them."""
+
+REACH = tl.constexpr(2.0**8)
+"""The most that a number of the scaled p can be; what is multiplied by keys stays below 2¹³."""
+
+TINY = tl.constexpr(1e-36)
+
 
 @triton.jit
 def _in_tiles(
@@ -49,19 +71,86 @@ def _in_tiles(
     carried = tl.zeros((R, BK), tl.float32)
     for start in range(0, K, BS):
         i = start + tl.arange(0, BS)
-        part = load_tokens(x, first, row, rows, head, H, i, K)
+        part = load_tokens(x, first, row, rows, head, H, i, K).to(p.dtype)
         keys = load_stored(k, first, source, rows, head, H, i, K)
-        pairs += product(part, tl.trans(keys), PRECISION)
-        tile = load_state(state, i, column, K, K)
-        carried += product(part, tile, PRECISION)
+        pairs = product(part, tl.trans(keys), pairs, PRECISION)
+        carried = product(part, load_state(state, i, column, K, K), carried, PRECISION)
     tl.debug_barrier()  # every thread has read it, the next p may come
     return pairs, carried
 
 
 @triton.jit
+def _shrink(energy, ridge):
+    """What p is multiplied by so that none of it exceeds REACH: p_i² ≤ pᵀD·p / D_i; energy = pᵀD·p, D_i ≥ ridge."""
+    return tl.rsqrt(tl.maximum(energy * (1 / (REACH * REACH * ridge)), TINY))
+
+
+@triton.jit
+def _iterate(
+    p, r, solution, rz, energy, shrink, steps, enough, inverse, ridge, lowest, carry, weights, keys, high, low,
+    x, k, state, first, row, source, rows, head, H, column, K,
+    PRECISION: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """At most `steps` conjugate gradients for R tokens; returns p times shrink, r, x, rᵀz, pᵀD·p and shrink after them.
+
+    A = Λ + c_t·S + Σ W_ts·k_s·k_sᵀ is given by ridge [BK], carry [R, 1], weights [R, C] and keys [C, BK].
+    PARTS of fp16 (1 or 2), of p and weights: S = high + low, both and keys in fp16. PARTS = 0: S = high, by PRECISION.
+    """
+    step = 0
+    while (step < steps) & (tl.max(rz - enough, axis=0) > 0):
+        live = rz > enough
+        # A·p = Λ·p + c_t·S·p + Σ_{s≤t} W_ts·k_s·(k_sᵀ·p)
+        if PARTS:
+            pairs = product_of_halves(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PARTS)
+            carried = product_with_halves(p, high, low, tl.zeros((R, BK), tl.float32), PARTS)
+        elif BS == BK:
+            pairs = product(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PRECISION)
+            carried = product(p, high, tl.zeros((R, BK), tl.float32), PRECISION)
+        else:
+            pairs, carried = _in_tiles(
+                p, x, k, state, first, row, source, rows, head, H, column, K, PRECISION, R, C, BK, BS
+            )
+        ap = p * ridge[None] + carry * carried
+        if PARTS:
+            ap = product_of_halves(weights * pairs, keys, ap, PARTS)
+        else:
+            ap = product(weights * pairs, keys, ap, PRECISION)
+        # α = rᵀz / pᵀA·p, and times shrink once, for p is held times shrink
+        alpha = tl.where(live, rz * shrink * reciprocal(tl.where(live, tl.sum(p * ap, axis=1), 1.0)), 0.0)
+        # x ← x + α·p,  r ← r − α·A·p,  z ← D⁻¹·r
+        solution += alpha[:, None] * p
+        r -= alpha[:, None] * ap
+        z = r * inverse
+        # p ← z + (rᵀz / rᵀz before)·p, where zᵀD·p = rᵀp = 0
+        old = reciprocal(tl.where(live, rz, 1.0))
+        rz = tl.sum(r * z, axis=1)
+        turn = tl.where(live, rz * old, 0.0)
+        energy = rz + turn * turn * energy
+        turn *= reciprocal(shrink)
+        shrink = _shrink(energy, lowest)
+        p = z * shrink[:, None] + (turn * shrink)[:, None] * p
+        step += 1
+    return p, r, solution, rz, energy, shrink
+
+
+@triton.jit
+def _decays(g, first, row, source, rows, head, H, R: tl.constexpr, C: tl.constexpr):
+    """From a chunk's start and from its tokens s to R tokens t: exp(Σ_{r≤t} g_r) [R, 1], exp(Σ_{s<r≤t} g_r) [R, C]."""
+    gates = load_scalars(g, first, row, rows, head, H)
+    carry = tl.exp(tl.cumsum(gates, axis=0))[:, None]
+    pairs = decay_of_pairs(gates, row, source)
+    if R < C:  # up to the first of the R tokens
+        earlier = tl.minimum(rows, tl.min(row, axis=0))
+        carry *= tl.exp(tl.sum(load_scalars(g, first, source, earlier, head, H), axis=0))
+        pairs *= decay_to_end(g, first, source, earlier, head, H, C)[None]
+    return carry, pairs
+
+
+@triton.jit
 def _solve(
     b, x, k, g, beta, lamb, state, table, cu, steps, H, K,
-    PRECISION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
+    PRECISION: tl.constexpr, HALVES: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr,
+    BS: tl.constexpr,
 ):  # fmt: skip
     """x_t = (Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)⁻¹·b_t for R tokens t of a chunk and head.
 
@@ -71,77 +160,91 @@ def _solve(
     outputs    x [T, H, K]
     layout     table, cu
     sizes      steps, at most; H heads; K key width
-    constants  PRECISION of products; R tokens a program; C tokens a chunk; BK ≥ K, BS: see above
+    constants  PRECISION of products; HALVES: A·p of fp16 parts; R tokens a program; C tokens a chunk; BK ≥ K, BS:
+               see above
     """
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence, _, end, first = chunk_bounds(table, cu, chunk, C)
     if sequence >= 0:
-        offset = tl.program_id(2) * R
-        row, source, column = offset + tl.arange(0, R), tl.arange(0, C), tl.arange(0, BK)
+        row, source, column = tl.program_id(2) * R + tl.arange(0, R), tl.arange(0, C), tl.arange(0, BK)
         rows = (end - first).to(tl.int32)
         in_width = column < K
         keys = load_stored(k, first, source, rows, head, H, column, K)
+        ridge = tl.load(lamb + head * K + column, mask=in_width, other=1.0).to(tl.float32)
+        strengths = load_scalars(beta, first, source, rows, head, H)
+        carry, weights = _decays(g, first, row, source, rows, head, H, R, C)
+        weights *= strengths[None]
         state += (chunk * H + head) * K * K
+        on_diagonal = tl.load(state + column * (K + 1), mask=in_width, other=0.0)
+        wide = keys.to(tl.float32)
         if BS == BK:
             start = load_state(state, column, column, K, K)
-        ridge = tl.load(lamb + head * K + column, mask=in_width, other=1.0).to(tl.float32)
-        gates = load_scalars(g, first, row, rows, head, H)
-        # c_t = exp(Σ_{r≤t} g_r)
-        carry = tl.exp(tl.cumsum(gates, axis=0))[:, None]
-        # W_ts = β_s·exp(Σ_{s<r≤t} g_r)
-        weights = decay_of_pairs(gates, row, source)
-        weights *= load_scalars(beta, first, source, rows, head, H)[None]
-        if R < C:  # the decay up to the first of the R tokens
-            earlier = tl.minimum(rows, offset)
-            carry *= tl.exp(tl.sum(load_scalars(g, first, source, earlier, head, H), axis=0))
-            weights *= decay_to_end(g, first, source, earlier, head, H, C)[None]
+        unit = 1.0
+        if HALVES:
+            # S = size·(high + low), k = length·keys; A, and with it D, in units of the largest weight of a k·kᵀ.
+            size, length = power_below(on_diagonal), power_below(tl.max(tl.abs(wide), axis=1))
+            most = power_below(strengths)
+            unit = length * length * most
+            ridge *= 1 / unit
+            carry *= size / unit
+            weights *= 1 / most
+            on_diagonal *= 1 / size
+            wide *= 1 / length
+            high, low = halves(start * (1 / size))
+            keys = wide.to(tl.float16)
         # D_t = diag(Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)
-        before = tl.load(state + column * (K + 1), mask=in_width, other=0.0)
-        diagonal = ridge[None] + carry * before[None]
-        wide = keys.to(tl.float32)
-        diagonal += product(weights, wide * wide, PRECISION)
+        diagonal = ridge[None] + carry * on_diagonal[None]
+        if HALVES:
+            squares_high, squares_low = halves(wide * wide)
+            diagonal = product_with_halves(weights, squares_high, squares_low, diagonal, 2)
+        else:
+            diagonal = product(weights, wide * wide, diagonal, PRECISION)
         # b is scaled to 1, so that a small gradient does not underflow when it is squared.
         r = load_tokens(b, first, row, rows, head, H, column, K)
         scale = tl.max(tl.abs(r), axis=1)
         scale = tl.where(scale == 0, 1.0, scale)
-        r /= scale[:, None]
+        r *= (1 / scale)[:, None]
         # x = 0,  r = b,  p = z = D⁻¹·r
-        inverse = 1 / diagonal
-        p = r * inverse
+        inverse = reciprocal(diagonal)
+        z = r * inverse
+        rz = tl.sum(r * z, axis=1)
+        lowest = tl.min(tl.where(in_width, ridge, float("inf")), axis=0)
+        shrink = _shrink(rz, lowest)
+        p = z * shrink[:, None]
+        energy = rz
         solution = tl.zeros((R, BK), tl.float32)
-        rz = tl.sum(r * p, axis=1)
         # A hundredth of the rounding error of fp32, squared: a residual below it is noise, its ratios too.
         enough = rz * 1.4e-18
-        step = 0
-        while (step < steps) & (tl.max(rz - enough, axis=0) > 0):
-            live = rz > enough
-            # A·p = Λ·p + c_t·S·p + Σ_{s≤t} W_ts·k_s·(k_sᵀ·p)
-            if BS == BK:
-                pairs = product(p, tl.trans(keys), PRECISION)
-                carried = product(p, start, PRECISION)
-            else:
-                pairs, carried = _in_tiles(
-                    p, x, k, state, first, row, source, rows, head, H, column, K, PRECISION, R, C, BK, BS
-                )
-            ap = p * ridge[None] + carry * carried
-            ap += product(weights * pairs, keys, PRECISION)
-            # α = rᵀz / pᵀA·p
-            alpha = tl.where(live, rz / tl.where(live, tl.sum(p * ap, axis=1), 1.0), 0.0)
-            # x ← x + α·p,  r ← r − α·A·p,  z ← D⁻¹·r
-            solution += alpha[:, None] * p
-            r -= alpha[:, None] * ap
-            z = r * inverse
-            # p ← z + (rᵀz / rᵀz before)·p
-            old = tl.where(live, rz, 1.0)
-            rz = tl.sum(r * z, axis=1)
-            p = z + tl.where(live, rz / old, 0.0)[:, None] * p
-            step += 1
-        store_tokens(x, solution * scale[:, None], first, row, rows, head, H, column, K)
+        if HALVES:
+            p, r, solution, rz, energy, shrink = _iterate(
+                p, r, solution, rz, energy, shrink, tl.minimum(steps, EXACT), enough,
+                inverse, ridge, lowest, carry, weights, keys, high, low,
+                x, k, state, first, row, source, rows, head, H, column, K, PRECISION, 2, R, C, BK, BS,
+            )  # fmt: skip
+            p, r, solution, rz, energy, shrink = _iterate(
+                p, r, solution, rz, energy, shrink, steps - EXACT, enough,
+                inverse, ridge, lowest, carry, weights, keys, high, low,
+                x, k, state, first, row, source, rows, head, H, column, K, PRECISION, 1, R, C, BK, BS,
+            )  # fmt: skip
+        else:
+            whole = keys if BS < BK else start  # in tiles S is read from memory, and nothing stands for it
+            p, r, solution, rz, energy, shrink = _iterate(
+                p, r, solution, rz, energy, shrink, steps, enough,
+                inverse, ridge, lowest, carry, weights, keys, whole, whole,
+                x, k, state, first, row, source, rows, head, H, column, K, PRECISION, 0, R, C, BK, BS,
+            )  # fmt: skip
+        store_tokens(x, solution * (scale / unit)[:, None], first, row, rows, head, H, column, K)
 
 
-_solve_tuned = Tuned(
+_solve_narrow = Tuned(
     _solve,
-    [triton.Config({}, num_warps=warps, num_stages=1) for warps in (8, 4)],
+    [triton.Config({"R": CHUNK}, num_warps=warps, num_stages=1) for warps in (8, 4)],
+    ["K", "PRECISION"],
+)
+# 64 tokens of 128 numbers take more registers than four warps have; half as many fit into eight.
+_solve_resident = Tuned(
+    _solve,
+    [triton.Config({"R": tokens}, num_warps=8, num_stages=1) for tokens in (CHUNK, CHUNK // 2)],
     ["K", "PRECISION"],
 )
 _solve_in_tiles = Tuned(
@@ -162,9 +265,11 @@ def solve(
     heads, width = k.shape[2:]
     x = torch.empty(k.shape, dtype=torch.float32, device=k.device)
     columns = padded(width)
-    tuned, tiles = (_solve_in_tiles, {}) if width > RESIDENT else (_solve_tuned, {"R": CHUNK, "BS": columns})
+    resident = width <= RESIDENT
+    tuned = (_solve_narrow if columns <= CHUNK else _solve_resident) if resident else _solve_in_tiles
+    tiles = {"BS": columns} if resident else {}
     tuned[lambda meta: (layout.chunks, heads, CHUNK // meta["R"])](
         b, x, k, g, beta, lamb, h_kk, layout.table, layout.cu, steps, heads, width,
-        PRECISION=precision, C=CHUNK, BK=columns, **tiles,
+        PRECISION=precision, HALVES=precision == "parts" and resident, C=CHUNK, BK=columns, **tiles,
     )  # fmt: skip
     return x

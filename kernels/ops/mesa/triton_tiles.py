@@ -23,27 +23,32 @@ from kernels.triton_common.masked_tiles import (
 
 @triton.jit
 def _parts(x):
-    """The two bf16 numbers whose sum is an fp32 number to 16 bits."""
-    high = x.to(tl.bfloat16)
-    return high, (x - high.to(tl.float32)).to(tl.bfloat16)
+    """The two bf16 numbers whose sum is a number to 16 bits: the upper half of its fp32 form, and the rest rounded.
+
+    A rounded upper half would be converted twice, number by number: half as many instructions again.
+    """
+    x = x.to(tl.float32)
+    high = (x.to(tl.int32, bitcast=True) & -(2**16)).to(tl.float32, bitcast=True)
+    return high.to(tl.bfloat16), (x - high).to(tl.bfloat16)
 
 
 @triton.jit
-def product(x, y, PRECISION: tl.constexpr):
-    """x·y in fp32, of x in fp32 and y as stored. PRECISION as `tl.dot` has it, or "parts": of two bf16 parts.
+def product(x, y, total, PRECISION: tl.constexpr):
+    """total + x·y in fp32, of x in fp32 and y as stored.
 
-    A bf16 y is one part already, and two products do; of an fp32 one it takes three, without the product of low parts.
+    PRECISION as `tl.dot` has it, or "parts": of two bf16 parts of each. A bf16 number is one part already, so that two
+    products do; of two fp32 ones it takes three, without that of low parts.
     """
-    if PRECISION == "parts":
+    if PRECISION != "parts":
+        total = tl.dot(x, y.to(tl.float32), total, input_precision=PRECISION)
+    elif y.dtype == tl.bfloat16:
         high, low = _parts(x)
-        if y.dtype == tl.bfloat16:
-            result = tl.dot(high, y, tl.dot(low, y))
-        else:
-            y_high, y_low = _parts(y)
-            result = tl.dot(high, y_high, tl.dot(high, y_low, tl.dot(low, y_high)))
+        total = tl.dot(high, y, tl.dot(low, y, total))
     else:
-        result = tl.dot(x, y.to(tl.float32), input_precision=PRECISION)
-    return result
+        x_high, x_low = _parts(x)
+        y_high, y_low = _parts(y)
+        total = tl.dot(x_high, y_high, tl.dot(x_high, y_low, tl.dot(x_low, y_high, total)))
+    return total
 
 
 @triton.jit
@@ -105,5 +110,8 @@ def decay_of_pairs(gates, row, source):
 
     gates of the tokens `row`, which are the t; `source` are the s.
     """
-    sums = tl.cumsum(tl.where(row[:, None] > source[None], gates[:, None], 0.0), axis=0)
-    return tl.where(row[:, None] >= source[None], tl.exp(sums), 0.0)
+    # exp as a power of two: a scaled gate here or a scaled sum there
+    sums = tl.cumsum(
+        tl.where(row[:, None] > source[None], (gates * 1.4426950408889634)[:, None], 0.0), axis=0
+    )
+    return tl.where(row[:, None] >= source[None], tl.exp2(sums), 0.0)

@@ -1,38 +1,54 @@
-"""Device functions of the short convolution's kernels: inputs, sums over taps, and gradients, of a tile of tokens.
+"""Device functions of the short convolution's kernels: a tile's bounds, and rows of inputs and of taps.
 
-Row t of tap i is x_{t−(k−1)+i}, read from x or, before the sequence's first token, from the state that came in.
+A tile has CHUNK tokens of one sequence and BD channels, as CHUNK/RUN rows of RUN tokens that follow one another. A
+program goes through the tokens of its rows in step: all of a window but its newest input is in registers already.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from kernels.triton_common.device import sigmoid
+from kernels.triton_common.device import chunk_bounds
 
-CHUNK = 32
+CHUNK = 64
 """Tokens of a tile."""
 
-CHANNEL_TILES = [
-    triton.Config({"BD": width}, num_warps=warps) for width, warps in ((64, 4), (128, 4), (32, 2), (256, 8))
-]
-"""Launch configurations: channels a tile."""
+
+def state_tile(taps: int) -> int:
+    """Return the rows of a tile of states [D, k−1], a power of two."""
+    return triton.next_power_of_2(max(taps - 1, 1))
 
 
-def state_tile(taps: int) -> dict[str, int]:
-    """Return the sides of a tile of states [D, k−1], as kernels take them."""
-    return {"BK": triton.next_power_of_2(max(taps - 1, 1)), "BD": 64}
+@triton.jit
+def sequence_bounds(cu, sequence, TIME):
+    """Return the first token and the end of a sequence; without boundaries (cu None) each has TIME tokens."""
+    if cu is None:
+        begin = sequence * TIME
+        end = begin + TIME
+    else:
+        begin = tl.load(cu + sequence).to(tl.int64)
+        end = tl.load(cu + sequence + 1).to(tl.int64)
+    return begin, end
 
 
-def state_grid(cu: Tensor, width: int) -> tuple[int, int]:
-    """Return the grid over all sequences and their states' tiles."""
-    return len(cu) - 1, triton.cdiv(width, 64)
+@triton.jit
+def tile_bounds(table, cu, row, TIME, SIZE: tl.constexpr):
+    """`chunk_bounds`, and the same of a batch, which needs no table."""
+    if cu is None:
+        each = tl.cdiv(TIME, SIZE)
+        sequence = (row // each).to(tl.int64)
+        begin = sequence * TIME
+        end = begin + TIME
+        first = begin + (row % each) * SIZE
+    else:
+        sequence, begin, end, first = chunk_bounds(table, cu, row, SIZE)
+    return sequence, begin, end, first
 
 
 @triton.jit
 def load_inputs(x, state, token, begin, end, sequence, channel, in_width, D, TAPS: tl.constexpr):
-    """Row [BT, BD] of inputs at these tokens, which may lie up to TAPS − 1 before the sequence's first."""
+    """Row [tokens, BD] of inputs at these tokens, which may lie up to TAPS − 1 before the sequence's first."""
     known = (token >= begin) & (token < end)
     row = tl.load(x + token[:, None] * D + channel[None], mask=known[:, None] & in_width[None], other=0.0)
     row = row.to(tl.float32)
@@ -45,28 +61,18 @@ def load_inputs(x, state, token, begin, end, sequence, channel, in_width, D, TAP
 
 
 @triton.jit
-def taps_sum(x, weight, state, token, begin, end, sequence, channel, in_width, D, TAPS: tl.constexpr):
-    """Σ_i w_i ⊙ row_i at these tokens, before the activation."""
-    total = tl.zeros((token.shape[0], channel.shape[0]), tl.float32)
-    # Σ_i w_i ⊙ x_{t−(k−1)+i}
+def load_taps(weight, channel, in_width, TAPS: tl.constexpr):
+    """The TAPS columns of the weight, [1, BD] each."""
+    taps = ()
     for i in tl.static_range(TAPS):
-        tap = tl.load(weight + channel * TAPS + i, mask=in_width, other=0.0).to(tl.float32)
-        row = load_inputs(x, state, token - (TAPS - 1) + i, begin, end, sequence, channel, in_width, D, TAPS)
-        total += row * tap[None]
-    return total
+        taps += (tl.load(weight + channel * TAPS + i, mask=in_width, other=0.0).to(tl.float32)[None],)
+    return taps
 
 
 @triton.jit
-def gradient_before_activation(
-    x, weight, state, dy, token, begin, end, sequence, channel, in_width, D,
-    TAPS: tl.constexpr, SILU: tl.constexpr,
-):  # fmt: skip
-    """dpre at these tokens; 0 outside the sequence."""
-    mask = ((token >= begin) & (token < end))[:, None] & in_width[None]
-    # dpre_t = dy_t · act'(pre_t),  silu'(x) = σ(x)·(1 + x·(1 − σ(x)))
-    gradient = tl.load(dy + token[:, None] * D + channel[None], mask=mask, other=0.0).to(tl.float32)
-    if SILU:
-        pre = taps_sum(x, weight, state, token, begin, end, sequence, channel, in_width, D, TAPS)
-        gate = sigmoid(pre)
-        gradient *= gate * (1 + pre * (1 - gate))
-    return gradient
+def taps_sum(taps, rows, FIRST: tl.constexpr, TAPS: tl.constexpr):
+    """Σ_i w_i ⊙ row_{FIRST+i}: before the activation, where the last of these rows is the token's own."""
+    total = taps[0] * rows[FIRST]
+    for i in tl.static_range(1, TAPS):
+        total += taps[i] * rows[FIRST + i]
+    return total

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from experiments.configuration.sweep_config import RayConfig
 from experiments.engines import keeper
 from experiments.engines.interface import FAILED, PAUSED
 from experiments.engines.keeper import RUNNING, WAITING, Keeper
 from experiments.engines.ray_connection import refuse_what_no_node_has
 from experiments.engines.warm import Ended
-from experiments.sweep_config import RayConfig
 from zoo.errors import UserError
 
 ONE, OTHER = ("one", 60.0), ("other", 60.0)

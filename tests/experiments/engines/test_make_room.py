@@ -9,13 +9,13 @@ import pytest
 from support.held_lock import held_elsewhere
 from support.program import Lab
 
-from experiments import preemption
 from experiments.engines.cell import ends_when_told
-from experiments.execute import execute, take_part
-from experiments.plan import plan
-from experiments.progress import unheard
-from experiments.runs import LOCK, RunPaused
-from experiments.task import LanguageModelling
+from experiments.planning.plan import plan
+from experiments.runs.folders import LOCK, RunPaused
+from experiments.system import preemption
+from experiments.system.progress import unheard
+from experiments.training.execute import execute, take_part
+from experiments.training.lightning_modules import LanguageModelling
 
 
 def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.program import Lab
@@ -23,7 +24,7 @@ from support.sweeps import (
 from experiments.engines.cell import record_path
 from experiments.engines.slurm_cell import outcome_path
 from experiments.engines.slurm_jobs import SlurmJobs
-from experiments.plan import plan
+from experiments.planning.plan import plan
 
 pytest.importorskip("submitit", reason="sweep.engine=slurm needs submitit (the extra slurm)")
 LOCAL = ["sweep.engine=slurm", "sweep.slurm.cluster=local", "sweep.slurm.poll_s=0.2"]
@@ -136,3 +137,14 @@ def test_a_cell_that_is_cancelled_beside_a_waiting_sweep_is_not_trained_again(la
     assert "cancelled" in outcome.out + outcome.err
     assert not (lab.run_folder() / "summary.json").exists()
     assert not processes("submitit", str(lab.results))
+
+
+@pytest.mark.parametrize(("how", "lost"), [("CANCELLED", False), ("NODE_FAIL", True), ("", True)])
+def test_a_job_that_is_gone_is_lost_at_the_second_look_unless_somebody_cancelled_it(how: str, lost: bool):
+    engine = SlurmJobs.__new__(SlurmJobs)
+    engine.gone, engine.queue = set(), SimpleNamespace(end=lambda job: how)
+    cell, job = SimpleNamespace(run="1a2b"), {"job": "17", "output": "17.out"}
+    assert not engine._lost(cell, job).ended
+    state = engine._lost(cell, job)
+    assert (state.ended, state.lost) == (True, lost)
+    assert state.why == f"job 17 ended without an outcome{f' ({how})' if how else ''}; its output: 17.out"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.configuration.schema import Config
 from experiments.engines.warm import Warm
-from experiments.launch import _environment
-from experiments.paths import ROOT
-from experiments.schema import Config
-from experiments.torchrun import END, PARENT
+from experiments.system.paths import ROOT
+from experiments.system.torchrun import END, PARENT
+from experiments.training.launch import _environment
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
 ENDS_AT_ONCE = """
@@ -43,7 +43,7 @@ def test_a_starter_of_cells_trains_none_where_its_own_starter_is_gone_already():
 
 @pytest.mark.parametrize(
     ("module", "number"),
-    [("torchrun", END), ("rank", signal.SIGKILL), ("engines.warm", signal.SIGKILL)],
+    [("system.torchrun", END), ("training.rank", signal.SIGKILL), ("engines.warm", signal.SIGKILL)],
 )
 @linux
 def test_a_process_whose_parent_is_another_one_by_now_ends_at_once(module: str, number: signal.Signals):

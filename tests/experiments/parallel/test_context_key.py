@@ -8,9 +8,9 @@ import pytest
 from support.program import Lab, steady_rows
 from support.task_lab import TaskLab
 
-from experiments.checks import check_config
-from experiments.plan import plan
-from experiments.runs import RunFolder
+from experiments.planning.checks import check_config
+from experiments.planning.plan import plan
+from experiments.runs.folders import RunFolder
 from zoo.errors import UserError
 
 MODEL = ["model=transformer", "model.pattern=KF", "model.depth=2", "trainer.log_every=1"]

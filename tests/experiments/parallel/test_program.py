@@ -11,10 +11,10 @@ import psutil
 import pytest
 from support.program import Lab, Process, assert_same_run, differences, steady_rows
 
-from experiments.checks import check_config
-from experiments.metric_log import read_metrics
-from experiments.plan import plan
-from experiments.runs import FAILURE, RunFolder
+from experiments.planning.checks import check_config
+from experiments.planning.plan import plan
+from experiments.runs.folders import FAILURE, RunFolder
+from experiments.runs.metric_log import read_metrics
 from zoo.sharded_files import read_rest, read_whole
 
 STEP = ["trainer.accumulate=2"]
@@ -22,7 +22,7 @@ TWO = [*STEP, "trainer.devices=2"]
 SHARDED = [*TWO, "trainer.strategy=fsdp"]
 
 ABORT_AT_EXIT = """import atexit, os, sys
-if "experiments.rank" in sys.orig_argv and "-u" in sys.orig_argv:
+if "experiments.training.rank" in sys.orig_argv and "-u" in sys.orig_argv:
     atexit.register(os.abort)
 """
 """Of the processes of a run, those that train (torchrun's command holds the same words, without -u)."""
@@ -217,7 +217,9 @@ def cells(process: Process) -> list[psutil.Process]:
 
 def kill_one(process: Process) -> None:
     """Kill the second process of a run."""
-    trainers = [x for x in cells(process) if "experiments.rank" in x.cmdline() and "-u" in x.cmdline()]
+    trainers = [
+        x for x in cells(process) if "experiments.training.rank" in x.cmdline() and "-u" in x.cmdline()
+    ]
     trainers[1].kill()
 
 

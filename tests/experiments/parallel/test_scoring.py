@@ -9,7 +9,7 @@ import torch.distributed as dist
 from support.ranks import on_ranks
 
 from experiments.data import Split
-from experiments.scoring import score_split
+from experiments.scoring.text import score_split
 from zoo.config import ModelConfig
 from zoo.model import LanguageModel
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.kernel_cases import assert_agree, normal, packed, qkv
 
-from kernels import attention
+from kernels import attention, sdpa
 
 torch_form = partial(attention, backend="torch")
 reference = partial(attention, backend="reference")
@@ -46,6 +46,18 @@ def test_torch_form_equals_definition(case, dtype):
     inputs, options = CALLS[case]
     inputs = [x.to(dtype) for x in inputs]
     assert_agree(partial(torch_form, **options), partial(reference, **options), inputs)
+
+
+def test_any_window_over_the_last_queries_of_any_number(monkeypatch):
+    """Blocks of 2 to 4 queries, so that windows end inside blocks, at their edges and several blocks before."""
+    monkeypatch.setattr(sdpa, "SMALLEST_BLOCK", 2)
+    monkeypatch.setattr(sdpa, "LARGEST_BLOCK", 4)
+    q, k, v = qkv(1, 15, heads=1, width=2)
+    for window in range(1, 16):
+        wanted = reference(q, k, v, window=window)
+        for queries in range(1, 16):
+            out = torch_form(q[:, -queries:], k, v, window=window)
+            torch.testing.assert_close(out, wanted[:, -queries:], rtol=0, atol=1e-12)
 
 
 def test_definition_equals_a_loop():

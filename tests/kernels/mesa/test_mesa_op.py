@@ -234,6 +234,22 @@ def test_decoding_takes_the_same_steps_whether_they_converge_or_not(steps):
         torch.testing.assert_close(o[:, 0], wanted[:, t], rtol=0, atol=1e-11)
 
 
+@torch.no_grad()
+def test_decoded_sequences_converge_each_by_itself():
+    """A first token, whose matrix is diagonal but for itself, beside one after many keys that resemble each other."""
+    q, k, v, g, beta, lamb, *_ = inputs(2, 40)
+    k, g = F.normalize(k + 3, dim=-1), torch.zeros_like(g)
+    before = mesa(*(x[:1, :-1] for x in (q, k, v, g, beta)), lamb, output_final_state=True)[1]
+    state = [torch.cat((h, torch.zeros_like(h))) for h in before]
+    token = [x[:, -1:] for x in (q, k, v, g, beta)]
+    together, _ = mesa(*token, lamb, initial_state=state)
+    alone = [
+        mesa(*(x[i : i + 1] for x in token), lamb, initial_state=[h[i : i + 1] for h in state])[0]
+        for i in range(2)
+    ]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1.0, 1e30])
 @torch.no_grad()
 def test_a_decoded_query_may_have_any_size(size):

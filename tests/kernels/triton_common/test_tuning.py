@@ -1,4 +1,4 @@
-"""Shape classes of tuned launch configurations; how they are recorded: tests/experiments/test_gpu_stages.py."""
+"""Shape classes of tuned launch configurations; how they are recorded: tests/experiments/gpu/test_gpu_stages.py."""
 
 import pytest
 import torch

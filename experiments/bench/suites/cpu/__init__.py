@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from experiments.bench.suites.cpu import lengths, memory, recurrences, steps
-from experiments.schema import Config
+from experiments.configuration.schema import Config
 from zoo.errors import UserError
 
 LENGTHS = [1024, 2048, 4096, 8192]

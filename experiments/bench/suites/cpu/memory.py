@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import result_table
 from experiments.bench.suites.cpu import lengths
 from experiments.bench.timing import CPU
+from experiments.system import machine
 from zoo import registry
 
 WARM_UP = 256

@@ -9,8 +9,8 @@ from tqdm import tqdm
 from experiments.bench import result_table, timing
 from experiments.bench.suites.steps import PLAIN, matched_steps
 from experiments.bench.timing import CPU
-from experiments.presets import architectures
-from experiments.schema import Config
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import Config
 
 
 def run(config: Config) -> list[dict[str, Any]]:

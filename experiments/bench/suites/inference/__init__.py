@@ -25,14 +25,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from experiments import machine
 from experiments.bench import result_table
 from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.suites.inference.cells import MODES, Cell
 from experiments.bench.suites.inference.entrants import Bench
 from experiments.bench.suites.inference.rows import COLUMNS
 from experiments.bench.suites.inference.subjects import subjects
-from experiments.schema import Config
+from experiments.configuration.schema import Config
+from experiments.system import machine
 
 __all__ = ["COLUMNS", "finished", "run"]
 

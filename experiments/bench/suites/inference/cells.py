@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from experiments import machine
 from experiments.bench import decoding, result_table, timing
 from experiments.bench.hugging_face.peer import Peer
 from experiments.bench.model_steps import autocast
@@ -16,7 +15,8 @@ from experiments.bench.suites.inference.entrants import Bench, Entrants
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.inference.subjects import Subject
-from experiments.presets import model_color
+from experiments.configuration.presets import model_color
+from experiments.system import machine
 from zoo.model import letters_of
 
 OWN, PEER, PLAIN, FORWARD, SHORTEST = "own", "transformers", "transformer", "forward", "shortest"

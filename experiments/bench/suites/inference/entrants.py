@@ -7,13 +7,13 @@ import gc
 
 import torch
 
-from experiments import machine
 from experiments.bench import result_table
 from experiments.bench.hugging_face.architectures import family_of
 from experiments.bench.hugging_face.peer import NoPeer, Peer
 from experiments.bench.suites.inference.subjects import Subject
-from experiments.presets import architectures
-from experiments.schema import Config
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import Config
+from experiments.system import machine
 from zoo.config import used
 from zoo.generate import prefill
 from zoo.model import LanguageModel

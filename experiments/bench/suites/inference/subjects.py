@@ -15,10 +15,10 @@ import torch
 import zoo
 from experiments.bench.cases import matching_names
 from experiments.bench.model_steps import make_model
-from experiments.presets import architectures
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import Config
 from experiments.probing.find_runs import find_runs
-from experiments.runs import IDENTITY
-from experiments.schema import Config
+from experiments.runs.folders import IDENTITY
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
 from zoo.io import CARD, read_card

@@ -1,0 +1,78 @@
+"""Caveats of runs that ended while their loss was still falling: longer training may change who is ahead."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.loading.rate_sweeps import unique_seeds
+from analysis.loading.results import Results
+from analysis.units import listing
+
+LAST = 0.2
+"""The share of the training steps over which a fall is looked for."""
+
+LEAST = 0.01
+"""A fall (nats/token) below this is none, however well the seeds agree."""
+
+
+def caveats(results: Results) -> list[str]:
+    """Caveats about models whose validation loss fell by more, at the end, than the seeds of a model differ.
+
+    Of synthetic tasks one a task.
+    """
+    text, tasks = results.of_text, results.of_tasks
+    parts = [(text, "nats/token")] + [
+        (tasks.part(tasks.runs["task"] == task), "nats/answer") for task in tasks.runs["task"].unique()
+    ]
+    return [said for part, unit in parts if len(part.runs) for said in _of_one(part, unit)]
+
+
+def _of_one(results: Results, unit: str) -> list[str]:
+    falls, apart = last_falls(results), seeds_apart(results)
+    falling = falls[falls > max(LEAST, 0.0 if np.isnan(apart) else apart)].sort_values(ascending=False)
+    if falling.empty:
+        return []
+    seeds = "" if np.isnan(apart) else f" (seeds of one model differ by {apart:.3f}, standard deviation)"
+    each = listing((f"{label} {fall:.3f}" for label, fall in falling.items()), limit=6)
+    return [
+        f"still falling: in the last {LAST:.0%} of its steps the validation loss fell by, in {unit}: {each}"
+        f"{seeds}. Longer training may change the order."
+    ]
+
+
+def last_falls(results: Results) -> pd.Series:
+    """Return by label the fall (nats/token) of the validation loss over the LAST of the planned steps, mean over seeds.
+
+    Between two validations it is interpolated; runs that were not validated before that, or that stopped early, are
+    left out.
+    """
+    runs = unique_seeds(results.runs[results.runs["stopped"] != "early"])
+    rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss", "step"])
+    falls = {}
+    for (experiment, run), curve in rows.groupby(["experiment", "run"]):
+        curve = curve.sort_values("step")
+        steps, losses = (curve[name].to_numpy("float64") for name in ("step", "loss"))
+        begin = (1 - LAST) * steps[-1]
+        if steps[0] <= begin:
+            falls[experiment, run] = np.interp(begin, steps, losses) - losses[-1]
+    own = runs.set_index(["experiment", "run"])["label"]
+    known = (
+        pd.Series(falls, dtype="float64").reindex(own.index) if falls else pd.Series(np.nan, index=own.index)
+    )
+    return known.groupby(own).mean().dropna()
+
+
+def seeds_apart(results: Results) -> float:
+    """Return the deviation between seeds of the last validation loss, pooled over models; NaN with one seed each."""
+    rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss"])
+    last = rows.sort_values("step", kind="stable").groupby(["experiment", "run"])["loss"].last()
+    runs = unique_seeds(results.runs).join(last.rename("last"), on=["experiment", "run"])
+    groups = [group["last"].dropna() for _, group in runs.groupby("setting")]
+    several = [group for group in groups if len(group) > 1]
+    degrees = sum(len(group) - 1 for group in several)
+    return (
+        float(np.sqrt(sum(group.var() * (len(group) - 1) for group in several) / degrees))
+        if degrees
+        else np.nan
+    )

@@ -1,0 +1,1 @@
+"""Comparisons: models side by side, who differs from the baseline, what was equal."""

@@ -1,0 +1,1 @@
+"""Publishing a study as small files that can be committed, with where its numbers come from."""

@@ -1,0 +1,1 @@
+"""Configurations: their schema, how Hydra composes them, presets, and what is refused before any work."""

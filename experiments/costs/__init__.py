@@ -1,0 +1,1 @@
+"""What a model costs before it is trained: FLOPs, decode state, memory of devices, the peak rate of a machine."""

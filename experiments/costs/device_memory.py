@@ -1,0 +1,151 @@
+"""The bytes that training needs on each device, by the strategy that shares the work; counted without that memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from experiments.configuration.schema import Config
+from experiments.costs.live_bytes import LiveBytes
+from experiments.costs.model_costs import nominal_vocabulary
+from experiments.system import machine
+from zoo import cost
+from zoo.context import Context
+from zoo.context_parallel import cross_entropy
+from zoo.model import LanguageModel
+from zoo.modules.step_buffer import set_step
+from zoo.recompute import Recompute
+
+FOOTNOTE = (
+    "Parameters, their gradients and AdamW's moments are fp32. Activations are the peak of one micro-batch, forward\n"
+    "and backward, by PyTorch's own operators; fused kernels need less. An allocator's fragmentation, workspaces and\n"
+    "the process itself come on top."
+)
+
+BUCKET = 25 * 2**20
+"""Bytes of a bucket of DDP."""
+
+LATE_STEP = 10**6
+"""An optimiser step past every warm-up."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device at the peak of a step, parameters and their gradients in fp32.
+
+        parameters    what the device holds of them
+        gradients     what it holds of them, and of DDP the buckets that they are summed in (on CPUs copied twice)
+        optimizer     AdamW's two moments
+        gathered      of FSDP: the embedding, norm and head; of layers the one at work and the next (ZeRO-2: all), and
+                      two layers in the flat buffers that parameters are gathered into and gradients are summed in
+        activations   the most that a micro-batch's forward and backward pass holds at once, the logits included
+
+    strategy, precision: what they were counted for.
+    """
+
+    strategy: str
+    precision: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered: int
+    activations: int
+
+    def parts(self) -> dict[str, int]:
+        """The bytes by name."""
+        return {name: size for name, size in asdict(self).items() if isinstance(size, int)}
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.parts().values())
+
+
+def device_memory(config: Config) -> DeviceMemory:
+    """The memory of a configuration on each of its trainer.devices · trainer.nodes devices.
+
+    Of those that hold a sequence together (trainer.context) the last, whose queries read the most keys.
+    """
+    t = config.trainer
+    devices = t.devices * t.nodes
+    precision = machine.precision(t.precision, machine.pick(config.device))
+    with FakeTensorMode():
+        model = _model(config)
+        activations = _activations(model, config, half=precision == "bf16")
+        whole = _bytes(model)
+        if devices == 1:
+            return DeviceMemory("one process", precision, whole, whole, 2 * whole, 0, activations)
+        if t.strategy != "fsdp":
+            copies = 0 if machine.pick(config.device).type == "cuda" else 2 * min(whole, BUCKET)
+            return DeviceMemory("ddp", precision, whole, 2 * whole + copies, 2 * whole, 0, activations)
+        layers = [_bytes(layer) for layer in model.layers]
+        two = sum(sorted(layers)[-2:])
+        gathered = whole - sum(layers) + (two if t.reshard else sum(layers)) + two
+        own = sum(_shard(p, devices) for p in model.parameters())
+        kind = f"fsdp (ZeRO-{3 if t.reshard else 2})"
+        return DeviceMemory(kind, precision, own, own, 2 * own, gathered, activations)
+
+
+def _model(config: Config) -> LanguageModel:
+    """The model as it is for most of its training."""
+    seq_len = config.data.seq_len
+    model = cost.on_paper(config.model, vocab_size=nominal_vocabulary(config), seq_len=seq_len).train()
+    set_step(model, LATE_STEP)
+    model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
+    return model
+
+
+def _activations(model: LanguageModel, config: Config, *, half: bool) -> int:
+    """The peak of one micro-batch, without the gradients that stay."""
+    rows, length = config.data.batch_size, config.data.seq_len
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)
+    with _last_of(config.trainer.context) as shards, LiveBytes() as bytes_:
+        tokens = torch.zeros(rows, length, dtype=torch.int64)
+        ctx = Context.of(tokens, noise_keys=torch.arange(rows))
+        if shards is not None:
+            ctx = ctx.cut(shards)
+            tokens = ctx.shard.own(tokens)
+        cached = config.trainer.strategy != "fsdp"  # as `parallel.sharded.shard` has it
+        with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=cached):
+            logits, aux = model(tokens, ctx)
+            total = cross_entropy(logits.float(), tokens, ctx) + model.aux_loss(aux)
+        total.backward()
+    return bytes_.peak
+
+
+@contextlib.contextmanager
+def _last_of(ranks: int) -> Iterator[Any]:
+    """While inside, this process is the last of so many, and exchanges nothing; their group, None for one."""
+    if ranks == 1:
+        yield None
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=ranks - 1, world_size=ranks)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+def _shard(parameter: Tensor, devices: int) -> int:
+    """Bytes of a device's rows of a parameter; a scalar is whole on each."""
+    rows = parameter.shape[0] if parameter.dim() else 1
+    return math.ceil(rows / devices) * (parameter.numel() // rows) * parameter.element_size()

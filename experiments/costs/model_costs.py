@@ -1,0 +1,75 @@
+"""The costs of a configuration, from its model without storage: FLOPs a token and decode-state bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from experiments.configuration.schema import Config, TrainerConfig
+from zoo import cost
+from zoo.errors import UserError
+from zoo.matching.reference import plain_transformer
+from zoo.model import LanguageModel
+
+STATE_LENGTHS = (1024, 8192, 131_072)
+"""Tokens after which the decode state is counted, beside data.seq_len."""
+
+
+def tokens_per_step(config: Config) -> int:
+    """Tokens of one optimiser step: batch_size · seq_len · accumulate."""
+    return config.data.batch_size * config.data.seq_len * config.trainer.accumulate
+
+
+def resolve_steps(config: Config) -> Config:
+    """The configuration with the max_steps that trainer.tokens_per_parameter asks for; without one as it is.
+
+    Raises UserError for a number that is not above 0, and beside a max_steps that is not the default.
+    """
+    ratio, trainer = config.trainer.tokens_per_parameter, config.trainer
+    if ratio is None:
+        return config
+    if not 0 < ratio < math.inf:
+        raise UserError(f"trainer.tokens_per_parameter={ratio} must be a number above 0")
+    if trainer.max_steps != TrainerConfig.max_steps:
+        raise UserError(
+            f"trainer.max_steps={trainer.max_steps} and trainer.tokens_per_parameter={ratio:g} both set the length of "
+            "training; leave one of them out"
+        )
+    plain = dataclasses.replace(config, model=plain_transformer(config.model))
+    steps = max(1, round(ratio * cost.parameters_non_embedding(meta_model(plain)) / tokens_per_step(config)))
+    resolved = dataclasses.replace(trainer, max_steps=steps, tokens_per_parameter=None)
+    return dataclasses.replace(config, trainer=resolved)
+
+
+def meta_model(config: Config) -> LanguageModel:
+    """The model of a configuration on the meta device."""
+    return cost.on_meta(config.model, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
+
+
+def nominal_vocabulary(config: Config) -> int:
+    """Vocabulary before the text is read, or the task's; a BPE trained on a tiny text may end up smaller."""
+    return {"bytes": 257, "gpt2": 50257}.get(config.data.tokenizer, config.data.vocab_size)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """FLOPs a token at data.seq_len, forward in evaluation and forward and backward in training; decode-state bytes.
+
+    state_bytes: number of tokens -> bytes of the state of one sequence, in fp32.
+    """
+
+    forward_flops: float
+    training_flops: float
+    state_bytes: dict[int, int]
+
+
+def derive_costs(config: Config, vocab_size: int) -> Costs:
+    """The costs of the model that a configuration makes for a vocabulary of this size."""
+    length = config.data.seq_len
+    model = cost.on_meta(config.model, vocab_size=vocab_size, seq_len=length)
+    return Costs(
+        forward_flops=cost.flops_per_token(model, length),
+        training_flops=cost.flops_per_token(model, length, backward=True),
+        state_bytes={tokens: cost.state_bytes(model, tokens) for tokens in sorted({length, *STATE_LENGTHS})},
+    )

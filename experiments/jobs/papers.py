@@ -1,0 +1,71 @@
+"""job=papers: headline results of the papers behind the blocks, each a comparison of its own (conf/headline)."""
+
+from __future__ import annotations
+
+from experiments.configuration.schema import Config
+from experiments.jobs import Job
+from experiments.system import interrupts
+from zoo.errors import UserError
+
+
+def run(config: Config) -> None:
+    """One headline alone."""
+    run_sweep([config])
+
+
+def run_sweep(configs: list[Config]) -> None:
+    """Say what every headline will cost, then compare its models (job=compare); with dry=true only say it.
+
+    configs: one for every headline, whose experiment it names. All are checked before anything is trained. Raises
+    UserError.
+    """
+    with interrupts.loading():
+        from experiments.compare.cost import minutes
+        from experiments.jobs import compare
+
+    _check(configs)
+    least = most = 0.0
+    for config in configs:
+        few, many, said = _cost(config)
+        least, most = least + few, most + many
+        print(said, flush=True)
+    print(f"in all: {minutes(least, most)}; start-up and scoring come on top", flush=True)
+    if configs[0].dry:
+        return
+    for config in configs:
+        print(f"{config.name}:", flush=True)
+        compare.run_sweep([config])
+
+
+def _check(configs: list[Config]) -> None:
+    """Refuse headlines that share an experiment: their models would be compared with each other. Raises UserError."""
+    if len({config.name for config in configs}) < len(configs):
+        raise UserError("job=papers gives every headline its own experiment; leave name=... out")
+    if not all(config.compare.models for config in configs):
+        raise UserError("job=papers compares the models of a headline: +experiment=papers headline=NAME")
+
+
+def _cost(config: Config) -> tuple[float, float, str]:
+    """Core-seconds of a headline's training, at least and at most, and a line that says them."""
+    from experiments.compare.cost import core_seconds, minutes
+    from experiments.compare.models import named_models
+    from experiments.compare.select import start
+
+    selections = start(named_models(config))
+    least, most = core_seconds(selections)
+    steps = selections[0].trials[0].planned.config.trainer.max_steps
+    return (
+        least,
+        most,
+        f"{config.name}: {len(selections)} models, {steps:,} steps a run, {minutes(least, most)}",
+    )
+
+
+JOB = Job(
+    "papers",
+    "headline results of the papers behind the blocks, with their cost before they run",
+    run,
+    reads=("dry",),
+    needs="+experiment=papers [headline=NAME]",
+    run_sweep=run_sweep,
+)

@@ -1,0 +1,1 @@
+"""From a configuration to a planned run: checks, identity, folder."""

@@ -1,0 +1,1 @@
+"""Run folders: their files, locks, weights and metrics; loading a finished run."""

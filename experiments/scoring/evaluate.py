@@ -1,0 +1,156 @@
+"""Scoring a finished run or a checkpoint, on the held-out splits of its own text or on any other text."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from typing import Any
+
+from experiments import data
+from experiments.configuration.schema import EvaluateConfig
+from experiments.data import DataConfig
+from experiments.data.other_text import NamedSplit, read_splits
+from experiments.runs.folders import IDENTITY
+from experiments.runs.load_run import LoadedRun, load_corpus, load_run
+from experiments.scoring.carried_state import score_carried
+from experiments.scoring.evaluate_task import task_of, task_scores
+from experiments.scoring.text import Score, count_scored, score_split
+from experiments.system import machine
+from experiments.system.progress import Bar, Sink
+from zoo.errors import UserError, unknown
+
+TEXT_KEYS = ("name", "path", "train_path", "revision")
+"""Keys of `data` that say which text, rather than how it is cut."""
+
+
+def evaluate(
+    run: str | PathLike[str],
+    text: str | PathLike[str] | DataConfig | None = None,
+    *,
+    splits: Sequence[str] = ("validation", "test"),
+    stride: int | None = None,
+    windows: int | None = None,
+    carry: bool = False,
+    batch_size: int = 16,
+    device: str = "auto",
+    precision: str = "auto",
+) -> dict[str, dict[str, Any]]:
+    """Return the metrics of a finished run or a checkpoint by split, with the names of the text and the tokenizer.
+
+        experiments.evaluate("results/my_sweep/RUN")["test"]["loss"]
+        experiments.evaluate("results/my_sweep/RUN", "book.txt")["text"]["bits_per_byte"]
+        experiments.evaluate("results/my_sweep/RUN", DataConfig(name="wikitext103"), splits=["test"])
+
+    text: None for the run's own text; a UTF-8 file, a folder or a glob, scored whole as the split "text"; or a
+    DataConfig, of which name, path, train_path and revision count. It is cut by the run's saved tokenizer. stride,
+    windows, carry, batch_size: as in evaluate.stride, … (None: half of the trained length; all windows). The metrics:
+    loss in nats a token, perplexity, word_perplexity, bits_per_byte, tokens, words, bytes, stride, text, tokenizer.
+
+    A run of a task is scored on its held-out sequences, or with a DataConfig of the same task on those of its options,
+    by `experiments.scoring.tasks.TaskScore.metrics`.
+
+    Raises UserError for a run or a text that is not there, is empty, is no UTF-8 or is shorter than one window.
+    """
+    options = EvaluateConfig(
+        stride=stride, splits=list(splits), batch_size=batch_size, carry=carry, windows=windows
+    )
+    if text is not None and not isinstance(text, DataConfig):
+        text = DataConfig(name="text", path=str(text))
+    check_evaluate(options)
+    own = task_of(str(run))
+    if own is not None:
+        asked = _task_named(own, text)
+        return dict(
+            task_scores(str(run), asked, options, precision, machine.pick(device), Bar("evaluate", False))
+        )
+    loaded = load_run(str(run), machine.pick(device))
+    found = scores(loaded, text, options, precision, Bar("evaluate", False))
+    return {name: {**score.metrics(), **about} for name, score, about in found}
+
+
+def _task_named(own: DataConfig, text: DataConfig | None) -> DataConfig:
+    """The task to score a run of a task on. Raises UserError for a text."""
+    if text is not None and text.name not in data.TASKS:
+        raise UserError(
+            f"this run was trained on the task {own.name}, and cannot be scored on text; leave it out"
+        )
+    return text or own
+
+
+def check_evaluate(options: EvaluateConfig) -> None:
+    """Refuse what makes no sense, before a model is loaded. Raises UserError."""
+    if options.batch_size < 1:
+        raise UserError(f"evaluate.batch_size={options.batch_size} must be at least 1")
+    if not options.splits:
+        raise UserError("evaluate.splits names nothing to score; give evaluate.splits=[validation,test]")
+    for name in options.splits:
+        if name not in data.SPLITS:
+            raise unknown("split in evaluate.splits", name, data.SPLITS)
+    if options.windows is not None and options.windows < 1:
+        raise UserError(f"evaluate.windows={options.windows} must be at least 1 (null: all)")
+    for key in ("stride", "windows"):
+        if options.carry and getattr(options, key) is not None:
+            raise UserError(
+                f"evaluate.{key}={getattr(options, key)} is of windows, and with evaluate.carry=true there is none; "
+                "leave one of them out"
+            )
+
+
+def scores(
+    loaded: LoadedRun, text: DataConfig | None, options: EvaluateConfig, precision: str, sink: Sink
+) -> Iterator[tuple[str, Score, dict[str, str]]]:
+    """Yield the name of each split, its score, and the names of its text and of the tokenizer."""
+    length = loaded.model.seq_len
+    if not 1 <= (options.stride or 1) <= length:
+        raise UserError(f"evaluate.stride={options.stride} must be from 1 to the model's length {length}")
+    for one in _splits(loaded, text, options, sink):
+        about = {"text": one.text, "tokenizer": loaded.tokenizer.name}
+        yield one.name, _score(loaded, one, options, precision, sink), about
+
+
+def _splits(
+    loaded: LoadedRun, text: DataConfig | None, options: EvaluateConfig, sink: Sink
+) -> Iterator[NamedSplit]:
+    """The splits to score, of the run's own text or of another one in tokens of the run's tokenizer."""
+    if text is None or _is_own(loaded, text):
+        corpus = load_corpus(loaded, text or DataConfig(), progress=getattr(sink, "enabled", False))
+        labels = corpus.describe()
+        yield from (NamedSplit(name, labels[name], corpus.splits[name]) for name in options.splits)
+        return
+    for one in read_splits(text, options.splits, loaded.tokenizer):
+        if not options.carry and len(one.split.tokens) <= loaded.model.seq_len:
+            raise UserError(
+                f"{one.text} has {len(one.split.tokens) - 1:,} tokens of {loaded.tokenizer.name}, and a window of the "
+                f"model has {loaded.model.seq_len:,}; give more text, or score it with evaluate.carry=true"
+            )
+        yield one
+
+
+def _is_own(loaded: LoadedRun, text: DataConfig) -> bool:
+    """Whether a text is the one that the run was trained on: by its name and place, files also by their content."""
+    own = loaded.data
+    if all(getattr(text, key) == getattr(own, key) for key in TEXT_KEYS):
+        return True
+    if text.name != own.name or text.name != "text":
+        return False
+    try:
+        recorded = json.loads((loaded.folder / IDENTITY).read_text(encoding="utf-8"))["data"]["content"]
+        return data.fingerprint(dataclasses.replace(own, path=text.path)) == recorded
+    except (UserError, OSError, ValueError, LookupError, TypeError):
+        return False  # what is wrong with a text is said when it is read
+
+
+def _score(loaded: LoadedRun, one: NamedSplit, options: EvaluateConfig, precision: str, sink: Sink) -> Score:
+    model, split = loaded.model, one.split
+    shared = {
+        "batch_size": options.batch_size,
+        "document_bos": loaded.tokenizer.bos_id if loaded.data.pack == "document" else None,
+        "precision": machine.precision(precision, model.embedding.weight.device),
+        "progress": count_scored(sink, one.name, len(split.tokens) - 1),
+    }
+    if options.carry:
+        return score_carried(model, split, **shared)
+    stride = options.stride or max(1, model.seq_len // 2)
+    return score_split(model, split, stride=stride, windows=options.windows, **shared)

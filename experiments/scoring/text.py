@@ -1,0 +1,276 @@
+"""Scoring held-out splits: loss a token, perplexity, word perplexity, bits per byte.
+
+A window of seq_len tokens moves by stride; every token is scored exactly once, with at least seq_len − stride tokens
+before it where there are that many. Words and bytes are those of the raw text, so that tokenizers can be compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import zoo
+from experiments.configuration.schema import Config
+from experiments.data import Corpus, Split, TaskSet, document_boundaries, eval_windows
+from experiments.parallel import group
+from experiments.parallel.scoring import by_shards
+from experiments.scoring.documents import by_document, write_documents
+from experiments.scoring.tasks import TaskScore, score_sequences, write_answers
+from experiments.system import machine
+from experiments.system.progress import Sink
+from zoo.context import Context
+from zoo.model import LanguageModel
+
+Window = tuple[Tensor, Tensor, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Sum of −ln p over `tokens` scored tokens, and the raw text's words and bytes.
+
+    stride: tokens by which the window moved; None: no window, the decode state was carried through the text.
+    documents: tokens and nats by document (`document_scores.by_document`), where that was asked for.
+    """
+
+    nats: float
+    tokens: int
+    words: int
+    bytes: int
+    stride: int | None
+    documents: np.ndarray | None = None
+
+    def metrics(self) -> dict[str, float | int | None]:
+        """loss = nats/tokens; perplexity = e^loss; word perplexity = e^(nats/words); bits/byte = nats/(ln 2·bytes)."""
+        loss = self.nats / self.tokens
+        return {
+            "loss": loss,
+            "perplexity": _exp(loss),
+            "word_perplexity": _exp(self.nats / self.words),
+            "bits_per_byte": self.nats / math.log(2) / self.bytes,
+            "tokens": self.tokens,
+            "words": self.words,
+            "bytes": self.bytes,
+            "stride": self.stride,
+        }
+
+
+@torch.no_grad()
+def score_split(
+    model: LanguageModel,
+    split: Split,
+    *,
+    stride: int,
+    batch_size: int,
+    document_bos: int | None = None,
+    separator: int | None = None,
+    precision: str = "fp32",
+    progress: Any = None,
+    windows: int | None = None,
+    shards: Any = None,
+) -> Score:
+    """Score a split with a model in evaluation mode.
+
+    document_bos: windows restart at that token (packing). separator: the token at which documents begin, for their
+    scores (None: none). windows: only the first so many (None: all); words and bytes are then counted in proportion to
+    the tokens scored. shards: as in `token_losses`.
+    """
+    losses: list[np.ndarray] | None = None if separator is None else []
+    nats, tokens = score_windows(
+        model,
+        itertools.islice(eval_windows(split, model.seq_len, stride), windows),
+        batch_size=batch_size,
+        document_bos=document_bos,
+        precision=precision,
+        progress=progress,
+        losses=losses,
+        shards=shards,
+    )
+    documents = None
+    if losses is not None:
+        documents = by_document(np.concatenate(losses), np.asarray(split.tokens[: tokens + 1]), separator)
+    share = tokens / (len(split.tokens) - 1)
+    return Score(nats, tokens, round(share * split.n_words), round(share * split.n_bytes), stride, documents)
+
+
+@torch.no_grad()
+def score_windows(
+    model: LanguageModel,
+    windows: Iterable[Window],
+    *,
+    batch_size: int,
+    document_bos: int | None = None,
+    precision: str = "fp32",
+    progress: Any = None,
+    losses: list[np.ndarray] | None = None,
+    shards: Any = None,
+) -> tuple[float, int]:
+    """Sum of −ln p over the scored tokens of the windows, and how many there are.
+
+    losses: a list that −ln p of the scored tokens is appended to, in their order, float64 [n] a batch.
+    shards: as in `token_losses`; all processes of the group have to call it.
+    """
+    device = model.embedding.weight.device
+    training = model.training
+    model.eval()
+    nats, scored = torch.zeros((), dtype=torch.float64, device=device), 0
+    try:
+        for tokens, targets, keep in _batched(windows, batch_size):
+            bounds = None if document_bos is None else document_boundaries(tokens.numpy(), document_bos)
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+                found = token_losses(model, tokens.to(device), targets.to(device), bounds, shards)
+            nats += (found * keep.to(device)).sum(dtype=torch.float64)
+            if losses is not None:
+                losses.append(found.double().cpu()[keep].numpy())
+            count = int(keep.sum())
+            scored += count
+            if progress is not None:
+                progress(count)
+    finally:
+        model.train(training)
+    return float(nats), scored
+
+
+def token_losses(
+    model: LanguageModel,
+    tokens: Tensor,
+    targets: Tensor,
+    bounds: np.ndarray | None = None,
+    shards: Any = None,
+) -> Tensor:
+    """−ln p of every target, [B, T]; bounds: rows are laid end to end and cut into sequences there.
+
+    shards: the process group whose members compute a part of the tokens each (None: this process computes all).
+    """
+    shape, cu_seqlens = targets.shape, None
+    if bounds is not None:
+        tokens, targets = tokens.view(1, -1), targets.view(1, -1)
+        cu_seqlens = torch.from_numpy(bounds).to(tokens.device)
+
+    def read(tokens: Tensor, targets: Tensor, ctx: Context) -> Tensor:
+        logits, _ = model(tokens, ctx)
+        losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
+        return losses.view(targets.shape)
+
+    if shards is None:
+        return read(tokens, targets, Context.of(tokens, cu_seqlens)).view(shape)
+    return by_shards(read, tokens, targets, cu_seqlens, shards).reshape(shape)
+
+
+def _batched(windows: Iterable[Window], batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Stack windows of one length: tokens, targets [B, T] and which targets are scored [B, T]."""
+    for _, alike in itertools.groupby(windows, key=lambda w: len(w[0])):
+        for chunk in _chunks(alike, batch_size):
+            tokens, targets = (torch.stack([torch.as_tensor(w[i]).long() for w in chunk]) for i in (0, 1))
+            first = torch.tensor([w[2] for w in chunk])
+            yield tokens, targets, torch.arange(tokens.shape[1]) >= first[:, None]
+
+
+def _chunks(items: Iterable[Window], size: int) -> Iterator[list[Window]]:
+    iterator = iter(items)
+    while chunk := list(itertools.islice(iterator, size)):
+        yield chunk
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf
+
+
+def format_metrics(name: str, m: dict[str, float], text: str) -> str:
+    """The metrics of a split on one line, all four of text or those of a task; text: its label."""
+    if "accuracy" in m:
+        return (
+            f"{name}: {m['accuracy']:.2%} of {m['answers']:,} answers right (chance {m['chance']:.2%}), "
+            f"{m['sequence_accuracy']:.2%} of {m['sequences']:,} sequences, loss {m['loss']:.4f} nats/answer · {text}"
+        )
+    context = "carried state" if m["stride"] is None else f"stride {m['stride']}"
+    return (
+        f"{name}: loss {m['loss']:.4f} nats/token, perplexity {m['perplexity']:.2f}, word perplexity "
+        f"{m['word_perplexity']:.2f}, {m['bits_per_byte']:.4f} bits/byte "
+        f"({m['tokens']:,} tokens, {context}) {f'· {text}' if text else ''}".rstrip()
+    )
+
+
+def score_best(
+    config: Config,
+    corpus: Corpus | TaskSet,
+    folder: Path,
+    device: torch.device,
+    sink: Sink,
+    splits: Iterable[str],
+    shards: Any = None,
+) -> dict[str, dict[str, Any]]:
+    """Split -> metrics of the best weights in a run folder.
+
+    Scores by document, or of a task by position and difficulty, are written into the folder. shards: the processes that
+    score texts together (`token_losses`), of which the main one writes.
+    """
+    model = zoo.load(folder, device)
+    if isinstance(corpus, TaskSet):
+        answered = {name: score_task(model, config, corpus, name, device, sink) for name in splits}
+        write_answers(folder, answered)
+        return {name: score.metrics() for name, score in answered.items()}
+    scores = {name: score_model(model, config, corpus, name, device, sink, shards) for name in splits}
+    if scores and group.is_main():
+        write_documents(folder, {name: score.documents for name, score in scores.items()})
+    return {name: score.metrics() for name, score in scores.items()}
+
+
+def score_model(
+    model: LanguageModel,
+    config: Config,
+    corpus: Corpus,
+    name: str,
+    device: torch.device,
+    sink: Sink,
+    shards: Any = None,
+) -> Score:
+    """The score of a model on a split, windows moving by evaluate.stride (null: half the model's length)."""
+    split = corpus.splits[name]
+    return score_split(
+        model,
+        split,
+        stride=config.evaluate.stride or max(1, model.seq_len // 2),
+        windows=config.evaluate.windows,
+        batch_size=config.evaluate.batch_size,
+        document_bos=corpus.document_bos,
+        separator=corpus.tokenizer.bos_id,
+        precision=machine.precision(config.trainer.precision, device),
+        progress=count_scored(sink, name, len(split.tokens) - 1),
+        shards=shards,
+    )
+
+
+def score_task(
+    model: LanguageModel, config: Config, task_set: TaskSet, name: str, device: torch.device, sink: Sink
+) -> TaskScore:
+    """The score of a model on a task's held-out sequences, the first evaluate.windows of them (null: all)."""
+    sequences = task_set.held_out(name).first(config.evaluate.windows)
+    return score_sequences(
+        model,
+        sequences,
+        chance=task_set.task.chance,
+        batch_size=config.evaluate.batch_size,
+        precision=machine.precision(config.trainer.precision, device),
+        progress=count_scored(sink, name, sequences.tokens.size),
+    )
+
+
+def count_scored(sink: Sink, phase: str, total: int) -> Callable[[int], None]:
+    """A function that adds up the scored tokens of a split and reports their number to the sink."""
+    done = 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        sink(phase, done, total)
+
+    return add

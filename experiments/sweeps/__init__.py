@@ -1,0 +1,1 @@
+"""Training the cells of a sweep, and what the terminal shows meanwhile; who runs them: experiments.engines."""

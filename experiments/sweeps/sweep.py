@@ -1,0 +1,153 @@
+"""Training the cells of a sweep: checked all at once, then handed to an engine (experiments.engines)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from experiments import data
+from experiments.configuration.schema import Config
+from experiments.costs import peak_flops
+from experiments.data.cache import cache_root
+from experiments.engines.choose import make_engine
+from experiments.engines.interface import FAILED, PAUSED, CellsLeft, Engine, State
+from experiments.planning.plan import Plan, plan
+from experiments.runs.block_files import tell_changed
+from experiments.runs.folders import RunFailed, RunPaused
+from experiments.sweeps.display import SweepDisplay, cell_names
+from experiments.system import machine
+
+
+def run_sweep(configs: list[Config]) -> None:
+    """Train all cells that are not complete. Raises RunFailed at the end if any failed, RunPaused if any paused.
+
+    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once.
+    """
+    plans = list({p.folder.path: p for p in (plan(config) for config in configs)}.values())
+    try:
+        failed = train_all(plans)
+    except CellsLeft as left:  # as the command said
+        print(left)
+        return
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(plans)} cells failed; the same command tries them again")
+    paused = sum(not p.done for p in plans)
+    if paused:
+        raise RunPaused(
+            f"{paused} of {len(plans)} cells paused; the same command goes on, trainer.pause_at left out"
+        )
+
+
+def train_all(plans: list[Plan]) -> list[Plan]:
+    """Have the planned runs that are not done trained by `sweep.engine`; returns those that failed.
+
+    Runs that paused have not failed and are not done. Raises CellsLeft where the engine does not wait for its cells.
+    """
+    todo = [p for p in plans if not p.done]
+    print(f"{len(plans)} cells: {len(plans) - len(todo)} complete, {len(todo)} to train", flush=True)
+    tell_changed(plans)
+    if not todo:
+        return []
+    engine = make_engine(todo)  # before any work: it may not be here
+    try:
+        if todo[0].config.sweep.action == "cancel":
+            _cancel(engine, todo)
+        _prepare(todo)
+    except BaseException:
+        engine.close()
+        raise
+    return Sweep(engine, todo).run()
+
+
+def _prepare(plans: list[Plan]) -> None:
+    """Make what cells share, so that they do not wait for each other."""
+    for config in {repr(p.config.data): p.config for p in plans}.values():
+        data.prepare(config.data, config.trainer.progress)
+    if plans[0].config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
+        _measure_peak(plans[0].config)
+
+
+def _measure_peak(config: Config) -> None:
+    """Measure the peak that MFU refers to while no worker trains; workers find it in the cache."""
+    device = machine.pick(config.device)
+    if device.type == "cpu":
+        torch.set_num_threads(config.trainer.threads)
+        peak_flops.peak(device, cache_root(config.data))
+
+
+def _cancel(engine: Engine, plans: list[Plan]) -> None:
+    """End cells that earlier commands left with the engine, and raise CellsLeft with their number."""
+    ended = sum(engine.cancel(planned) for planned in plans)
+    raise CellsLeft(
+        f"{ended} cells cancelled; without sweep.action=cancel the same command goes on with them"
+    )
+
+
+class Sweep:
+    """Cells on their way through an engine, as many at once as it is to have."""
+
+    def __init__(self, engine: Engine, plans: list[Plan]) -> None:
+        self.engine, self.waiting = engine, list(plans)
+        self.running: dict[str, Plan] = {}
+        self.display = SweepDisplay(cell_names(plans), plans[0].config.trainer.progress)
+        self.failed: list[Plan] = []
+        self.left: list[Plan] = []
+        self.losses: Counter[str] = Counter()
+
+    def run(self) -> list[Plan]:
+        """Have every cell trained; returns those that failed. Raises CellsLeft where some are not waited for."""
+        try:
+            while self.waiting or self.running:
+                while self.waiting and len(self.running) < self.engine.capacity:
+                    self._submit(self.waiting.pop(0))
+                for planned in self.engine.changed():
+                    if planned.run in self.running:
+                        self._take(planned, self.engine.state(planned))
+        finally:
+            self.engine.close()
+            self.display.close()
+        if self.left:
+            raise CellsLeft(self.engine.farewell(len(self.left)))
+        return self.failed
+
+    def _submit(self, planned: Plan) -> None:
+        self.engine.submit(planned)
+        self.running[planned.run] = planned
+        self.display.update(planned, "starting")
+
+    def _take(self, planned: Plan, state: State) -> None:
+        if not state.ended:
+            self.display.update(planned, state.doing, state.share)
+            return
+        del self.running[planned.run]
+        if state.lost and not planned.done and self.losses[planned.run] < planned.config.sweep.retries:
+            self.losses[planned.run] += 1
+            self.waiting.append(planned)
+            return
+        self._finish(planned, state)
+
+    def _finish(self, planned: Plan, state: State) -> None:
+        if state.left:
+            self.left.append(planned)
+            self.display.end(planned, state.why)
+            return
+        if planned.done:
+            self.display.end(planned, _result(planned))
+            return
+        if state.status == PAUSED:
+            self.display.end(planned, "paused")
+            return
+        self.failed.append(planned)
+        # A killed worker leaves at most an earlier attempt's record.
+        recorded = planned.folder.failed and state.status == FAILED
+        why = planned.folder.failure()["message"] if recorded else state.why
+        self.display.end(planned, f"FAILED: {why} ({planned.folder.path})")
+
+
+def _result(planned: Plan) -> str:
+    test = planned.folder.summary()["metrics"].get("test")
+    if test is None:
+        return "done"
+    more = f"{test['accuracy']:.2%} right" if "accuracy" in test else f"{test['bits_per_byte']:.4f} bits/byte"
+    return f"done: test loss {test['loss']:.4f}, {more}"

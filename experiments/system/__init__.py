@@ -1,0 +1,1 @@
+"""The operating system and this machine: locks, signals, messages between processes, errors, paths, facts."""

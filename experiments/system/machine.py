@@ -1,0 +1,138 @@
+"""Facts about where a run happened: versions, commit, machine, memory, load."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import resource
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.system.paths import ROOT
+
+PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy")
+
+INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that make MKL and oneDNN use other instructions than the processor's best."""
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide results."""
+    out = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            out[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return out
+
+
+def command() -> str:
+    """The command line of this process, as a shell takes it."""
+    return shlex.join(["python", *sys.argv])
+
+
+@functools.cache
+def commit() -> tuple[str | None, bool | None]:
+    """The commit of the source tree and whether it has uncommitted changes; (None, None) outside git.
+
+    Changes below results/ do not count.
+    """
+    head = _git("rev-parse", "HEAD")
+    return (
+        (head or None, None)
+        if not head
+        else (head, bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":(exclude)results")))
+    )
+
+
+def _git(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """The machine as summaries and tables record it."""
+    return {
+        "host_cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "capability": capability(),
+        "platform": platform.platform(),
+    }
+
+
+def capability() -> str:
+    """The instructions that PyTorch and MKL use, e.g. "AVX512": results differ between them as between processors."""
+    asked = [f"{name}={os.environ[name]}" for name in INSTRUCTIONS if os.environ.get(name)]
+    return ", ".join([torch.backends.cpu.get_cpu_capability(), *asked])
+
+
+def load() -> float | None:
+    """The load average of the last minute (processes that want a core); None where the system has none."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def pick(device: str) -> torch.device:
+    """The device of a setting; auto: the GPU if there is one. Raises UserError where cuda is asked for and absent."""
+    from zoo.errors import UserError
+
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda, but PyTorch sees no CUDA device here; use device=cpu or device=auto")
+    return torch.device(device)
+
+
+def check_devices(device: str, devices: int) -> None:
+    """Raise UserError where PyTorch sees fewer GPUs here than processes that want one each."""
+    from zoo.errors import UserError
+
+    if pick(device).type == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(
+            f"trainer.devices={devices}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s) here"
+        )
+
+
+def precision(setting: str, device: torch.device) -> str:
+    """The precision of a setting; auto: bf16 on GPUs, fp32 on CPUs (which emulate bf16, slowly)."""
+    return setting if setting != "auto" else ("bf16" if device.type == "cuda" else "fp32")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.is_file():  # Linux, where ru_maxrss of a child starts at its parent's
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

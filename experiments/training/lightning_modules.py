@@ -1,0 +1,189 @@
+"""The Lightning modules: next-token prediction with a zoo model, and the answers of a synthetic task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from experiments.configuration.schema import Config
+from experiments.data import Batches
+from experiments.data.task_batches import TaskBatches
+from experiments.data.task_registry import IGNORE
+from experiments.parallel import checkpoint as parallel_checkpoint
+from experiments.parallel import group
+from experiments.parallel.micro_batches import in_order, numbers
+from experiments.parallel.replicated import sums_gradients
+from experiments.parallel.sharded import sum_whole_gradients
+from experiments.scoring.tasks import accuracies
+from experiments.training import optim
+from experiments.training.nonfinite import UNKNOWN, NonFinite, first_bad_gradient, first_bad_module
+from zoo.context import Context
+from zoo.context_parallel import cross_entropy
+from zoo.io import card
+from zoo.model import LanguageModel
+from zoo.modules.step_buffer import set_step
+
+Batch = dict[str, Tensor]
+
+
+class LanguageModelling(pl.LightningModule):
+    """Cross-entropy of the next token plus weighted auxiliary losses.
+
+    data_card: what the model's card says of what it is trained on (its tokenizer, its task).
+    compute: what losses are computed with, the model itself or a wrapping of it (None: `compiled`).
+    `last_step` holds the losses of the last micro-batch and the gradient norm of the last optimiser step;
+    `micro_batches` the losses of all micro-batches of that step, in their order, those of other processes too.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        config: Config,
+        batches: Batches | TaskBatches,
+        data_card: dict[str, Any],
+        compute: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.batches = batches
+        self.data_card = data_card
+        # Not a submodule: the weights would be in every checkpoint twice.
+        object.__setattr__(self, "compute", compiled(model, config) if compute is None else compute)
+        self.last_step: dict[str, Tensor] = {}
+        self.micro_batches: list[dict[str, Tensor]] = []
+        self._own: list[tuple[Batch, dict[str, Tensor]]] = []  # micro-batches since the last optimiser step
+
+    def training_step(self, batch: Batch, index: int) -> Tensor:
+        """The training loss of a micro-batch: cross-entropy plus weighted auxiliary losses; divided by the replicas.
+
+        Raises NonFinite.
+        """
+        sums_gradients(self.compute, (index + 1) % group.share(self.config.trainer.accumulate) == 0)
+        loss, aux, measured = self.losses(batch)
+        total = loss + self.model.aux_loss(aux)
+        # Others are waiting for this process's gradients: several processes find out together, after the backward.
+        if group.size() == 1 and not torch.isfinite(total):
+            raise NonFinite("the loss is not finite", self.global_step, self._bad_module(batch))
+        self.last_step = {"loss": loss.detach(), "aux_loss": (total - loss).detach(), **measured}
+        self.last_step.update({f"aux:{name}": value.detach() for name, value in aux.items()})
+        self._own.append((batch, self.last_step))
+        return total if group.replicas() == 1 else total / group.replicas()
+
+    def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Mean cross-entropy in nats a token (of a task: an answer), the auxiliary losses, and `measure`."""
+        own, ctx = own_part(batch)
+        logits, aux = self.compute(own["tokens"], ctx)
+        loss = cross_entropy(logits.float(), own["targets"], ctx, IGNORE)
+        return loss, aux, self.measure(logits, own)
+
+    def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """What metric rows of training show beside the losses: of text nothing."""
+        return {}
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """AdamW, and the learning-rate schedule that is advanced every step."""
+        optimizer = optim.optimizer(self.model, self.config.optim)
+        steps = self.config.trainer.max_steps
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: optim.lr_factor(step, self.config.optim, steps)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        """Set the model's schedules to the step that training continues from."""
+        set_step(self.model, self.global_step, self.config.trainer.max_steps)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Gather the micro-batches' losses, clip the gradients and advance the model's schedules. Raises NonFinite."""
+        self._agree_on_losses()
+        sum_whole_gradients(self.model)
+        norm = optim.clip_gradients(optimizer, self.config.optim.clip)
+        if not torch.isfinite(norm):
+            raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
+        self.last_step = {**self.last_step, "grad_norm": norm}
+        set_step(self.model, self.global_step + 1, self.config.trainer.max_steps)
+
+    def _agree_on_losses(self) -> None:
+        """Gather the losses of the step's micro-batches. Raises NonFinite, the same in all processes."""
+        self.micro_batches = in_order([losses for _, losses in self._own])
+        own, self._own = self._own, []
+        if group.size() == 1:
+            return
+        totals = torch.stack([losses["loss"] + losses["aux_loss"] for losses in self.micro_batches])
+        bad = torch.isfinite(totals).logical_not().nonzero().flatten().tolist()
+        if bad:
+            turn, replica = divmod(bad[0], group.replicas())
+            names = group.from_all(self._bad_module(own[turn][0]))[replica * group.context() :]
+            # Of those that hold the sequence together, one whose own tokens tell.
+            module = next((name for name in names[: group.context()] if name != UNKNOWN), UNKNOWN)
+            raise NonFinite("the loss is not finite", self.global_step, module)
+
+    def _bad_module(self, batch: Batch) -> str:
+        own, ctx = own_part(batch)
+        return first_bad_module(self.model, lambda: self.model(own["tokens"], ctx))
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches from the step that the trainer is at, so that a resumed run gets those of an uninterrupted one."""
+        start = self.global_step * self.config.trainer.accumulate
+        return DataLoader(_Stream(self.batches, start), batch_size=None, pin_memory=self.on_gpu)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether training runs on a GPU."""
+        return self.trainer.strategy.root_device.type == "cuda"
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Put the model's card, with what it was trained on, into the checkpoint."""
+        checkpoint["card"] = card(self.model, **self.data_card)
+        parallel_checkpoint.count_for_all(checkpoint, group.replicas())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give the checkpoint of any number of processes the form that this one goes on from."""
+        parallel_checkpoint.fill(checkpoint, self.model)
+        parallel_checkpoint.count_for_one(checkpoint, group.replicas())
+
+
+class SyntheticTask(LanguageModelling):
+    """The answers of a synthetic task: every other target is IGNORE, and has no part in the loss."""
+
+    measures = ("accuracy", "sequence_accuracy")
+
+    def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """The shares of answers and of sequences that are right (`task_scoring.accuracies`)."""
+        return accuracies(logits, batch["targets"])
+
+
+def compiled(model: LanguageModel, config: Config) -> nn.Module:
+    """The model, compiled where trainer.compile asks for it."""
+    return torch.compile(model) if config.trainer.compile else model
+
+
+def context(batch: Batch) -> Context:
+    """The context of a training batch, with its sequence boundaries and noise keys."""
+    return Context.of(batch["tokens"], batch.get("cu_seqlens"), batch.get("noise_keys"))
+
+
+def own_part(batch: Batch) -> tuple[Batch, Context]:
+    """A batch and its context; where several processes hold a sequence together, this one's shard of both."""
+    ctx = context(batch)
+    if group.context() == 1:
+        return batch, ctx
+    ctx = ctx.cut(group.sequence())
+    return {name: ctx.shard.own(batch[name]) for name in ("tokens", "targets")}, ctx
+
+
+class _Stream(IterableDataset):
+    """This process's micro-batches from `start` on, without end; the trainer stops at its step limit."""
+
+    def __init__(self, batches: Batches | TaskBatches, start: int) -> None:
+        self.batches, self.start = batches, start
+
+    def __iter__(self) -> Iterator[Batch]:
+        for index in numbers(self.start):
+            yield self.batches.batch(index)

@@ -1,0 +1,168 @@
+"""Training one planned run: the parts of an attempt, the attempt itself, and the score of its best weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+from experiments import data
+from experiments.configuration.schema import Config
+from experiments.costs import peak_flops
+from experiments.costs.model_costs import derive_costs, tokens_per_step
+from experiments.data import Batches, Corpus, TaskSet
+from experiments.data.cache import cache_root
+from experiments.data.task_batches import TaskBatches
+from experiments.parallel import group
+from experiments.parallel.replicated import replicate
+from experiments.parallel.sharded import shard
+from experiments.planning.plan import Plan
+from experiments.runs.folders import METRICS
+from experiments.runs.metric_log import MetricLog
+from experiments.scoring.text import score_best
+from experiments.system import machine
+from experiments.system.progress import Sink, unheard
+from experiments.training import callbacks
+from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
+from experiments.training.summary import summarise
+from experiments.training.trainer import make_loggers, make_trainer, silence_lightning
+from zoo.model import LanguageModel
+from zoo.recompute import Recompute
+
+
+def make_model(config: Config, corpus: Corpus | TaskSet) -> LanguageModel:
+    """The model of a configuration with its initial weights, on the CPU."""
+    size = corpus.vocab_size
+    model = LanguageModel(config.model, vocab_size=size, seq_len=config.data.seq_len, seed=config.seed)
+    model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
+    return model
+
+
+def make_batches(config: Config, corpus: Corpus | TaskSet) -> Batches | TaskBatches:
+    """The training batches of a configuration."""
+    if isinstance(corpus, TaskSet):
+        return corpus.batches(config.seed)
+    d, tokenizer = config.data, corpus.tokenizer
+    return Batches(corpus.splits["train"], d.seq_len, d.batch_size, config.seed, d.pack, tokenizer.bos_id)
+
+
+def spread(model: LanguageModel, config: Config, device: torch.device) -> nn.Module:
+    """What to compute losses with: the model, or in one of several processes its replica or its shards."""
+    if group.size() == 1:
+        return compiled(model, config)
+    if config.trainer.strategy == "fsdp":
+        return shard(model, device, reshard=config.trainer.reshard)
+    return replicate(model, compiled(model, config), device)
+
+
+class Attempt:
+    """The parts that one attempt trains with; `fit` trains. The summary of the run is made from them."""
+
+    def __init__(self, planned: Plan, corpus: Corpus | TaskSet, device: torch.device, sink: Sink) -> None:
+        config, folder = planned.config, planned.folder.path
+        self.planned, self.corpus, self.device, self.sink = planned, corpus, device, sink
+        self.precision = machine.precision(config.trainer.precision, device)
+        self.model = make_model(config, corpus)
+        self.costs = derive_costs(config, corpus.vocab_size)
+        self.peak = peak_flops.peak(device, cache_root(config.data))
+        synthetic = isinstance(corpus, TaskSet)
+        made = SyntheticTask if synthetic else LanguageModelling
+        compute = spread(self.model, config, device)
+        self.task = made(self.model, config, make_batches(config, corpus), corpus.card, compute)
+        more = SyntheticTask.measures if synthetic else ()
+        self.log = MetricLog(folder / METRICS, [*(f"aux:{name}" for name in self.model.aux_weights), *more])
+        self.metrics = callbacks.MetricRows(
+            self.log,
+            config.trainer.log_every,
+            tokens_per_step(config),
+            self.costs.training_flops,
+            self.peak.flops * group.size(),
+        )
+        self.validation = (
+            callbacks.TaskValidation(config, corpus, self.metrics, folder)
+            if isinstance(corpus, TaskSet)
+            else callbacks.Validation(
+                config, corpus.splits["validation"], self.metrics, folder, corpus.document_bos
+            )
+        )
+
+    def fit(self) -> None:
+        """Run the trainer from the newest readable checkpoint, if there is one."""
+        config, folder = self.planned.config, self.planned.folder
+        trainer = self._trainer(config, folder.path)
+        point = callbacks.latest_checkpoint(folder.checkpoints)
+        try:
+            trainer.fit(self.task, ckpt_path=None if point is None else str(point), weights_only=True)
+        except SystemExit as stop:  # Lightning's answer to Ctrl-C; the command line prints the message
+            raise (stop.__context__ or stop) from None
+        self.steps = trainer.global_step
+
+    def _trainer(self, config: Config, folder: Path) -> pl.Trainer:
+        t = config.trainer
+        actions: list[pl.Callback] = [
+            self.metrics,
+            self.validation,
+            callbacks.ExportWeights(t.keep_steps, self.validation, self.metrics, folder),
+            callbacks.Checkpoints(folder / "checkpoints", t.checkpoint_every, self.metrics),
+            callbacks.ReportProgress(self.sink),
+            callbacks.Pause(t.max_minutes, t.pause_at, folder / "checkpoints"),
+        ]
+        if t.probe_every is not None:
+            from experiments.training.callbacks.probe_training import ProbeTraining  # needs pyarrow
+
+            probing = ProbeTraining(config, self.corpus.splits["validation"], self.metrics, folder)
+            actions.insert(3, probing)  # before the checkpoint
+        return make_trainer(config, self.device, actions, folder, loggers=make_loggers(config, folder))
+
+
+def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
+    """The summary of a run, after training it to the end (from its last checkpoint on, if there is one) and scoring it.
+
+    Of several processes the main one scores, or those that hold a sequence together with it, and it has the summary;
+    the others have nothing.
+    workers: cells of one sweep that train at the same time, this one included.
+    """
+    config = planned.config
+    silence_lightning()
+    torch.set_num_threads(config.trainer.threads)
+    device = group.own_device(machine.pick(config.device))
+    corpus = data.prepare(config.data, progress=config.trainer.progress)
+    attempt = Attempt(planned, corpus, device, sink)
+    began = time.perf_counter()
+    attempt.fit()
+    load = machine.load()
+    group.barrier()  # the best weights are written
+    if not group.holds_main_s_sequence():
+        return {}
+    metrics = score_best(
+        config,
+        corpus,
+        planned.folder.path,
+        device,
+        sink if group.is_main() else unheard,
+        config.evaluate.splits,
+        group.sequence(),
+    )
+    if not group.is_main():
+        return {}
+    summary = summarise(attempt, metrics, time.perf_counter() - began)
+    return {**summary, "workers": workers, "load": load}
+
+
+def score_more(planned: Plan, sink: Sink) -> dict[str, Any]:
+    """The summary of a complete run with scores of the splits that it was not scored on (`Plan.unscored`) added.
+
+    `scored_later` says by which version of the code, and when.
+    """
+    config, summary, splits = planned.config, planned.folder.summary(), planned.unscored
+    torch.set_num_threads(config.trainer.threads)
+    corpus = data.prepare(config.data, progress=config.trainer.progress)
+    device = group.own_device(machine.pick(config.device))
+    metrics = score_best(config, corpus, planned.folder.path, device, sink, splits)
+    note = {"commit": machine.commit()[0], "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    later = {**summary.get("scored_later", {}), **{name: dict(note) for name in splits}}
+    return {**summary, "metrics": {**summary.get("metrics", {}), **metrics}, "scored_later": later}

@@ -1,0 +1,117 @@
+"""What other test documents would change: the record is read, told, exported, and may be damaged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import load_results
+from analysis.caveats.comparison import caveats
+from analysis.comparing.answer import answers
+from analysis.comparing.comparison_table import with_final_validation
+from analysis.comparing.text_uncertainty import effective_number, text_differences
+from analysis.comparing.verdicts import families
+from analysis.significance import over_documents
+
+TOKENS = np.arange(100, 140)
+
+
+@pytest.fixture
+def scored(tmp_path, write_run):
+    """Two models with two seeds each, scored by 40 documents; the second is worse by 0.1 nats in every token."""
+    generator = np.random.default_rng(0)
+    hard = generator.normal(3.0, 0.3, len(TOKENS))
+    for name, worse in (("transformer", 0.0), ("kda", 0.1)):
+        for seed in (0, 1):
+            model = {"preset": name, "pattern": name[0].upper().replace("T", "F") * 4}
+            run = write_run(tmp_path / "exp", name, seed, 3.0 + worse + 0.01 * seed, model=model)
+            losses = hard + worse + generator.normal(0, 0.05, len(TOKENS))
+            rows = pd.DataFrame({"split": "test", "document": range(len(TOKENS)), "tokens": TOKENS})
+            rows.assign(nats=losses * TOKENS).to_csv(run / "documents.csv", index=False)
+    return tmp_path / "exp"
+
+
+def family(results):
+    (found,) = families(with_final_validation(results), "test_loss")
+    return found
+
+
+@pytest.mark.slow
+def test_differences_are_paired_over_documents(scored):
+    results = load_results(scored)
+    documents = results.table("documents")
+    assert len(documents) == 4 * len(TOKENS)
+    found = text_differences(family(results), documents)["kda"]
+    assert found.documents == len(TOKENS)
+    assert found.difference == pytest.approx(0.1, abs=0.03)
+    assert found.error < 0.02  # the documents differ by 0.3 nats/token, and do so for both models
+    assert found.low < found.difference < found.high
+    (answer,) = answers([family(results)], documents)
+    assert "over the 40 documents of this one" in answer.method[-1]
+    assert answer.method[-1].endswith("of: none.")
+
+
+def test_runs_that_were_not_all_scored_by_document_say_nothing(scored):
+    next(scored.glob("*/documents.csv")).unlink()
+    results = load_results(scored)
+    assert text_differences(family(results), results.table("documents")) == {}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "split,document\n", "split,document,tokens,nats\ntest,0,x,1\n", "a\x00b"]
+)
+@pytest.mark.slow
+def test_a_damaged_record_is_a_notice(scored, content):
+    next(scored.glob("*/documents.csv")).write_text(content)
+    results = load_results(scored)
+    said = caveats(results)
+    assert len(results.table("documents")) == 3 * len(TOKENS)
+    assert any("documents.csv cannot be read" in text for text in said)
+
+
+@pytest.mark.slow
+def test_the_record_is_exported(scored, tmp_path):
+    results = load_results(scored)
+    results.to_parquet(tmp_path / "out")
+    again = load_results(tmp_path / "out").table("documents")
+    pd.testing.assert_frame_equal(again, results.table("documents"), check_dtype=False)
+
+
+@pytest.mark.slow
+def test_few_documents_or_tokens_are_a_notice(scored, tmp_path, write_run):
+    assert not [text for text in caveats(load_results(scored)) if "small test split" in text]
+    one = next(scored.glob("*/documents.csv"))
+    whole = one.read_text()
+    pd.read_csv(one).head(5).to_csv(one, index=False)
+    (said,) = [text for text in caveats(load_results(scored)) if "small test split" in text]
+    assert "worth 5 of equal length" in said, "of one run among others"
+    one.write_text(whole)
+    for file in scored.glob("*/documents.csv"):
+        pd.read_csv(file).head(12).to_csv(file, index=False)
+    (said,) = [text for text in caveats(load_results(scored)) if "small test split" in text]
+    assert "worth 12 of equal length" in said
+    few = {"test": {"loss": 3.0, "tokens": 1155}}
+    write_run(tmp_path / "few", metrics=few)
+    (said,) = [text for text in caveats(load_results(tmp_path / "few")) if "small test split" in text]
+    assert "1,155 tokens were scored" in said
+
+
+def test_one_long_document_among_short_ones_is_worth_one():
+    assert effective_number(np.array([100, 100, 100])) == pytest.approx(3)
+    assert effective_number(np.array([10_000, 1, 1])) == pytest.approx(1, rel=1e-3)
+    assert effective_number(np.array([])) == 0
+
+
+def test_the_standard_error_is_that_of_a_ratio():
+    """Of three documents, by hand: D = 9/6 nats a token, its residuals −0.5, −1 and 1.5."""
+    found = over_documents(np.array([2.0, 4.0, 9.0]), np.array([1.0, 2.0, 3.0]), np.array([1, 2, 3]))
+    assert found.difference == pytest.approx(9 / 6)
+    assert found.error == pytest.approx((3 / 2 * (0.5**2 + 1.0**2 + 1.5**2)) ** 0.5 / 6)
+
+
+def test_documents_without_tokens_and_too_few_of_them():
+    ones = np.ones(3)
+    assert over_documents(ones, 0 * ones, np.array([0, 0, 5])).documents == 1
+    assert np.isnan(over_documents(ones, 0 * ones, np.array([0, 0, 5])).error)
+    assert np.isnan(over_documents(ones, ones, np.zeros(3)).difference)

@@ -1,0 +1,49 @@
+"""Every listed figure is drawn from real results: the stored quickstart, and runs made up for what it does not vary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import load_results
+from analysis.gallery import draw_figures, listed
+from experiments.configuration.presets import presets_to_compare
+
+NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover", "scaling"}
+OF_TASKS = {
+    *("task_attention", "task_accuracy", "task_curves", "task_difficulty", "task_positions", "task_state"),
+}
+
+
+def drawn(results, folder: Path) -> set[str]:
+    """The names of the figures drawn; a figure that failed, rather than lacking data, is told apart."""
+    shown = draw_figures(results, folder)
+    assert [one.missing for one in shown if "failed" in one.missing] == []
+    return {one.name for one in shown if not one.missing}
+
+
+@pytest.mark.long
+def test_the_quickstart_and_the_published_benches_support_every_figure_but_those_of_sweeps(eleven):
+    assert set(pd.read_parquet(eleven.with_name("runs.parquet"))["preset"]) == set(presets_to_compare())
+    names = {entry.name for entry in listed()}
+    assert {
+        path.stem for path in (eleven.parent / "figures").glob("*.png")
+    } == names - NOT_IN_A_QUICKSTART - OF_TASKS
+
+
+@pytest.mark.long
+def test_stored_runs_support_the_rest(
+    tmp_path, write_run, layout_changes, latency_csv, inference_csv, static_csv
+):
+    for layout in ("interlaced_sf", "late_full"):
+        for rate in (1e-3, 3e-3):
+            write_run(tmp_path / "exp", loss=3 + 100 * rate, recipe={"lr": rate}, **layout_changes(layout))
+    for width in (32, 64, 128):
+        size = {"model": {"d_model": width}, "parameters_non_embedding": 50 * width**2}
+        write_run(tmp_path / "exp", "sized", option="sized", loss=3 - width / 200, **size)
+    for bench in (latency_csv, inference_csv, static_csv):
+        bench.rename(tmp_path / "exp" / bench.name)
+    benches = {"inference", "inference_batch_8", "static"}
+    assert drawn(load_results(tmp_path / "exp"), tmp_path / "figures") >= NOT_IN_A_QUICKSTART | benches

@@ -1,0 +1,412 @@
+"""Figures from runs and metrics: what is drawn, against numbers computed here by hand."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import random
+from importlib import import_module
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import load_results
+from analysis.errors import NoData
+from analysis.figures import (
+    efficiency,
+    gradient_norms,
+    layout_ranking,
+    learning_rates,
+    loss_curves,
+    patterns,
+    state_and_memory,
+)
+from analysis.gallery import listed, require
+from analysis.plotting.masks import cells
+from analysis.significance.intervals import pareto_front
+
+pytestmark = pytest.mark.slow
+
+BLOCKS = [
+    {"letter": "F", "name": "attention", "title": "Full", "family": "", "color": "#0072b2", "mask": "causal"},
+    {
+        "letter": "S",
+        "name": "hypergraph",
+        "title": "Lines",
+        "family": "",
+        "color": "#d55e00",
+        "mask": "timeline",
+    },
+]
+
+
+def line(axes, label):
+    (found,) = [line for line in axes.get_lines() if line.get_label() == label]
+    return found
+
+
+def rewrite(folder, rows, columns=("step", "tokens", "split", "loss", "grad_norm", "seconds")):
+    """A metrics.csv of these rows."""
+    with (folder / "metrics.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+
+
+def by_hand(points, x):
+    """The straight line between neighbouring points, at x."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
+        if x0 <= x <= x1:
+            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    raise AssertionError(x)
+
+
+def test_seeds_without_a_common_time_have_no_curve_against_it():
+    """Runs of a few steps validate once, each after seconds of its own."""
+    row = dict.fromkeys(loss_curves.COLUMNS) | {
+        "label": "a",
+        "color": "#555555",
+        "split": "validation",
+        "loss": 2.0,
+    }
+    rows = [{**row, "run": str(seed), "seed": seed, "tokens": 64.0, "seconds": 1.0 + seed} for seed in (0, 1)]
+    table = pd.DataFrame(rows)
+    with pytest.raises(NoData, match="the seeds of no model share training time"):
+        loss_curves.draw(table, against="seconds")
+    assert loss_curves.draw(table).axes
+
+
+def test_flops_are_tokens_times_the_flops_of_a_token(tmp_path, write_run):
+    write_run(tmp_path / "exp")
+    write_run(tmp_path / "exp", name="wide", flops_per_token={"forward": 2e6, "training": 7e6}, option=1)
+    results = load_results(tmp_path / "exp")
+    table = loss_curves.table(results, against="flops")
+    whole, zoom = loss_curves.draw(table, against="flops").axes
+    for label, flops in (("transformer", 4.2e6), ("wide", 7e6)):
+        expected = [step * 1024 * flops for step in range(50, 301, 50)]
+        np.testing.assert_allclose(line(zoom, label).get_xdata(), expected)
+    assert zoom.get_xlabel() == "training compute (FLOPs)"
+    assert zoom.get_xlim()[0] == pytest.approx(2 / 3 * 300 * 1024 * 4.2e6, rel=0.05)
+    assert len(line(whole, "wide").get_ydata()) == 6
+
+
+def test_time_is_interpolated_inside_a_run_and_between_seeds(tmp_path, write_run):
+    slow, fast = (
+        write_run(tmp_path / "exp", seed=seed, seconds=40.0 / (1 + seed), steps=40) for seed in (0, 1)
+    )
+    validation = {0: [(10, 6.0), (30, 4.0), (40, 3.0)], 1: [(10, 5.0), (30, 4.5), (40, 3.5)]}
+    for seed, folder in ((0, slow), (1, fast)):
+        train = [(step, step * 8, "train", 5.0, 1.0, step / (1 + seed)) for step in (4, 20, 36)]
+        rewrite(
+            folder, train + [(step, step * 8, "validation", loss, "", "") for step, loss in validation[seed]]
+        )
+    table = loss_curves.table(load_results(tmp_path / "exp"), against="seconds")
+    drawn = line(loss_curves.draw(table, against="seconds").axes[0], "transformer")
+    first = [(float(step), loss) for step, loss in validation[0]]
+    second = [(step / 2, loss) for step, loss in validation[1]]
+    times = [10.0, 15.0, 20.0]
+    np.testing.assert_allclose(drawn.get_xdata(), times)
+    np.testing.assert_allclose(
+        drawn.get_ydata(), [(by_hand(first, x) + by_hand(second, x)) / 2 for x in times]
+    )
+    assert "Example CPU, 1 thread(s)" in loss_curves.caption(table, against="seconds")
+
+
+def sweep(place, write_run, losses, **changes):
+    """Runs at each rate: {rate: losses by seed}."""
+    for rate, values in losses.items():
+        for seed, loss in enumerate(values):
+            write_run(place, seed=seed, loss=loss, recipe={"lr": rate, "lr_min": rate / 10}, **changes)
+
+
+def test_learning_rates_draws_means_ranges_and_the_best(tmp_path, write_run):
+    losses = {1e-4: (4.0, 4.2), 1e-3: (3.0, 3.3), 1e-2: (3.4, 3.5)}
+    sweep(tmp_path / "exp", write_run, losses)
+    sweep(tmp_path / "exp", write_run, {1e-4: (4.4,), 1e-2: (3.9,)}, name="other", option=1)
+    write_run(tmp_path / "exp", name="alone", option=2)
+    table = learning_rates.table(load_results(tmp_path / "exp"))
+    (axes,) = learning_rates.draw(table).axes
+    drawn = line(axes, "transformer")
+    np.testing.assert_allclose(drawn.get_xdata(), list(losses))
+    np.testing.assert_allclose(drawn.get_ydata(), [4.08, 3.13, 3.43])  # of the validation split
+    rings = {
+        (ring.get_xdata()[0], round(ring.get_ydata()[0], 6))
+        for ring in axes.get_lines()
+        if "_best" in ring.get_label()
+    }
+    assert rings == {(1e-3, 3.13), (1e-2, 3.88)}
+    assert axes.get_xscale() == "log"
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert {(1e-4, 3.98), (1e-4, 4.18), (1e-2, 3.38)} <= {tuple(np.round(corner, 9)) for corner in corners}
+    text = learning_rates.caption(table)
+    assert "The highest rate tried is best for other:" in text
+    assert "transformer 0.001 (3.1" in text
+    assert "alone" not in set(table["model"])
+
+
+def test_one_learning_rate_is_no_sweep(quickstart):
+    with pytest.raises(NoData, match="two learning rates"):
+        learning_rates.table(load_results(quickstart))
+
+
+def test_other_figures_show_the_rate_of_the_lowest_validation_loss_not_test_loss(tmp_path, write_run):
+    write_run(tmp_path / "exp", loss=3.0, validation_loss=3.2, recipe={"lr": 1e-3})
+    write_run(tmp_path / "exp", loss=3.1, validation_loss=2.9, recipe={"lr": 1e-2})
+    write_run(tmp_path / "exp", name="other", option=1)
+    results = load_results(tmp_path / "exp")
+    for module in (loss_curves, gradient_norms, efficiency):
+        table = module.table(results)
+        assert set(table["label"]) == {"transformer (lr=0.01)", "other"}
+        assert "lowest validation loss" in module.caption(table)
+
+
+def test_hidden_options_do_not_join_two_sweeps(tmp_path, write_run):
+    for option in (1, 2):
+        sweep(tmp_path / "exp", write_run, {1e-3: (3.0 + option,), 1e-2: (3.5,)}, option=option)
+    table = learning_rates.table(load_results(tmp_path / "exp"))
+    assert table["model"].nunique() == 2
+    assert sorted(learning_rates.points(table)["mean"]) == pytest.approx([3.48, 3.48, 3.98, 4.98])
+
+
+def test_gradient_norms_are_geometric_means_smoothed_on_a_log_axis(tmp_path, write_run):
+    count, random_norm = 60, random.Random(0)
+    norms = [[math.exp(random_norm.gauss(0, 1)) for _ in range(count)] for _ in range(2)]
+    for seed in (0, 1):
+        folder = write_run(tmp_path / "exp", seed=seed)
+        rows = [
+            (step + 1, step * 8, "train", 5.0, norms[seed][step], step) for step in range(count - 5 * seed)
+        ]
+        rewrite(folder, rows)
+    table = gradient_norms.table(load_results(tmp_path / "exp"))
+    (axes,) = gradient_norms.draw(table).axes
+    means = [math.sqrt(norms[0][step] * norms[1][step]) for step in range(count - 5)]
+    np.testing.assert_allclose(line(axes, "transformer, recorded").get_ydata(), means)
+    smooth = line(axes, "transformer").get_ydata()
+    assert smooth[0] == pytest.approx(math.sqrt(means[0] * means[1]))
+    assert smooth[30] == pytest.approx((means[29] * means[30] * means[31]) ** (1 / 3))
+    assert len(smooth) == count - 5
+    assert (axes.get_yscale(), axes.get_xlabel()) == ("log", "optimiser step")
+    assert [found.get_ydata()[0] for found in axes.get_lines() if found.get_linestyle() == ":"] == [1.0]
+    assert "running mean of 3 points" in gradient_norms.caption(table)
+
+
+def test_runs_without_gradient_norms_say_so(tmp_path, write_run):
+    rewrite(write_run(tmp_path / "exp"), [(1, 8, "train", 5.0, "", 1.0), (1, 8, "validation", 5.0, "", "")])
+    with pytest.raises(NoData, match="no run has a positive grad_norm"):
+        gradient_norms.table(load_results(tmp_path / "exp"))
+
+
+def beaten(point, points):
+    """Is any other point nowhere higher and somewhere lower?"""
+    for other in points:
+        if all(a <= b for a, b in zip(other, point, strict=True)) and tuple(other) != tuple(point):
+            return True
+    return False
+
+
+def test_the_pareto_front_by_brute_force():
+    draw = random.Random(1)
+    for size in (2, 3):
+        points = [[draw.randrange(6) for _ in range(size)] for _ in range(40)]
+        assert list(pareto_front(points)) == [not beaten(point, points) for point in points]
+
+
+def test_efficiency_draws_each_front(tmp_path, write_run):
+    draw, models = random.Random(2), {}
+    for number in range(8):
+        name, cost, parameters = f"model{number}", draw.uniform(1e6, 5e6), draw.randrange(10_000, 90_000)
+        losses = [draw.uniform(3, 4) for _ in range(2)]
+        for seed, loss in enumerate(losses):
+            write_run(
+                tmp_path / "exp", name=name, seed=seed, loss=loss, option=number,
+                parameters=parameters, flops_per_token={"training": cost},
+            )  # fmt: skip
+        models[name] = (cost, parameters, sum(losses) / 2)
+    table = efficiency.table(load_results(tmp_path / "exp"))
+    text = efficiency.caption(table)
+    for axes, place, said in zip(
+        efficiency.draw(table).axes, (0, 1), ("in training FLOPs per token", "in parameters"), strict=True
+    ):
+        pairs = {name: (values[place], values[2]) for name, values in models.items()}
+        front = sorted((pair, name) for name, pair in pairs.items() if not beaten(pair, pairs.values()))
+        np.testing.assert_allclose(line(axes, "_front").get_xydata(), [pair for pair, _ in front])
+        # Up to the next model's cost nothing better than this one is to be had.
+        assert line(axes, "_front").get_drawstyle() == "steps-post"
+        for name, pair in pairs.items():
+            np.testing.assert_allclose(line(axes, name).get_xydata()[0], pair)
+        names = [name for _, name in front]
+        assert f"{said}: {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}" in text
+
+
+def test_a_cost_that_is_matched_has_no_front(tmp_path, write_run):
+    for number, cost in enumerate((1e6, 2e6, 3e6)):
+        size = {"parameters": 100_000 + 900 * (number - 1), "flops_per_token": {"training": cost}}
+        write_run(tmp_path / "exp", name=f"model{number}", loss=4 - number, option=number, **size)
+    table = efficiency.table(load_results(tmp_path / "exp"))
+    flops, parameters = efficiency.draw(table).axes
+    assert line(flops, "_front").get_xydata().tolist() == [[1e6, 4], [2e6, 3], [3e6, 2]]
+    assert "_front" not in {drawn.get_label() for drawn in parameters.lines}
+    low, high = parameters.get_xlim()
+    assert high - low > 0.15 * 100_000, "what is alike must not look different"
+    text = efficiency.caption(table)
+    assert "No Pareto front over parameters: all models are alike in that (within 1%)." in text
+    assert "in all three together" not in text
+
+
+def test_one_model_has_no_front(tmp_path, write_run):
+    write_run(tmp_path / "exp")
+    with pytest.raises(NoData, match="fewer than two models"):
+        efficiency.table(load_results(tmp_path / "exp"))
+
+
+def test_layouts_are_ranked_with_the_dense_baseline_and_drawn_letter_by_letter(
+    quickstart, write_run, layout_changes
+):
+    for seed in (0, 1):
+        changes = layout_changes("late_full")
+        changes["model"] |= {"pattern": "SSSS", "layout": None}
+        write_run(quickstart, seed=seed, loss=2.9 + 0.1 * seed, blocks=BLOCKS, **{**changes, "name": "all"})
+        write_run(quickstart, seed=seed, name="odd", model={"preset": "odd", "pattern": "KKKL"})
+    table = layout_ranking.table(load_results(quickstart))
+    left, right = layout_ranking.draw(table).axes
+    expected = {
+        "all": ("SSSS", 2.95), "transformer": ("FFFF", 3.002), "hypergraph interlaced_sf": ("SFSF", 3.0385),
+        "hypergraph late_full": ("SSFF", 3.0685), "hypergraph bookend": ("FSSF", 3.1185),
+    }  # fmt: skip
+    assert list(table["label"].unique()) == list(expected)
+    words = [text.get_text() for text in left.texts]
+    assert words == [word for label, (pattern, _) in expected.items() for word in (label, *pattern)]
+    faces = [tuple(round(255 * part) for part in patch.get_facecolor()[:3]) for patch in left.patches]
+    colors = {"F": (0x00, 0x72, 0xB2), "S": (0xD5, 0x5E, 0x00)}
+    assert faces == [colors[letter] for pattern, _ in expected.values() for letter in pattern]
+    for height, (label, (_, mean)) in enumerate(expected.items()):
+        assert line(right, label).get_xydata()[0] == pytest.approx((mean, height))
+    spread = right.containers[0].lines[2][0].get_segments()[0][:, 0]
+    np.testing.assert_allclose(spread, [2.95 - 12.7062047 * 0.05, 2.95 + 12.7062047 * 0.05], rtol=1e-6)
+    assert "all is best of 5, hypergraph bookend last by 0.1685" in layout_ranking.caption(table)
+
+
+def test_layouts_are_ranked_by_the_mean_of_their_seeds(tmp_path, write_run):
+    """The seed that did best of all is of the layout that does worse."""
+    losses = {"SFSF": (2.5, 3.9), "SSFF": (3.0, 3.1)}
+    for pattern, pair in losses.items():
+        for seed, loss in enumerate(pair):
+            model = {"preset": "hypergraph", "pattern": pattern}
+            write_run(tmp_path / "exp", name=pattern, seed=seed, loss=loss, model=model)
+    table = layout_ranking.table(load_results(tmp_path / "exp"))
+    assert list(table["label"].unique()) == ["SSFF", "SFSF"]
+    assert "SSFF is best of 2, SFSF last by 0.1500" in layout_ranking.caption(table)
+
+
+def test_one_layout_cannot_be_ranked(tmp_path, write_run):
+    write_run(tmp_path / "exp")
+    write_run(tmp_path / "exp", name="other", model={"preset": "hypergraph", "pattern": "SFSF"})
+    with pytest.raises(NoData, match="two layouts"):
+        layout_ranking.table(load_results(tmp_path / "exp"))
+
+
+def test_states_and_where_they_cross_the_dense_one(tmp_path, write_run):
+    lengths = (1024, 8192, 131072)
+    costs = {"transformer": (0, 100), "constant": (400_000, 0), "small": (10, 1), "large": (5, 200)}
+    for number, (name, (fixed, rate)) in enumerate(costs.items()):
+        state = {str(length): fixed + rate * length for length in lengths}
+        for seed in (0, 1):
+            size = (100 + number + 10 * seed) * 2**20
+            write_run(
+                tmp_path / "exp",
+                name=name,
+                seed=seed,
+                option=number,
+                state_bytes=state,
+                peak_memory_bytes=size,
+            )
+    table = state_and_memory.table(load_results(tmp_path / "exp"))
+    above, below = state_and_memory.draw(table).axes
+    for number, (name, (fixed, rate)) in enumerate(costs.items()):
+        np.testing.assert_allclose(line(above, name).get_xydata(), [(t, fixed + rate * t) for t in lengths])
+        assert line(below, name).get_xdata()[0] == pytest.approx(110 + number)
+    (ring,) = [found for found in above.get_lines() if found.get_label() == "_crossing"]
+    np.testing.assert_allclose(ring.get_xydata()[0], (4000, 400_000))
+    assert (above.get_xscale(), above.get_yscale()) == ("log", "log")
+    text = state_and_memory.caption(table)
+    assert "constant from about 4,000 tokens on" in text
+    assert "all three lengths: small;" in text
+    assert "never less: large." in text
+
+
+def test_a_pattern_shows_the_cells_of_its_table(tmp_path, write_run):
+    write_run(tmp_path / "exp", blocks=BLOCKS)
+    table = patterns.table(load_results(tmp_path / "exp"))
+    assert list(table["letter"].unique()) == ["F", "S"]
+    figure = patterns.draw(table)
+    full, lines = (axes for axes in figure.axes if axes.collections)
+    reach = dict.fromkeys("FS", 0)
+    for axes, letter in ((full, "F"), (lines, "S")):
+        rows = table[table["letter"] == letter]
+        assert len(rows) == 16 * 17 / 2
+        (collection,) = axes.collections
+        grey = [tuple(np.round(face[:3], 3)) == (0.851, 0.863, 0.882) for face in collection.get_facecolors()]
+        assert grey == list(rows["strength"] == 0)
+        reach[letter] = len(rows) - sum(grey)
+    assert reach["F"] == 136
+    assert 16 < reach["S"] < 70
+    assert {"router", "softmax over s ≤ t"} <= {
+        text.get_text() for axes in figure.axes for text in axes.texts
+    }
+    assert "not measured" in patterns.caption(table)
+    assert "Seed 0. Trained on pydocs." in patterns.caption(table)
+
+
+def reachable(mask):
+    """strength [query][key] of a mixer, 0 above the diagonal; group likewise."""
+    strength, group = np.zeros((16, 16)), np.zeros((16, 16), dtype=int)
+    for t, s, value, part in cells(mask):
+        strength[t, s], group[t, s] = value, part
+    return strength, group
+
+
+def test_patterns_are_what_their_masks_say():
+    near = np.subtract.outer(np.arange(16), np.arange(16))
+    causal = near >= 0
+    assert (reachable("causal")[0] == causal).all()
+    assert (reachable("window")[0] == (causal & (near < 5))).all()
+    assert (reachable("convolution")[0] == (causal & (near < 3))).all()
+    assert (reachable("unheard of")[0] == np.eye(16)).all()
+    fading, _ = reachable("recurrent")
+    assert (np.diff(fading[15]) > 0).all()
+    chosen, _ = reachable("topk")
+    assert [int(row.sum()) for row in chosen] == [min(t + 1, 4) for t in range(16)]
+    lines, _ = reachable("timeline")
+    linked = (lines + lines.T) > 0
+    assert ((linked.astype(int) @ linked.astype(int) > 0) == linked).all()
+    assert linked.diagonal().all()
+    assert not linked.all()
+    memory, _ = reachable("memories")
+    assert ((memory > 0) == (lines > 0)).all()
+    assert (memory < lines).any()
+    blocks, branch = reachable("blocks")
+    assert ((blocks > 0) == causal).all()
+    assert {int(part) for part in branch[15]} == {0, 1, 2}
+    assert (branch[causal & (near < 5)] == 0).all()
+    assert (branch[12:, :2] == 1).all()
+
+
+def test_results_without_blocks_have_no_patterns(tmp_path, write_run):
+    write_run(tmp_path / "exp", blocks=[])
+    with pytest.raises(NoData, match="no run names its mixers"):
+        patterns.table(load_results(tmp_path / "exp"))
+
+
+def test_listed_figures_of_runs_name_their_runs_seeds_and_text(quickstart):
+    results = load_results(quickstart)
+    wanted = {"loss_against_time", "gradient_norms", "efficiency", "layout_ranking", "state_and_memory"}
+    entries = [entry for entry in listed() if entry.name in wanted]
+    assert {entry.name for entry in entries} == wanted
+    for entry in entries:
+        for need in entry.needs:
+            require(need, results)
+        module = import_module(f"analysis.figures.{entry.family}")
+        table = module.table(results, **entry.options)
+        assert set(table["run"]) == set(results.runs["run"])
+        assert tuple(table.columns) == module.COLUMNS
+        assert "Seeds 0, 1. Trained on pydocs." in module.caption(table, **entry.options)

@@ -1,0 +1,172 @@
+"""Figures of job=bench: a panel a case, a line a form, gaps where there is no time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.errors import NoData
+from analysis.figures import inference, static_model
+from analysis.plotting.bench import draw, draw_table
+
+
+def row(model: str, backend: str, tokens: int, ms: float | None, mode: str = "forward") -> dict:
+    times = {f"milliseconds_{key}": ms for key in ("median", "low", "high")}
+    note = "" if ms else "out of memory"
+    return {
+        "suite": "kernels",
+        "model": model,
+        "backend": backend,
+        "mode": mode,
+        "tokens": tokens,
+        **times,
+        "note": note,
+    }
+
+
+ROWS = [
+    *(row("mesa", "triton", n, n / 100) for n in (512, 1024, 2048)),
+    *(row("mesa", "fla", n, None if n > 1024 else n / 50) for n in (512, 1024, 2048)),
+    row("cayley", "triton", 512, 0.1),
+    row("mesa", "triton", 512, 9.0, mode="forward+backward"),
+]
+
+
+def test_a_panel_a_case_and_a_line_a_form():
+    rows = pd.DataFrame([x for x in ROWS if x["mode"] == "forward" and x["milliseconds_median"]])
+    mesa, cayley = draw(rows, "model", "backend").axes
+    assert [len(line.get_xdata()) for line in mesa.get_lines()] == [3, 2]
+    assert list(mesa.get_lines()[0].get_ydata()) == [5.12, 10.24, 20.48]
+    assert (mesa.get_title("left"), cayley.get_title("left")) == ("mesa", "cayley")
+
+
+@pytest.mark.slow
+def test_a_figure_a_mode_beside_the_table(tmp_path: Path):
+    table = tmp_path / "kernels.csv"
+    pd.DataFrame(ROWS).to_csv(table, index=False)
+    names = {path.name for path in draw_table(table)}
+    assert names == {
+        f"kernels_{mode}.{kind}" for mode in ("forward", "forward_backward") for kind in ("svg", "png")
+    }
+    assert all((tmp_path / name).stat().st_size > 1000 for name in names)
+
+
+def test_tables_of_other_suites_and_of_no_times_have_no_figure(tmp_path: Path):
+    other, empty = tmp_path / "latency.csv", tmp_path / "kernels.csv"
+    pd.DataFrame(ROWS).to_csv(other, index=False)
+    pd.DataFrame([x for x in ROWS if not x["milliseconds_median"]]).to_csv(empty, index=False)
+    assert draw_table(other) == draw_table(empty) == draw_table(tmp_path / "models.csv") == []
+
+
+def test_inference_is_drawn_against_the_context(inference_csv):
+    table = inference.read(inference_csv, batch=8)
+    assert set(table["batch"]) == {8}
+    decode, state, prefill = inference.draw(table, batch=8).axes
+    for axes in (decode, state, prefill):
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert [len(line.get_xdata()) for line in axes.get_lines()] == [3, 3, 3, 2]
+    ours, theirs, constant, _ = decode.get_lines()
+    assert list(ours.get_ydata()) == [2.25, 3.0, 6.0]
+    assert list(theirs.get_ydata()) == [2.75, 3.5, 6.5]
+    assert (ours.get_linestyle(), theirs.get_linestyle()) == ("-", "--")
+    assert ours.get_color() == theirs.get_color() == "#4d4d4d"
+    assert list(constant.get_ydata()) == [3.0, 3.0, 3.0]
+    assert set(state.get_lines()[2].get_ydata()) == {8 * 4096}
+    assert prefill.get_lines()[2].get_ydata()[0] == pytest.approx(1e3 * 8 * 256 / (3.0 * 256 / 16))
+    (legend,) = decode.figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == ["transformer", "Llama, transformers", "kda_pure", "nsa"]
+
+
+def test_the_caption_of_inference_says_where_and_what_is_missing(inference_csv):
+    text = inference.caption(inference.read(inference_csv, batch=1), batch=1)
+    assert text.startswith("1 sequence on Some CPU, 1 thread(s), float32, width 64, 4 layers. Median of 5")
+    assert (
+        "Time of a step after 1,024 tokens over the plain transformer's: kda_pure 1.00 and nsa 1.00." in text
+    )
+    assert text.endswith("Not measured, for time or memory: nsa (prefill, 4,096) and nsa (decode, 4,096).")
+
+
+@pytest.mark.slow
+def test_figures_of_inference_stand_beside_its_table(inference_csv, tmp_path: Path):
+    names = {path.name for path in inference.draw_file(inference_csv)}
+    assert names == {
+        f"{name}.{kind}" for name in ("inference", "inference_batch_8") for kind in ("svg", "png")
+    }
+    assert inference.draw_file(inference_csv.rename(tmp_path / "other.csv")) == []
+
+
+def test_a_table_of_inference_that_cannot_serve_says_why(inference_csv, tmp_path: Path):
+    with pytest.raises(NoData, match="no times of 4 sequence"):
+        inference.read(inference_csv, batch=4)
+    (tmp_path / "short.csv").write_text("suite,model\na,b\n")
+    with pytest.raises(NoData, match="no column color"):
+        inference.read(tmp_path / "short.csv", batch=1)
+
+
+def test_modelled_times_and_ratios_are_drawn_an_operation_a_line(static_csv):
+    table = static_model.read(static_csv)
+    times, ratios = static_model.draw(table).axes
+    assert (times.get_xscale(), ratios.get_xscale()) == ("log", "log")
+    lines = ["KDA, forward", "KDA, backward", "PaTH, forward"]
+    assert [text.get_text() for text in times.get_yticklabels()] == lines
+    drawn = {float(x) for line in times.get_lines() for x in line.get_xdata()}
+    assert drawn == {4.0, 8.0, 1.0, 2.0, 6.0, 1.5} | {1.0, 2.0, 0.25}  # and the rooflines
+    one, points = ratios.get_lines()
+    assert list(one.get_xdata()) == [1, 1]
+    assert (list(points.get_xdata()), list(points.get_ydata())) == ([0.5, 1.5], [0, 2])
+    hollow = [line for line in times.get_lines() if line.get_markerfacecolor() == "white"]
+    assert sorted(len(line.get_xdata()) for line in hollow) == [1, 1]
+    (legend,) = times.figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ours", "fla-core 0.6.0", "roofline"]
+
+
+def test_the_figure_of_a_model_says_so_and_what_it_does_not_know(static_csv):
+    table = static_model.read(static_csv)
+    assert static_model.draw(table).get_suptitle() == "model, not measured"
+    text = static_model.caption(table)
+    assert text.startswith(
+        "Model, not measured: kernels compiled by triton 3.7.1 for H200 without one, 8,192 tokens"
+    )
+    assert (
+        "Peer's time over ours: KDA forward 0.50 and PaTH forward 1.50. Nothing of it was measured." in text
+    )
+    assert (
+        "lower bounds, with loops of unknown length: KDA backward (ours) and KDA backward (fla-core 0.6.0)"
+        in text
+    )
+    measured = table.assign(measured_milliseconds=1.0)
+    assert "Crosses: measured." in static_model.caption(measured)
+
+
+def test_a_step_of_decoding_stands_beside_whole_sequences_and_other_lengths_do_not(static_csv):
+    """It has no backward, one token, and a batch."""
+    table = pd.read_csv(static_csv)
+    step = table[table["mode"] == "forward"].iloc[:1].assign(model="decoding, KDA", tokens=1, batch=32)
+    pd.concat([table, step, table.assign(tokens=512).iloc[:2]]).to_csv(static_csv, index=False)
+    rows = static_model.read(static_csv)
+    assert sorted(set(rows["tokens"])) == [1, 8192]
+    times, _ = static_model.draw(rows).axes
+    assert [text.get_text() for text in times.get_yticklabels()][-1] == "decoding, KDA, forward"
+    assert "8,192 tokens (decoding: one token of each of 32 sequences) in bfloat16" in static_model.caption(
+        rows
+    )
+    assert "decoding" not in static_model.caption(rows[rows["tokens"] > 1])
+
+
+def test_ours_alone_is_drawn_and_said(static_csv):
+    alone = static_model.read(static_csv)
+    alone = alone[alone["backend"] == "triton"].assign(ratio=float("nan"))
+    assert "No peer was installed: ours alone." in static_model.caption(alone)
+    assert len(static_model.draw(alone).axes) == 2
+
+
+@pytest.mark.slow
+def test_the_figure_of_a_model_stands_beside_its_table(static_csv, tmp_path: Path):
+    assert {path.name for path in static_model.draw_file(static_csv)} == {"static.svg", "static.png"}
+    (tmp_path / "none.csv").write_text("suite,model\na,b\n")
+    with pytest.raises(NoData, match="no column kind"):
+        static_model.read(tmp_path / "none.csv")
+    assert static_model.draw_file(tmp_path / "none.csv") == []

@@ -1,0 +1,229 @@
+"""Figures of synthetic tasks: what is drawn is what the runs answered, a panel a task, with the level of chance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.figure_reading import line
+from support.task_runs import write_study, write_task_run
+
+from analysis import load_results
+from analysis.errors import NoData
+from analysis.figure_entry import TASKS, TEXT
+from analysis.figures import task_accuracy, task_curves, task_difficulty, task_positions, task_state
+from analysis.gallery import draw, draw_figures, listed
+from analysis.plotting.task_panels import chance_text
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, write_run):
+    return load_results(write_study(write_run, tmp_path_factory.mktemp("tasks") / "exp"))
+
+
+def by_title(figure):
+    return {axes.get_title(loc="left"): axes for axes in figure.axes if axes.axison}
+
+
+def level_of_chance(axes):
+    return line(axes, "_chance").get_ydata()[0]
+
+
+@pytest.mark.slow
+def test_curves_are_means_over_seeds_of_one_task(study):
+    figure = task_curves.draw(task_curves.table(study))
+    panels = by_title(figure)
+    assert list(panels) == ["mqar", "parity"]
+    for task, axes in panels.items():
+        rows = study.metrics[
+            (study.metrics["name"] == f"kda {task}") & (study.metrics["split"] == "validation")
+        ]
+        np.testing.assert_allclose(
+            line(axes, "kda").get_ydata(), rows.groupby("step")["accuracy"].mean(), rtol=1e-6
+        )
+        assert axes.get_xlabel() == "training steps"
+    assert (level_of_chance(panels["mqar"]), level_of_chance(panels["parity"])) == (1 / 32, 0.5)
+
+
+@pytest.mark.slow
+def test_difficulty_is_what_the_task_says_and_of_the_test_split(study):
+    table = task_difficulty.table(study)
+    axes = by_title(task_difficulty.draw(table))["parity"]
+    assert axes.get_xlabel() == "bits so far"
+    answers = study.table("answers")
+    rows = answers[
+        (answers["name"] == "kda parity") & (answers["axis"] == "difficulty") & (answers["split"] == "test")
+    ]
+    drawn = line(axes, "kda")
+    first = rows[rows["value"] <= 4]  # eleven difficulties in ten buckets: two share one
+    shares = rows.groupby("value")[["right", "answers"]].sum()
+    assert drawn.get_ydata()[0] == pytest.approx(first["right"].sum() / first["answers"].sum(), abs=0.01)
+    assert drawn.get_ydata()[-1] == pytest.approx((shares["right"] / shares["answers"]).iloc[-1], abs=0.01)
+    assert table.groupby("run")["answers"].sum().eq(1100).all()
+    assert (
+        table.groupby("run")["right"].sum().sum()
+        == answers.query("axis == 'difficulty' and split == 'test'")["right"].sum()
+    )
+
+
+@pytest.mark.slow
+def test_few_difficulties_are_points_of_their_own(tmp_path, write_run):
+    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    rows = ["test,difficulty,2,10,9,1", "test,difficulty,40,30,3,1", "validation,difficulty,2,10,1,1"]
+    (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\n" + "\n".join(rows))
+    (axes,) = task_difficulty.draw(task_difficulty.table(load_results(tmp_path / "exp"))).axes
+    drawn = line(axes, "kda")
+    assert (list(drawn.get_xdata()), list(drawn.get_ydata())) == ([2, 40], [0.9, 0.1])
+    assert axes.get_xscale() == "log"
+
+
+@pytest.mark.slow
+def test_losses_along_the_sequence_are_sums_of_buckets_that_double(tmp_path, write_run):
+    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    rows = ["test,position,0,10,9,4", "test,position,15,30,3,16", "test,position,16,10,1,3"]
+    rows += ["test,position,64,10,9,1", "test,position,127,30,3,1", "validation,position,2,10,1,1"]
+    (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\n" + "\n".join(rows))
+    table = task_positions.table(load_results(tmp_path / "exp"))
+    assert table[["start", "end", "answers"]].values.tolist() == [[0, 16, 40], [16, 32, 10], [64, 128, 40]]
+    np.testing.assert_allclose(table["position"], [(10 * 1 + 30 * 16) / 40, 17, (10 * 65 + 30 * 128) / 40])
+    (axes,) = task_positions.draw(table).axes
+    np.testing.assert_allclose(line(axes, "kda").get_ydata(), [0.5, 0.3, 0.05])
+    assert level_of_chance(axes) == pytest.approx(np.log(2))
+    assert axes.get_ylabel() == "loss (nats/answer)"
+
+
+@pytest.mark.slow
+def test_tasks_that_ask_in_one_bucket_have_no_curve_along_the_sequence(tmp_path, write_run):
+    folder = write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    (folder / "answers.csv").write_text("split,axis,value,answers,right,nats\ntest,position,3,10,9,4\n")
+    with pytest.raises(NoData, match="no task asks both within its first 16 tokens and later"):
+        task_positions.table(load_results(tmp_path / "exp"))
+
+
+@pytest.mark.slow
+def test_state_is_that_of_the_tasks_length_and_sizes_of_a_model_are_one_line(tmp_path, write_run):
+    for width, accuracy in ((32, 0.5), (64, 0.9)):
+        for seed in (0, 1):
+            model = {"d_model": width}
+            write_task_run(
+                write_run, tmp_path / "exp", "kda", "mqar", seed, accuracy, size=100 * width, model=model
+            )
+    write_task_run(write_run, tmp_path / "exp", "mesanet", "mqar", accuracy=0.2, size=0)
+    table = task_state.table(load_results(tmp_path / "exp"))
+    (axes,) = task_state.draw(table).axes
+    drawn = line(axes, "kda")
+    assert (list(drawn.get_xdata()), list(drawn.get_ydata())) == ([3200, 6400], [0.5, 0.9])
+    assert "Without a state, and not drawn: mesanet." in task_state.caption(table)
+
+
+def test_runs_of_before_states_at_the_tasks_length_have_no_such_figure(tmp_path, write_run):
+    write_task_run(write_run, tmp_path / "exp", "kda", "mqar", size=None)
+    with pytest.raises(NoData, match="state_bytes_context"):
+        draw("task_state", load_results(tmp_path / "exp"))
+
+
+@pytest.mark.slow
+def test_the_table_in_colours_marks_those_who_may_be_first(study):
+    figure = task_accuracy.draw(task_accuracy.table(study))
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == [
+        "mqar\nchance 0.031",
+        "parity\nchance 0.5",
+    ]
+    models = [text.get_text() for text in axes.get_yticklabels()]
+    written = {
+        (models[round(text.get_position()[1])], round(text.get_position()[0])): (
+            text.get_text(),
+            text.get_weight(),
+        )
+        for text in axes.texts
+        if "±" not in text.get_text()
+    }
+    assert written["transformer", 0] == ("0.970", "bold")
+    assert written["kda", 0] == ("0.965", "bold")
+    assert written["mesanet", 0] == ("0.700", "normal")
+    assert written["kda", 1] == ("0.990", "bold")
+    assert written["transformer", 1] == ("0.600", "normal")
+    shades = axes.images[0].get_array()
+    assert shades[models.index("transformer"), 1] == pytest.approx(0.2)  # of what is left above chance
+
+
+@pytest.mark.slow
+def test_a_task_that_a_model_was_not_tried_on_is_a_dash(tmp_path, write_run):
+    for model, task in (("kda", "mqar"), ("transformer", "mqar"), ("kda", "parity")):
+        write_task_run(write_run, tmp_path / "exp", model, task)
+    (axes,) = task_accuracy.draw(task_accuracy.table(load_results(tmp_path / "exp"))).axes
+    assert sum(text.get_text() == "–" for text in axes.texts) == 1
+
+
+def test_chance_is_explained():
+    table = pd.DataFrame({"task": ["mqar", "parity"], "chance": [1 / 32, 0.5]})
+    assert "(mqar 0.0312 and parity 0.5)" in chance_text(table)
+
+
+@pytest.mark.slow
+def test_figures_of_text_and_of_tasks_do_not_meet(tmp_path, write_run):
+    entries = {entry.name: entry.of for entry in listed()}
+    assert {name for name, of in entries.items() if of == TASKS} == {
+        *("task_accuracy", "task_attention", "task_curves", "task_difficulty", "task_positions", "task_state")
+    }
+    assert entries["loss_against_tokens"] == entries["comparison"] == entries["learning_rates"] == TEXT
+    for seed in (0, 1):
+        write_task_run(write_run, tmp_path / "exp", "kda", "mqar", seed)
+        write_run(tmp_path / "exp", "transformer", seed)
+    _, _, table = draw("comparison", load_results(tmp_path / "exp"))
+    assert set(table["label"]) == {"transformer"}
+    _, _, table = draw("task_accuracy", load_results(tmp_path / "exp"))
+    assert set(table["model"]) == {"kda"}
+
+
+@pytest.mark.long
+def test_a_study_of_tasks_draws_its_own_figures_and_none_of_text(study, tmp_path):
+    shown = {one.name: one.missing for one in draw_figures(study, tmp_path)}
+    assert {name for name, missing in shown.items() if "failed" in missing} == set()
+    assert not {"loss_against_tokens", "comparison", "efficiency"} & shown.keys()
+    for name in ("task_accuracy", "task_curves", "task_difficulty", "task_state"):
+        assert shown[name] == ""
+
+
+@pytest.mark.slow
+def test_attention_to_the_answer_is_the_best_head_of_each_layer(tmp_path, write_run):
+    for seed in (0, 1):
+        run = write_task_run(write_run, tmp_path / "exp", "transformer", "mqar", seed)
+        heads = [
+            (layer, head, 0.1 + 0.4 * layer + 0.2 * head + 0.02 * seed) for layer in (0, 1) for head in (0, 1)
+        ]
+        columns = [
+            "step",
+            "layer",
+            "part",
+            "block",
+            "head",
+            "axis",
+            "start",
+            "end",
+            "measure",
+            "value",
+            "count",
+        ]
+        rows = [
+            (300, layer, "mixer", "attention", head, "", None, None, name, value, 8)
+            for layer, head, mass in heads
+            for name, value in (("answer_mass", mass), ("answer_uniform", 0.05))
+        ]
+        (run / "probes").mkdir()
+        pd.DataFrame(rows, columns=columns).to_parquet(run / "probes" / "measures.parquet")
+    figure, caption, _ = draw("task_attention", load_results(tmp_path / "exp"))
+    (axes,) = figure.axes
+    np.testing.assert_allclose(line(axes, "transformer").get_ydata(), [0.31, 0.71])
+    assert level_of_chance(axes) == pytest.approx(0.05)
+    assert "transformer on mqar 0.72 (layer 1, head 1, seed 1)" in caption
+
+
+def test_a_point_of_several_difficulties_stands_at_their_mean_over_answers():
+    """Eleven in ten points: the first two, of 10 and of 90 answers, share one."""
+    rows = pd.DataFrame({"difficulty": range(1, 12), "answers": [10, 90, *[100] * 9]})
+    facts = dict.fromkeys(("run", "model", "color", "task", "hardness", "training_set"), "x")
+    found = task_difficulty._bucketed(rows.assign(**facts, right=5, seed=0, rates=1, chance=0.5))
+    assert found["difficulty"].tolist() == [pytest.approx(1.9), *range(3, 12)]
+    assert found["value"].tolist() == pytest.approx([0.1, *[0.05] * 9])

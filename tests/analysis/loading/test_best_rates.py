@@ -1,0 +1,98 @@
+"""Which learning rate of a sweep a model is shown with: chosen by means over seeds of lowest validation losses."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from analysis import load_results
+from analysis.figures import learning_rates, loss_curves
+from analysis.loading.rate_sweeps import best_rates
+
+
+@pytest.fixture
+def swept(tmp_path, write_run):
+    """A run at each rate and seed, with these validation losses in order of time; its test loss is the last one.
+
+    whole: rate -> loss of the whole validation split, of runs that were scored on it.
+    """
+
+    def make(curves: dict[float, list[list[float]]], name="transformer", option=0, whole=None):
+        for rate, seeds in curves.items():
+            for seed, losses in enumerate(seeds):
+                scores = {"test": {"loss": losses[-1]}} | (
+                    {"validation": {"loss": whole[rate]}} if whole else {}
+                )
+                run = write_run(
+                    tmp_path / "exp",
+                    name,
+                    seed,
+                    losses[-1],
+                    recipe={"lr": rate, "lr_min": rate / 10},
+                    option=option,
+                    metrics=scores,
+                )
+                lines = [f"{step},{step},validation,{loss}" for step, loss in enumerate(losses, 1)]
+                (run / "metrics.csv").write_text("\n".join(["step,tokens,split,loss", *lines]) + "\n")
+        return load_results(tmp_path / "exp")
+
+    return make
+
+
+def rates(results) -> list[float]:
+    return sorted(set(best_rates(results)["lr"]))
+
+
+def test_the_luckiest_seed_does_not_choose_the_rate(swept):
+    results = swept({1e-3: [[3.0], [3.1]], 1e-2: [[2.5], [3.9]]})
+    assert rates(results) == [1e-3]
+    winner = learning_rates.best(learning_rates.points(learning_rates.table(results)))
+    assert (winner["lr"].tolist(), winner["mean"].tolist()) == ([1e-3], pytest.approx([3.05]))
+
+
+def test_a_run_counts_with_its_lowest_validation_loss(swept):
+    """The weights of that step are what is scored and exported."""
+    assert rates(swept({1e-3: [[3.2, 3.1]], 1e-2: [[2.9, 3.5]]})) == [1e-2]
+
+
+def test_the_whole_validation_split_chooses_where_every_run_was_scored_on_it(swept):
+    """While training only the beginning of the split may be scored, and here it prefers another rate."""
+    curves = {1e-3: [[3.0]], 1e-2: [[2.9]]}
+    assert rates(swept(curves, whole={1e-3: 2.8, 1e-2: 3.1})) == [1e-3]
+
+
+@pytest.mark.slow
+def test_a_model_that_was_never_validated_is_shown_with_all_its_rates(swept, tmp_path):
+    swept({1e-3: [[3.0]], 1e-2: [[3.5]]}, "unknown", 1)
+    for file in (tmp_path / "exp").glob("*/metrics.csv"):
+        file.write_text("step,tokens,split,loss\n1,1,train,3.0\n")
+    results = swept({1e-3: [[3.0]], 1e-2: [[2.5]]}, "known", 2)
+    shown = best_rates(results)
+    assert sorted(shown.loc[shown["name"] == "unknown", "lr"]) == [1e-3, 1e-2]
+    assert list(shown.loc[shown["name"] == "known", "lr"]) == [1e-2]
+
+
+@pytest.mark.slow
+def test_training_losses_choose_nothing(swept, tmp_path):
+    results = swept({1e-3: [[3.0]], 1e-2: [[3.5]]})
+    for run in results.runs.itertuples():
+        with (tmp_path / "exp" / run.run / "metrics.csv").open("a") as file:
+            file.write(f"9,9,train,{0.001 / run.lr}\n")
+    assert rates(load_results(tmp_path / "exp")) == [1e-3]
+
+
+@pytest.mark.slow
+def test_curves_are_ordered_by_where_they_end(swept):
+    swept({1e-3: [[3.0, 2.0, 3.6]]}, "turned", 1)
+    results = swept({1e-3: [[3.5, 3.4, 3.3]]}, "steady", 2)
+    assert loss_curves._by_final_loss(loss_curves.table(results)) == ["steady", "turned"]
+
+
+def test_of_several_settings_at_a_rate_the_lowest_mean_is_drawn_and_not_the_luckiest_seed():
+    values = {"a": (2.0, 2.01), "b": (1.9, 2.4)}
+    rows = [("m", 1e-3, name, value, False) for name, seeds in values.items() for value in seeds]
+    table = pd.DataFrame(rows, columns=["model", "lr", "settings", "value", "chosen"])
+    (point,) = learning_rates.points(table).itertuples()
+    assert (point.mean, point.low, point.seeds) == (pytest.approx(2.005), 2.0, 2)
+    chosen = table.assign(chosen=table["settings"] == "b")
+    assert learning_rates.points(chosen)["low"].tolist() == [1.9]

@@ -1,0 +1,172 @@
+"""Whatever is wrong with one run folder or file is a reported problem, and the other runs are loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import ResultsError, load_results, write_report
+from analysis.caveats.comparison import caveats
+from experiments.probing import find_runs as probing
+
+HEADER = "step,tokens,split,loss\n"
+
+
+def change(folder: Path, **values) -> None:
+    """Give keys of a summary other values."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def close(folder: Path, monkeypatch) -> None:
+    """Take away the right to enter a folder, also from a test that runs as root."""
+    folder.chmod(0)
+    stat, access = os.stat, os.access
+
+    def guarded(path, *args, **options):
+        if Path(folder) in Path(os.fspath(path)).parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", guarded)
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"run": None}, "summary.json has no run"),
+        ({"experiment": None}, "summary.json has no experiment"),
+        ({"seed": 10**30}, "seed is 1000000000000000000000000000000, not a whole number"),
+        ({"tokens": 10**400}, "tokens is 10000"),
+        ({"tokens": 1e300}, "tokens is 1e+300, not a whole number"),
+        ({"seconds": 10**400}, "seconds is 10000"),
+        ({"name": "half \ud800"}, "which is no text"),
+    ],
+)
+def test_a_summary_that_no_table_can_hold_is_broken(tmp_path, write_run, values, said):
+    write_run(tmp_path / "exp", seed=0)
+    folder = write_run(tmp_path / "exp", seed=1)
+    change(folder, **values)
+    results = load_results(tmp_path / "exp")
+    assert list(results.runs["seed"]) == [0]
+    (problem,) = results.problems
+    assert problem.startswith(f"exp/{folder.name}: broken: summary.json")
+    assert said in problem
+    assert len(problem) < 300
+    problem.encode()
+
+
+def test_deeply_nested_files_are_broken_or_do_without(tmp_path, write_run):
+    deep = "[" * 200_000
+    list_, object_, identity, failure = (write_run(tmp_path / "exp", seed=seed) for seed in range(4))
+    (list_ / "summary.json").write_text(deep)
+    (object_ / "summary.json").write_text('{"a":' * 200_000)
+    (identity / "identity.json").write_text('{"a":' * 600 + "1" + "}" * 600)
+    (failure / "summary.json").rename(failure / "failure.json").write_text(deep)
+    results = load_results(tmp_path / "exp")
+    assert list(results.runs["seed"]) == [2]
+    assert sorted(results.unfinished["status"]) == ["broken", "broken", "failed"]
+    assert all("nested too deep" in problem for problem in results.problems)
+
+
+def test_odd_failures_and_folder_names_are_named(tmp_path, write_run):
+    write_run(tmp_path / "exp", seed=0)
+    failed = tmp_path / "exp" / "failed"
+    failed.mkdir()
+    (failed / "failure.json").write_text(json.dumps({"message": "\udcff", "step": 10**30}))
+    os.mkdir(os.fsencode(tmp_path / "exp") + b"/\xff")
+    results = load_results(tmp_path / "exp")
+    assert set(results.unfinished["status"]) == {"failed", "foreign"}
+    "\n".join(results.problems).encode()
+
+
+def test_numbers_too_large_for_a_column_of_metrics_are_left_empty(tmp_path, write_run):
+    folder = write_run(tmp_path / "exp")
+    (folder / "metrics.csv").write_text(
+        HEADER + "1e30,1,train,2\n" + "1" * 30 + ",1,train,2\n300,1,train,2\n"
+    )
+    results = load_results(folder)
+    assert results.metrics["step"].tolist()[2] == 300
+    assert results.metrics["step"].isna().sum() == 2
+    assert any("2 cells are not numbers" in problem for problem in results.problems)
+    (folder / "metrics.csv").write_text(f"{HEADER}300,1,train,{10**400}\n")
+    assert load_results(folder).metrics["loss"].isna().all()
+    (folder / "metrics.csv").write_text(HEADER + "True,True,train,True\n")
+    assert load_results(folder).metrics["step"].tolist() == [1]
+
+
+def test_a_curve_that_ends_too_early_is_shown_and_named(tmp_path, write_run):
+    _, half, torn, silent = (write_run(tmp_path / "exp", seed=seed) for seed in range(4))
+    early = write_run(tmp_path / "exp", seed=4, steps=200, stopped="early")
+    text = (half / "metrics.csv").read_text().splitlines(keepends=True)
+    (half / "metrics.csv").write_text("".join(text[:10]))
+    (torn / "metrics.csv").write_text("".join(text)[:-45])
+    (silent / "metrics.csv").write_text(text[0])
+    (early / "metrics.csv").write_text("".join(text[:13]))
+    results = load_results(tmp_path / "exp")
+    rows = results.metrics.groupby("seed").size().to_dict()
+    assert rows == {0: 18, 1: 9, 2: 17, 4: 12}
+    assert set(results.problems) == {
+        f"exp/{half.name}: its metrics end at step 150 of 300: its curve is short",
+        f"exp/{torn.name}: metrics.csv: its last row is cut off and was left out",
+        f"exp/{silent.name}: its metrics have no row: it has no curve",
+    }
+    assert any(half.name in text and "its curve is short" in text for text in caveats(results))
+
+
+@pytest.mark.slow
+def test_rows_of_an_export_without_a_run_are_left_out(tmp_path, write_run):
+    for seed in range(3):
+        write_run(tmp_path / "exp", seed=seed)
+    load_results(tmp_path / "exp").to_parquet(tmp_path / "out")
+    frame = pd.read_parquet(tmp_path / "out" / "runs.parquet")
+    frame.loc[0, "run"] = None
+    frame.loc[1, "name"] = None
+    frame.to_parquet(tmp_path / "out" / "runs.parquet")
+    results = load_results(tmp_path / "out")
+    assert list(results.runs["seed"]) == [2]
+    (problem,) = results.problems
+    assert "2 of 3 rows without experiment, run, name, folder or setting were left out" in problem
+
+
+def test_a_folder_that_may_not_be_entered_is_named(tmp_path, write_run, monkeypatch):
+    write_run(tmp_path / "exp", seed=0)
+    closed = write_run(tmp_path / "exp", seed=1)
+    half = write_run(tmp_path / "exp", seed=2)
+    (half / "probes").mkdir()
+    close(closed, monkeypatch)
+    close(half / "probes", monkeypatch)
+    try:
+        results = load_results(tmp_path / "exp")
+        assert list(results.runs["seed"]) == [0, 2]
+        assert results.problems == [f"exp/{closed.name}: broken: may not be opened: no permission"]
+        assert results.table("measures").empty
+        assert f"exp/{half.name}: measures.parquet cannot be read" in results.problems[-1]
+        assert probing._problem(closed) == "may not be opened: no permission"
+        assert closed in list(probing._folders(tmp_path / "exp", 2))
+    finally:
+        monkeypatch.undo()
+        for folder in (closed, half / "probes"):
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("part", ["figures", "tables"])
+def test_a_file_in_the_place_of_a_part_of_a_report_is_too(tmp_path, write_run, part):
+    write_run(tmp_path / "exp")
+    (tmp_path / "exp" / "report").mkdir()
+    (tmp_path / "exp" / "report" / part).write_text("notes")
+    with pytest.raises(ResultsError, match=rf"exp/report/{part} is a file; move or rename it"):
+        write_report(tmp_path / "exp")
+
+
+@pytest.mark.parametrize("place", ["report", "report/deeper"])
+def test_a_file_in_the_place_of_a_report_is_an_error_for_people(tmp_path, write_run, place):
+    write_run(tmp_path / "exp")
+    (tmp_path / "exp" / "report").write_text("notes")
+    with pytest.raises(ResultsError, match=r"exp/report is a file; move or rename it"):
+        write_report(tmp_path / "exp", tmp_path / "exp" / place)

@@ -1,0 +1,301 @@
+"""Numbers in a text against the tables that they name: LOG.md and the pages hold, and what does not hold is told."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.number_checks.__main__ import main
+from analysis.number_checks.check import Outcome, check
+from analysis.number_checks.tables import Tables
+
+ROOT = Path(__file__).resolve().parents[3]
+
+ROWS = pd.DataFrame(
+    {
+        "label": ["a", "a", "b", "b c"],
+        "layer": pd.array([0, 1, 0, None], "Int64"),
+        "loss": [5.1234, 5.2, 4.75, 6.0],
+        "share": [0.0365, 0.025, 0.012, 0.4],
+        "steps": [1000, 16640, 250, 1],
+        "part": ["mixer", "", None, ""],  # empty either way: of no part
+    }
+)
+
+
+@pytest.fixture
+def judge(tmp_path):
+    """Writes text and mark into a folder with one published table, and checks them."""
+    place = tmp_path / "results" / "published" / "study"
+    place.mkdir(parents=True)
+    ROWS.to_parquet(place / "measures.parquet")
+    ROWS.to_csv(place / "rows.csv", index=False)
+
+    def judged(text: str, *lines: str, head: str = "study/measures") -> Outcome:
+        path = tmp_path / "LOG.md"
+        path.write_text(
+            "\n".join(["# Log", "", text, f"<!-- check {head}", *lines, "-->", ""]), encoding="utf-8"
+        )
+        return check(path, Tables(tmp_path))
+
+    return judged
+
+
+def only(outcome: Outcome) -> str:
+    assert len(outcome.problems) == 1, outcome.problems
+    assert "\n" not in outcome.problems[0]
+    return outcome.problems[0]
+
+
+@pytest.fixture(scope="module")
+def tables() -> Tables:
+    return Tables(ROOT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LOG.md", "docs/architectures.md", "docs/probes.md", "docs/departures.md"])
+def test_the_numbers_of_log_and_pages_are_those_of_their_tables(tables, name):
+    outcome = check(ROOT / name, tables)
+    assert outcome.problems == []
+    assert outcome.numbers + outcome.statements > 0
+
+
+EDITS = [
+    ("hold 0.469 of dense", "hold 0.459 of dense"),  # in a sentence
+    ("**5.962 ± 0.034**", "**5.926 ± 0.034**"),  # in a table, two figures swapped
+    ("| 319 / 4.6e12 /", "| 319 / 4.7e12 /"),
+    ("at 16,640 parameters more", "at 16,460 parameters more"),
+    ("single heads reach 4.4 %.", "single heads reach 4.5 %."),
+    ("NSA 2.0× and 0.99×", "NSA 2.0× and 1.99×"),
+    ("probability 0.24 to 0.29 are", "probability 0.24 to 0.30 are"),
+]
+
+
+@pytest.mark.slow
+def test_edited_numbers_of_the_log_are_caught_each_in_its_line(tables, tmp_path):
+    text = (ROOT / "LOG.md").read_text(encoding="utf-8")
+    edited, lines = text, []
+    for old, new in EDITS:
+        assert text.count(old) == 1
+        lines.append(text[: text.index(old)].count("\n") + 1)
+        edited = edited.replace(old, new)
+    (tmp_path / "LOG.md").write_text(edited, encoding="utf-8")
+    problems = check(tmp_path / "LOG.md", tables).problems
+    assert sorted(int(problem.split(":")[1]) for problem in problems) == sorted(lines)
+    assert all(": written " in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("written", "expression"),
+    [
+        ("5.123", "only loss label=a layer=0"),
+        ("5.1", "only loss label=a layer=0"),
+        ("3.65 %", "max share label!=b layer=0"),
+        ("16,640", "max steps"),
+        ("1.7e4", "max steps"),
+        ("5.3039", "mean of mean loss per label"),
+        ("5.2", "max of min loss label=a per layer"),
+        ("4", "count loss"),
+        ("3", "nunique label"),
+        ("6.0", "only loss layer="),
+        ("3", "count loss part="),
+        ("1", "count loss part!="),
+        ("3", "count loss layer!="),
+        ("6.00", 'only loss "label=b c"'),
+        ("5.20", "max loss label=a|b"),
+        ("1.01", "only loss label=a layer=1 / only loss label=a layer=0"),
+        ("0.08", "only loss label=a layer=1 - only loss label=a layer=0"),
+        ("25", "only share label=a layer>=1 * 1000"),
+        ("0.054", "std loss label=a"),
+    ],
+)
+def test_a_number_that_holds(judge, written, expression):
+    quote = written.replace(written.split()[0], "#")
+    outcome = judge(f"It is {written}, we say.", f"It is {quote}, we | {expression}")
+    assert (outcome.numbers, outcome.problems) == (1, [])
+
+
+@pytest.mark.parametrize("written", ["5.124", "5.122", "5.2", "51.23 %", "−5.123"])
+def test_a_number_that_does_not_hold_is_told_with_line_and_both_numbers(judge, written):
+    quote = "#" + written[len(written.split()[0]) :]
+    said = only(
+        judge(f"First line.\nIt is\n{written}, we say.", f"It is {quote}, we | only loss label=a layer=0")
+    )
+    value = 512.34 if "%" in written else 5.1234
+    assert said.startswith(f"LOG.md:5: written {written}, which should be = {value:.6g} (study/measures: ")
+
+
+def test_half_a_unit_of_the_last_digit_is_the_limit(judge):
+    for written, holds in (
+        ("0.04", True),
+        ("0.036", True),
+        ("0.037", True),
+        ("0.038", False),
+        ("0.0366", False),
+    ):
+        outcome = judge(f"It is {written}.", "It is #. | only share label=a layer=0")
+        assert (outcome.problems == []) == holds, written
+
+
+def test_a_bound_and_words(judge):
+    bounds = ("at most # | >= max loss", "at most # | > min loss")
+    assert judge("It is at most 6.5 nats.", *bounds).problems == []
+    assert "written 6.5, which should be < 4.75" in only(judge("at most 6.5", "at most # | < min loss"))
+    outcome = judge("b ends below a.", "b ends below a | max loss label=b < min loss label=a")
+    assert (outcome.statements, outcome.problems) == (1, [])
+    said = only(judge("a ends below b.", "a ends below b | min loss label=a < max loss label=b"))
+    assert said == 'LOG.md:5: "a ends below b" does not hold: 5.1234 is not < 4.75 (study/measures)'
+
+
+TABLE = "| | loss | share |\n|---|---|---|\n| a | 5.16 | **3.1e-2** ± 1 |\n| `b` | 4.75 | 0.012 ± 1 |"
+OF_ROWS = ("rows label", "| mean loss ; mean share", "| _")
+
+
+def test_a_table_is_compared_row_by_row(judge):
+    outcome = judge(TABLE, *OF_ROWS)
+    assert (outcome.numbers, outcome.problems) == (4, [])
+    assert only(judge(TABLE.replace("4.75", "4.57"), *OF_ROWS)).startswith(
+        "LOG.md:6: written 4.57, which should be"
+    )
+    assert "row 'b' has 2 numbers, the mark 3" in only(judge(TABLE.replace("12 ± 1", "12"), *OF_ROWS))
+    assert "no row of the table has label=c" in only(judge(TABLE.replace("`b`", "c"), *OF_ROWS))
+    assert "no table stands" in only(judge("Only words.", *OF_ROWS))
+    assert "line 9: no bar" in only(judge(TABLE, "rows label", "mean loss"))
+    assert "no text before its bars" in only(judge(TABLE, "rows label", "a | mean loss"))
+
+
+def test_a_row_has_the_columns_of_its_run(judge, tmp_path):
+    place = tmp_path / "results" / "published" / "study"
+    rows = ROWS.assign(experiment="e", run=["x", "x", "y", "y"])
+    rows.to_parquet(place / "measures.parquet")
+    pd.DataFrame({"experiment": "e", "run": ["x", "y"], "depth": [4, 24], "loss": 0.0}).to_parquet(
+        place / "runs.parquet"
+    )
+    assert judge("loss 6.0", "loss # | max loss depth=24").problems == []
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("# nats | mean loss layer=7", "no row of the table has layer=7"),
+        ("# nats | mean lost", "no column 'lost'; there are loss"),
+        ("# nats | mean loss lable=a", "no column 'lable'; there are label"),
+        ("# nats | mean of mean loss per lable", "no column 'lable'"),
+        ("# nats | mode loss", "no aggregate 'mode'; there are mean"),
+        ("# nats | mean label", "column 'label' holds no numbers"),
+        ("# nats | only loss label=a", "2 rows where `only` takes one"),
+        ("# nats | std loss label=b", "no finite number for: std loss label=b"),
+        ("# nats | mean loss / 0", "no finite number"),
+        ("# nats | mean loss layer=x", "column 'layer' holds numbers, and 'x' is none"),
+        ("# nats | mean loss label<a", "which only = and != compare"),
+        ("# nats | mean loss here", "'here' is no condition"),
+        ("# nats | loss", "a term is AGGREGATE COLUMN"),
+        ("# nats | mean loss ; mean loss", "1 numbers (#) and 2 expressions"),
+        ("# bits | mean loss", '"# bits" stands nowhere between the heading and the mark, not once'),
+        ("# | mean loss", "stands 2 times"),
+        ("nats | mean loss", "text without # takes EXPRESSION < EXPRESSION"),
+        ("5.27 nats", "line 5: no bar between the text and its expression"),
+        ('# nats | mean loss "label=b', "line 5: No closing quotation"),
+    ],
+)
+def test_a_mark_that_cannot_be_followed_is_one_line(judge, line, why):
+    said = only(judge("Here 5.27 nats, there 7 bits.".replace("bits", "others"), line))
+    assert said.startswith("LOG.md:")
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("head", "why"),
+    [
+        (
+            "study/nothing",
+            "no table results/published/study/nothing.parquet; there are measures.parquet, rows.csv",
+        ),
+        ("other/measures", "no table results/published/other/measures.parquet; there is no table at all"),
+        ("../../etc/passwd", "names no table"),
+        ("study:nothing", "no figure 'nothing'"),
+        ("other:sinks", "no folder results/published/other"),
+        ("study/measures colour=red", "no column 'colour'"),
+        ("", "a mark names its table"),
+    ],
+)
+def test_a_table_that_does_not_exist_is_one_line(judge, head, why):
+    assert why in only(judge("It is 5.", "It is #. | mean loss", head=head))
+
+
+def test_a_number_does_not_begin_in_the_middle_of_another(judge):
+    assert "stands nowhere" in only(judge("Version 1.2.3 nats", "# nats | mean loss"))
+
+
+def test_a_mark_without_lines_and_a_missing_file_are_one_line(judge, tmp_path):
+    assert "this mark checks nothing" in only(judge("It is 5."))
+    assert "LOG.txt" in only(check(tmp_path / "LOG.txt", Tables(tmp_path)))
+
+
+def test_a_text_is_searched_from_its_heading_on_and_without_other_marks(judge):
+    text = "It is 7, not\n\n## Next\n\nIt is\n4.75, not\n<!-- It is 8, not\n# no heading\n-->"
+    assert judge(text, "It is #, | min loss").problems == []
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    return subprocess.run(
+        ["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_text_can_name_its_table_as_of_a_commit(judge, tmp_path):
+    line = "It is #. | min loss"
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "results")
+    git(tmp_path, "commit", "-qm", "tables")
+    commit = git(tmp_path, "rev-parse", "HEAD")[:10]
+    path = tmp_path / "results" / "published" / "study" / "measures.parquet"
+    ROWS.assign(loss=1.0).to_parquet(path)
+    assert "should be = 1" in only(judge("It is 4.75.", line))
+    assert judge("It is 4.75.", line, head=f"study/measures@{commit}").problems == []
+    assert "should be = 4.75" in only(judge("It is 1.", line, head=f"study/measures@{commit}"))
+    unknown = "0" * 10
+    assert f"no commit {unknown}" in only(judge("It is 1.", line, head=f"study/measures@{unknown}"))
+    assert judge("It is 4.75.", line, head=f"study/measures@{commit}").numbers == 1
+    git(tmp_path, "commit", "-qam", "other tables")
+    git(tmp_path, "clone", "-q", "--depth=1", tmp_path.as_uri(), "shallow")
+    (tmp_path / ".git").rename(tmp_path / "elsewhere")
+    for copy in (tmp_path, tmp_path / "shallow"):
+        outcome = check(tmp_path / "LOG.md", Tables(copy))
+        assert (outcome.numbers, outcome.problems) == (0, [])
+        assert "need a clone with its history" in outcome.unseen[0]
+
+
+def test_the_program_ends_with_1_where_a_number_is_off(judge, tmp_path, capsys):
+    judge("It is 4.75.", "It is #. | min loss")
+    assert main([str(tmp_path / "LOG.md")], tmp_path) == 0
+    assert "1 numbers and 0 statements compared with their tables, 0 wrong" in capsys.readouterr().out
+    judge("It is 4.76.", "It is #. | min loss")
+    assert main([str(tmp_path / "LOG.md")], tmp_path) == 1
+    assert "LOG.md:3: written 4.76, which should be = 4.75" in capsys.readouterr().err
+
+
+def test_the_program_ends_with_1_whichever_of_its_files_is_off(judge, tmp_path):
+    names = {}
+    for written in ("4.75", "4.76"):
+        judge(f"It is {written}.", "It is #. | min loss")
+        names[written] = str((tmp_path / "LOG.md").rename(tmp_path / f"{written}.md"))
+    right, wrong = names["4.75"], names["4.76"]
+    assert [main(files, tmp_path) for files in ([right, right], [right, wrong], [wrong, right])] == [0, 1, 1]
+
+
+@pytest.mark.slow
+def test_a_reader_that_closes_the_pipe_ends_it_without_a_traceback(tmp_path):
+    (tmp_path / "page.md").write_text("# No numbers\n", encoding="utf-8")
+    command = [sys.executable, "-m", "analysis.number_checks", str(tmp_path / "page.md")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == -signal.SIGPIPE

@@ -1,0 +1,289 @@
+"""Published results: small files that know no machine, tell where they come from, and read back as their runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import pandas as pd
+import pytest
+import yaml
+
+from analysis import ResultsError, load_results
+from analysis.publishing import configurations
+from analysis.publishing.provenance import without_paths
+from analysis.publishing.publish import Publication, missing_parts, publish
+
+ASKED = Publication("Does it work?", command="python run.py job=publish runs=/home/me/results/exp")
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_published_results_read_back_without_this_machines_paths(tmp_path, write_run):
+    command = (
+        "python run.py data.path=/home/me/text/wiki data.train_path=/home/me/a-b/t.parquet name=x/y lr=1e-3"
+    )
+    run = write_run(tmp_path / "results" / "exp", command=command)
+    config = {
+        "data": {"path": "/home/me/text/wiki", "cache_dir": "~/cache"},
+        "lr": 1e-3,
+        "names": ["a", "/b/c"],
+    }
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    results = load_results(tmp_path / "results" / "exp")
+    shown = Publication("Does it work?", ("loss_against_tokens",), command="python run.py runs=/home/me/exp")
+    folder = publish(results, tmp_path / "published", shown)
+    assert folder == tmp_path / "published" / "exp"
+    again = load_results(folder)
+    assert again.runs["command"].tolist() == [
+        "python run.py data.path=wiki data.train_path=t.parquet name=x/y lr=1e-3"
+    ]
+    assert again.runs["test_loss"].tolist() == results.runs["test_loss"].tolist()
+    assert len(again.metrics) == len(results.metrics) > 0
+    content = b"".join(contents(folder).values())
+    assert str(tmp_path).encode() not in content
+    assert b"/home/me" not in content
+    assert "Trained on pydocs" in (folder / "loss_against_tokens.txt").read_text()
+    assert {path.suffix for path in folder.glob("loss_against_tokens.*")} == {".png", ".svg", ".txt"}
+    configs, _ = configurations.read(folder)
+    assert configs == {
+        run.name: {"data": {"path": "wiki", "cache_dir": "cache"}, "lr": 1e-3, "names": ["a", "c"]}
+    }
+    assert missing_parts(folder) == []
+
+
+@pytest.fixture
+def probed_runs(tmp_path, write_run):
+    """Two seeds, one of them probed by a pass that left its record."""
+    runs = [write_run(tmp_path / "results" / "exp", seed=seed, commit=str(seed) * 40) for seed in (0, 1)]
+    place = runs[1] / "probes"
+    place.mkdir()
+    said = {"prompt": "The ", "text": "end", "temperature": 0.8, "sample_seed": 0, "tokens_per_second": 90.0}
+    pd.DataFrame([said]).to_parquet(place / "samples.parquet")
+    record = {
+        "settings": {"windows": 7},
+        "command": "python run.py job=probe runs=/x/exp",
+        "commit": "c0ffee",
+    }
+    (place / "probes.json").write_text(json.dumps({**record, "dirty": True}))
+    return tmp_path / "results" / "exp"
+
+
+@pytest.mark.slow
+def test_the_readme_tells_how_everything_came_to_be(tmp_path, probed_runs):
+    folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    page = (folder / "README.md").read_text()
+    for told in (
+        "# exp\n",
+        "**Question:** Does it work?",
+        "    python run.py model=transformer\n",
+        "    python run.py job=probe runs=exp\n",
+        "commit c0ffee, with uncommitted changes",
+        "| `windows` | 7 |",
+        "    python run.py job=publish runs=exp\n",
+        f"commit {40 * '0'}, clean: 1 run",
+        f"commit {40 * '1'}, clean: 1 run",
+        "python 3.11.9, torch 2.13.0",
+        "Example CPU, 2 cores, 8.0 GiB; 1 thread(s)",
+        "fingerprint f00d",
+        "ships with every Python",
+        "runs from different commits",
+    ):
+        assert told in page, told
+    identities = json.loads((folder / "identities.json").read_text())
+    for path in probed_runs.iterdir():
+        assert identities[path.name] == json.loads((path / "identity.json").read_text())
+    line = (folder / "identities.json").read_text().splitlines()[1]
+    run, text = line.rstrip(",").split(": ", 1)
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == hash_of(identities[json.loads(run)])
+
+
+@pytest.mark.slow
+def test_the_readme_names_runs_whose_command_nobody_recorded(tmp_path, write_run):
+    for seed, command in enumerate(("python run.py a=1", None, "python run.py a=1")):
+        write_run(tmp_path / "exp", seed=seed, command=command)
+    folder = publish(load_results(tmp_path / "exp"), tmp_path / "published", ASKED)
+    page = (folder / "README.md").read_text()
+    assert "Training (2 runs):\n\n    python run.py a=1\n" in page
+    assert "Training (1 run):\n\nNot recorded.\n" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("runs=/home/me/results/exp lr=1e-3", "runs=exp lr=1e-3"),
+        ("runs=/home/me/results/exp/ lr=1e-3", "runs=exp lr=1e-3"),
+        ("'runs=/a/b.c' \"/d-e/f.txt\"", "'runs=b.c' \"f.txt\""),
+        ("runs=[/home/me/one,two]", "runs=[one,two]"),
+        ("(/home/me//one)", "(one)"),
+        *((text, text) for text in ("results/exp/run", "./results/exp", "../text/a.txt", "1 / 2 /", "a/b")),
+    ],
+)
+def test_of_absolute_paths_the_last_part_is_left_and_relative_ones_stay(text, left):
+    assert without_paths(text) == left
+
+
+def hash_of(identity):
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[
+        :12
+    ]
+
+
+@pytest.mark.slow
+def test_a_study_is_published_again_from_what_was_published(tmp_path, probed_runs):
+    first = publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    shutil.rmtree(probed_runs)
+    before = contents(first)
+    for name in ("sinks.png", "sinks.svg", "sinks.txt", "gone_figure.svg", "maps.parquet"):
+        (first / name).write_text("of an earlier publication")
+    (first / "notes.txt").write_text("somebody's own")
+    told = json.loads((first / "provenance.json").read_text())
+    (first / "provenance.json").write_text(json.dumps({**told, "files": [*told["files"], "gone_figure.svg"]}))
+    (first / ".runs.k1ll3d.partial.parquet").write_text("half of a table")
+    assert publish(load_results(first), tmp_path / "published", ASKED) == first
+    after = contents(first)
+    assert after.pop("notes.txt") == b"somebody's own"
+    assert after == before
+    elsewhere = publish(load_results(first), tmp_path / "other", ASKED)
+    assert contents(elsewhere) == before
+
+
+@pytest.mark.slow
+def test_tables_can_be_left_out(tmp_path, probed_runs):
+    short = Publication("Does it work?", leave_out=("samples",))
+    folder = publish(load_results(probed_runs), tmp_path / "published", short)
+    assert not (folder / "samples.parquet").exists()
+    with pytest.raises(ResultsError, match="no table 'sample' to leave out; there are measures"):
+        publish(load_results(probed_runs), tmp_path / "published", Publication("?", leave_out=("sample",)))
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (Publication(None), "what does this study ask"),
+        (Publication("  "), "what does this study ask"),
+        (Publication("Does it?", ("losses",)), "there are task_accuracy"),
+        (Publication("Does it?", ("sinks",)), "job=probe"),
+    ],
+)
+def test_what_cannot_be_published_says_why_and_writes_nothing(tmp_path, write_run, said, why):
+    write_run(tmp_path / "exp")
+    with pytest.raises(ResultsError, match=why):
+        publish(load_results(tmp_path / "exp"), tmp_path / "published", said)
+    assert not (tmp_path / "published").exists()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"name": "text", "train": "mine"}, None),
+        ({"name": "wikitext103", "train": "other-articles"}, None),
+        ({"name": "wikitext103", "train": "wikitext-103-raw-v1 train"}, "Salesforce/wikitext"),
+    ],
+)
+@pytest.mark.slow
+def test_a_text_without_a_public_name_needs_a_source(tmp_path, write_run, data, told):
+    write_run(tmp_path / "exp", data=data)
+    results = load_results(tmp_path / "exp")
+    if told is None:
+        with pytest.raises(ResultsError, match=f"trained on {data['train']}.*source="):
+            publish(results, tmp_path / "published", ASKED)
+        told = "of my own"
+    folder = publish(results, tmp_path / "published", Publication("Does it?", source=told))
+    assert told in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda run: (run / "config.yaml").unlink(),
+        lambda run: (run / "identity.json").write_text("[]"),
+        lambda run: (run / "config.yaml").write_text("a: &a [1]\nb: [*a, *a]\n"),
+        lambda run: (run / "config.yaml").write_text("{" * 5000),
+        lambda run: (run / "config.yaml").write_text("a: [1"),
+    ],
+    ids=["no config", "no mapping", "aliases", "nested", "no YAML"],
+)
+def test_a_run_without_its_configuration_is_refused(tmp_path, write_run, damage):
+    damage(write_run(tmp_path / "exp"))
+    with pytest.raises(ResultsError, match="no configuration or identity of exp/"):
+        publish(load_results(tmp_path / "exp"), tmp_path / "published", ASKED)
+    assert not (tmp_path / "published").exists()
+
+
+@pytest.mark.slow
+def test_exported_runs_without_their_configurations_are_refused(tmp_path, probed_runs):
+    load_results(probed_runs).to_parquet(tmp_path / "export")
+    with pytest.raises(ResultsError, match=r"exp/\w+ \(not in configs.yaml\).*from the folders of its runs"):
+        publish(load_results(tmp_path / "export"), tmp_path / "published", ASKED)
+    folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    (folder / "identities.json").write_text("{}")
+    with pytest.raises(ResultsError, match=r"not in identities.json"):
+        publish(load_results(folder), tmp_path / "published", ASKED)
+
+
+@pytest.mark.slow
+def test_a_publication_that_was_killed_is_seen_to_be_none(tmp_path, probed_runs, monkeypatch):
+    folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    assert missing_parts(folder) == []
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(configurations, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    assert missing_parts(folder) == ["no README.md"]
+    publish(load_results(folder), tmp_path / "published", ASKED)
+    assert missing_parts(folder) == []
+
+
+def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
+    (record,) = probed_runs.glob("*/probes/probes.json")
+    record.unlink()
+    with pytest.raises(ResultsError, match=r"interrupted pass.*job=probe"):
+        publish(load_results(probed_runs), tmp_path / "published", ASKED)
+
+
+@pytest.mark.slow
+def test_what_a_published_folder_lacks_is_found(tmp_path, probed_runs):
+    folder = publish(load_results(probed_runs), tmp_path / "published", ASKED)
+    assert missing_parts(folder) == []
+    runs = sorted(path.name for path in probed_runs.iterdir())
+    for name, said in (
+        ("README.md", ["no README.md"]),
+        ("configs.yaml", [f"configs.yaml lacks run {run}" for run in runs] + ["no configs.yaml"]),
+        ("identities.json", [f"identities.json lacks run {run}" for run in runs] + ["no identities.json"]),
+        ("provenance.json", ["no provenance.json"]),
+        ("comparison.csv", ["no comparison.csv"]),
+    ):
+        text = (folder / name).read_bytes()
+        (folder / name).unlink()
+        assert missing_parts(folder) == said
+        (folder / name).write_bytes(text)
+    told = json.loads((folder / "provenance.json").read_text())
+    (folder / "provenance.json").write_text(json.dumps({**told, "probing": [], "question": " "}))
+    assert [text.split(" run ")[0] for text in missing_parts(folder)] == ["nothing says how", "no question"]
+
+
+NESTED = [
+    {"a": 1, "b": {"c": 2, "d": {"e": [1]}}, "x": {}},
+    {"a": 1.0, "b": {"c": 2, "d": 3}, "x": {"y": 0}},
+    {"a": True, "b": {"c": 2, "d": {"e": [1]}}, "x": {}, "only": None},
+]
+
+
+def test_shared_and_own_parts_of_configurations_make_them_whole():
+    shared = configurations.common(NESTED)
+    assert shared == {"b": {"c": 2}, "x": {}}
+    for tree in NESTED:
+        own = configurations.difference(shared, tree)
+        again = configurations.joined(shared, own)
+        assert json.dumps(again, sort_keys=True) == json.dumps(tree, sort_keys=True)
+    assert configurations.common([NESTED[0]]) == NESTED[0]
+    assert configurations.difference(NESTED[0], NESTED[0]) == {}

@@ -1,0 +1,156 @@
+"""A stranger's results say where they belong; they are published below the published studies, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from analysis import ResultsError, load_results
+from analysis.publishing.publish import Publication, publish
+
+ASKED = Publication("Does it work?")
+
+
+@pytest.fixture
+def house(tmp_path, write_run):
+    """A results folder with a run; beside it what nobody may touch."""
+    write_run(tmp_path / "results" / "exp")
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    for name in ("runs.parquet", "maps.parquet", "sinks.png"):
+        (victim / name).write_text("mine")
+    return tmp_path
+
+
+def everything(house):
+    return {str(path): path.read_bytes() for path in house.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../victim",
+        "../victim",
+        "..",
+        ".",
+        "",
+        "a/b",
+        "a\\b",
+        ".hidden",
+        "_kept",
+        "report",
+        "published",
+        "new\nline",
+        "nul\0",
+        " blank",
+        "x" * 300,
+    ],
+)
+def test_an_experiment_that_is_no_plain_folder_name_is_refused(house, name):
+    (run,) = (house / "results" / "exp").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "experiment": name}))
+    before = everything(house)
+    with pytest.raises(ResultsError, match="no plain folder name, so nothing was published") as error:
+        publish(load_results(run), house / "results" / "published", ASKED)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+    assert everything(house) == before
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.slow
+def test_exported_runs_are_refused_as_well(house, absolute):
+    name = str(house / "victim") if absolute else "../../victim"
+    load_results(house / "results" / "exp").to_parquet(house / "export")
+    frame = pd.read_parquet(house / "export" / "runs.parquet").assign(experiment=name)
+    frame.to_parquet(house / "export" / "runs.parquet")
+    before = everything(house)
+    with pytest.raises(ResultsError, match="no plain folder name"):
+        publish(load_results(house / "export"), house / "results" / "published", ASKED)
+    assert everything(house) == before
+
+
+@pytest.mark.parametrize("place", ["published", "published/exp"])
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_is_written_through_links(house, place, there):
+    link = house / "results" / place
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(house / "victim" if there else house / "nothing")
+    before = everything(house)
+    with pytest.raises(ResultsError, match="nothing is written through links"):
+        publish(load_results(house / "results" / "exp"), house / "results" / "published", ASKED)
+    assert everything(house) == before
+    assert not (house / "nothing").exists()
+
+
+@pytest.mark.slow
+def test_links_to_files_are_replaced_and_not_followed(house):
+    place = house / "results" / "published" / "exp"
+    place.mkdir(parents=True)
+    for name in ("runs.parquet", "maps.parquet", "sinks.png", "README.md"):
+        (place / name).symlink_to(house / "victim" / name)
+    publish(load_results(house / "results" / "exp"), house / "results" / "published", ASKED)
+    assert {path.read_text() for path in (house / "victim").iterdir()} == {"mine"}
+    assert not any(path.is_symlink() for path in place.iterdir())
+
+
+@pytest.mark.slow
+def test_a_provenance_of_a_stranger_deletes_nothing_elsewhere(house):
+    place = house / "results" / "published" / "exp"
+    place.mkdir(parents=True)
+    files = ["../../../victim/sinks.png", str(house / "victim" / "sinks.png"), "notes.md", "own.txt", ".."]
+    (place / "provenance.json").write_text(json.dumps({"question": "?", "command": "", "files": files}))
+    for name in ("notes.md", "own.txt"):
+        (place / name).write_text("words")
+    publish(load_results(house / "results" / "exp"), house / "results" / "published", ASKED)
+    assert (house / "victim" / "sinks.png").read_text() == "mine"
+    assert (place / "notes.md").exists()
+    assert not (place / "own.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[]", "{", '{"question": 1, "command": "", "probing": [{"x": 1}]}', '{"question": 1, "command": ""}'],
+)
+@pytest.mark.slow
+def test_a_damaged_provenance_of_the_source_is_one_line_and_of_the_target_no_matter(house, text):
+    results = load_results(house / "results" / "exp")
+    folder = publish(results, house / "results" / "published", ASKED)
+    (folder / "provenance.json").write_text(text)
+    with pytest.raises(ResultsError, match=r"provenance.json cannot be read"):
+        publish(load_results(folder), house / "elsewhere", ASKED)
+    assert publish(results, house / "results" / "published", ASKED) == folder
+
+
+def test_a_configuration_outside_its_run_is_not_published(house):
+    (run,) = (house / "results" / "exp").iterdir()
+    (house / "secret.yaml").write_text("password: hunter2\n")
+    (run / "config.yaml").unlink()
+    (run / "config.yaml").symlink_to(house / "secret.yaml")
+    with pytest.raises(ResultsError, match="link out of its folder"):
+        publish(load_results(house / "results" / "exp"), house / "results" / "published", ASKED)
+
+
+def test_two_experiments_are_not_one_study(house, write_run):
+    write_run(house / "results" / "other")
+    with pytest.raises(ResultsError, match=r"of 2 experiments.*publish one"):
+        publish(load_results(house / "results"), house / "results" / "published", ASKED)
+
+
+@pytest.mark.slow
+def test_words_of_a_summary_are_no_markup(house):
+    (run,) = (house / "results" / "exp").iterdir()
+    summary = json.loads((run / "summary.json").read_text())
+    summary["command"] = "python run.py\n# title\n<script>alert(1)</script>"
+    summary["data"]["train"] = "<img src=x>\n# another"
+    (run / "summary.json").write_text(json.dumps(summary))
+    folder = publish(load_results(run), house / "results" / "published", ASKED)
+    page = (folder / "README.md").read_text()
+    assert "\\<img src=x\\> # another" in page
+    lines = [line for line in page.splitlines() if "script" in line]
+    assert lines
+    assert all(line.startswith("    ") for line in lines)
+    assert [line for line in page.splitlines() if line.startswith("# ")] == ["# exp"]

@@ -1,0 +1,158 @@
+"""The page of a study of synthetic tasks: models x tasks, sentences by task, nothing that is of text alone."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from support.task_runs import write_study, write_task_run
+
+from analysis import comparison_text, load_results, write_report
+from analysis.caveats.comparison import caveats
+from analysis.plotting.series_marks import series_key
+from analysis.publishing.provenance import origins
+from analysis.report import content as contents
+from analysis.report import markdown, page
+from analysis.report.task_page import task_page
+
+OF_TEXT = ("nats/token", "perplexity", "word ppl", "bits per byte", "tokenizer", "What the models write")
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, write_run):
+    return load_results(write_study(write_run, tmp_path_factory.mktemp("tasks") / "exp"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Gather a report's content without its figures, which take seconds."""
+    monkeypatch.setattr(contents, "draw_figures", lambda *_: [])
+    return contents.gather
+
+
+def cells(results, baseline=None):
+    """The cells of models x tasks by model and heading."""
+    made = task_page(results, baseline)
+    return {
+        (row.label, field.heading): field.show(row)
+        for row in made.rows.itertuples(index=False)
+        for field in made.fields
+    }
+
+
+@pytest.mark.slow
+def test_a_cell_has_accuracy_interval_places_and_what_is_shown(study):
+    found = cells(study)
+    assert found["transformer", "mqar"] == "0.970 ± 0.020 (1–2)"
+    assert found["kda", "mqar"] == "0.965 ± 0.020 (1–2)"
+    assert found["mesanet", "mqar"] == "0.700 ± 0.020 (3) behind, a lead"
+    assert found["kda", "parity"] == "0.990 ± 0.020 (1) ahead, a lead"
+    assert found["kda", "beside the baseline"] == "ahead, a lead, on 1, not shown to differ on 1"
+    assert found["transformer", "beside the baseline"] == "baseline"
+
+
+@pytest.mark.slow
+def test_better_stands_only_where_it_is_a_verdict(tmp_path, write_run):
+    """Rates selected on validation, equal sizes, three seeds: then, and not by one seed less, it is better."""
+    for model, right in (("transformer", 0.6), ("kda", 0.9)):
+        for rate, loss in ((1e-3, 0.1), (3e-3, 0.2), (1e-4, 0.3)):
+            for seed in range(3):
+                write_task_run(
+                    write_run,
+                    tmp_path / "exp",
+                    model,
+                    "mqar",
+                    seed,
+                    right - loss + 0.005 * seed,
+                    recipe={"lr": rate},
+                    parameters_non_embedding=1000,
+                )
+    assert cells(load_results(tmp_path / "exp"))["kda", "mqar"].endswith("better")
+    assert cells(load_results(tmp_path / "exp"), "kda")["transformer", "mqar"].endswith("worse")
+    for path in sorted((tmp_path / "exp").iterdir()):
+        if '"seed": 2' in (path / "identity.json").read_text():
+            (path / "summary.json").unlink(missing_ok=True)
+    assert cells(load_results(tmp_path / "exp"))["kda", "mqar"].endswith("ahead, a lead")
+
+
+@pytest.mark.slow
+def test_the_page_of_tasks_has_nothing_of_text(study, undrawn, tmp_path):
+    content = undrawn(study, tmp_path)
+    for text in (page.render(content), markdown.render(content)):
+        assert "Models and tasks" in text
+        assert [words for words in OF_TEXT if words in text] == []
+        for task in ("mqar", "parity"):
+            assert f"2 layers, {task}" in text
+        assert "sequences all right" in text
+        assert "0.970 ± 0.020 (1–2)" in text
+    assert content.summary.startswith("kda, transformer and mesanet, compared over 18 runs")
+    dots = content.comparison.set_index("label")["dot"]
+    assert dots["kda mqar"] == dots["kda parity"] == content.tasks.rows.set_index("label")["dot"]["kda"]
+    assert page.render(content).count(f'data-model="{series_key("kda")}"') == 3
+    assert "test accuracy" in [field.heading for field in content.run_fields]
+    assert content.tasks.note.count("never averaged") == 1
+
+
+@pytest.mark.slow
+def test_text_beside_tasks_keeps_its_table_and_its_columns(tmp_path, write_run, undrawn):
+    for seed in (0, 1):
+        write_run(tmp_path / "exp", "transformer", seed)
+        write_task_run(write_run, tmp_path / "exp", "kda", "mqar", seed)
+    content = undrawn(load_results(tmp_path / "exp"), tmp_path)
+    assert [(part.file, part.of_tasks, list(part.rows["label"])) for part in content.compared] == [
+        ("comparison", False, ["transformer"]),
+        ("comparison_tasks", True, ["kda mqar"]),
+    ]
+    text = markdown.render(content)
+    assert "word ppl" in text
+    assert "right answers" in text
+    assert "What the models write" in text
+
+
+@pytest.mark.slow
+def test_the_comparison_as_text_says_accuracies(study):
+    text = comparison_text(study)
+    assert "accuracy" in text.splitlines()[0]
+    assert "test loss (nats/answer)" in text.splitlines()[0]
+    assert "−0.270" in text
+    assert "0.031" in text
+    assert [words for words in OF_TEXT if words in text] == []
+
+
+@pytest.mark.slow
+def test_several_tasks_are_no_unequal_texts_recipes_or_tokenizers(study):
+    said = " ".join(caveats(study))
+    for words in ("mixed", "unequal recipes", "unequal training", "tokenizer"):
+        assert words not in said
+    assert "mqar and parity: one learning rate, 0.003, for all models" in said
+
+
+@pytest.mark.slow
+def test_unequal_recipes_within_a_task_are_said_of_that_task(tmp_path, write_run):
+    for model, task, steps in (("kda", "mqar", 5), ("transformer", "mqar", 50), ("kda", "parity", 30)):
+        write_task_run(write_run, tmp_path / "exp", model, task, recipe={"warmup_steps": steps})
+    said = [text for text in caveats(load_results(tmp_path / "exp")) if "warm-up" in text]
+    assert len(said) == 1
+    assert said[0].startswith("mqar: unequal recipes: steps of warm-up")
+
+
+@pytest.mark.slow
+def test_falling_losses_of_tasks_are_nats_an_answer(study):
+    said = [text for text in caveats(study) if text.startswith("still falling")]
+    assert len(said) == 2
+    assert all("nats/answer" in text for text in said)
+
+
+def test_a_task_needs_no_source_of_its_text(study):
+    found = origins(study, "")
+    assert found[0] == "mqar (length 32, pairs 4): drawn by this program, as often as a run asks for"
+    assert len(found) == 2
+
+
+@pytest.mark.long
+def test_a_written_report_has_the_tables_of_tasks(study, tmp_path):
+    write_report(study, tmp_path)
+    long = pd.read_csv(tmp_path / "tables" / "tasks.csv").set_index(["model", "task"])
+    assert long.loc[("mesanet", "mqar"), "difference"] == pytest.approx(-0.27)
+    assert (tmp_path / "tables" / "tasks.tex").read_text().count(r"\\") >= 4
+    assert not (tmp_path / "tables" / "comparison_tasks.csv").exists()
+    assert (tmp_path / "answers.parquet").is_file()

@@ -1,0 +1,242 @@
+"""The page: self-contained, complete, and honest about what is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis import ResultsError, gallery, load_results, write_report
+from analysis.caveats.comparison import caveats
+
+pytestmark = pytest.mark.slow
+
+SHOWN = ("comparison", "loss_against_tokens")
+"""The figures that the small stored results support, of those drawn here (test_every_figure.py draws them all)."""
+
+
+@pytest.fixture(autouse=True)
+def few_figures(monkeypatch):
+    """Three figures are enough to test the page, and all are a minute's work."""
+    every = gallery.listed()
+    drawn = [entry for entry in every if entry.name in (*SHOWN, "crossover", "sinks")]
+    monkeypatch.setattr(gallery, "listed", lambda: drawn)
+
+
+class Page(HTMLParser):
+    """Collects links, elements and the text of ``pre`` and of everything else."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links, self.tags, self.pre, self.text, self.inside = [], [], [], [], []
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.words = " ".join(" ".join(self.text).split())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.links += [
+            value for name, value in attributes if name in ("src", "href", "srcset", "action", "data")
+        ]
+        if tag not in ("meta", "link", "img", "br"):
+            self.inside.append(tag)
+        if tag == "pre":
+            self.pre.append("")
+
+    def handle_endtag(self, tag):
+        if tag in self.inside:
+            while self.inside.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if "pre" in self.inside:
+            self.pre[-1] += data
+        elif not {"style", "script"} & set(self.inside):
+            self.text.append(data)
+
+
+def test_the_page_stands_alone_and_its_files_lie_beside_it(quickstart):
+    path = write_report(quickstart)
+    assert path == quickstart / "report" / "index.html"
+    page = Page(path)
+    assert all(link.startswith(("data:", "#")) for link in page.links)
+    assert page.source.count("<svg viewBox=") == len(SHOWN)
+    assert page.source.count("url(") == page.source.count("url(#") > 0
+    assert "@import" not in page.source
+    assert "://" not in page.source
+    beside = sorted(str(item.relative_to(path.parent)) for item in path.parent.rglob("*") if item.is_file())
+    assert beside == [
+        *(f"figures/{figure}.{kind}" for figure in SHOWN for kind in ("csv", "png", "svg")),
+        "index.html",
+        "metrics.parquet",
+        "report.md",
+        "runs.parquet",
+        *(f"tables/{table}.{kind}" for table in ("comparison", "quality", "runs") for kind in ("csv", "tex")),
+    ]
+    table = pd.read_csv(path.parent / "tables" / "comparison.csv")
+    assert table["label"].iloc[0] == "transformer"
+    assert table["test_loss"].iloc[0] == pytest.approx(3.002)
+    assert len(pd.read_parquet(path.parent / "runs.parquet")) == 8
+
+
+def test_every_config_command_and_run_is_in_the_page(quickstart):
+    page = Page(write_report(quickstart))
+    runs = load_results(quickstart).runs
+    shown = [text.strip() for text in page.pre]
+    for row in runs.itertuples():
+        assert Path(row.folder, "config.yaml").read_text().strip() in shown
+        assert row.run in page.words
+    assert shown.count("python run.py model=transformer") == 8
+    assert len(re.findall(r'<details id="run-\d+"', page.source)) == 8
+    assert "3.002 ± 0.025" in page.words
+    assert "SFSF" in page.words
+    assert "0123456789abcdef" in page.words
+    assert "torch 2.13.0" in page.words
+    assert "Example CPU" in page.words
+    assert "trained on pydocs (1.20M tokens" in page.words
+
+
+def test_missing_things_are_said_in_their_place(quickstart):
+    page = Page(write_report(quickstart))
+    assert "No figure: unmeasured" in page.words
+    assert "MFU of 8 of 8 runs: not recorded" in page.words
+    folder = next(iter(sorted(item for item in quickstart.iterdir() if item.name != "report")))
+    (folder / "config.yaml").unlink()
+    assert "config.yaml is missing" in Page(write_report(quickstart)).words
+
+
+def test_one_run_makes_a_report(tmp_path, write_run):
+    path = write_report(write_run(tmp_path / "results" / "single"))
+    page = Page(path)
+    assert "one seed: no interval" in page.words
+    assert len(re.findall(r'<details id="run-\d+"', page.source)) == 1
+
+
+def test_a_run_with_hardly_anything_in_its_summary_makes_a_report(tmp_path, write_run):
+    folder = write_run(tmp_path / "exp")
+    summary = json.loads((folder / "summary.json").read_text())
+    bare = {
+        "schema": 1,
+        "name": "bare",
+        "metrics": {split: {"loss": 3.0} for split in ("validation", "test")},
+    }
+    assert set(bare) < set(summary)
+    (folder / "summary.json").write_text(json.dumps(bare))
+    (folder / "metrics.csv").unlink()
+    page = Page(write_report(tmp_path / "exp"))
+    assert "No figure: no run has tokens in its metrics.csv" in page.words
+    assert "lacks" in page.words
+    assert "recipe.lr" in page.words
+
+
+def test_a_latency_table_beside_the_results_gives_the_crossover(quickstart, latency_csv):
+    (quickstart.parent / "published").mkdir()
+    latency_csv.rename(quickstart.parent / "published" / "latency.csv")
+    path = write_report(quickstart)
+    assert (path.parent / "figures" / "crossover.svg").is_file()
+    assert "crossover at about" in Page(path).words
+
+
+def test_hostile_names_stay_text(tmp_path, write_run):
+    name = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
+    folder = write_run(
+        tmp_path / "exp", name=name, model={"color": '"/><script>'}, command="a && b > c </pre><b>"
+    )
+    (folder / "config.yaml").write_text("name: </pre><script>alert(3)</script>\n")
+    plain = Page(write_report(write_run(tmp_path / "plain")))
+    page = Page(write_report(tmp_path / "exp"))
+    assert page.tags.count("script") == plain.tags.count("script") == 1
+    assert page.tags.count("img") == plain.tags.count("img")
+    assert "b" not in page.tags
+    assert name in page.words
+    assert "name: </pre><script>alert(3)</script>" in [text.strip() for text in page.pre]
+
+
+@pytest.mark.long
+def test_results_from_several_folders_need_a_place(quickstart, tmp_path, write_run):
+    other = write_run(tmp_path / "results" / "other", name="other", option=1)
+    with pytest.raises(ResultsError, match="give out=FOLDER"):
+        write_report([quickstart, other])
+    page = Page(write_report([quickstart, other], out=tmp_path / "both"))
+    assert "quickstart and other" in page.words or "other and quickstart" in page.words
+    again = write_report(load_results(quickstart), out=tmp_path / "loaded")
+    assert again.parent == tmp_path / "loaded"
+
+
+def test_nothing_complete_leaves_nothing_behind(tmp_path):
+    (tmp_path / "exp" / "0123456789ab").mkdir(parents=True)
+    with pytest.raises(ResultsError, match="no complete run"):
+        write_report(tmp_path / "exp")
+    assert not (tmp_path / "exp" / "report").exists()
+
+
+def test_notices_name_what_spoils_a_comparison(tmp_path, write_run, layout_changes):
+    experiment = tmp_path / "exp"
+    write_run(experiment, commit="a" * 40, dirty=True)
+    write_run(experiment, commit="b" * 40, seed=1, machine={"threads": 2})
+    write_run(
+        experiment,
+        **{**layout_changes("bookend"), "parameters_non_embedding": 250_000},
+        data={"train": "stand-in"},
+    )
+    write_run(experiment, name="long", recipe={"steps": 600}, data={"tokenizer": "bytes", "vocab_size": 256})
+    (experiment / "dead").mkdir()
+    (experiment / "dead" / "failure.json").write_text(
+        json.dumps({"kind": "Killed", "message": "gone", "step": 3})
+    )
+    said = caveats(load_results(experiment))
+
+    def one(start: str) -> str:
+        (found,) = [text for text in said if text.startswith(start)]
+        return found
+
+    assert one("one seed: no interval for") == "one seed: no interval for hypergraph bookend and long."
+    assert "two seeds: the 95 % interval is wide" in one("two seeds")
+    assert one("1 run failed") == "1 run failed: exp/dead (Killed at step 3: gone)."
+    assert "aaaaaaaaaa (1 run)" in one("runs from different commits")
+    assert "1 of 4 runs" in one("uncommitted changes")
+    assert "2 thread(s) (1 run)" in one("mixed machines")
+    assert "stand-in (1 run)" in one("mixed training sets")
+    assert "bits per byte" in one("mixed tokenizers")
+    assert "614k tokens (1 run)" in one("unequal training budgets")
+    assert "† parameters beside the embedding (hypergraph bookend +25.0%)" in one("not matched")
+
+
+def test_a_clean_comparison_has_only_the_notices_of_all_comparisons(quickstart):
+    said = [text.split(":")[0] for text in caveats(load_results(quickstart))]
+    assert said == [
+        "two seeds",
+        "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
+        "not matched, more than 1% from transformer",  # its hypergraphs take fewer FLOPs
+        "one learning rate, 0.003, for all models",
+        "still falling",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "told"), [(((0, 1), (0, 1)), 0), (((0, 1), (1, 2)), 1), (((0, 1), (0,)), 0)]
+)
+def test_models_of_other_seeds_are_told(tmp_path, write_run, seeds, told):
+    """Once, and where a model has one seed only, that is what is said of it."""
+    for name, mine in zip(("one", "other"), seeds, strict=True):
+        for seed in mine:
+            write_run(tmp_path / "exp", name=name, seed=seed, option=name)
+    said = caveats(load_results(tmp_path / "exp"))
+    assert said.count("the models were not trained with the same seeds.") == told
+
+
+def test_a_run_without_a_test_split_is_reported_and_its_figure_says_why(tmp_path, write_run):
+    score = {"loss": 3.0, "perplexity": 20.1, "word_perplexity": 30.0, "bits_per_byte": 1.2}
+    score |= {"tokens": 100, "words": 70, "bytes": 400, "stride": 64}
+    write_run(tmp_path / "exp", metrics={"validation": score})
+    results = load_results(tmp_path / "exp")
+    assert len(results.runs) == 1
+    assert results.problems == []
+    words = Page(write_report(tmp_path / "exp")).words
+    assert "no run recorded test_loss" in words
+    assert "Best final validation loss first" in words
+    assert "Tested on" not in words

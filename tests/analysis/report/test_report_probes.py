@@ -1,0 +1,85 @@
+"""What a report says of the passes that made the probes' tables."""
+
+import json
+
+import pytest
+from support.probe_tables import measure, write_table
+
+from analysis import load_results, write_report
+from analysis.caveats.comparison import caveats
+from analysis.loading.probe_tables import RECORD, TABLES, interrupted
+from analysis.publishing.publish import Publication, publish
+
+
+@pytest.fixture
+def probed(tmp_path, write_run):
+    """Two runs, each probed with 8 windows: their experiment and their records."""
+    experiment, records = tmp_path / "exp", []
+    for seed in (0, 1):
+        run = write_run(experiment, seed=seed)
+        write_table(run, "measures", [measure("entropy", 1.0)])
+        records.append(run / "probes" / RECORD)
+        records[-1].write_text(
+            json.dumps({"settings": {"windows": 8, "batch_size": 4}, "commit": "f00dfeed"})
+        )
+    return experiment, records
+
+
+def of_probes(experiment) -> list[str]:
+    return [text for text in caveats(load_results(experiment)) if "prob" in text]
+
+
+@pytest.mark.slow
+def test_one_way_of_probing_needs_no_notice(probed):
+    assert of_probes(probed[0]) == []
+
+
+@pytest.mark.slow
+def test_a_pass_without_its_record_was_interrupted(probed):
+    experiment, records = probed
+    records[1].unlink()
+    (said,) = of_probes(experiment)
+    assert records[1].parent.parent.name in said
+    assert "interrupted" in said
+    assert "job=probe" in said
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.slow
+def test_tables_of_a_pass_without_a_record_are_of_an_interrupted_one_but_for_those_of_training(
+    tmp_path, write_run, name
+):
+    """A run that looks at itself while it trains (trainer.probe_every) writes a table and no record."""
+    run = write_run(tmp_path / "exp")
+    write_table(run, name, [{}])
+    (run / "probes" / RECORD).unlink()
+    results = load_results(tmp_path / "exp")
+    assert interrupted(results) == ([] if name == "training" else [f"exp/{run.name}"])
+    assert len([text for text in caveats(results) if "interrupted" in text]) == (name != "training")
+    if name == "training":
+        assert publish(results, tmp_path / "published", Publication("Does it work?")).is_dir()
+
+
+@pytest.mark.slow
+def test_different_settings_are_told(probed):
+    experiment, records = probed
+    records[0].write_text(json.dumps({"settings": {"windows": 16, "batch_size": 4}, "commit": "f00dfeed"}))
+    assert of_probes(experiment) == [
+        "runs were probed with different settings; they stand with each run's config."
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "not json"])
+def test_a_record_that_cannot_be_read_stops_nothing(probed, text):
+    experiment, records = probed
+    records[0].write_text(text)
+    assert of_probes(experiment) == []
+
+
+@pytest.mark.slow
+def test_a_page_shows_how_each_run_was_probed(probed):
+    experiment, records = probed
+    page = write_report(experiment)
+    for text in (page.read_text(), (page.parent / "report.md").read_text()):
+        assert text.count("How it was probed") == len(records)
+        assert text.count("f00dfeed") == len(records)

@@ -1,0 +1,43 @@
+"""suite=cpu: its four parts, and what they say about memory at 16,384 tokens."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+from support.program import Lab
+
+from experiments.bench.suites.cpu.memory import peak_memory_of
+from experiments.bench.suites.cpu.recurrences import OPERATIONS
+from experiments.system.paths import CONF
+from zoo import registry
+
+LONG, MADE_FOR = 16_384, 1024
+SIZE = ["model.d_model=64", "model.n_heads=4"]
+
+
+@pytest.mark.long
+def test_the_suite_measures_every_block_and_preset(lab: Lab):
+    outcome = lab.here("job=bench", "suite=cpu", "bench.lengths=[32,64]", "bench.repeats=1", *SIZE)
+    assert outcome.status == 0, outcome.err
+    with open(lab.results / "bench" / "cpu.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {
+        suite: {row["model"] for row in rows if row["suite"] == suite} for suite in {r["suite"] for r in rows}
+    }
+    mixers = set(registry.blocks("mixer"))
+    presets = {path.stem for path in (CONF / "model").glob("*.yaml")}
+    assert found == {"recurrence": set(OPERATIONS), "length": mixers, "step": presets, "memory": mixers}
+    for row in rows:
+        if row["suite"] != "memory":
+            assert float(row["milliseconds_median"]) > 0
+            assert float(row["ratio"]) > 0
+    same = [row for row in rows if row["model"] == "transformer" or row["backend"] == "reference"]
+    assert {float(row["ratio"]) for row in same} == {1.0}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("letter", sorted(registry.mixer_by_letter()))
+def test_no_mixer_holds_even_half_a_matrix_of_pairs(letter: str):
+    """Forward and backward, two heads, as many tokens kept as for 1,024: one T×T matrix in fp32 has a gigabyte."""
+    assert peak_memory_of(letter, LONG, configured=MADE_FOR, d_model=64, heads=2) < LONG * LONG * 4 // 2

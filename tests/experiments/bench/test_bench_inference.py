@@ -1,0 +1,340 @@
+"""suite=inference, at sizes that a CPU reads and decodes in milliseconds."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import math
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from support.program import Lab
+
+from experiments.bench import decoding, timing
+from experiments.bench.hugging_face import architectures as theirs
+from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
+from experiments.bench.suites import inference as suite
+from experiments.bench.suites.inference import calls, cells
+from experiments.bench.suites.inference.expected import expected_ms
+from experiments.bench.suites.inference.rows import compared
+from experiments.bench.suites.inference.subjects import subjects
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import BenchConfig, Config
+from zoo import LanguageModel, ModelConfig, cost, export
+from zoo.errors import UserError
+
+LIKE = ModelConfig(d_model=16, n_heads=2, depth=1)
+CPU, FP32 = torch.device("cpu"), torch.float32
+
+
+def config(folder: Path, *cases: str, **bench) -> Config:
+    options = {"lengths": [8, 16], "repeats": 3, "out": str(folder), **bench}
+    made = Config(job="bench", suite="inference", device="cpu", model=LIKE)
+    made.data.vocab_size = 300
+    return dataclasses.replace(made, bench=BenchConfig(cases=list(cases) or None, **options))
+
+
+def measured(*words, **bench) -> list[dict[str, str]]:
+    """The table that a run leaves."""
+    made = config(*words, **bench)
+    suite.run(made)
+    return list(csv.DictReader((Path(made.bench.out) / "inference.csv").read_text().splitlines()))
+
+
+@pytest.fixture
+def without_transformers(monkeypatch):
+    """As on a machine where the optional package is not installed."""
+
+    def absent(model):
+        raise ImportError("No module named 'transformers'")
+
+    for family in theirs.MAKE:
+        monkeypatch.setitem(theirs.MAKE, family, absent)
+
+
+@pytest.fixture(autouse=True)
+def _no_draws(monkeypatch):
+    """Ten thousand medians for every ratio take longer than the models; they have a test of their own."""
+    monkeypatch.setattr(timing, "bootstrap_interval", lambda ratios: (min(ratios), max(ratios)))
+
+
+def own(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [row for row in rows if row["backend"] != "transformers"]
+
+
+def model_of(preset: str, depth: int = LIKE.depth) -> LanguageModel:
+    like = dataclasses.replace(LIKE, depth=depth)
+    return LanguageModel(architectures(like)[preset], vocab_size=30, seq_len=64).eval()
+
+
+@pytest.mark.slow
+def test_every_mode_length_and_batch_once(tmp_path, without_transformers):
+    rows = own(measured(tmp_path, "transformer", "kda_pure"))
+    assert sorted((row["model"], row["mode"], row["tokens"], row["batch"]) for row in rows) == sorted(
+        (model, mode, length, batch)
+        for model in ("transformer", "kda_pure")
+        for mode in ("prefill", "decode")
+        for length in ("8", "16")
+        for batch in ("1", "8")
+    )
+    for row in rows:
+        tokens = int(row["batch"]) * (int(row["tokens"]) if row["mode"] == "prefill" else 1)
+        seconds = float(row["milliseconds_median"]) / 1e3
+        assert float(row["tokens_per_second"]) == pytest.approx(tokens / seconds, rel=1e-4)
+        state = cost.state_bytes(model_of(row["model"]), int(row["tokens"]))
+        assert int(row["state_bytes"]) == int(row["batch"]) * state
+        assert row["repeats"] == "3"
+        assert (row["d_model"], row["depth"], row["precision"]) == ("16", "1", "float32")
+        assert bool(row["ratio_forward"]) == (row["mode"] == "prefill")
+        assert bool(row["ratio_shortest"]) == (row["mode"] == "decode" and row["tokens"] == "16")
+    kda = [row for row in rows if row["model"] == "kda_pure"]
+    for row in kda:
+        assert row["peer"] == "transformer"
+        assert row["ratio"] == row["ratio_transformer"]
+        assert float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
+    assert not any(row["ratio_transformer"] for row in rows if row["model"] == "transformer")
+
+
+@pytest.mark.slow
+def test_rows_that_are_there_are_not_measured_again(tmp_path, without_transformers):
+    made = config(tmp_path, "transformer", lengths=[8])
+    suite.run(dataclasses.replace(made, bench=dataclasses.replace(made.bench, budget_s=0.0)))
+    assert not suite.finished(made)
+    first = measured(tmp_path, "transformer", lengths=[8])
+    assert suite.finished(made)
+    with mock.patch.object(timing, "interleaved_within", side_effect=AssertionError):
+        assert measured(tmp_path, "transformer", lengths=[8]) == first
+    wider = dataclasses.replace(made, model=dataclasses.replace(LIKE, d_model=32))
+    assert not suite.finished(wider)
+
+
+@pytest.mark.slow
+def test_without_transformers_a_row_says_so(tmp_path, without_transformers):
+    rows = measured(tmp_path, "transformer", "kda_pure", lengths=[8])
+    notes = [row for row in rows if row["note"]]
+    assert {(row["model"], row["backend"]) for row in notes} == {("transformer", "transformers")}
+    assert len(notes) == 4
+    assert all("pip install" in row["note"] for row in notes)
+    assert not any(row["ratio"] for row in own(rows) if row["model"] == "transformer")
+
+
+class FakePeer(torch.nn.Module):
+    """A model of ours with the calls of transformers; its logits are scaled."""
+
+    def __init__(self, model: LanguageModel, scale: float = 1.0) -> None:
+        super().__init__()
+        self.model, self.scale = model, scale
+
+    def forward(self, input_ids, use_cache, logits_to_keep, past_key_values=None):
+        assert use_cache
+        assert logits_to_keep == 1
+        state = past_key_values or self.model.init_state(len(input_ids), capacity=64)
+        logits, state = self.model.extend(input_ids, state)
+        state.layers = [Rows(layer) for layer in state.layers]
+        return mock.Mock(logits=self.scale * logits[:, None], past_key_values=state)
+
+
+class Rows:
+    """A cache of ours as a layer of theirs; keys may be replaced, of which nothing here takes notice."""
+
+    def __new__(cls, cache):
+        cache.keys, cache.values = (x.clone() for x in cache.read())
+        return cache
+
+
+@pytest.mark.slow
+def test_the_peer_is_timed_beside_ours(tmp_path, monkeypatch):
+    monkeypatch.setitem(theirs.MAKE, "Llama", FakePeer)
+    rows = measured(tmp_path, "transformer", lengths=[8])
+    assert len(rows) == 8
+    assert {row["peer"] for row in rows} == {"Llama"}
+    assert not any(row["note"] for row in rows)
+    peers = [row for row in rows if row["backend"] == "transformers"]
+    assert {float(row["ratio"]) for row in peers} == {1.0}
+    for ours, peer in zip(own(rows), peers, strict=True):
+        assert float(ours["ratio"]) > 0
+        assert all(ours[key] == peer[key] for key in ("mode", "batch", "tokens", "repeats"))
+
+
+@pytest.mark.slow
+def test_a_peer_with_other_logits_is_void(tmp_path, monkeypatch):
+    monkeypatch.setitem(theirs.MAKE, "Llama", lambda model: FakePeer(model, 1.01))
+    rows = measured(tmp_path, "transformer", lengths=[8])
+    notes = {row["note"] for row in rows if row["backend"] == "transformers"}
+    assert notes == {"its Llama in transformers has other logits: relative error 0.0099"}
+    assert all(row["milliseconds_median"] and not row["ratio"] for row in own(rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["transformer", "lfm2", "mla"])
+def test_models_of_transformers_agree_and_keep_a_cache_of_the_length_asked_for(preset):
+    pytest.importorskip("transformers")
+    peer = Peer(model_of(preset, depth=3), FP32)
+    for tokens, batch in ((4 * BEGUN, 1), (BEGUN + 3, 2)):
+        cache = peer.cache_after(tokens, batch)
+        assert cache.get_seq_length() == tokens
+        stored = sum(x.nbytes for x in decoding.tensors_in(cache.layers))
+        assert peer.state_bytes(tokens, batch) == stored
+        assert peer.step(torch.zeros(batch, dtype=torch.int64), cache).shape == (batch, 30)
+        assert cache.get_seq_length() == tokens + 1
+
+
+def test_a_model_that_transformers_does_not_have_has_no_peer():
+    with pytest.raises(NoPeer, match="no such architecture"):
+        Peer(model_of("kda"), FP32)
+
+
+@pytest.mark.slow
+def test_runs_are_measured(tmp_path, finished: Lab, without_transformers):
+    run = finished.run_folder()
+    for place in (run, run.parent):
+        names = [x.name for x in subjects(config(tmp_path, runs=[str(place)]), CPU)]
+        assert names == [f"{run.parent.name}/{run.name}"]
+    rows = own(measured(tmp_path, runs=[str(run)], lengths=[8]))
+    assert len(rows) == 4
+    assert all(float(row["milliseconds_median"]) > 0 and float(row["ratio_transformer"]) > 0 for row in rows)
+    assert {(row["d_model"], row["depth"]) for row in rows} == {("16", "2")}
+    beside = subjects(config(tmp_path, "transformer", runs=[str(run)]), CPU)
+    assert [x.name for x in beside] == ["transformer", f"{run.parent.name}/{run.name}"]
+
+
+def test_exported_models_of_one_name_are_told_apart(tmp_path):
+    names = []
+    for place, preset in (("a", "transformer"), ("b", "kda_pure"), ("c", "kda_pure")):
+        folder = export(model_of(preset), tmp_path / place / "mine")
+        names += [x.name for x in subjects(config(tmp_path, runs=[str(folder)]), CPU)]
+    assert all(name.startswith("mine #") for name in names)
+    assert names[0] != names[1] == names[2]
+
+
+def test_two_pairs_have_no_interval():
+    assert compared("ratio", [2.0, 4.0], [1.0, 1.0]) == {"ratio": 3.0}
+    assert set(compared("ratio", [2.0, 4.0, 6.0], [1.0] * 3)) == {"ratio", "ratio_low", "ratio_high"}
+
+
+@pytest.mark.slow
+def test_a_length_named_twice_is_measured_once(tmp_path, without_transformers):
+    assert len(own(measured(tmp_path, "kda_pure", lengths=[8, 8]))) == 4
+
+
+def test_a_place_without_a_run_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no folder"):
+        suite.run(config(tmp_path, runs=[str(tmp_path / "nowhere")]))
+    with pytest.raises(UserError, match="no complete run"):
+        suite.run(config(tmp_path, runs=[str(tmp_path)]))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_runs_are_of_this_suite_alone(lab: Lab):
+    outcome = lab.here("job=bench", "suite=latency", "bench.runs=[x]")
+    assert outcome.status == 2
+    assert "suite=inference" in outcome.err
+
+
+@pytest.mark.slow
+def test_what_would_take_too_long_is_left_out(tmp_path, without_transformers):
+    times = {"own": [5e3], "forward": [4e3], "transformer": [0.5e3]}
+
+    def timed(calls, *_):
+        return {name: times[name] for name in calls}
+
+    with (
+        mock.patch.object(timing, "interleaved_within", side_effect=timed),
+        mock.patch.object(cells.Cell, "_call", return_value=None),
+    ):
+        rows = own(measured(tmp_path, "kda_pure"))
+    notes = {(row["mode"], row["tokens"]): row["note"] for row in rows}
+    assert notes == {
+        ("prefill", "8"): "",
+        ("decode", "8"): "",
+        ("prefill", "16"): "left out: it would take about 12 s",
+        ("decode", "16"): "left out: it would take about 10 s",
+    }
+
+
+@pytest.mark.slow
+def test_what_a_model_is_compared_with_is_left_out_where_it_alone_takes_too_long(
+    tmp_path, without_transformers
+):
+    def timed(calls, *_):
+        return {name: [5e3 if name == "transformer" else 1e3] for name in calls}
+
+    with (
+        mock.patch.object(timing, "interleaved_within", side_effect=timed),
+        mock.patch.object(cells.Cell, "_call", return_value=None),
+    ):
+        rows = own(measured(tmp_path, "kda_pure", lengths=[8, 16, 32]))
+    ratios = {(row["tokens"], row["mode"]): row["ratio_transformer"] for row in rows}
+    assert ratios[("8", "prefill")] == "5.0"
+    assert ratios[("16", "prefill")] == ratios[("32", "prefill")] == ""
+    assert all(row["ratio_forward"] == "1.0" for row in rows if row["mode"] == "prefill")
+
+
+def row(tokens: int, ms: float, ratio: float | None = None) -> dict:
+    return {"tokens": str(tokens), "milliseconds_median": str(ms), "ratio": "" if ratio is None else ratio}
+
+
+def test_times_are_expected_to_grow_as_they_did():
+    assert expected_ms([], None, 64, 2.0) is None
+    assert expected_ms([row(8, 3)], None, 128, 2.0) == pytest.approx(3 * 32)
+    assert expected_ms([row(8, 3)], None, 16, 1.0) == pytest.approx(6)
+    assert expected_ms([row(8, 3), row(16, 6)], None, 32, 2.0) == pytest.approx(12)
+    assert expected_ms([row(16, 6), row(8, 3), row(4, 3)], None, 64, 2.0) == pytest.approx(24)
+    assert expected_ms([row(8, 1), row(16, 100)], None, 32, 2.0) == pytest.approx(400)
+    assert expected_ms([row(8, 6), row(16, 3)], None, 32, 1.0) == pytest.approx(3)
+    assert expected_ms([row(8, 3, 2.0), row(16, 6, 2.0)], "ratio", 32, 2.0) == pytest.approx(24)
+    assert expected_ms([row(8, 3, 2.0), row(16, 6)], "ratio", 32, 2.0) == math.inf
+
+
+@pytest.mark.slow
+def test_where_memory_holds_no_two_models_one_is_measured_alone(tmp_path, without_transformers):
+    state = 8 * cost.state_bytes(model_of("kda_pure"), 8)
+    for memory, folder in ((2 * state + 1, "tight"), (1, "none")):
+        facts = {"memory_bytes": memory, "gpu": None, "host_cpu": "", "threads": 1}
+        with (
+            mock.patch.object(cells.machine, "describe", return_value=facts),
+            mock.patch.object(suite, "BATCHES", (8,)),
+        ):
+            rows = own(measured(tmp_path / folder, "kda_pure", lengths=[8]))
+        assert [bool(row["milliseconds_median"]) for row in rows] == [folder == "tight"] * 2
+        assert {row["note"] for row in rows} == {"" if folder == "tight" else "out of memory"}
+        assert not any(row["ratio_transformer"] or row["ratio_forward"] for row in rows)
+
+
+@pytest.mark.slow
+def test_a_step_is_compared_with_one_after_the_shortest_context(tmp_path, without_transformers):
+    with mock.patch.object(cells, "decode_call", side_effect=calls.decode_call) as made:
+        measured(tmp_path, "kda_pure", lengths=[8, 32])
+    batch = 8
+    contexts = [call.args[1].shape[1] for call in made.call_args_list if call.args[1].shape[0] == batch]
+    assert sorted(contexts) == [
+        8,
+        8,
+        8,
+        32,
+        32,
+    ]  # own and the transformer's at both, and the shortest once more
+
+
+@pytest.mark.parametrize("preset", architectures(LIKE))
+def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
+    model = model_of(preset, depth=4)
+    tokens = torch.zeros(2, 24, dtype=torch.int64)
+    state = calls._state_after(model, tokens, FP32, room=8)
+    caches = [x for x in _parts(state.layers) if hasattr(x, "appended")]
+    assert max((cache.appended for cache in caches), default=24) == 24
+    assert bool(caches) == (not set(model.letters) <= set("CKMO"))
+    logits, _ = model.step(tokens[:, -1], state)
+    assert logits.shape == (2, 30)
+    assert logits.isfinite().all()
+
+
+def _parts(state):
+    if isinstance(state, list | tuple | dict):
+        return [x for part in (state.values() if isinstance(state, dict) else state) for x in _parts(part)]
+    if dataclasses.is_dataclass(state):
+        return _parts([getattr(state, field.name) for field in dataclasses.fields(state)])
+    return [state]

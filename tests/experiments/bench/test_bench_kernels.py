@@ -1,0 +1,259 @@
+"""suite=kernels: every case is a call that works, is counted without arithmetic, and is measured once."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from support.program import Lab
+
+from experiments.bench import passes, peers, result_table, roofline, timing
+from experiments.bench.cases import CASES
+from experiments.bench.cases.attention import HEAD, HEADS, SELECTED
+from experiments.bench.cases.call import Call
+from experiments.bench.inputs import InputFactory
+from experiments.bench.suites import kernels as suite
+from experiments.configuration.schema import BenchConfig, Config
+from kernels.triton_common.work import Work, listed_pairs
+from zoo.errors import UserError
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+LENGTH = 40
+# Many heads or many programs: a second each.
+HEAVY = {
+    "delta_rule, KDA",
+    "delta_rule, a gate a head",
+    "nsa_attention, groups of 16",
+    "mesa",
+    "mesa, a step",
+    "mesa, heads of 256",
+    "mesa, heads of 256, a step",
+}
+
+
+def cases() -> list:
+    return [
+        pytest.param(x, marks=[pytest.mark.slow] if name in HEAVY else [], id=name)
+        for name, x in CASES.items()
+    ]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_every_case_is_a_call_that_works(case):
+    calls = case.calls(case.length or LENGTH, 2 * (case.length or LENGTH), CPU, torch.float32)
+    leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
+    form = lambda: [call.run("torch") for call in calls]  # noqa: E731
+    passes.forward(form, leaves)
+    if case.backward:
+        passes.forward_backward(form, leaves)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_shapes_alone_are_those_of_the_tensors(case):
+    length = case.length or 8
+    real, dry = (case.calls(length, length, device, torch.float32) for device in (CPU, META))
+    for a, b in zip(real, dry, strict=True):
+        assert [(x.shape, x.dtype) for x in a.tensors()] == [(x.shape, x.dtype) for x in b.tensors()]
+        assert all(x.is_meta for x in b.tensors())
+
+
+def test_causal_indices_are_different_tokens_of_the_past():
+    torch.manual_seed(0)
+    indices = InputFactory(2, 50, CPU, torch.float32).causal_indices(7)
+    for t in range(50):
+        for row in indices[:, t].tolist():
+            used = [s for s in row if s >= 0]
+            assert len(set(used)) == len(used) == min(7, t + 1)
+            assert max(used) <= t
+
+
+@pytest.mark.slow
+def test_dry_counts_every_kernel_and_measures_nothing(lab: Lab):
+    with mock.patch.object(timing, "interleaved", side_effect=AssertionError):
+        outcome = lab.here("job=bench", "suite=kernels", "device=cpu", "dry=true", "bench.lengths=[8192]")
+    assert outcome.status == 0, outcome.err
+    for case in CASES.values():
+        assert f"\n{case.name} " in outcome.out
+    # Read and written once each, with the weight: 16 x 8192 tokens of 768 channels in two bytes.
+    size = 16 * 8192 * 768 * 2
+    (line,) = (x for x in outcome.out.splitlines() if x.startswith("short_conv  ") and " forward " in x)
+    megabytes, _, microseconds, bound = line.split()[-4:]
+    assert bound == "memory"
+    assert float(megabytes) == pytest.approx(2 * size / 1e6, rel=1e-3)
+    assert float(microseconds) == pytest.approx(1e6 * 2 * size / 4.8e12, rel=1e-3)
+    assert not list(lab.folder.rglob("*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["suite=latency", "dry=true"], "suite=kernels"),
+        (["suite=kernels", "dry=true", "bench.cases=[mesi]"], "unknown bench.cases 'mesi'"),
+        (["suite=recompute", "bench.cases=[mesa]"], "not of recompute"),
+        (["suite=recompute", "trainer.recompute_block=0"], "trainer.recompute_block=0 must be at least 1"),
+        (["suite=models", "trainer.recompute=ful"], "did you mean 'full'?"),
+        (["suite=models", "model.backend=tritn"], "did you mean 'triton'?"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_measured(lab: Lab, words, says):
+    outcome = lab.here("job=bench", *words)
+    assert outcome.status == 2
+    assert says in outcome.err
+    assert not list(lab.folder.rglob("*.csv"))
+
+
+@pytest.mark.slow
+def test_some_cases_alone_are_counted(lab: Lab):
+    outcome = lab.here("job=bench", "suite=kernels", "dry=true", "bench.cases=[short_conv]")
+    assert {line[:10] for line in outcome.out.splitlines()[2:]} == {"short_conv"}
+
+
+def test_a_roofline_is_the_longer_of_memory_and_arithmetic():
+    peaks = roofline.PEAKS["H200"]
+    half, single = (
+        Call("short_conv", (torch.empty(1, dtype=t),), {}) for t in (torch.bfloat16, torch.float32)
+    )
+    assert roofline.milliseconds(Work("a", "forward", 0, 4.8e9), half, peaks) == pytest.approx(1)
+    assert roofline.milliseconds(Work("a", "forward", 989e9, 1), half, peaks) == pytest.approx(1)
+    assert roofline.milliseconds(Work("a", "forward", 67e9, 1), single, peaks) == pytest.approx(1)
+    call = mock.Mock(work=lambda: [Work("a", "forward", 3, 5), Work("b", "backward", 10, 20)])
+    assert roofline.totals([call], "forward", None) == roofline.Totals(3, 5, None)
+    assert roofline.totals([call], "forward+backward", None) == roofline.Totals(13, 25, None)
+    assert roofline.totals([call, mock.Mock(work=lambda: None)], "forward", None) is None
+
+
+@pytest.mark.slow
+def test_a_share_of_the_roofline_is_the_least_time_over_the_time_taken(tmp_path, monkeypatch):
+    """Peaks of a GPU are given, because a CPU has none in the table."""
+    monkeypatch.setattr(roofline, "peaks_of", lambda device: roofline.PEAKS["H200"])
+    rows = [row for row in measured(tmp_path, "hyper_pre") if row["milliseconds_median"]]
+    assert rows
+    for row in rows:
+        share = float(row["roofline_milliseconds"]) / float(row["milliseconds_median"])
+        assert float(row["roofline"]) == pytest.approx(share, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "places"), [(9, 9, 4), (9, 9, 1), (5, 5, 9), (3, 9, 8), (1, 9, 9), (2, 9, 4)]
+)
+def test_pairs_of_causal_lists_are_those_one_can_count(queries, keys, places):
+    wanted = sum(min(places, keys - queries + t + 1) for t in range(queries))
+    assert listed_pairs(queries, keys, places) == wanted
+    assert listed_pairs(keys + 1, keys, places) == (keys + 1) * min(places, keys)
+
+
+def flops(name: str, length: int, tokens: int) -> float:
+    return roofline.totals(CASES[name].calls(length, tokens, META, torch.bfloat16), "forward", None).flops
+
+
+@pytest.mark.parametrize("length", [512, SELECTED, 8192])
+def test_places_of_a_list_that_hold_no_key_are_not_counted(length):
+    """As many pairs as the drawn lists have, which are twice as few as places where every list is short."""
+    pairs = sum(min(t + 1, SELECTED) for t in range(length))
+    assert flops("sparse_attention", length, length) == 2 * pairs * HEADS * 2 * HEAD
+    assert flops("indexer_kl", length, length) == 2 * pairs * (HEADS * HEAD + 3 * 4 * HEAD)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_twice_the_sequences_are_twice_the_work(case):
+    """Kernel by kernel; less than twice by what all sequences share, weights and their gradients."""
+    length = case.length or 64
+    once, twice = (
+        [work for call in case.calls(length, n * length, META, torch.bfloat16) for work in call.work() or []]
+        for n in (3, 6)
+    )
+    assert [(x.kernel, x.way) for x in once] == [(x.kernel, x.way) for x in twice]
+    for one, two in zip(once, twice, strict=True):
+        assert two.flops == pytest.approx(2 * one.flops, rel=1e-4)
+        assert one.bytes < two.bytes <= 2 * one.bytes
+
+
+def test_a_step_of_mesa_has_no_chunk():
+    """Two states are written, one multiplied 30 times, one read."""
+    assert flops("mesa, a step", 1, 64) == 64 * 6 * 128**2 * (2 * 2 + 30 * 2 + 2)
+
+
+def config(folder: Path, *cases: str, **bench) -> Config:
+    options = {"lengths": [16, 32], "tokens": 32, "repeats": 2, "out": str(folder), **bench}
+    return Config(job="bench", suite="kernels", device="cpu", bench=BenchConfig(cases=list(cases), **options))
+
+
+def measured(*words, **bench) -> list[dict[str, str]]:
+    """The table that a run leaves."""
+    made = config(*words, **bench)
+    suite.run(made)
+    return list(csv.DictReader((Path(made.bench.out) / "kernels.csv").read_text().splitlines()))
+
+
+@pytest.mark.slow
+def test_the_suite_measures_what_can_serve_and_names_what_cannot(tmp_path):
+    rows = measured(tmp_path, "short_conv", "sparse_attention")
+    assert {(row["model"], row["tokens"], row["batch"]) for row in rows} >= {
+        ("sparse_attention", "16", "2"),
+        ("sparse_attention", "32", "1"),
+        ("short_conv, a step", "1", "32"),
+    }
+    timed = [row for row in rows if not row["note"]]
+    assert all(float(row["milliseconds_median"]) > 0 for row in timed)
+    assert {row["backend"] for row in timed} == {"torch", "sdpa_flash", "copy"}
+    assert {row["mode"] for row in timed} == {"forward", "forward+backward"}
+    sparse = [row for row in timed if row["model"].startswith("sparse") and "gate" not in row["model"]]
+    assert {row["peer"] for row in sparse} == {"sdpa_flash"}
+    assert {float(row["ratio"]) for row in sparse if row["backend"] == "sdpa_flash"} == {1.0}
+    # On a CPU no Triton form has a time; every case says why.
+    noted = {row["model"] for row in rows if row["backend"] == "triton" and row["note"]}
+    assert noted == {row["model"] for row in rows}
+
+
+@pytest.mark.slow
+def test_rows_that_are_there_are_not_measured_again(tmp_path):
+    suite.run(config(tmp_path, "hyper_pre", budget_s=0.0))  # no time for anything
+    assert not suite.finished(config(tmp_path, "hyper_pre"))
+    first = measured(tmp_path, "hyper_pre")
+    assert {row["tokens"] for row in first} == {"16", "32"}
+    assert suite.finished(config(tmp_path, "hyper_pre"))
+    assert measured(tmp_path, "hyper_pre") == first
+    more = measured(tmp_path, "hyper_p")
+    assert more[: len(first)] == first
+    assert {row["model"] for row in more} == {"hyper_pre", "hyper_post"}
+
+
+@pytest.mark.slow
+def test_rows_of_another_torch_are_measured_anew(tmp_path):
+    first = measured(tmp_path, "hyper_pre")
+    path = tmp_path / "kernels.csv"
+    path.write_text(path.read_text().replace(first[0]["torch"], "2.0.0"))
+    again = measured(tmp_path, "hyper_pre")
+    assert {row["torch"] for row in again} == {first[0]["torch"]}
+    assert len(again) == len(first)
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_a_row(tmp_path):
+    with mock.patch("kernels.ops.hyper_pre.OPERATION.choose", side_effect=torch.OutOfMemoryError):
+        assert "out of memory" in {row["note"] for row in measured(tmp_path, "hyper_pre")}
+
+
+@pytest.mark.slow
+def test_what_breaks_the_gpu_is_a_row_and_ends_the_program(tmp_path):
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    broken = mock.patch("kernels.ops.hyper_pre.OPERATION.choose", side_effect=error)
+    with broken, pytest.raises(result_table.Crashed, match="hyper_pre, torch: CUDA error"):
+        suite.run(config(tmp_path, "hyper_pre"))
+    assert "CUDA error" in (tmp_path / "kernels.csv").read_text()
+    assert {row["tokens"] for row in measured(tmp_path, "hyper_pre")} == {"16", "32"}  # it goes on after it
+
+
+def test_an_unknown_case_is_refused(tmp_path):
+    with pytest.raises(UserError, match="short_conv"):
+        suite.run(config(tmp_path, "short_cov"))
+
+
+def test_peers_stand_beside_cases_that_exist_and_say_why_they_cannot_run():
+    for name, module in peers._files().items():
+        assert set(module.CALLS) <= set(CASES), name
+        assert module.__doc__, name
+    assert {"fla", "liger", "sdpa_cudnn", "varlen_dense"} <= set(peers.unavailable(CPU))

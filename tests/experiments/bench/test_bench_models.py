@@ -1,0 +1,196 @@
+"""suite=models and suite=recompute, at sizes that a CPU steps through in milliseconds."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from experiments.bench.decoding import state_after
+from experiments.bench.suites import models as suite
+from experiments.bench.suites import recompute
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import BenchConfig, Config, TrainerConfig
+from zoo import LanguageModel, ModelConfig
+from zoo.model import DecodeState
+from zoo.modules.caches import GroupedKVCache, RowCache
+from zoo.modules.step_buffer import set_step
+
+LIKE = ModelConfig(d_model=16, n_heads=2, depth=2)
+
+
+def config(folder: Path, *cases: str, suite: str = "models", **bench) -> Config:
+    options = {"lengths": [8, 16], "tokens": 16, "repeats": 1, "out": str(folder), **bench}
+    made = Config(job="bench", suite=suite, device="cpu", model=LIKE)
+    made.data.vocab_size, made.data.seq_len, made.data.batch_size = 300, 16, 2
+    return dataclasses.replace(made, bench=BenchConfig(cases=list(cases) or None, **options))
+
+
+def rows_in(folder: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "models.csv").read_text().splitlines()))
+
+
+@pytest.mark.slow
+def test_every_mode_at_every_length_once(tmp_path):
+    made = config(tmp_path, "transformer", "hypergraph", "orthgsa")
+    suite.run(made)
+    rows = rows_in(tmp_path)
+    assert {(row["model"], row["mode"], row["tokens"]) for row in rows} == {
+        (model, mode, length)
+        for model in ("transformer", "hypergraph", "orthgsa")
+        for mode in suite.MODES
+        for length in ("8", "16")
+    }
+    assert all(float(row["milliseconds_median"]) > 0 for row in rows)
+    assert {row["batch"] for row in rows if row["mode"] == "training step" and row["tokens"] == "8"} == {"2"}
+    assert {float(row["ratio"]) for row in rows if row["model"] == "transformer"} == {1.0}
+    assert all(row["ratio"] for row in rows)
+    assert suite.finished(made)
+    with mock.patch.object(suite.timing, "interleaved", side_effect=AssertionError):
+        suite.run(made)
+    assert rows_in(tmp_path) == rows
+
+
+@pytest.mark.long
+def test_every_preset(tmp_path):
+    suite.run(config(tmp_path, lengths=[16]))
+    rows = rows_in(tmp_path)
+    assert {row["model"] for row in rows} == set(architectures(LIKE))
+    assert not any(row["note"] for row in rows)
+
+
+@pytest.mark.slow
+def test_out_of_memory_is_a_row_and_longer_ones_are_not_tried(tmp_path):
+    made = config(tmp_path, "transformer")
+    with mock.patch.object(suite.timing, "interleaved", side_effect=torch.OutOfMemoryError) as tried:
+        suite.run(made)
+    assert {row["note"] for row in rows_in(tmp_path)} == {"out of memory", "out of memory at fewer tokens"}
+    assert tried.call_count == len(suite.MODES)
+
+
+def left_out(folder: Path, lengths: list[int], *milliseconds: float) -> dict[tuple[str, str], str]:
+    """The notes of the transformer's rows by mode and tokens, where the rows take so long, one after the other."""
+    times = [{"transformer": [time]} for time in milliseconds]
+    with (
+        mock.patch.object(suite.timing, "interleaved", side_effect=times) as timed,
+        mock.patch.dict(suite._CALLS, dict.fromkeys(suite.MODES, lambda cell: lambda: None)),
+    ):
+        suite.run(config(folder, "transformer", lengths=lengths))
+    assert timed.call_count == len(times)
+    return {(row["mode"], row["tokens"]): row["note"] for row in rows_in(folder)}
+
+
+@pytest.mark.slow
+def test_what_would_take_minutes_is_left_out(tmp_path):
+    """Twice the length: twice the tokens of one sequence, each meeting twice as many; of a step (here always of 16
+    tokens) as many tokens in half as many sequences.
+    """
+    assert left_out(tmp_path, [8, 16], 40e3, 40e3, 40e3) == {
+        ("training step", "8"): "",
+        ("prefill", "8"): "",
+        ("decode", "8"): "",
+        ("training step", "16"): "left out: it would take about 80 s",
+        ("prefill", "16"): "left out: it would take about 160 s",
+        ("decode", "16"): "left out: it would take about 160 s",
+    }
+
+
+@pytest.mark.slow
+def test_what_would_take_minutes_is_told_from_the_longest_length_so_far(tmp_path):
+    """From 16 tokens on 64 take 16 times as long; a step of 64 tokens is four of one of 16, each four times as long."""
+    short, longer = [14e3, 14e3, 3e3], [25e3, 15e3, 3.5e3]
+    notes = left_out(tmp_path, [8, 16, 64], *short, *longer, 4e3)
+    assert {key: note for key, note in notes.items() if note} == {
+        ("training step", "64"): "left out: it would take about 400 s",
+        ("prefill", "64"): "left out: it would take about 240 s",
+    }
+
+
+@pytest.mark.slow
+def test_recomputing_is_part_of_a_row(tmp_path):
+    made = config(tmp_path, "transformer", lengths=[8])
+    suite.run(made)
+    suite.run(dataclasses.replace(made, trainer=TrainerConfig(recompute="full")))
+    modes = [(row["mode"], row["recompute"]) for row in rows_in(tmp_path)]
+    assert modes == [(mode, "none") for mode in suite.MODES] + [("training step", "full")]
+
+
+TOKENS = 42  # beyond every window at this size, and a multiple of the number of timelines
+
+
+def decoded(model: LanguageModel, tokens: int, capacity: int) -> DecodeState:
+    """The state after so many steps."""
+    state = model.init_state(1, capacity=capacity)
+    for token in torch.randint(30, (tokens, 1), generator=torch.Generator().manual_seed(0)):
+        _, state = model.step(token, state)
+    return state
+
+
+@pytest.mark.parametrize("preset", architectures(LIKE))
+def test_a_filled_state_is_as_large_as_after_decoding(preset):
+    model = LanguageModel(architectures(LIKE)[preset], vocab_size=30, seq_len=TOKENS).eval()
+    set_step(model, 10_000)  # past the warm-ups
+    real, filled = decoded(model, TOKENS, TOKENS), state_after(model, TOKENS, torch.float32)
+    for mixer, wanted, made in zip(model.letters, real.layers, filled.layers, strict=True):
+        assert contents(made) == contents(wanted), mixer
+        assert contents(made), mixer
+    logits, _ = model.step(torch.zeros(1, dtype=torch.int64), filled)
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("preset", architectures(LIKE))
+def test_an_empty_state_is_not_taken_for_a_full_one(preset):
+    """The measure of the test above sees the difference wherever there is one, MLA among Kimi's layers included."""
+    config = architectures(LIKE)[preset]
+    model = LanguageModel(config, vocab_size=30, seq_len=TOKENS).eval()
+    real, empty = decoded(model, TOKENS, TOKENS), model.init_state(1, capacity=TOKENS)
+    pairs = zip(model.letters, real.layers, empty.layers, strict=True)
+    grows = {letter for letter, wanted, made in pairs if contents(made) != contents(wanted)}
+    assert grows == set(model.letters) - set("CKMO"), (
+        "convolutions and recurrences alone are of constant size"
+    )
+
+
+def contents(state) -> list[int]:
+    """Of every tensor and cache: bytes in storage, and of a cache the bytes of its rows in use and the tokens seen.
+
+    The storage of grouped lists depends on how evenly tokens were routed: their rows in use do not.
+    """
+    if isinstance(state, torch.Tensor):
+        return [state.nbytes]
+    if isinstance(state, RowCache):
+        return [state.nbytes(), sum(rows.nbytes for rows in state.read()), state.appended]
+    if isinstance(state, GroupedKVCache):
+        return [int(state.lengths.sum()), state.appended]
+    if isinstance(state, dict):
+        return [number for part in state.values() for number in contents(part)]
+    if dataclasses.is_dataclass(state):
+        return [n for field in dataclasses.fields(state) for n in contents(getattr(state, field.name))]
+    assert state is None or isinstance(state, int), f"a kind of state that this test does not know: {state!r}"
+    return []
+
+
+def test_a_kind_of_state_that_cannot_be_filled_is_refused_by_its_name():
+    """Left empty, it would be timed as if the text had no tokens."""
+
+    class Ring:
+        rows = torch.zeros(3)
+
+    model = LanguageModel(LIKE, vocab_size=30, seq_len=TOKENS)
+    with (
+        mock.patch.object(type(model.layers[1].mixer), "init_state", return_value=[Ring()]),
+        pytest.raises(TypeError, match="Ring"),
+    ):
+        state_after(model, TOKENS, torch.float32)
+
+
+@pytest.mark.slow
+def test_what_recomputing_saves_and_costs(tmp_path):
+    rows = recompute.run(config(tmp_path, suite="recompute"))
+    kept = {row["recompute"]: row["kept_bytes"] for row in rows}
+    assert kept["none"] > kept["selective"] > kept["full"]
+    assert all(row["milliseconds_median"] > 0 and row["ratio"] > 0 for row in rows)

@@ -1,0 +1,156 @@
+"""What benchmarks compare with what: ratios and their summaries, with times given instead of taken."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from experiments.bench import result_table, timing
+from experiments.bench.suites import harness
+from experiments.bench.suites.cpu import lengths, steps
+from experiments.configuration.presets import architectures
+from experiments.configuration.schema import Config
+from zoo import ModelConfig, registry
+from zoo.cost import parameters_non_embedding
+
+CPU = torch.device("cpu")
+
+
+def test_a_summary_has_the_median_the_lowest_and_the_highest():
+    found = timing.summary([5.0, 1.0, 2.0, 9.0, 4.0])
+    assert found == {"milliseconds_median": 4.0, "milliseconds_low": 1.0, "milliseconds_high": 9.0}
+
+
+def test_alternatives_are_timed_in_turns_after_their_warm_up():
+    order: list[str] = []
+    calls = {name: (lambda n=name: order.append(n)) for name in "ab"}
+
+    def clock(call, device):
+        call()
+        return float(len(order))
+
+    times = timing.interleaved(calls, 2, CPU, warm_up=1, clock=clock)
+    assert "".join(order) == "ab" + "abab"
+    assert times == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+
+
+def test_a_ratio_above_one_is_faster_than_its_peer():
+    row = result_table.row("suite", "model", [2.0, 4.0, 3.0], 6.0, CPU)
+    assert row["ratio"] == 2.0
+    assert row["milliseconds_median"] == 3.0
+
+
+@pytest.mark.slow
+def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
+    """Four times the milliseconds for twice the tokens: a token takes twice as long."""
+    given = {"16": [1.0], "32": [4.0], "64": [4.0]}
+    monkeypatch.setattr(lengths.timing, "interleaved", lambda works, repeats, device: given)
+    rows = lengths.run([16, 32, 64], 1)
+    assert len(rows) == 3 * len(registry.blocks("mixer"))
+    for row in rows:
+        assert row["ratio"] == pytest.approx({16: 1.0, 32: 0.5, 64: 1.0}[row["tokens"]])
+
+
+@pytest.mark.slow
+def test_presets_are_compared_at_equally_many_parameters(monkeypatch):
+    """Of one width, the largest has a quarter more of them than the transformer."""
+    timed: dict = {}
+
+    def interleaved(works, repeats, device):
+        timed.update(works)
+        return {name: [4.0 if name == "transformer" else 5.0] for name in works}
+
+    monkeypatch.setattr(steps.timing, "interleaved", interleaved)
+    config = Config(device="cpu", model=ModelConfig(d_model=64, n_heads=4, depth=2))
+    config.data.seq_len, config.data.batch_size, config.data.tokenizer = 16, 2, "bytes"
+    rows = steps.run(config)
+    assert {row["model"]: row["ratio"] for row in rows} == {
+        name: pytest.approx(1.0 if name == "transformer" else 0.8) for name in architectures(config.model)
+    }
+    sizes = {name: parameters_non_embedding(step.model) for name, step in timed.items()}
+    for name, size in sizes.items():
+        assert size == pytest.approx(sizes["transformer"], rel=0.01), name
+
+
+def test_the_harness_is_compared_pair_by_pair_with_the_bare_loop(monkeypatch, capsys):
+    """A quarter slower in the median pair: 1.25 times the time, or a ratio of 0.8, where above 1 is faster."""
+    bare, lightning = iter([0.2, 0.4, 0.8]), iter([0.25, 0.8, 0.8])
+    monkeypatch.setattr(harness.data, "prepare", lambda config: None)
+    monkeypatch.setattr(harness, "_long_steps", lambda config, corpus, device: config)
+    monkeypatch.setattr(harness, "_bare", lambda *_: next(bare))
+    monkeypatch.setattr(harness, "_harness", lambda *_: next(lightning))
+    config = Config(device="cpu")
+    config.bench.steps, config.bench.pairs = 4, 3
+    found = {row["model"]: row for row in harness.run(config)}
+    assert {name: row["ratio"] for name, row in found.items()} == {"bare loop": 1.0, "lightning": 0.8}
+    columns = ("milliseconds_low", "milliseconds_median", "milliseconds_high")
+    assert [found["bare loop"][key] for key in columns] == [50.0, 100.0, 200.0]
+    assert [found["lightning"][key] for key in columns] == [62.5, 200.0, 200.0]
+    assert "median 1.2500x, 95 % interval 1.0000 to 2.0000 (3 pairs of 4 steps" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_bare_loop_and_the_harness_train_the_same_model(lab, monkeypatch):
+    """Real loops of two steps, timed once each: what they leave is equal, so their times are of the same work."""
+    made, make = [], harness._task
+    monkeypatch.setattr(harness, "STEP_MS", 0.0)  # a tiny model's batch is not made larger
+    monkeypatch.setattr(harness, "_task", lambda *given: made.append(make(*given)) or made[-1])
+    outcome = lab.here("job=bench", "bench.steps=2", "bench.pairs=1")
+    assert outcome.status == 0, outcome
+    assert (lab.results / "bench" / "harness.csv").is_file()
+    probed, bare, lightning = (task.model for task in made)
+    torch.testing.assert_close(bare.state_dict(), lightning.state_dict())
+    assert not torch.equal(bare.embedding.weight, probed.embedding.weight)  # which took a step more
+
+
+def test_an_interval_holds_19_of_20_medians_drawn_anew():
+    """The median of five draws among 1 to 5 is 1 with probability 0.058 = Σ C(5, k)·0.2^k·0.8^(5−k), k from 3 on."""
+    assert timing.bootstrap_interval([3.0, 1.0, 5.0, 2.0, 4.0]) == (1.0, 5.0)
+    # Of eight 3s one 1 and one 5 are drawn into the median so rarely that they are no bounds.
+    assert timing.bootstrap_interval([3.0] * 8 + [1.0, 5.0]) == (3.0, 3.0)
+
+
+def test_tables_keep_six_digits_and_write_what_is_missing_as_nothing(tmp_path: Path):
+    path = tmp_path / "folder" / "suite.csv"
+    result_table.write([{"model": "a", "ratio": 1.23456789, "tokens": 12345678}, {"model": "b"}], path)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [row["ratio"] for row in rows] == ["1.23457", ""]
+    assert rows[0]["tokens"] == "12345678"
+
+
+def test_times_are_in_milliseconds(monkeypatch):
+    readings = iter((3.0, 3.25))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(readings))
+    assert timing.on_device(lambda: None, CPU) == 250.0
+
+
+def timed_within(seconds: float, milliseconds: float, repeats: int) -> dict[str, list[float]]:
+    """Times of two alternatives whose calls take so long each, the first ones ten times as long."""
+    seen: list[str] = []
+
+    def interleaved(calls, rounds, device, warm_up):
+        assert warm_up == 0
+        seen.append("round")
+        factor = 10 if len(seen) == 1 else 1
+        return {name: [factor * milliseconds] * rounds for name in calls}
+
+    calls = dict.fromkeys("ab", lambda: None)
+    with mock.patch.object(timing, "interleaved", interleaved):
+        return timing.interleaved_within(calls, repeats, CPU, seconds)
+
+
+def test_as_many_rounds_as_fit_into_the_time():
+    """By the first round, which is the warm-up and counts only where no three others fit."""
+    assert timed_within(1.0, 1.0, 5) == {"a": [1.0] * 5, "b": [1.0] * 5}
+    assert timed_within(1.0, 12.5, 5) == {"a": [12.5] * 4, "b": [12.5] * 4}
+    assert timed_within(1.0, 25.0, 5) == {"a": [250.0, 25.0, 25.0], "b": [250.0, 25.0, 25.0]}
+    assert timed_within(1.0, 100.0, 5) == {"a": [1000.0], "b": [1000.0]}
+    assert timed_within(1.0, 1.0, 2) == {"a": [1.0] * 2, "b": [1.0] * 2}
+
+
+def test_ratios_are_of_pairs():
+    assert timing.ratios([2.0, 9.0, 4.0], [1.0, 3.0, 4.0]) == (2.0, 1.0, 3.0)

@@ -1,0 +1,206 @@
+"""suite=static: tables of operations and kernels from host calls that are compiled only."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import os
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import triton.language as tl
+from support.program import Lab
+from triton.runtime.jit import JITFunction
+
+from experiments.bench import timing
+from experiments.bench.static import measured, model, operations, tools
+from experiments.bench.static.account import account
+from experiments.bench.static.gpus import GPUS
+from experiments.bench.static.operations import LENGTH, OPERATIONS, OURS, EmptyInputs
+from experiments.bench.static.specialise import specialise
+from experiments.bench.suites import static as suite
+from experiments.configuration.schema import BenchConfig, Config
+from experiments.runs.folders import RunFailed
+from zoo.errors import UserError
+
+
+def row(backend: str, milliseconds: float | None, unknown: int = 0, mode: str = "forward") -> dict:
+    return {
+        "model": "KDA",
+        "backend": backend,
+        "mode": mode,
+        "tokens": LENGTH,
+        "error": "",
+        **({"modelled_milliseconds": milliseconds, "unknown_loops": unknown} if milliseconds else {}),
+    }
+
+
+def test_a_ratio_is_the_fastest_peers_time_over_ours_with_the_models_error():
+    rows = [row(OURS, 4.0), row("fla", 2.0), row("other", 3.0), row("fla", 1.0, mode="backward")]
+    suite._compare(rows)
+    assert (rows[0]["peer"], rows[0]["ratio"]) == ("fla", 0.5)
+    assert rows[0]["ratio_low"] == pytest.approx(0.5 / 1.3)
+    assert rows[0]["ratio_high"] == pytest.approx(0.5 * 1.3)
+    assert not any("ratio" in other for other in rows[1:])
+
+
+@pytest.mark.parametrize(
+    "other", [row("fla", 2.0, unknown=1), row("fla", None), {**row("fla", 2.0), "error": "no configuration"}]
+)
+def test_times_that_are_not_known_whole_give_no_ratio(other):
+    rows = [row(OURS, 4.0), other]
+    suite._compare(rows)
+    assert "ratio" not in rows[0]
+
+
+def test_operations_have_the_sizes_of_published_comparisons_and_nothing_is_drawn():
+    call = OPERATIONS["KDA"].make(EmptyInputs(LENGTH))
+    q, _, _, g, beta = call.arguments
+    assert q.shape == g.shape == (1, 8192, 96, 128)
+    assert beta.shape == (1, 8192, 96)
+    assert {x.dtype for x in call.arguments} == {torch.bfloat16}
+    for operation in OPERATIONS.values():
+        assert all(x.requires_grad for x in operation.make(EmptyInputs(64)).tensors())
+
+
+def test_a_step_of_decoding_has_its_own_length_and_batch_and_runs_without_gradients(tmp_path):
+    step = OPERATIONS["decoding, KDA"]
+    call = step.make(EmptyInputs(step.length, step.batch))
+    assert call.arguments[0].shape == (32, 1, 96, 128)
+    assert call.options["initial_state"].shape == (32, 96, 128, 128)
+    seen = []
+    rows, _ = account(
+        call,
+        lambda: seen.append(torch.is_grad_enabled()) or call.arguments[2] + 0,
+        GPUS["H200"],
+        tmp_path,
+        step.ways,
+    )
+    assert (seen, [row["mode"] for row in rows]) == ([False], ["forward"])
+    assert rows[0]["operators"] == 1
+    tasks = suite._tasks([256, 512], ["KDA", "decoding, KDA"])
+    assert [length for name, library, length in tasks if library == OURS] == [256, 1, 512]
+
+
+def test_an_option_whose_name_an_argument_has_is_both():
+    """As Triton itself takes a loop's stages, for one."""
+
+    def kernel(x, num_stages, num_warps):
+        pass
+
+    kernel.__annotations__ = {"num_stages": tl.constexpr}
+    options = {"num_stages": 2, "num_warps": 4}
+    made = specialise(JITFunction(kernel), (torch.empty(2),), {**options, "num_ctas": 1})
+    assert made.options == {**options, "num_ctas": 1}
+    assert made.constants == {"num_stages": 2}
+    assert made.source.signature == {"x": "*fp32", "num_stages": "constexpr", "num_warps": "i32"}
+
+
+def test_a_peer_that_is_not_installed_is_named_and_left_out():
+    with mock.patch.object(importlib.util, "find_spec", return_value=None):
+        assert OPERATIONS["KDA"].libraries == (OURS,)
+        assert OPERATIONS["KDA"].missing == ("fla",)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Mesa", {(OURS, "forward"): 2.0, (OURS, "backward"): 3.0}),
+        ("decoding, KDA", {(OURS, "forward"): 2.0}),
+    ],
+)
+def test_measured_times_are_forward_and_what_both_take_more(name, expected):
+    times = {"forward": [2.0, 1.0, 9.0], "forward+backward": [5.0, 4.0, 6.0]}
+
+    def timed(forms, repeats, device):
+        assert (repeats, device.type) == (3, "cuda")
+        return {name: times[name[1]] for name in forms}
+
+    class Here(EmptyInputs):
+        def __init__(self, batch, length, device, dtype):
+            super().__init__(length, 1)
+            assert batch == OPERATIONS[name].batch
+
+    with (
+        mock.patch.object(timing, "interleaved", timed),
+        mock.patch.object(measured, "InputFactory", Here),
+        mock.patch.object(operations, "installed", return_value=False),
+    ):
+        assert measured.measured(OPERATIONS[name], 64, 3) == expected
+
+
+def test_without_a_compiler_or_its_tools_it_says_what_to_do():
+    with pytest.raises(UserError, match="unset TRITON_INTERPRET"):
+        suite.run(Config())
+    with mock.patch.object(suite, "interpreted", return_value=False):
+        with pytest.raises(UserError, match=r"unknown bench.target 'H20'.*H200"):
+            suite.run(Config(bench=BenchConfig(target="H20")))
+        tools._tool.cache_clear()
+        with (
+            mock.patch.dict(os.environ, {"TRITON_NVDISASM_PATH": "/nowhere"}),
+            mock.patch(
+                "triton.knobs.env_nvidia_tool.transform", side_effect=RuntimeError("Cannot find nvdisasm")
+            ),
+            pytest.raises(UserError, match=r"needs NVIDIA's cuobjdump.*TRITON_CUOBJDUMP_PATH"),
+        ):
+            suite.run(Config())
+
+
+def test_a_suite_that_is_stopped_keeps_the_rows_that_it_has(tmp_path):
+    """Rows of both tables are in their files before the next operation ends, in the order of names, with ratios."""
+    path = tmp_path / "static.csv"
+
+    def outcomes(config, names):
+        assert not path.exists()
+        yield ("KDA", "fla", LENGTH), ([row("fla", 2.0)], [])
+        assert [r["backend"] for r in csv.DictReader(path.open())] == ["fla"]
+        yield ("KDA", OURS, LENGTH), ([row(OURS, 4.0)], [{"mode": "forward", "kernel": "solve"}])
+        raise RunFailed("a worker was killed")
+
+    with (
+        mock.patch.object(suite, "interpreted", return_value=False),
+        mock.patch.object(suite, "check_tools"),
+        mock.patch.object(suite, "_outcomes", outcomes),
+        pytest.raises(RunFailed),
+    ):
+        suite.run(Config(suite="static", bench=BenchConfig(out=str(tmp_path), cases=["KDA"])))
+    rows = list(csv.DictReader(path.open()))
+    assert [(r["backend"], r["ratio"]) for r in rows] == [(OURS, "0.5"), ("fla", "")]
+    assert [r["kernel"] for r in csv.DictReader((tmp_path / "static_kernels.csv").open())] == ["solve"]
+
+
+@pytest.mark.long
+def test_one_operation_of_ours_and_of_its_peer(lab: Lab):
+    """A length of 256: both ways of both libraries, kernels with machine code, and again without compiling."""
+    words = [
+        "job=bench",
+        "suite=static",
+        "bench.cases=[GDN]",
+        "bench.lengths=[256]",
+        f"data.cache_dir={lab.folder}/cache",
+    ]
+    with mock.patch.dict(os.environ):
+        os.environ.pop("TRITON_INTERPRET", None)
+        done = lab.run(*words, timeout=800)
+        assert done.status == 0, done.err
+        rows = list(csv.DictReader((lab.results / "bench" / "static.csv").open()))
+        made = {path: path.stat().st_mtime_ns for path in (lab.folder / "cache" / "static").iterdir()}
+        assert lab.run(*words, timeout=800).status == 0
+    assert {path: path.stat().st_mtime_ns for path in Path(lab.folder / "cache" / "static").iterdir()} == made
+    assert rows == list(csv.DictReader((lab.results / "bench" / "static.csv").open()))
+    peers = operations.OPERATIONS["GDN"].libraries[1:]
+    assert [(r["backend"], r["mode"]) for r in rows] == [
+        (library, way) for library in (OURS, *peers) for way in ("forward", "backward")
+    ]
+    assert {r["kind"] for r in rows} == {suite.KIND}
+    assert model.ERROR in done.out
+    assert all(float(r["modelled_milliseconds"]) > 0 and r["unknown_loops"] == "0" for r in rows)
+    assert all(bool(r["ratio"]) == (bool(peers) and r["backend"] == OURS) for r in rows)
+    kernels = list(csv.DictReader((lab.results / "bench" / "static_kernels.csv").open()))
+    assert {r["chosen"] for r in kernels} == {"0", "1"}
+    assert all(
+        int(r["registers"]) > 0 and float(r["instructions"]) > 1 for r in kernels if r["chosen"] == "1"
+    )
+    assert (lab.results / "bench" / "static.png").is_file()

@@ -1,0 +1,48 @@
+"""job=bench suite=steps: presets with equally many parameters, step by step in turns, as ratios with intervals."""
+
+import csv
+
+import pytest
+
+from experiments.bench.run_suite import run_suite
+from experiments.bench.suites import steps
+from experiments.configuration.schema import Config
+from zoo import ModelConfig
+from zoo.cost import parameters_non_embedding
+
+
+def config(folder) -> Config:
+    made = Config(device="cpu", suite="steps", model=ModelConfig(d_model=32, n_heads=2, depth=2))
+    made.bench.cases, made.bench.lengths, made.bench.out = ["nsa"], [16, 40], str(folder)
+    made.data.tokenizer = "bytes"
+    return made
+
+
+@pytest.mark.slow
+def test_a_row_for_the_transformer_and_each_preset_at_each_length(tmp_path):
+    run_suite(config(tmp_path))
+    rows = list(csv.DictReader((tmp_path / "steps.csv").open()))
+    assert [(row["model"], row["tokens"], row["batch"]) for row in rows] == [
+        (name, length, "1") for length in ("16", "40") for name in ("transformer", "nsa")
+    ]
+    for row in rows:
+        assert 0 < float(row["ratio_low"]) <= float(row["ratio"]) <= float(row["ratio_high"])
+        assert (row["ratio"] == "1.0") == (row["model"] == "transformer")
+
+
+def test_ratios_are_medians_of_pairs_of_models_that_are_matched(tmp_path, monkeypatch):
+    timed: dict = {}
+
+    def in_turns(calls, repeats, device, seconds):
+        timed.update(calls)
+        return {"transformer": [4.0, 9.0, 8.0], "nsa": [2.0, 10.0, 16.0]}
+
+    monkeypatch.setattr(steps.timing, "interleaved_within", in_turns)
+    made = config(tmp_path)
+    made.bench.lengths, made.bench.tokens = [16], 50
+    _, row = steps.run(made)
+    assert row["batch"] == 3
+    assert (row["ratio_low"], row["ratio"], row["ratio_high"]) == (0.5, 0.9, 2.0)
+    plain, other = (parameters_non_embedding(step.model) for step in timed.values())
+    assert other == pytest.approx(plain, rel=0.05)
+    assert all(step.tokens.shape == (3, 16) for step in timed.values())

@@ -1,0 +1,140 @@
+"""Bytes a device: counted without memory, against what the allocator gave out in a small training; the 8B model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.measured_memory import CASES, ROWS, case
+from support.parallel_runs import LENGTH, VOCAB, models, torchrun
+from support.program import ROOT, Lab
+
+from experiments.configuration.schema import Config
+from experiments.costs import device_memory
+from experiments.costs import model_costs as costs
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> dict[str, int]:
+    file = tmp_path_factory.mktemp("memory") / "found.pt"
+    torchrun("support.measured_memory", str(file))
+    return torch.load(file, weights_only=True)
+
+
+def counted(config: Config, monkeypatch: pytest.MonkeyPatch, rows: int) -> device_memory.DeviceMemory:
+    monkeypatch.setattr(device_memory, "nominal_vocabulary", lambda _: VOCAB)
+    config.data.batch_size, config.device = rows, "cpu"
+    return device_memory.device_memory(config)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_the_count_is_within_15_percent_of_what_was_measured(
+    name: str, measured: dict[str, int], monkeypatch: pytest.MonkeyPatch
+):
+    found = counted(case(name), monkeypatch, rows=ROWS)
+    print(name, measured[name], found)
+    assert found.activations > 0.1 * found.total  # neither part is a trifle
+    assert found.total == pytest.approx(measured[name], rel=0.15)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", models())
+def test_every_model_can_be_counted(name: str, monkeypatch: pytest.MonkeyPatch):
+    config = Config(model=models()[name])
+    config.data.seq_len, config.trainer.devices, config.trainer.strategy = LENGTH, 2, "fsdp"
+    whole = 4 * costs.cost.parameters(costs.cost.on_meta(config.model, vocab_size=VOCAB, seq_len=LENGTH))
+    sizes = {}
+    for mode in ("none", "selective", "full"):
+        config.trainer.recompute = mode
+        found = sizes[mode] = counted(config, monkeypatch, rows=2)
+        assert whole / 2 <= found.parameters < 0.6 * whole
+        assert (found.gradients, found.optimizer) == (found.parameters, 2 * found.parameters)
+    assert sizes["none"].activations >= sizes["full"].activations
+
+
+@pytest.mark.slow
+def test_the_strategies_of_a_model(monkeypatch: pytest.MonkeyPatch):
+    """Without sharding 16 bytes a parameter, DDP's buckets with two copies; with it an n-th, and what is gathered."""
+    config = Config()
+    config.model.d_model, config.model.depth, config.model.n_heads = 32, 4, 2
+    config.data.seq_len = LENGTH
+    one = counted(config, monkeypatch, rows=2)
+    assert (one.gradients, one.optimizer, one.gathered) == (one.parameters, 2 * one.parameters, 0)
+    config.trainer.devices = 4
+    ddp = counted(config, monkeypatch, rows=2)
+    assert ddp.total - one.total == 3 * one.parameters
+    config.trainer.strategy = "fsdp"
+    three = counted(config, monkeypatch, rows=2)
+    config.trainer.reshard = False
+    two = counted(config, monkeypatch, rows=2)
+    assert three.parameters == two.parameters < 0.3 * one.parameters
+    assert one.parameters < two.gathered < 2 * one.parameters
+    assert (
+        two.gathered - three.gathered == (one.parameters - 4 * VOCAB * 32 - 4 * 32) / 2
+    )  # two of four layers
+    assert one.activations == ddp.activations == two.activations == three.activations
+
+
+@pytest.mark.parametrize("letter", ["F", "K", "S"])
+@pytest.mark.slow
+def test_a_shard_of_a_sequence_needs_its_share_of_the_activations(
+    letter: str, monkeypatch: pytest.MonkeyPatch
+):
+    """At least a fourth on four devices, and what is gathered, folded or swapped beside it."""
+    config = Config()
+    config.model.pattern, config.model.depth, config.data.seq_len = letter, 2, 256
+    config.trainer.devices, config.trainer.strategy = 4, "fsdp"
+    whole = counted(config, monkeypatch, rows=2)
+    config.trainer.context = 4
+    cut = counted(config, monkeypatch, rows=2)
+    assert (cut.parameters, cut.gathered) == (whole.parameters, whole.gathered)
+    assert 0.25 * whole.activations <= cut.activations < 0.5 * whole.activations
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.slow
+def test_the_job_prints_them(lab: Lab):
+    words = [
+        "job=cost",
+        "cost.lengths=[64]",
+        "cost.memory=true",
+        "trainer.devices=8",
+        "trainer.strategy=fsdp",
+    ]
+    outcome = lab.here(*words)
+    assert outcome.status == 0, outcome.err
+    assert "memory of training on each of 8 devices, fsdp (ZeRO-3), fp32:" in outcome.out
+    for part in ("parameters", "gradients", "optimizer", "gathered", "activations", "total"):
+        assert f"\n  {part} " in outcome.out
+
+
+EIGHT_BILLION = {
+    "model.d_model": 4096,
+    "model.n_heads": 32,
+    "model.depth": 36,
+    "model.tie_embeddings": "false",
+}
+EIGHT_BILLION |= {"model.channel.swiglu.hidden": 12288, "model.mixers.attention.n_kv_heads": 8}
+EIGHT_BILLION |= {
+    "data.tokenizer": "bpe",
+    "data.vocab_size": 151936,
+    "data.seq_len": 8192,
+    "data.batch_size": 1,
+}
+EIGHT_BILLION |= {"trainer.precision": "bf16", "trainer.recompute": "full", "trainer.devices": 8}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", range(3))
+def test_the_table_of_the_8b_model_is_what_is_counted(row: int, lab: Lab):
+    page = (ROOT / "docs" / "devices.md").read_text(encoding="utf-8")
+    rows = page.split("<!-- 8B -->")[1].split("<!-- /8B -->")[0].strip().splitlines()[2:]
+    strategy, *numbers = (cell.strip() for cell in rows[row].strip("|").split("|"))
+    words = ["trainer.strategy=fsdp"] * ("fsdp" in strategy) + ["trainer.reshard=false"] * (
+        "reshard" in strategy
+    )
+    words += [f"{key}={value}" for key, value in EIGHT_BILLION.items()]
+    (config,) = lab.compose("model=transformer", *words)
+    found = device_memory.device_memory(config)
+    sizes = [*found.parts().values(), found.total]
+    assert numbers[:-1] == [f"{size / 1e9:.1f}" for size in sizes]

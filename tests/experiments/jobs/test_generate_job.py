@@ -1,0 +1,154 @@
+"""job=generate with several prompts: each as if alone, stops, the file of results, both speeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.program import Lab
+
+import zoo
+from experiments.configuration.schema import Config, GenerateConfig
+from experiments.costs import decode_memory
+from experiments.generation.generate import Speed
+from experiments.jobs import generate
+from zoo import UserError, cost
+from zoo.generate import ENDED
+
+PROMPTS = ["alpha", "beta gam", "the of and"]
+Go = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def go(finished: Lab, capsys) -> Go:
+    """The texts, with their prompts, and the last line that the job prints."""
+
+    def run(seed: int = 5, **options) -> tuple[str, str]:
+        options = {"tokens": 12, **options}
+        config = Config(run=str(finished.run_folder()), device="cpu", seed=seed)
+        config.trainer.progress = False
+        generate.run(dataclasses.replace(config, generate=GenerateConfig(**options)))
+        texts, _, summary = capsys.readouterr().out.rpartition("\n\n")
+        return texts, summary
+
+    return run
+
+
+@pytest.fixture
+def texts(go: Go) -> list[str]:
+    """What each prompt gives alone, with it, from its own seed."""
+    return [go(5 + i, prompt=prompt)[0] for i, prompt in enumerate(PROMPTS)]
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.open(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+@pytest.mark.slow
+def test_several_prompts_are_each_as_if_alone(go: Go, texts: list[str], tmp_path: Path, batch_size: int):
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    for given in ({"prompts": PROMPTS}, {"file": str(tmp_path / "prompts.txt")}):
+        printed, summary = go(**given, batch_size=batch_size)
+        assert printed == "\n\n".join(f"── {i} of 3 ──\n{text}" for i, text in enumerate(texts, 1))
+        assert summary.startswith("36 tokens after 3 prompts of 26: first token after ")
+
+
+@pytest.mark.slow
+def test_results_go_to_a_file(go: Go, texts: list[str], tmp_path: Path):
+    go(prompts=PROMPTS, out=str(tmp_path / "out.jsonl"))
+    (path,) = tmp_path.iterdir()
+    found = rows(path)
+    assert [row["prompt"] for row in found] == PROMPTS
+    assert [row["prompt"] + row["text"] for row in found] == texts
+    for row in found:
+        assert list(row) == ["prompt", "text", "tokens", "stopped"]
+        assert row["stopped"] is False
+        written = b"".join(bytes([token]) if token < 256 else b"<|endoftext|>" for token in row["tokens"])
+        assert written.decode(errors="replace").rstrip("\ufffd") == row["text"]
+
+
+@pytest.mark.slow
+def test_a_stop_ends_one_text_and_not_the_others(go: Go, texts: list[str], tmp_path: Path):
+    written = [text.removeprefix(prompt) for prompt, text in zip(PROMPTS, texts, strict=True)]
+    stop, out = written[0][2:4], tmp_path / "out.jsonl"
+    go(prompts=PROMPTS, stop=[stop], out=str(out))
+    assert [row["text"] for row in rows(out)] == [text.partition(stop)[0] for text in written]
+    assert [row["stopped"] for row in rows(out)] == [stop in text for text in written]
+    assert {row["stopped"] for row in rows(out)} == {True, False}
+    assert go(prompt=PROMPTS[0], stop=[stop])[0] == PROMPTS[0] + written[0].partition(stop)[0]
+
+
+def test_chunks_of_a_prompt_change_nothing(go: Go):
+    assert go(prompt="alpha beta", chunk=3)[0] == go(prompt="alpha beta")[0]
+
+
+def test_both_speeds_are_told(go: Go):
+    number = r"[\d.,e-]+"
+    first = rf"first token after {number} s \(prompt: {number} tokens/s\)"
+    for tokens, then in ((1, ""), (3, rf", then {number} ms a token \({number} tokens/s\)")):
+        said = go(prompt="ab", tokens=tokens)[1]
+        assert re.fullmatch(rf"{tokens} tokens after a prompt of 3: {first}{then}\n", said), said
+
+
+def test_speed_of_two_batches():
+    speed = Speed(batches=2, prompt_tokens=300, prompt_s=0.5, steps=20, decoded=30, decode_s=0.1)
+    assert speed.describe() == (
+        "first token after 0.25 s (prompt: 600 tokens/s), then 5.00 ms a step (300.0 tokens/s)"
+    )
+
+
+def test_speed_counts_the_tokens_of_sequences_that_have_not_ended():
+    """The first tokens belong to the prompt; −1 stands for those of a sequence that has ended."""
+    speed, steps = Speed(), ([5, 6, 7], [8, ENDED, 9], [ENDED, ENDED, 4])
+    assert list(speed.clock(iter(map(torch.tensor, steps)), 30)) == list(steps)
+    assert (speed.batches, speed.prompt_tokens, speed.steps, speed.decoded) == (1, 30, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tokens": 0}, "generate.tokens=0 must be at least 1"),
+        ({"batch_size": 0}, "generate.batch_size=0 must be at least 1"),
+        ({"chunk": 0}, "generate.chunk=0 must be at least 1"),
+        ({"stop": [""]}, "generate.stop has an empty text"),
+        ({"out": "/nope/out.jsonl"}, "generate.out=/nope/out.jsonl must be a file in a folder"),
+        ({"out": "/"}, "generate.out=/ must be a file"),
+        ({"out": ""}, "generate.out= must be a file"),
+        ({"file": "/nope"}, "generate.file=/nope: no such file"),
+        ({"file": ""}, "generate.file names no file"),
+        ({"prompt": "a", "prompts": ["b"]}, "both given"),
+        ({"tokens": 10**12}, "GiB of memory are free; give shorter prompts"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_what_makes_no_sense_is_refused_and_nothing_is_written(go: Go, capsys, options: dict, says: str):
+    with pytest.raises(UserError) as refused:
+        go(**options)
+    assert says in str(refused.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_prompts_side_by_side_have_to_fit_into_memory(finished: Lab, go: Go, monkeypatch):
+    one = cost.state_bytes(zoo.load(finished.run_folder()), 2 + 12)
+    monkeypatch.setattr(decode_memory, "_free_memory", lambda device: 1.5 * one)
+    with pytest.raises(UserError, match="14 tokens \\(2 at once\\)"):
+        go(prompts=["a", "b"])
+    go(prompts=["a", "b"], batch_size=1)
+
+
+@pytest.mark.parametrize("job", [["evaluate"], ["generate", "generate.tokens=2"]])
+def test_a_model_that_the_run_has_not_is_named(finished: Lab, job: list[str]):
+    command = [f"job={job[0]}", f"run={finished.run_folder()}", *job[1:]]
+    assert "notice" not in finished.here(*command).err, "the words that trained it"
+    told = finished.here(*command, "model=mla", "model.depth=7", "model.mixers.attention.qk_norm=true")
+    assert told.status == 0, told
+    (line,) = [line for line in told.err.splitlines() if "stays as it was trained" in line]
+    own = zoo.load(finished.run_folder()).config
+    for words in (f"model.depth={own.depth}", "qk_norm=False", f"model.pattern={own.pattern}"):
+        assert words in line

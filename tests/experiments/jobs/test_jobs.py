@@ -1,0 +1,301 @@
+"""The jobs that look at models and results: list, cost, generate, report; and what a summary holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from support.program import Lab
+
+import analysis
+from experiments import jobs
+from experiments.cli import perform
+from experiments.configuration.schema import Config
+from experiments.jobs import Job, all_jobs, cost
+from experiments.runs.metric_log import METRIC_COLUMNS, read_metrics
+from experiments.system.paths import CONF
+from zoo import registry
+from zoo.pattern import LAYOUTS
+
+# The contract with analysis: nested keys of summary.json. A name that ends in "?" may be null.
+SUMMARY = {
+    "": "schema experiment run name model blocks block_files seed data recipe parameters parameters_non_embedding "
+    "flops_per_token state_bytes metrics best_step steps stopped tokens seconds tokens_per_second mfu? mfu_peak_flops "
+    "mfu_peak_source peak_memory_bytes commit? dirty? versions machine command finished",
+    "model": "preset pattern layout? depth d_model residual channel color family match? match_length?",
+    "data": "name train validation test tokenizer vocab_size seq_len pack fingerprint splits",
+    "data.splits": "train validation test",
+    "data.splits.train": "tokens words bytes documents",
+    "recipe": "steps batch_size accumulate tokens_per_step lr lr_min warmup_steps weight_decay clip precision",
+    "flops_per_token": "forward training",
+    "state_bytes": "1024 8192 131072",
+    "metrics.test": "loss perplexity word_perplexity bits_per_byte tokens words bytes stride",
+    "versions": "python torch lightning",
+    "machine": "host_cpu cores memory_bytes gpu? threads platform",
+}
+
+
+def test_the_summary_has_every_key_of_the_contract(finished: Lab):
+    summary = json.loads((finished.run_folder() / "summary.json").read_text())
+    for where, keys in SUMMARY.items():
+        node = summary
+        for part in filter(None, where.split(".")):
+            node = node[part]
+        for key in keys.split():
+            assert key.rstrip("?") in node, f"{where}.{key}"
+            assert key.endswith("?") or node[key] is not None, f"{where}.{key}"
+    for block in summary["blocks"]:
+        assert block.keys() == {"letter", "name", "title", "family", "color", "mask", "choice", "sketch"}
+    assert [block["letter"] for block in summary["blocks"]] == ["F", "S"]
+    assert summary["schema"] == 1
+    assert summary["experiment"] == finished.run_folder().parent.name
+    assert summary["run"] == finished.run_folder().name
+    assert re.fullmatch("[0-9a-f]{12}", summary["run"])
+    assert summary["steps"] == summary["recipe"]["steps"] == 20
+    assert summary["tokens"] == 20 * summary["recipe"]["tokens_per_step"] == 20 * 4 * 32
+    assert summary["stopped"] == "finished"
+    assert summary["model"]["pattern"] == "SF"
+    assert re.fullmatch(r"#[0-9A-Fa-f]{6}", summary["model"]["color"])
+
+
+def test_the_summarys_speed_is_the_median_row_and_its_mfu_of_forward_and_backward(finished: Lab):
+    summary = json.loads((finished.run_folder() / "summary.json").read_text())
+    rows = read_metrics(finished.run_folder() / "metrics.csv")
+    rates = sorted(float(row["tokens_per_second"]) for row in rows if row["split"] == "train")
+    assert summary["tokens_per_second"] in rates[1:3]  # the middle two of four
+    done = summary["tokens_per_second"] * summary["flops_per_token"]["training"]
+    assert summary["flops_per_token"]["training"] > 2 * summary["flops_per_token"]["forward"]
+    assert summary["mfu"] == pytest.approx(done / summary["mfu_peak_flops"])
+
+
+def test_metric_rows_have_the_columns_of_the_contract(finished: Lab):
+    rows = read_metrics(finished.run_folder() / "metrics.csv")
+    assert list(rows[0]) == [*METRIC_COLUMNS, "aux:timeline_balance"]
+    assert [(row["split"], row["step"]) for row in rows] == [
+        ("train", "5"),
+        ("train", "10"),
+        ("validation", "10"),
+        ("train", "15"),
+        ("train", "20"),
+        ("validation", "20"),
+    ]
+    for row in rows:
+        assert float(row["loss"]) > 0
+        assert bool(row["aux:timeline_balance"]) == (row["split"] == "train")
+
+
+def test_analysis_reads_a_run(finished: Lab):
+    results = analysis.load_results(finished.results)
+    assert results.problems == []
+    assert len(results.runs) == 1
+    assert len(results.metrics) == 6
+
+
+@pytest.mark.slow
+def test_list_names_everything(lab: Lab):
+    outcome = lab.here("job=list")
+    assert outcome.status == 0, outcome.err
+    names = [block.name for kind in registry.KINDS for block in registry.blocks(kind).values()]
+    files = [
+        path.stem
+        for group in ("model", "size", "recipe", "experiment", "data")
+        for path in (CONF / group).glob("*.yaml")
+    ]
+    for name in [
+        *names,
+        *files,
+        *LAYOUTS,
+        *(job.name for job in all_jobs()),
+        "report",
+        "bytes",
+        "bpe",
+        "gpt2",
+    ]:
+        assert re.search(rf"\b{name}\b", outcome.out), name
+    assert lab.left_behind() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("transformer", 137710080), pytest.param("hypergraph", 138152448, marks=pytest.mark.long)],
+)
+def test_cost_prints_the_parameters_of_the_reference_models(lab: Lab, model: str, parameters: int):
+    lab.arguments = lambda: ["job=cost", f"model={model}", "size=reference"]
+    outcome = lab.here()
+    assert outcome.status == 0, outcome.err
+    assert f"parameters: {parameters}\n" in outcome.out
+    assert (model == "hypergraph") == ("interlaced_sf" in outcome.out)
+    lengths = [int(line.split()[0]) for line in outcome.out.splitlines() if re.match(r" +\d+ ", line)]
+    assert lengths == [1024, 8192, 131072]
+    assert lab.left_behind() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "calls"),
+    [
+        (["table"], ["table 0"]),
+        (["table", "table"], ["table 0 and 1 together"]),
+        (["plain", "plain"], ["plain 0", "plain 1"]),
+        (["table", "plain"], ["table 0", "plain 1"]),
+        (["plain", "table", "table"], ["plain 0", "table 1", "table 2"]),
+    ],
+)
+def test_configurations_go_together_to_a_job_that_takes_many_and_others_each_to_its_own(
+    monkeypatch, given: list[str], calls: list[str]
+):
+    made: list[str] = []
+
+    def job(name: str, **more) -> Job:
+        return Job(name, "", lambda config: made.append(f"{name} {config.seed}"), **more)
+
+    def together(configs: list[Config]) -> None:
+        made.append(f"table {' and '.join(str(config.seed) for config in configs)} together")
+
+    for found in (job("table", run_sweep=together), job("plain")):
+        monkeypatch.setitem(jobs._handed_over, found.name, found)
+    perform([Config(job=name, seed=seed) for seed, name in enumerate(given)], {})
+    assert made == calls
+
+
+def generated(lab: Lab, *words: str) -> str:
+    """The text that job=generate writes, without what it says of its speed."""
+    words = (f"run={lab.run_folder()}", "generate.tokens=30", "generate.prompt=alpha", *words)
+    outcome = lab.here("job=generate", *words)
+    assert outcome.status == 0, outcome.err
+    return outcome.out.rpartition("\n\n")[0]
+
+
+@pytest.mark.slow
+def test_generate_is_a_function_of_the_seed(finished: Lab):
+    first = generated(finished, "seed=1")
+    assert first.startswith("alpha")
+    assert len(first) > 15
+    assert generated(finished, "seed=1") == first
+    assert generated(finished, "seed=2") != first
+
+
+@pytest.mark.long
+def test_greedy_generation_has_no_seed(finished: Lab):
+    greedy = "generate.temperature=0"
+    assert generated(finished, "seed=1", greedy) == generated(finished, "seed=2", greedy)
+
+
+@pytest.mark.parametrize("word", ["tokens=0", "temperature=-1", "top_p=0", "top_k=0"])
+@pytest.mark.slow
+def test_generate_refuses_what_makes_no_sense(finished: Lab, word: str):
+    outcome = finished.here("job=generate", f"run={finished.run_folder()}", f"generate.{word}")
+    assert outcome.status == 2, outcome
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err
+    assert outcome.out == ""
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_program_stays_readable(lab: Lab, finished: Lab):
+    """A key that has since gone from the configuration, in a part that reading a model does not need."""
+    shutil.copytree(finished.results, lab.results)
+    config = lab.run_folder() / "config.yaml"
+    config.write_text(config.read_text().replace("trainer:\n", "trainer:\n  key_of_long_ago: 1\n"))
+    for job in ("evaluate", "generate"):
+        outcome = lab.here(f"job={job}", f"run={lab.run_folder()}", "generate.tokens=2")
+        assert outcome.status == 0, outcome.err
+
+
+@pytest.mark.slow
+def test_a_complete_run_is_not_computed_again(lab: Lab):
+    assert lab.here("trainer.max_steps=2").status == 0
+    before = {path: path.stat().st_mtime_ns for path in lab.run_folder().rglob("*") if path.is_file()}
+    outcome = lab.here("trainer.max_steps=2")
+    assert "already complete" in outcome.out
+    assert "bits/byte" in outcome.out
+    assert {path: path.stat().st_mtime_ns for path in lab.run_folder().rglob("*") if path.is_file()} == before
+    outcome = lab.here("--multirun", "trainer.max_steps=2", "name=default")
+    assert outcome.status == 0
+
+
+@pytest.mark.slow
+def test_a_complete_run_of_a_block_that_was_changed_since_says_so(lab: Lab, finished: Lab):
+    """Its name does not tell the block's code: what is shown would pass for the new one's."""
+    shutil.copytree(finished.results, lab.results)
+    path = lab.run_folder() / "summary.json"
+    summary = json.loads(path.read_text())
+    files = [
+        "zoo/channels/swiglu.py",
+        "zoo/mixers/attention.py",
+        "zoo/mixers/hypergraph.py",
+        "zoo/residuals/add.py",
+    ]
+    assert sorted(summary["block_files"]) == files
+    assert lab.here().err == ""
+    for name, words in ((files[2], []), (files[3], ["--multirun", "seed=0,0"])):
+        path.write_text(json.dumps({**summary, "block_files": {**summary["block_files"], name: "0" * 16}}))
+        outcome = lab.here(*words)
+        assert outcome.status == 0
+        assert outcome.err.startswith(f"notice: {name} was changed after {lab.run_folder()} had been trained")
+        assert outcome.err.count("\n") == 1
+    del summary["block_files"]  # as in runs of before
+    path.write_text(json.dumps(summary))
+    assert lab.here().err == ""
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_after_its_block_was_changed_says_so_and_keeps_the_files_it_began_with(lab: Lab):
+    lab.here("trainer.pause_at=5")
+    path = lab.run_folder() / "block_files.json"
+    name = "zoo/mixers/hypergraph.py"
+    began = {**json.loads(path.read_text()), name: "0" * 16}
+    path.write_text(json.dumps(began))
+    outcome = lab.here("trainer.pause_at=10")
+    assert outcome.err.startswith(f"notice: {name} was changed after {lab.run_folder()} had begun; ")
+    sweep = lab.here("--multirun", "seed=0")
+    assert (sweep.status, sweep.err.count("had begun; they go on from their checkpoints")) == (0, 1)
+    assert json.loads((lab.run_folder() / "summary.json").read_text())["block_files"] == began
+    shutil.rmtree(lab.run_folder())
+    assert "notice" not in lab.here("trainer.pause_at=5").err  # from its start
+    assert json.loads(path.read_text())[name] != began[name]
+
+
+@pytest.mark.slow
+def test_a_sweep_and_its_report(lab: Lab):
+    sweep = lab.run(
+        "--multirun", "trainer.max_steps=4", "model.pattern=F,SF", "trainer.val_every=2", "name=pair"
+    )
+    assert sweep.status == 0, sweep.err
+    assert sweep.out.startswith("2 cells: 0 complete, 2 to train")
+    assert os.listdir(lab.cwd) == []
+    assert [
+        path for path in lab.temp.iterdir() if "torchinductor" not in path.name
+    ] == []  # PyTorch's own cache
+    report = lab.here("job=report", f"runs={lab.results / 'pair'}")
+    assert report.status == 0, report.err
+    page = Path(report.out.strip().splitlines()[-1].removeprefix("report: "))
+    page = page if page.is_absolute() else lab.cwd / page
+    assert page.name == "index.html"
+    assert "<html" in page.read_text()
+    for folder in lab.run_folders():
+        assert folder.name in page.read_text()
+    again = lab.here(
+        "--multirun", "trainer.max_steps=4", "model.pattern=F,SF", "trainer.val_every=2", "name=pair"
+    )
+    assert again.status == 0
+    assert again.out.startswith("2 cells: 2 complete, 0 to train")
+
+
+@pytest.mark.slow
+def test_run_py_works_from_any_folder(finished: Lab):
+    outcome = finished.run("job=list")
+    assert outcome.status == 0, outcome.err
+    assert os.listdir(finished.cwd) == []
+
+
+@pytest.mark.slow
+def test_states_are_compared_in_binary_megabytes(lab: Lab):
+    """Two layers of keys and values, 16 fp32 numbers each, for 65,536 tokens: 16 times 2^20 bytes."""
+    (config,) = lab.compose("model=transformer", "cost.lengths=[65536]")
+    *_, state = cost.table_row(config)
+    assert state == "16.0 MiB"

@@ -1,0 +1,191 @@
+"""job=papers: headlines that compose and build, models with options of their own, costs before anything is trained."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from support.pretended_study import pretended
+from support.program import Lab
+
+from analysis.headlines import Headline, known_headlines
+from analysis.ledger.rules import Check
+from experiments.compare.cost import core_seconds
+from experiments.compare.longer import longer_tasks
+from experiments.compare.models import named_models
+from experiments.compare.select import Selection, start
+from experiments.configuration.compose import headlines
+from experiments.configuration.presets import label
+from experiments.configuration.schema import Config
+from experiments.data import TaskSet
+from experiments.data.tasks.mqar import MQARConfig
+from experiments.jobs import papers
+from experiments.planning.plan import apply_match
+from zoo.cost import on_meta, parameters_non_embedding
+from zoo.errors import UserError
+from zoo.model import letters_of
+
+TINY = ["headline=parity", "model.depth=1", "model.d_model=16", "trainer.max_steps=8", "trainer.val_every=2"]
+
+
+@pytest.fixture
+def config() -> Config:
+    """A comparison of two pairs in 16 tokens."""
+    made = Config(job="compare")
+    made.data.name, made.data.tasks.mqar = "mqar", MQARConfig(length=16, pairs=2, vocab=24)
+    return made
+
+
+def with_entries(config: Config, *entries: str) -> Config:
+    return replace(config, compare=replace(config.compare, models=list(entries)))
+
+
+@pytest.mark.slow
+def test_every_headline_composes_and_its_models_build_with_equal_parameters(lab: Lab):
+    lab.arguments = lambda *words: list(words)
+    configs = {config.name: config for config in lab.compose("--multirun", "+experiment=papers")}
+    assert sorted(configs) == [f"papers_{name}" for name in headlines()]
+    assert {"papers_parity", "papers_recall", "papers_path_a5", "papers_needle"} <= set(configs)
+    for config in configs.values():
+        assert (config.job, config.match, config.compare.seeds) == ("papers", "params", 3)
+        longer_tasks(config)
+        made = [on_meta(apply_match(one).model, vocab_size=8, seq_len=16) for one in named_models(config)]
+        sizes = [parameters_non_embedding(model) for model in made]
+        assert len(sizes) > 1
+        assert max(sizes) <= 1.02 * min(sizes), config.name  # each within 1 % of the transformer's
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("headline", known_headlines(), ids=lambda one: f"{one.number}-{one.config}")
+def test_a_headline_is_judged_by_models_that_its_configuration_trains(lab: Lab, headline: Headline):
+    """Raises Missing where it asks for a model, or for a length, that is not there."""
+    lab.arguments = lambda *words: list(words)
+    (config,) = lab.compose("+experiment=papers", f"headline={headline.config}")
+    names = [label(made, letters_of(made.model)) for made in named_models(config)]
+    study = pretended(names, [TaskSet(one).task.seq_len for one in longer_tasks(config)])
+    parts = list(headline.judge(SimpleNamespace(study=lambda experiment, command: study)))
+    assert len([part for part in parts if isinstance(part, Check)]) >= 3
+
+
+def test_models_are_named_with_options_of_their_own_a_model_for_each_value(config: Config):
+    assert named_models(config) == [config]
+    found = named_models(
+        with_entries(config, "transformer", "kda_pure mixers.kda.head_width=2,4 mixers.kda.neg_eigval=true")
+    )
+    assert [label(one, letters_of(one.model)) for one in found] == ["transformer mqar"] + [
+        f"kda_pure neg_eigval head_width={width} mqar" for width in (2, 4)
+    ]
+    assert {(one.model.d_model, one.model.depth) for one in found} == {
+        (config.model.d_model, config.model.depth)
+    }
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("kda_pur", "unknown preset in compare.models 'kda_pur'; did you mean 'kda_pure'"),
+        ("", "unknown preset in compare.models ''"),
+        ("kda_pure mixers.kda.neg_eigvals=true", "model.mixers.kda.neg_eigvals=True cannot be set"),
+        ("kda_pure mixers.kda.n_heads=many", "model.mixers.kda.n_heads=many cannot be set"),
+        ("kda_pure mixers.kda.decay", "cannot read 'model.mixers.kda.decay'"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_with_its_entry(config: Config, entry: str, said: str):
+    with pytest.raises(UserError) as refused:
+        named_models(with_entries(config, "transformer", entry))
+    assert said in str(refused.value)
+    assert "compare.models" in str(refused.value)
+    assert "compare.grid" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("longer", "said"),
+    [
+        ("pears=4", "names no option of mqar"),
+        ("vocab=64", "changes the vocabulary"),
+        ("length=8", "mqar.length=8 has no room for"),
+        ("length", "compare.longer: cannot read 'length'"),
+    ],
+)
+def test_longer_sequences_that_cannot_be_scored_are_refused(config: Config, longer: str, said: str):
+    asked = replace(config, compare=replace(config.compare, longer=longer))
+    if longer == "length=8":
+        asked.data.tasks.mqar.pairs = 4
+    with pytest.raises(UserError, match=said):
+        longer_tasks(asked)
+
+
+def test_longer_sequences_are_the_task_with_another_option(config: Config):
+    assert longer_tasks(config) == []
+    asked = replace(config, compare=replace(config.compare, longer="length=32,64"))
+    assert [TaskSet(one).task.seq_len for one in longer_tasks(asked)] == [32, 64]
+    assert [one.tasks.mqar.pairs for one in longer_tasks(asked)] == [2, 2]
+    text = replace(asked, data=replace(asked.data, name="pydocs"))
+    with pytest.raises(UserError, match="data=pydocs is a text"):
+        longer_tasks(text)
+
+
+def test_the_cost_counts_whole_runs_and_quarters(lab: Lab, monkeypatch):
+    """Three rates, halved: two whole runs and a quarter, and three that confirm; two rates more at either end."""
+    lab.arguments = lambda *words: list(words)
+    (config,) = lab.compose("+experiment=papers", "headline=parity", "trainer.max_steps=100")
+    monkeypatch.setattr("experiments.compare.cost.step_seconds", lambda config: 2.0)
+    selections: list[Selection] = start(named_models(config))
+    least, most = core_seconds(selections)
+    assert least == pytest.approx(2 * 100 * 2.0 * (2 + 1 / 4 + 3))
+    assert most == pytest.approx(2 * 100 * 2.0 * (4 + 3 / 4 + 3))
+
+
+@pytest.mark.slow
+def test_costs_are_said_and_nothing_is_trained_where_dry(lab: Lab):
+    lab.arguments = lambda *words: [*words, f"results={lab.results}"]
+    outcome = lab.here("+experiment=papers", "dry=true", *TINY)
+    assert outcome.status == 0, outcome.err
+    assert "papers_parity: 2 models, 8 steps a run, about 0." in outcome.out
+    assert "in all: about" in outcome.out
+    assert not lab.results.exists()
+
+
+def test_headlines_keep_their_experiments_apart(lab: Lab):
+    lab.arguments = lambda *words: list(words)
+    (config,) = lab.compose("+experiment=papers", "headline=parity")
+    with pytest.raises(UserError, match=r"leave name=\.\.\. out"):
+        papers.run_sweep([config, config])
+    config.compare.models = []
+    with pytest.raises(UserError, match="headline=NAME"):
+        papers.run(config)
+
+
+@pytest.mark.long
+def test_a_headline_is_trained_scored_beyond_its_length_and_judged(lab: Lab):
+    """Twelve runs of eight steps: nothing is learned, and the verdict says so; the same command trains nothing more."""
+    lab.arguments = lambda *words: [*words, f"results={lab.results}"]
+    words = [
+        "+experiment=papers",
+        *TINY,
+        "optim.warmup_steps=2",
+        "trainer.log_every=2",
+        "compare.rates=[1e-3,3e-3]",
+        "compare.extend=0",
+    ]
+    words += [
+        'compare.longer="length=32,48"',
+        "evaluate.windows=64",
+        "sweep.workers=1",
+        "trainer.progress=false",
+    ]
+    outcome = lab.run(*words)
+    assert outcome.status == 0, outcome.err
+    assert "papers_parity: 2 models" in outcome.out
+    assert "  1  inconclusive  Does a delta rule need negative eigenvalues for parity?" in outcome.out
+    rows = list(csv.DictReader((lab.results / "papers_parity" / "selection.csv").open()))
+    assert len(rows) == 4
+    assert all(float(row["seconds"]) > 0 for row in rows)
+    scored = sorted((lab.results / "papers_parity").glob("*/lengths.csv"))
+    assert len(scored) == 6
+    assert [row["length"] for row in csv.DictReader(scored[0].open())] == ["32", "48"]
+    assert [row["answers"] for row in csv.DictReader(scored[0].open())] == [str(64 * 31), str(64 * 47)]
+    again = lab.run(*words)
+    assert "6 cells: 6 complete, 0 to train" in again.out

@@ -1,0 +1,184 @@
+"""A run keeps its name: what was published is found again, and no option slips into the identity unseen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from support import identity_keys
+
+import experiments.planning.plan
+import zoo.config
+from experiments.configuration.schema import Config
+from experiments.planning.plan import as_format_1, identify, plan, recorded_config, run_name
+from zoo import ModelConfig, registry
+from zoo.options import added
+
+
+def test_finished_runs_keep_their_names():
+    """If this fails, do what it says; do not write the frozen list anew to silence it."""
+    frozen = json.loads(identity_keys.FROZEN.read_text())
+    assert identity_keys.broken(frozen, identity_keys.keys()) == []
+
+
+@pytest.fixture
+def frozen():
+    return identity_keys.keys()
+
+
+@pytest.fixture
+def with_options(monkeypatch):
+    """Give a mixer a dataclass of options in which some fields are new, as if its file had been edited."""
+
+    def edit(name: str, *fields, without: str = "") -> None:
+        block = registry.get("mixer", name)
+        old = [(f.name, f.type, f) for f in dataclasses.fields(block.config) if f.name != without]
+        new = {name: (name, kind, field) for name, kind, field in [*_copies(old), *fields]}
+        made = dataclasses.make_dataclass(block.config.__name__, new.values())
+        monkeypatch.setitem(registry._BLOCKS["mixer"], name, dataclasses.replace(block, config=made))
+        mixers = zoo.config._node("Mixers", "mixer")
+        model = dataclasses.make_dataclass(
+            "ModelConfig",
+            [("mixers", mixers, dataclasses.field(default_factory=mixers))],
+            bases=(ModelConfig,),
+        )
+        config = dataclasses.make_dataclass(
+            "Config", [("model", model, dataclasses.field(default_factory=model))], bases=(Config,)
+        )
+        for module in (identity_keys, experiments.planning.plan):
+            monkeypatch.setattr(module, "Config", config)
+
+    return edit
+
+
+def _copies(fields):
+    """Fields belong to the class that was made of them."""
+    for name, kind, f in fields:
+        yield name, kind, dataclasses.field(default=f.default, metadata=f.metadata)
+
+
+def test_an_option_without_the_mark_is_refused_and_told_what_to_do(frozen, with_options):
+    with_options("gsa", ("sharpness", float, dataclasses.field(default=1.0)))
+    (said,) = identity_keys.broken(frozen, identity_keys.keys())
+    assert said.startswith("mixer.gsa.sharpness is new in the identity")
+    assert "added(DEFAULT, before=VALUE)" in said
+
+
+def test_an_option_with_the_mark_and_new_blocks_are_fine(frozen, with_options):
+    with_options("gsa", ("sharpness", float, added(1.0, before=1.0)))
+    for new in ("mixer.mom", "residual.shc", "channel.moe"):
+        del frozen[new]  # as if it had come since
+    assert identity_keys.broken(frozen, identity_keys.keys()) == []
+    assert identity_keys.keys()["mixer.gsa"]["added"]["sharpness"] == 1.0
+
+
+def test_removing_marking_late_and_moving_the_mark_are_refused(frozen, with_options):
+    with_options("gsa", without="beta")
+    assert identity_keys.broken(frozen, identity_keys.keys()) == [
+        "mixer.gsa.beta is gone: finished runs with mixer.gsa would get another name. Undo that."
+    ]
+    with_options("gsa", ("beta", float, added(1.0, before=1.0)))
+    assert "as old as its runs" in identity_keys.broken(frozen, identity_keys.keys())[0]
+    with_options(
+        "gsa", ("beta", float, dataclasses.field(default=1.0)), ("scores", str, added("relu", before="relu"))
+    )
+    (said,) = identity_keys.broken(frozen, identity_keys.keys())
+    assert said.startswith("mixer.gsa.scores has before='relu' where it was 'sigmoid'")
+    with_options("gsa", without="scores")
+    (said,) = identity_keys.broken(frozen, identity_keys.keys())
+    assert said.startswith("mixer.gsa.scores is gone")
+    assert identity_keys.broken(frozen, {**frozen, "more": {}})
+    assert identity_keys.broken(frozen, {k: v for k, v in frozen.items() if k != "mixer.kda"})
+
+
+def identity(config: Config) -> str:
+    return run_name(identify(config, "G", ""))
+
+
+def test_an_option_changes_the_name_where_it_does_something_new():
+    plain, ranked = Config(), Config()
+    ranked.model.mixers.gsa.scores = "relu"
+    assert "scores" not in identify(plain, "G", "")["model"]["mixers"]["gsa"]
+    assert identify(ranked, "G", "")["model"]["mixers"]["gsa"]["scores"] == "relu"
+    assert identity(ranked) != identity(plain)
+
+
+def test_a_changed_default_changes_the_name(with_options):
+    """Runs that take the new default are other runs, marked or not."""
+    before = identity(identity_keys.Config())
+    with_options("gsa")
+    assert identity(identity_keys.Config()) == before
+    with_options("gsa", ("scores", str, added("relu", before="sigmoid")))
+    assert identity(identity_keys.Config()) != before
+    with_options("gsa", ("beta", float, dataclasses.field(default=2.0)))
+    assert identity(identity_keys.Config()) != before
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "value"),
+    [
+        ("trainer", "val_tokens", 4096),
+        ("trainer", "val_tokens", None),
+        ("trainer", "val_every", 7),
+        ("trainer", "precision", "bf16"),
+        ("trainer", "max_steps", 299),
+        ("trainer", "accumulate", 2),
+        ("trainer", "patience", 3),
+        ("optim", "lr", 1e-4),
+        ("optim", "lr_min", 1e-5),
+        ("optim", "warmup_steps", 31),
+        ("optim", "weight_decay", 0.0),
+        ("optim", "clip", 2.0),
+        ("optim", "beta1", 0.8),
+        ("optim", "beta2", 0.99),
+        ("optim", "eps", 1e-7),
+        ("data", "pack", "document"),
+        ("data", "seq_len", 64),
+        ("data", "batch_size", 4),
+        ("evaluate", "stride", 64),
+        ("evaluate", "windows", 3),
+    ],
+)
+def test_every_part_of_the_recipe_is_in_the_name(node, key, value):
+    plain, changed = Config(), Config()
+    assert getattr(getattr(plain, node), key) != value
+    setattr(getattr(changed, node), key, value)
+    assert identity(changed) != identity(plain)
+
+
+def test_what_is_scored_is_not_in_the_name():
+    asked = Config()
+    asked.evaluate.splits = ["test"]
+    assert identity(asked) == identity(Config())
+
+
+def test_folders_that_were_named_with_their_splits_are_found_again(tmp_path):
+    config = Config(results=str(tmp_path))
+    new = plan(config)
+    assert new.run == run_name(new.identity)
+    earlier = as_format_1(new.identity, config.evaluate.splits)
+    (tmp_path / config.name / run_name(earlier)).mkdir(parents=True)
+    assert (plan(config).run, plan(config).identity) == (run_name(earlier), earlier)
+    new.folder.path.mkdir()
+    assert plan(config).run == new.run
+
+
+def test_seed_and_text_are_in_the_name():
+    assert identity(Config(seed=1)) != identity(Config())
+    assert run_name(identify(Config(), "G", "a text")) != run_name(identify(Config(), "G", "another"))
+
+
+def test_a_recorded_configuration_is_read_as_it_was_meant(with_options):
+    """What config.yaml says; an option younger than it stands where the program was then, whatever its default."""
+    values = json.loads(json.dumps(dataclasses.asdict(Config(seed=3))))
+    values["optim"]["lr"], values["trainer"]["val_every"] = 0.5, 7
+    values["trainer"]["a_switch_of_then"], values["probe"] = True, {"unknown": 1}
+    again = recorded_config(values)
+    assert (again.seed, again.optim.lr, again.trainer.val_every) == (3, 0.5, 7)
+    assert identity(again) != identity(Config(seed=3))
+    with_options("gsa", ("scores", str, added("relu", before="sigmoid")))
+    assert recorded_config(values).model.mixers.gsa.scores == "sigmoid"
+    del values["model"]["mixers"]["gsa"]["scores"]
+    assert recorded_config(values).model.mixers.gsa.scores == "sigmoid"
+    assert identity(recorded_config(values)) == identity(again)

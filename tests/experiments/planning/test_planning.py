@@ -1,0 +1,291 @@
+"""What a configuration becomes before anything runs: its cells, its identity, its name."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from support.program import ROOT, Lab, write_text
+
+from experiments.configuration.presets import dominant_mixer
+from experiments.configuration.schema import Config
+from experiments.costs.model_costs import meta_model, resolve_steps
+from experiments.planning.plan import plan, run_name
+from experiments.sweeps.display import cell_names
+from experiments.system.paths import CONF
+from zoo import cost
+from zoo.pattern import LAYOUTS
+
+EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+
+
+@pytest.mark.slow
+def test_layouts_follow_the_reports_protocol_and_can_be_made_small(lab: Lab):
+    swept = yaml.safe_load((CONF / "experiment" / "layouts.yaml").read_text())["hydra"]["sweeper"]["params"]
+    assert swept == {"model.pattern": ",".join(LAYOUTS), "seed": 0}
+    lab.arguments = lambda *words: ["+experiment=layouts", "model.pattern=bookend", *words]
+    (c,) = lab.compose()
+    assert (c.name, c.data.name, c.model.d_model, c.model.depth) == ("layouts", "wikitext103", 768, 14)
+    tokens = c.data.batch_size * c.trainer.accumulate * c.data.seq_len
+    assert (tokens, c.data.seq_len, c.evaluate.stride, c.evaluate.windows) == (8192, 512, 512, 552)
+    assert (c.optim.lr, c.optim.lr_min, c.optim.warmup_steps) == (3e-4, 3e-5, 2000)
+    assert (c.optim.weight_decay, c.model.mixers.hypergraph.aux_weight) == (0.1, 0.01)
+    assert (c.trainer.max_steps, c.trainer.val_every, c.trainer.patience) == (50_000, 500, 5)
+    (c,) = lab.compose("size=small", "data=pydocs", "seed=2")
+    assert (c.seed, c.model.d_model, c.model.depth) == (2, 64, 14)
+    assert (c.data.name, c.evaluate.stride) == ("pydocs", 128)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        pytest.param(x, marks=[] if x == "wikitext103" else pytest.mark.long)
+        for x in EXPERIMENTS
+        if x not in ("layouts", "papers")  # the first one's text is not here: the test above; test_papers.py
+    ],
+)
+def test_every_experiment_composes_and_plans(lab: Lab, experiment: str, monkeypatch):
+    monkeypatch.setenv("ARCHZOO_CACHE", str(lab.cache))
+    lab.arguments = lambda: [f"+experiment={experiment}", f"results={lab.results}"]
+    configs = lab.compose()
+    named = "default" if experiment == "verdict" else experiment  # a verdict is named after its block
+    assert {config.name for config in configs} == {named}
+    if experiment == "wikitext103":  # its text is not here
+        assert [(c.model.d_model, c.data.seq_len, c.trainer.max_steps) for c in configs] == [
+            (768, 512, 50000)
+        ]
+        return
+    plans = [plan(config) for config in configs]
+    assert len({p.run for p in plans}) == len(plans)
+    expected = {
+        "quickstart": (11, 2),
+        "comparison": (11, 1),
+        "residuals": (6, 18),
+        "ablation": (4, 9),
+        "coefficient_rates": (12, 3),
+        "sinks": (3, 2),
+        "routing": (2, 1),
+        "extrapolation": (11, 1),
+        "scaling": (11, 9),
+        "quickstart_rates": (11, 1),
+        "tasks": (11 * 6, 1),
+        "verdict": (3, 1),
+        "long_context": (3, 2),
+    }
+    models, repeats = expected[experiment]
+    assert len({p.title.partition(" seed")[0] for p in plans}) == models
+    assert len(plans) == models * repeats
+    if configs[0].match == "params":
+        for size in {(p.config.model.d_model, p.config.data.name) for p in plans}:
+            alike = [p.config for p in plans if (p.config.model.d_model, p.config.data.name) == size]
+            sizes = [cost.parameters_non_embedding(meta_model(config)) for config in alike]
+            assert max(sizes) <= 1.01 * min(sizes)
+            assert len({config.trainer.max_steps for config in alike}) == 1
+    assert lab.left_behind() == []
+
+
+@pytest.mark.slow
+def test_a_help_that_is_no_string_stops_no_command(lab: Lab, monkeypatch):
+    """What Python 3.14's argparse does when an argument is added, on every Python."""
+
+    def check(self, action):
+        if not isinstance(action.help, str):
+            raise ValueError("badly formed help string")
+
+    def add(self, action):
+        self._check_help(action)
+        return action_added(self, action)
+
+    action_added = argparse.ArgumentParser._add_action
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check, raising=False)
+    monkeypatch.setattr(argparse.ArgumentParser, "_add_action", add)
+    assert lab.compose("seed=3")[0].seed == 3
+    with pytest.raises(ValueError, match="badly formed"):
+        argparse.ArgumentParser().add_argument("--lazy", help=object())
+
+
+def test_tokens_grow_with_the_size_and_are_the_same_for_all_of_it():
+    for width, hidden in ((32, 88), (64, 176)):
+        # two layers: four projections, three of SwiGLU, two norms; and the last norm
+        parameters = 2 * (4 * width**2 + 3 * width * hidden + 2 * width) + width
+        for letter in "FK":
+            config = Config()
+            config.model.pattern, config.model.depth, config.model.d_model = letter, 2, width
+            config.trainer.tokens_per_parameter = 20
+            resolved = resolve_steps(config).trainer
+            assert resolved.max_steps == round(20 * parameters / (8 * 128))
+            assert resolved.tokens_per_parameter is None
+
+
+@pytest.mark.slow
+def test_a_run_is_named_by_the_steps_that_its_tokens_give(lab: Lab):
+    size = ["model.d_model=32", "model.n_heads=2"]
+    (by_tokens,) = lab.compose(*size, "trainer.max_steps=300", "trainer.tokens_per_parameter=2")
+    planned = plan(by_tokens)
+    by_tokens.trainer.max_steps = planned.config.trainer.max_steps
+    by_tokens.trainer.tokens_per_parameter = None
+    assert by_tokens.trainer.max_steps != 300
+    assert plan(by_tokens).folder == planned.folder
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trainer.max_steps=300", "trainer.tokens_per_parameter=0"], "must be a number above 0"),
+        (["trainer.max_steps=20", "trainer.tokens_per_parameter=2"], "both set the length of training"),
+    ],
+)
+def test_a_length_of_training_that_contradicts_or_is_none_is_refused(lab: Lab, words: list[str], says: str):
+    outcome = lab.here(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
+
+
+@pytest.mark.long
+def test_presets_and_sizes_compose(lab: Lab):
+    for group in ("model", "size"):
+        for path in (CONF / group).glob("*.yaml"):
+            # TINY asks for less than the reference size, whose numbers are job=cost's test.
+            (config,) = lab.compose(f"{group}={path.stem}")
+            assert plan(config).letters
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory, small_text: Path, shared_cache: Path) -> str:
+    """The run that TINY asks for."""
+    return run_of(Lab(tmp_path_factory.mktemp("plain") / "lab", small_text, shared_cache))
+
+
+def run_of(lab: Lab, *words: str) -> str:
+    (config,) = lab.compose(*words)
+    return plan(config).run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.threads=2"],
+        ["trainer.log_every=1", "trainer.progress=true", "trainer.checkpoint_every=3"],
+        ["trainer.max_minutes=3", "trainer.keep_checkpoints=false"],
+        ["trainer.loggers=[tensorboard]", "sweep.engine=list"],  # the package need not be here then
+        ["trainer.pause_at=3"],
+        ["trainer.keep_steps=[3,7]", "probe.at=last"],
+        ["results=/elsewhere"],
+        ["device=auto", "model.backend=torch"],
+        ["sweep.workers=7", "evaluate.batch_size=3", "name=other"],
+        ["model.preset=mine"],
+        ["generate.tokens=3", "cost.lengths=[5]"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.slow
+def test_identity_leaves_out_what_cannot_change_a_result(lab: Lab, plain: str, words: list[str]):
+    assert run_of(lab, *words) == plain
+
+
+@pytest.mark.slow
+def test_identity_leaves_out_blocks_that_are_not_used(lab: Lab):
+    assert run_of(lab, "model.pattern=S", "model.mixers.attention.rope_base=5") == run_of(
+        lab, "model.pattern=S"
+    )
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "seed=1",
+        "optim.lr=1e-3",
+        "optim.clip=0.5",
+        "model.pattern=FS",
+        "model.depth=3",
+        "model.mixers.hypergraph.n_timelines=4",
+        "trainer.max_steps=21",
+        "trainer.accumulate=2",
+        "trainer.patience=3",
+        "data.batch_size=2",
+        "data.seq_len=16",
+        "data.pack=document",
+        "data.tokenizer=bpe",
+        "evaluate.stride=4",
+    ],
+)
+@pytest.mark.slow
+def test_identity_covers_what_can(lab: Lab, plain: str, word: str):
+    assert run_of(lab, word) != plain
+
+
+@pytest.mark.slow
+def test_identity_follows_the_content_of_the_text_and_not_its_path(lab: Lab, plain: str, tmp_path: Path):
+    copy = tmp_path / "copy.txt"
+    shutil.copy(lab.text, copy)
+    other = write_text(tmp_path / "other.txt", seed=1)
+    assert run_of(lab, f"data.path={copy}") == plain
+    assert run_of(lab, f"data.path={other}") != plain
+
+
+@pytest.mark.slow
+def test_registering_a_block_changes_no_identity(lab: Lab, tmp_path: Path):
+    tree = tmp_path / "tree"
+    for room in ("kernels", "zoo", "experiments", "conf"):
+        shutil.copytree(ROOT / room, tree / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "run.py", tree)
+    (tree / "zoo" / "mixers" / "extra.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from zoo.mixers.attention import Attention\n"
+        "from zoo.registry import register_mixer\n"
+        "@dataclass\n"
+        "class ExtraConfig:\n"
+        "    option: int = 3\n"
+        "@register_mixer('extra', letter='Q', config=ExtraConfig)\n"
+        "class Extra(Attention):\n"
+        "    pass\n"
+    )
+    script = (
+        "from experiments.configuration.compose import compose; from experiments.planning.plan import plan;"
+        "from zoo import registry;"
+        "print(plan(compose()[0]).run, ''.join(registry.mixer_by_letter()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *lab.arguments()],
+        cwd=tree,
+        env=lab.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    run, letters = done.stdout.split()
+    assert "Q" in letters
+    assert run == run_of(lab)
+
+
+@pytest.mark.slow
+def test_cells_of_equal_titles_are_told_apart(lab: Lab):
+    plans = [plan(config) for config in lab.compose("--multirun", "optim.lr=1e-3,2e-3", "seed=0,1")]
+    assert list(cell_names(plans).values()) == [
+        f"{plans[0].title} optim.lr=0.001",
+        f"{plans[1].title} optim.lr=0.001",
+        f"{plans[2].title} optim.lr=0.002",
+        f"{plans[3].title} optim.lr=0.002",
+    ]
+    assert list(cell_names(plans[:2]).values()) == [p.title for p in plans[:2]]
+
+
+@pytest.mark.parametrize(
+    ("letters", "name"),
+    [("KKKL", "kda"), ("LLLK", "mla"), ("SFFF", "hypergraph"), ("FFFF", "attention"), ("LK", "kda")],
+)
+def test_a_model_is_called_by_its_most_frequent_mixer_beside_plain_attention(letters: str, name: str):
+    """Of two as frequent ones by the first letter."""
+    assert dominant_mixer(letters).name == name
+
+
+def test_an_identity_is_hashed_by_its_content_and_not_by_the_order_of_its_keys():
+    one, other = {"a": 1, "b": {"c": 2, "d": [3, 4]}}, {"b": {"d": [3, 4], "c": 2}, "a": 1}
+    assert run_name(one) == run_name(other) == "d20de7372091"
+    assert run_name(one) != run_name({"a": 1, "b": {"c": 2, "d": [4, 3]}})

@@ -1,0 +1,88 @@
+"""Every published study can be traced: to its question, its commands, its code, and to the runs by their names."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+
+import pytest
+from support.program import ROOT, Lab
+
+from analysis import load_results
+from analysis.publishing import configurations
+from analysis.publishing.publish import missing_parts
+from experiments.planning.plan import as_format_1, identify, recorded_config, run_name
+from zoo import registry
+from zoo.model import letters_of
+
+STUDIES = sorted(path.parent for path in (ROOT / "results" / "published").glob("*/runs.parquet"))
+
+
+def test_there_are_studies_and_nothing_else_in_folders():
+    folders = sorted(path for path in (ROOT / "results" / "published").iterdir() if path.is_dir())
+    assert folders == STUDIES
+    assert len(STUDIES) >= 6
+
+
+@functools.cache
+def parts(study: Path):
+    return (*configurations.read(study), load_results(study).runs)
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+@pytest.mark.slow
+def test_a_published_folder_says_where_it_comes_from(study):
+    assert missing_parts(study) == []
+
+
+@pytest.mark.parametrize("study", STUDIES, ids=lambda path: path.name)
+@pytest.mark.slow
+def test_published_runs_are_found_by_their_configurations(study):
+    """The name of a run follows from its configuration and its text, today as on the day of the run."""
+    if study.name == "verdict_ema" and "ema" not in registry.blocks("mixer"):
+        pytest.skip(
+            "its block is README's example: tests/test_documented_blocks.py finds it, in a tree that has it"
+        )
+    configs, identities, runs = parts(study)
+    for row in runs.itertuples():
+        config = recorded_config(configs[row.run])
+        identity = identify(config, letters_of(config.model), row.data_fingerprint)
+        if identities[row.run]["format"] == 1:
+            identity = as_format_1(identity, config.evaluate.splits)
+        assert identity == identities[row.run], row.run
+        assert run_name(identity) == row.run
+        assert (config.seed, config.optim.lr, letters_of(config.model)) == (row.seed, row.lr, row.pattern)
+
+
+@pytest.mark.slow
+def test_a_folder_without_its_readme_is_seen(tmp_path):
+    study = shutil.copytree(next(path for path in STUDIES if path.name == "sinks"), tmp_path / "sinks")
+    (study / "README.md").unlink()
+    assert "no README.md" in missing_parts(study)
+
+
+@pytest.mark.slow
+def test_the_job_publishes_a_study_again_and_speaks_in_one_line(lab: Lab):
+    study = next(path for path in STUDIES if path.name == "extrapolation")
+    words = ["job=publish", f"runs={study}", "source=somewhere"]
+    asked = lab.here(*words)
+    assert asked.status == 2
+    assert asked.err.startswith("error: what does this study ask?")
+    assert asked.err.count("\n") == 1
+    assert lab.left_behind() == []
+    done = lab.here(*words, "question=Do all eleven train?")
+    assert (done.status, done.err) == (0, "")
+    folder = lab.results / "published" / "extrapolation"
+    assert missing_parts(folder) == []
+    page = (folder / "README.md").read_text()
+    assert "'question=Do all eleven train?'" in page
+    assert "runs=extrapolation" in page  # the last part of this machine's path
+    assert str(ROOT) not in page
+    (folder / "README.md").unlink()
+    shutil.move(folder, lab.results / "moved")
+    folder.symlink_to(lab.folder)
+    refused = lab.here(*words, "question=Do all eleven train?")
+    assert refused.status == 2
+    assert "nothing is written through links" in refused.err
+    assert refused.err.count("\n") == 1

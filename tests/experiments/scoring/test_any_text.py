@@ -1,0 +1,167 @@
+"""job=evaluate on text that a run was not trained on, cut by the run's own tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.program import Lab, write_text
+
+import experiments
+import zoo
+from experiments.data import DataConfig, Split
+from experiments.data.other_text import read_splits
+from experiments.data.tokenization.bpe import train
+from experiments.runs.folders import RunFolder
+from experiments.runs.load_run import LoadedRun
+from experiments.scoring import evaluate as evaluation
+from experiments.scoring.text import score_split
+from zoo.errors import UserError
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    return write_text(tmp_path / "other.txt", paragraphs=3, seed=5)
+
+
+def by_hand(folder: Path, text: str, windows: int | None = None) -> dict:
+    """Scores of bytes behind one separator, the whole text as one split."""
+    tokens = np.array([256, *text.encode()], np.uint16)
+    split = Split(tokens, len(text.split()) + text.count("\n"), len(text.encode()), 1)
+    return score_split(zoo.load(folder), split, stride=16, batch_size=16, windows=windows).metrics()
+
+
+def test_a_text_is_the_runs_own_by_what_names_it_and_not_by_how_it_is_cut(tmp_path: Path):
+    own = DataConfig(name="wikitext103", path="a", train_path="b", revision="c")
+    loaded = LoadedRun(None, None, tmp_path, own)
+    for key in ("name", "path", "train_path", "revision"):
+        assert not evaluation._is_own(loaded, dataclasses.replace(own, **{key: "other"})), key
+    assert evaluation._is_own(loaded, dataclasses.replace(own, seq_len=7, batch_size=3, tokenizer="bytes"))
+
+
+@pytest.mark.slow
+def test_another_text_is_scored_whole_with_the_runs_tokenizer(finished: Lab, other: Path):
+    folder = finished.run_folder()
+    expected = by_hand(folder, other.read_text())
+    found = experiments.evaluate(folder, other)
+    assert found == {"text": {**expected, "text": "other.txt", "tokenizer": "bytes"}}
+    outcome = finished.here("job=evaluate", f"run={folder}", f"data.path={other}")
+    assert outcome.status == 0, outcome.err
+    (line,) = outcome.out.splitlines()
+    assert line.startswith(f"text: loss {expected['loss']:.4f} nats/token")
+    assert line.endswith("· other.txt · tokenizer bytes")
+
+
+def test_without_a_text_it_is_the_runs_own_also_where_its_file_has_moved(finished: Lab, tmp_path: Path):
+    folder = finished.run_folder()
+    recorded = RunFolder(folder).summary()["metrics"]["test"]
+    shutil.copy(finished.text, tmp_path / "moved.txt")
+    named = experiments.evaluate(folder, tmp_path / "moved.txt", splits=["test"])
+    with finished._inside():  # its cache
+        own = experiments.evaluate(folder, splits=["test"])
+    for found in (own, named):
+        assert found["test"]["loss"] == recorded["loss"]
+    assert own["test"]["text"] == "book.txt (test part)"
+    assert named["test"]["text"] == "moved.txt (test part)"
+
+
+@pytest.mark.slow
+def test_splits_of_a_data_set_are_read_alone(finished: Lab, other: Path, tmp_path: Path):
+    text = other.read_text()
+    pq.write_table(
+        pa.table({"text": [f"{line}\n" for line in text.splitlines()]}), tmp_path / "test-0.parquet"
+    )
+    folder, place = finished.run_folder(), f"data.path={tmp_path}"
+    outcome = finished.here(
+        "job=evaluate", f"run={folder}", "data=wikitext2", place, "evaluate.splits=[test]"
+    )
+    assert outcome.status == 0, outcome.err
+    assert f"loss {by_hand(folder, text)['loss']:.4f}" in outcome.out
+    assert outcome.out.rstrip().endswith("· wikitext-2-raw-v1 test · tokenizer bytes")
+    missing = finished.here(
+        "job=evaluate", f"run={folder}", "data=wikitext2", place, "evaluate.splits=[validation]"
+    )
+    assert (missing.status, missing.out) == (2, "")
+    assert "no validation-*.parquet" in missing.err
+
+
+def test_tokens_are_those_of_the_saved_tokenizer_whatever_the_text(other: Path):
+    tokenizer = train(["vowels and consonants " * 20], 300)
+    cfg = DataConfig(name="text", path=str(other), tokenizer="bpe", vocab_size=4096)
+    (one,) = read_splits(cfg, ["test"], tokenizer)
+    assert one.split.tokens.tolist() == [tokenizer.bos_id, *tokenizer.encode(other.read_text())]
+    assert one.split.n_bytes == len(other.read_bytes())
+
+
+def test_the_tokenizer_of_a_run_needs_no_harness(finished: Lab, tmp_path: Path):
+    folder = finished.run_folder()
+    for place in (folder, max((folder / "checkpoints").glob("*.ckpt"))):
+        tokenizer = zoo.tokenizer(place)
+        assert tokenizer.name == "bytes"
+        assert tokenizer.decode(tokenizer.encode("théta")) == "théta"
+    with pytest.raises(UserError, match="no model at"):
+        zoo.tokenizer(tmp_path)
+    for saved, says in (({}, "no tokenizer was saved"), ({"tokenizer": "{}"}, "is damaged")):
+        (tmp_path / "model.json").write_text(json.dumps(saved))
+        with pytest.raises(UserError, match=says):
+            zoo.tokenizer(tmp_path)
+
+
+def test_the_first_windows_alone_can_be_scored(finished: Lab, other: Path):
+    folder, text = finished.run_folder(), other.read_text()
+    found = experiments.evaluate(folder, other, stride=32, windows=2)["text"]
+    tokens = np.array([256, *text.encode()][:65], np.uint16)
+    start = score_split(zoo.load(folder), Split(tokens, 1, 1, 1), stride=32, batch_size=16).metrics()
+    assert (found["tokens"], found["loss"]) == (64, pytest.approx(start["loss"], rel=1e-6))
+    share = 64 / len(text.encode())
+    assert (found["bytes"], found["words"]) == (64, round(share * (len(text.split()) + text.count("\n"))))
+    whole = experiments.evaluate(folder, other, stride=32)["text"]
+    assert whole == experiments.evaluate(folder, other, stride=32, windows=10_000)["text"]
+
+
+@pytest.mark.slow
+def test_runs_may_be_scored_by_the_documents_protocol(lab: Lab):
+    lab.arguments = lambda *words: ["+experiment=wikitext103", *words]
+    (config,) = lab.compose()
+    assert (config.data.seq_len, config.evaluate.stride, config.evaluate.windows) == (512, 512, 552)
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "says"),
+    [
+        (None, [], "no such file or folder"),
+        (b" \n", [], "is empty"),
+        (b"caf\xe9 au lait", [], "is not UTF-8 text: byte 3 is 0xe9"),
+        (b"short", [], "has 5 tokens of bytes, and a window of the model has 32; give more text"),
+        (b"x" * 99, ["evaluate.windows=0"], "evaluate.windows=0 must be at least 1"),
+        (b"x" * 99, ["evaluate.windows=2", "evaluate.carry=true"], "evaluate.windows=2 is of windows"),
+        (b"x" * 99, ["evaluate.stride=33"], "must be from 1 to the model's length 32"),
+        (b"x" * 99, ["data=wikitext3"], "wikitext3"),
+    ],
+)
+def test_text_that_cannot_be_scored_is_refused(finished: Lab, tmp_path: Path, content, words, says):
+    place = tmp_path / "text.txt"
+    if content is not None:
+        place.write_bytes(content)
+    outcome = finished.here("job=evaluate", f"run={finished.run_folder()}", f"data.path={place}", *words)
+    assert (outcome.status, outcome.out) == (2, "")
+    assert says in outcome.err
+
+
+def test_a_short_text_has_a_carried_score(finished: Lab, tmp_path: Path):
+    (tmp_path / "short.txt").write_text("short")
+    found = experiments.evaluate(finished.run_folder(), tmp_path / "short.txt", carry=True)
+    assert (found["text"]["tokens"], found["text"]["stride"]) == (5, None)
+
+
+def test_the_package_offers_nothing_else():
+    with pytest.raises(AttributeError, match="no attribute 'evaluat'"):
+        experiments.evaluat  # noqa: B018
+    with pytest.raises(UserError, match="did you mean 'test'"):
+        experiments.evaluate("nowhere", splits=["tests"])

@@ -1,0 +1,127 @@
+"""Scores with a carried state: every token once, as one forward pass over all that comes before it would score it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from support.program import Lab
+
+from experiments.costs import decode_memory
+from experiments.data import Split
+from experiments.scoring.carried_state import score_carried
+from experiments.scoring.text import score_split
+from zoo import LanguageModel, ModelConfig, UserError
+
+T, BOS, VOCAB = 12, 0, 29
+
+
+def build(pattern: str) -> LanguageModel:
+    """Random weights in fp64, scaled so that what the context is matters."""
+    config = ModelConfig(pattern=pattern, depth=len(pattern), d_model=16, n_heads=2)
+    made = LanguageModel(config, vocab_size=VOCAB, seq_len=T, seed=3).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6)
+    return made.eval()
+
+
+def split_of(*lengths: int) -> Split:
+    """Documents of so many tokens, each behind its separator."""
+    rng = np.random.default_rng(0)
+    documents = [np.append(BOS, rng.integers(1, VOCAB, n)) for n in lengths]
+    return Split(np.concatenate(documents).astype(np.uint16), 1, 1, len(lengths))
+
+
+@torch.no_grad()
+def nats_by_hand(model: LanguageModel, tokens: np.ndarray, starts: list[int]) -> float:
+    """Σ −ln p of all tokens but the first, by one forward pass over each sequence; the one after it is scored too."""
+    total = 0.0
+    for begin, end in itertools.pairwise([*starts, len(tokens) - 1]):
+        part = torch.from_numpy(tokens[begin : end + 1].astype(np.int64))
+        logits, _ = model(part[None, :-1])
+        total += float(F.cross_entropy(logits[0], part[1:], reduction="sum"))
+    return total
+
+
+@pytest.mark.parametrize("pattern", ["F", "K", "SF", "C", "M"])
+def test_a_stream_scores_as_one_forward_pass_over_all_of_it(pattern: str):
+    model, split = build(pattern), split_of(20, 31, 7)
+    score = score_carried(model, split, batch_size=4)
+    assert score.tokens == len(split.tokens) - 1
+    assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, [0]), rel=1e-6)
+    windows = score_split(model, split, stride=T, batch_size=4)
+    assert abs(windows.nats - score.nats) > 1e-3 * score.nats, "the history does not matter here"
+    assert (score.stride, windows.stride) == (None, T)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 9])
+@pytest.mark.parametrize("pattern", ["F", "K", "SF"])
+def test_packed_documents_start_anew_whatever_stands_beside_them(pattern: str, batch_size: int):
+    """Shorter and longer than a chunk, as long as two, of nothing but the separator."""
+    model, split, told = build(pattern), split_of(30, 5, 0, 23, 11, 40), []
+    starts = np.flatnonzero(split.tokens == BOS).tolist()
+    score = score_carried(model, split, batch_size=batch_size, document_bos=BOS, progress=told.append)
+    assert score.tokens == sum(told) == len(split.tokens) - 1
+    assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, starts), rel=1e-6)
+    assert score.nats != pytest.approx(nats_by_hand(model, split.tokens, [0]), rel=1e-3)
+
+
+@pytest.mark.parametrize("document_bos", [None, BOS])
+@pytest.mark.parametrize("length", [1, T - 1, T, 2 * T])
+def test_texts_about_as_long_as_a_chunk(length: int, document_bos: int | None):
+    model, split = build("SF"), split_of(length)
+    score = score_carried(model, split, batch_size=3, document_bos=document_bos)
+    assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, [0]), rel=1e-6)
+
+
+def test_a_last_document_of_nothing_is_only_a_target():
+    model, split = build("F"), split_of(5, 0)
+    score = score_carried(model, split, batch_size=3, document_bos=BOS)
+    assert score.nats == pytest.approx(nats_by_hand(model, split.tokens, [0]), rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_precision_and_mode_are_those_of_windows(precision: str):
+    model, seen = build("KF").float().train(), []
+    model.layers[0].channel.register_forward_pre_hook(
+        lambda module, _: seen.append((module.training, torch.is_autocast_enabled("cpu")))
+    )
+    score_carried(model, split_of(30), batch_size=3, precision=precision)
+    assert set(seen) == {(False, precision == "bf16")}
+    assert model.training
+
+
+def test_a_cache_larger_than_the_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(decode_memory, "_free_memory", lambda device: 1000)
+    with pytest.raises(
+        UserError, match=r"decode state of 30 tokens \(1 at once\) takes .*evaluate.carry=false"
+    ):
+        score_carried(build("F"), split_of(30), batch_size=3)
+
+
+def test_an_allocation_that_fails_is_one_line(monkeypatch):
+    def extend(*_, **__):
+        return torch.empty(2**60)
+
+    model = build("F")
+    monkeypatch.setattr(model, "extend", extend)
+    with pytest.raises(UserError, match=r"not enough memory \(.*batch_size"):
+        score_carried(model, split_of(30), batch_size=3)
+
+
+@pytest.mark.slow
+def test_job_evaluate_carries_by_option(finished: Lab):
+    words = ["job=evaluate", f"run={finished.run_folder()}", "evaluate.splits=[validation,test]"]
+    windows, carried = finished.here(*words), finished.here(*words, "evaluate.carry=true")
+    assert (windows.status, carried.status) == (0, 0), carried.err
+    for line, other in zip(carried.out.splitlines(), windows.out.splitlines(), strict=True):
+        assert "tokens, carried state)" in line
+        scored, expected = (re.search(r"\(([\d,]+) tokens", text)[1] for text in (line, other))
+        assert scored == expected
+        assert re.findall(r"loss ([\d.]+)", line) != re.findall(r"loss ([\d.]+)", other)

@@ -1,0 +1,162 @@
+"""How a sweep tells what became of a cell whose worker ended."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from support.program import Lab
+
+from experiments.engines import pool
+from experiments.engines.exits import exit_reason
+from experiments.engines.interface import State
+from experiments.engines.pool import Pool
+from experiments.planning.plan import Plan, plan
+from experiments.sweeps import sweep
+from experiments.sweeps.display import cell_names
+from experiments.sweeps.sweep import Sweep
+
+
+@pytest.fixture
+def planned(lab: Lab) -> Plan:
+    (config,) = lab.compose()
+    made = plan(config)
+    made.folder.begin(made.yaml(), made.identity, {})
+    return made
+
+
+def told(planned: Plan, status: int | None, capsys) -> tuple[str, int]:
+    """What is printed of a cell whose worker ended so, and how many failures the sweep counts."""
+    made = Sweep(Pool([planned]), [planned])
+    made._finish(planned, State(ended=True, status=status, why=exit_reason(status)))
+    made.display.close()
+    return capsys.readouterr().out, len(made.failed)
+
+
+@pytest.mark.slow
+def test_a_worker_that_failed_tells_its_record(planned: Plan, capsys):
+    planned.folder.fail(ValueError("the loss is not finite"))
+    out, failed = told(planned, 1, capsys)
+    assert f"FAILED: the loss is not finite ({planned.folder.path})" in out
+    assert failed == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [(-9, "killed by signal 9"), (143, "stopped with status 143"), (0, "stopped with status 0")],
+)
+def test_a_killed_worker_does_not_tell_the_failure_of_an_earlier_attempt(
+    planned: Plan, capsys, status: int, said: str
+):
+    planned.folder.fail(ValueError("an older story"))
+    out, failed = told(planned, status, capsys)
+    assert f"FAILED: {said} ({planned.folder.path})" in out
+    assert "older story" not in out
+    assert failed == 1
+
+
+@pytest.mark.slow
+def test_a_worker_without_a_record_tells_its_status(planned: Plan, capsys):
+    out, failed = told(planned, 1, capsys)
+    assert f"FAILED: stopped with status 1 ({planned.folder.path})" in out
+    assert failed == 1
+
+
+@pytest.mark.slow
+def test_a_complete_cell_is_done_however_its_worker_ended(planned: Plan, capsys):
+    metrics = {"test": {"loss": 1.23456, "bits_per_byte": 2.5}}
+    Path(planned.folder.path / "summary.json").write_text(json.dumps({"metrics": metrics}))
+    out, failed = told(planned, -9, capsys)
+    assert f"[1/1] {planned.title}: done: test loss 1.2346, 2.5000 bits/byte" in out
+    assert failed == 0
+
+
+@pytest.mark.slow
+def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
+    trained = []
+
+    class AtOnce(Pool):
+        def submit(self, planned: Plan) -> None:
+            assert self.capacity == 2
+            trained.append(planned)
+            planned.folder.begin(planned.yaml(), planned.identity, {})
+            planned.folder.finish({"metrics": {"test": {"loss": 1.0, "bits_per_byte": 1.0}}})
+
+        def changed(self) -> list[Plan]:
+            return list(trained)
+
+        def state(self, planned: Plan) -> State:
+            return State(ended=True, status=0)
+
+    monkeypatch.setattr(sweep, "make_engine", AtOnce)
+    configs = lab.compose("--multirun", "seed=0,1", "sweep.workers=3")
+    sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
+    assert [p.config.seed for p in trained] == [0, 1]
+    assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_worker_tells_its_run_how_many_train_at_once(planned: Plan, monkeypatch):
+    """It stands in the summary, where reports see that a speed was not of a machine alone."""
+    told = []
+    monkeypatch.setattr(pool, "signal", mock.Mock())
+    monkeypatch.setattr(pool.forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(pool, "execute", lambda planned, sink, workers=1: told.append(workers))
+    planned.config.sweep.workers = 3
+    workers = Pool([planned] * 4)
+    workers.context = mock.Mock(Pipe=lambda: (mock.Mock(), mock.Mock()), Process=StartedHere)
+    workers.submit(planned)
+    assert told == [3]
+
+
+class StartedHere:
+    """A process that does its work in this one as soon as it is started."""
+
+    def __init__(self, target, args: tuple, daemon: bool) -> None:
+        self.start = functools.partial(target, *args)
+
+
+@pytest.mark.slow
+def test_names_of_cells_leave_out_what_all_share(lab: Lab):
+    shared = ["model=transformer", "model.channel.name=moe"]
+    plans = [plan(config) for config in lab.compose("--multirun", *shared, "model.residual.name=add,mhc")]
+    assert [p.title for p in plans] == ["transformer moe seed 0", "transformer mhc moe seed 0"]
+    assert list(cell_names(plans).values()) == ["transformer seed 0", "transformer mhc seed 0"]
+    assert list(cell_names(plans[:1]).values()) == [plans[0].title]
+
+
+@pytest.mark.slow
+def test_a_sweep_without_progress_draws_no_bar(planned: Plan, capsys):
+    for enabled in (True, False):
+        planned.config.trainer.progress = enabled
+        made = Sweep(Pool([planned]), [planned])
+        made.display.update(planned, "train 1/2", 0.5)
+        made.display.end(planned, "done")
+        made.display.close()
+        said = capsys.readouterr()
+        assert f"[1/1] {planned.title}: done" in said.out
+        assert bool(said.err.strip()) == enabled
+
+
+@pytest.mark.slow
+def test_a_complete_run_has_not_failed_whatever_an_attempt_before_left(planned: Plan):
+    """A process may be killed between writing the summary and removing the record."""
+    planned.folder.fail(ValueError("an older story"))
+    assert planned.folder.failed
+    (planned.folder.path / "summary.json").write_text("{}")
+    assert planned.folder.complete
+    assert not planned.folder.failed
+
+
+@pytest.mark.slow
+def test_cells_that_paused_have_not_failed_and_the_command_says_how_to_go_on(lab: Lab):
+    words = ["--multirun", "seed=0,1", "model.depth=1", "model.d_model=16", "trainer.max_steps=4"]
+    outcome = lab.here(*words, "trainer.pause_at=2")
+    assert outcome.status == 1
+    assert outcome.out.count("paused\n") == 2
+    assert "2 of 2 cells paused; the same command goes on, trainer.pause_at left out" in outcome.err
+    again = lab.here(*words)
+    assert (again.status, again.out.count(": done")) == (0, 2), again.err

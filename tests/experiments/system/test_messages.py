@@ -1,0 +1,40 @@
+"""What the processes of a run tell whoever started them."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.program import ROOT
+
+from experiments.system import messages
+
+
+def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
+    """Two processes at once, each with a record far above a pipe's PIPE_BUF."""
+    tells = (
+        "import sys, pathlib; from experiments.system import messages; "
+        "messages.tell_failure(pathlib.Path(sys.argv[1]), {'traceback': sys.argv[2] * 50000})"
+    )
+    both = [f"{sys.executable} -c {shlex.quote(tells)} {tmp_path} {letter}" for letter in "ab"]
+    process = subprocess.Popen(
+        f"{both[0]} & {both[1]}; wait", shell=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    heard = list(messages.heard(process.stdout, tmp_path))
+    process.wait()
+    assert sorted(message["record"]["traceback"] for message in heard) == ["a" * 50000, "b" * 50000]
+
+
+def test_a_message_is_heard_as_it_was_told_and_other_words_are_printed(
+    capfd: pytest.CaptureFixture[str], tmp_path
+):
+    messages.tell(outcome="paused", message="a\nb")
+    line = capfd.readouterr().out
+    assert line.count("\n") == 1
+    assert list(messages.heard(["words\n", f"half {line}"], tmp_path)) == [
+        {"outcome": "paused", "message": "a\nb"}
+    ]
+    assert capfd.readouterr().out == "words\nhalf "

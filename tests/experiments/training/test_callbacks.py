@@ -1,0 +1,295 @@
+"""What happens at the end of a step, with a clock, a trainer and a task of our own: rows, validation, time limit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from experiments.configuration.schema import Config
+from experiments.data import Split
+from experiments.probing import probe_tables
+from experiments.runs.metric_log import MetricLog, read_metrics
+from experiments.system import preemption
+from experiments.training.callbacks import checkpoints, metrics, probe_training, validation
+from zoo import LanguageModel, ModelConfig
+
+CPU = torch.device("cpu")
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    monotonic = perf_counter
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    for module in (metrics, checkpoints, validation):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def trainer(step: int = 0, last: int = 100, **more) -> SimpleNamespace:
+    """As much of a trainer as the callbacks look at."""
+    optimizer = SimpleNamespace(param_groups=[{"lr": 0.125}])
+    found = {"global_step": step, "max_steps": last, "optimizers": [optimizer], "loggers": []}
+    found |= {"accumulate_grad_batches": 2, "should_stop": False, "precision": "32-true"}
+    return SimpleNamespace(**{**found, **more})
+
+
+def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> None:
+    """The end of a micro-batch; every second one completes a step."""
+    at.global_step += index % 2
+    last_step = {k: torch.tensor(v) for k, v in seen.items()}
+    losses = {k: v for k, v in last_step.items() if k != "grad_norm"}
+    at.waiting = [*(at.waiting if index % 2 else []), losses]  # those of the step so far
+    task = SimpleNamespace(last_step=last_step, micro_batches=at.waiting, device=CPU)
+    callback.on_train_batch_end(at, task, None, None, index)
+
+
+def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
+    at, path = trainer(), tmp_path / "metrics.csv"
+    rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, flops_per_token=7.0, peak=1e4)
+    rows.on_train_start(at, None)
+    for i in range(8):
+        clock.now += 1
+        if i == 2:
+            clock.now += 5
+            rows.paused += 5  # a validation, say
+        micro_batch(rows, at, i, loss=float(i), aux_loss=0.5 * i, grad_norm=10.0 + i, **{"aux:x": -float(i)})
+    first, second = read_metrics(path)
+    assert (first["step"], first["tokens"], second["step"], second["tokens"]) == ("2", "200", "4", "400")
+    for row, mean in ((first, 1.5), (second, 5.5)):
+        assert [float(row[name]) for name in ("loss", "aux_loss", "aux:x")] == [mean, mean / 2, -mean]
+    assert [float(row["grad_norm"]) for row in (first, second)] == [13.0, 17.0]  # of the last step
+    assert [float(row["seconds"]) for row in (first, second)] == [4.0, 8.0]
+    for row in (first, second):
+        assert float(row["tokens_per_second"]) == 200 / 4
+        assert float(row["mfu"]) == 200 / 4 * 7 / 1e4
+        assert float(row["lr"]) == 0.125
+
+
+def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_between(
+    tmp_path: Path, clock: Clock
+):
+    at, path = trainer(), tmp_path / "metrics.csv"
+    first = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
+    first.on_train_start(at, None)
+    for i in range(4):
+        clock.now += 1
+        micro_batch(first, at, i, loss=float(i), grad_norm=1.0)
+    state = first.state_dict()
+    clock.now += 500
+    second = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
+    second.load_state_dict(state)
+    second.on_train_start(at, None)
+    for i in range(4, 8):
+        clock.now += 1
+        micro_batch(second, at, i, loss=float(i), grad_norm=1.0)
+    (row,) = read_metrics(path)
+    assert float(row["loss"]) == 3.5
+    assert float(row["tokens_per_second"]) == 2 * 100 / 4  # of the steps of this attempt
+
+
+@pytest.mark.slow
+def test_a_row_that_was_not_written_to_its_end_is_no_row(tmp_path: Path):
+    """Wherever a kill or a full disk cut it: of a cut number the rest would pass for the number."""
+    log = MetricLog(tmp_path / "metrics.csv", ["aux:x"])
+    log.cut(0)
+    for step in (1, 2):
+        log.append(dict.fromkeys(log.columns, "12345") | {"step": step, "split": "train"})
+    text = log.path.read_text()
+    assert [row["step"] for row in read_metrics(log.path)] == ["1", "2"]
+    assert set(read_metrics(log.path)[1].values()) == {"2", "train", "12345"}
+    for length in range(len(text)):
+        log.path.write_text(text[:length])
+        assert len(read_metrics(log.path)) == max(0, text[:length].count("\n") - 1), text[:length]
+    head, row, _ = text.splitlines(keepends=True)
+    for length in range(row.rfind(",")):  # with an end of line behind it
+        log.path.write_text(f"{head}{row[:length]}\n{row}")
+        assert len(read_metrics(log.path)) == 1, row[:length]
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(1.0, 60), (0.5, 30)])
+def test_a_time_limit_is_in_minutes(tmp_path: Path, clock: Clock, monkeypatch, minutes: float, seconds: int):
+    saved = []
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    limit = checkpoints.Pause(minutes, None, tmp_path)
+    clock.now += seconds - 0.5
+    limit.after_step(trainer(3), None)
+    clock.now += 1
+    limit.after_step(trainer(100), None)  # the last step needs no pause
+    assert saved == []
+    with pytest.raises(checkpoints.Paused, match="time is up at step 4 of 100"):
+        limit.after_step(trainer(4), None)
+    assert saved == [4]
+
+
+def test_a_pause_at_a_step_saves_there_and_not_before(tmp_path: Path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    pause = checkpoints.Pause(None, 4, tmp_path)
+    pause.after_step(trainer(3), None)
+    assert saved == []
+    with pytest.raises(checkpoints.Paused, match=r"paused at step 4 of 100; .* without trainer\.pause_at"):
+        pause.after_step(trainer(4), None)
+    assert saved == [4]
+
+
+def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: Path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    monkeypatch.setattr(preemption, "_told", [])
+    pause, before = checkpoints.Pause(None, None, tmp_path), signal.getsignal(signal.SIGUSR2)
+    try:
+        preemption.heed(signal.SIGUSR2)
+        pause.after_step(trainer(3), None)
+        assert saved == []
+        signal.raise_signal(signal.SIGUSR2)
+        assert saved == [], "not amid a step"
+        with pytest.raises(checkpoints.Paused, match=r"told to make room \(SIGUSR2\) at step 4 of 100"):
+            pause.after_step(trainer(4), None)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert saved == [4]
+
+
+def test_checkpoints_come_when_due_at_the_end_and_where_training_stops(tmp_path: Path, clock, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    callback = checkpoints.Checkpoints(tmp_path, 3, SimpleNamespace(paused=0.0))
+    for step in range(1, 9):
+        callback.after_step(trainer(step, 8), None)
+    callback.after_step(trainer(5, 8, should_stop=True), None)
+    assert saved == [3, 6, 8, 5]
+
+
+def test_the_last_two_checkpoints_stay(tmp_path: Path):
+    def write(path: Path) -> None:
+        path.write_text("x")
+
+    for step in (9, 10, 100, 1000):
+        checkpoints.save_checkpoint(trainer(step, save_checkpoint=write), tmp_path)
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == [
+        "step-00001000.ckpt",
+        "step-00000100.ckpt",
+    ]
+
+
+@pytest.fixture
+def validated(tmp_path: Path):
+    """A validation with these settings, the losses that it is given, and the windows that it asked for."""
+    model = LanguageModel(ModelConfig(pattern="F", depth=1, d_model=16, n_heads=2), vocab_size=9, seq_len=8)
+    split = Split(np.arange(100, dtype=np.uint16) % 9, 1, 1, 1)
+    task = SimpleNamespace(model=model, data_card={"tokenizer": "a tokenizer"})
+
+    def make(monkeypatch, losses: list[float], **settings):
+        config, windows, given = Config(), [], iter(losses)
+        for name, value in {"val_every": 1, **settings}.items():
+            setattr(config.trainer, name, value)
+
+        def score(_model, asked, **options):
+            windows.append((list(asked), options))
+            return 10 * next(given), 10
+
+        monkeypatch.setattr(validation, "score_windows", score)
+        written = SimpleNamespace(paused=0.0, rows=[])
+        written.write = lambda trainer, row: written.rows.append((trainer.global_step, row["loss"]))
+        return validation.Validation(config, split, written, tmp_path, None), task, written, windows
+
+    return make
+
+
+@pytest.mark.parametrize(("limit", "count"), [(None, 13), (24, 3), (31, 3), (1, 1)])
+def test_val_tokens_counts_tokens(validated, monkeypatch, limit, count: int):
+    callback, task, _, windows = validated(monkeypatch, [1.0], val_tokens=limit)
+    callback.after_step(trainer(1), task)
+    ((asked, options),) = windows
+    assert len(asked) == count
+    assert options["precision"] == "fp32"
+
+
+def test_the_best_weights_are_exported_with_their_step_and_patience_ends_it(
+    validated, monkeypatch, tmp_path: Path
+):
+    callback, task, written, _ = validated(monkeypatch, [3.0, 2.0, 2.5, 2.0, 2.1], patience=3)
+    stopped = []
+    for step in range(1, 6):
+        at = trainer(10 * step, val_every=1)
+        callback.after_step(at, task)
+        stopped.append(at.should_stop)
+    assert written.rows == [(10, 3.0), (20, 2.0), (30, 2.5), (40, 2.0), (50, 2.1)]
+    assert stopped == [False, False, False, False, True]
+    assert (callback.best, callback.best_step, callback.worse) == (2.0, 20, 3)
+    card = json.loads((tmp_path / "model.json").read_text())
+    assert (card["step"], card["tokenizer"]) == (20, "a tokenizer")
+
+
+def test_patience_counts_from_the_last_improvement(validated, monkeypatch):
+    """Two validations were worse before the third was the best so far; they count no longer."""
+    callback, task, _, _ = validated(monkeypatch, [3.0, 3.2, 3.1, 2.0, 2.1, 2.2, 2.3], patience=3)
+    stopped = []
+    for step in range(1, 8):
+        at = trainer(step)
+        callback.after_step(at, task)
+        stopped.append(at.should_stop)
+    assert stopped == [False] * 6 + [True]
+
+
+def test_probed_rows_up_to_the_checkpoint_stay(tmp_path: Path):
+    """Those of its own step were written before it, and nobody would take them again; later ones are."""
+    place = 0, "mixer", "attention", None, "", None, None
+    rows = [(step, *place, "size", 1.0, 2, "validation") for step in (3, 6, 9)]
+    probe_tables.write(tmp_path, probe_tables.TRAINING, rows)
+    callback = probe_training.ProbeTraining(
+        Config(), Split(np.arange(400, dtype=np.uint16), 1, 1, 1), None, tmp_path
+    )
+    callback.on_train_start(trainer(6), None)
+    assert callback.rows == probe_tables.read(tmp_path, probe_tables.TRAINING) == rows[:2]
+
+
+def test_probed_are_the_steps_asked_for_the_last_one_and_the_one_that_training_stops_at(
+    tmp_path: Path, monkeypatch
+):
+    """The state that a run ended in belongs to its curve, whether its steps were done or its patience."""
+    row = (0, "mixer", "attention", None, "", None, None, "size", 1.0, 2)
+    monkeypatch.setattr(probe_training, "probe_windows", lambda *_: [row])
+    config, task = Config(), SimpleNamespace(model=None)
+    config.trainer.probe_every = 20
+
+    def probed(*steps: int, stop: int | None = None) -> list[int]:
+        split = Split(np.arange(400, dtype=np.uint16), 1, 1, 1)
+        callback = probe_training.ProbeTraining(config, split, SimpleNamespace(paused=0.0), tmp_path)
+        for step in steps:
+            callback.after_step(trainer(step, 50, should_stop=step == stop), task)
+        return [found[0] for found in probe_tables.read(tmp_path, probe_tables.TRAINING)]
+
+    assert probed(*range(1, 51)) == [20, 40, 50]
+    assert probed(*range(1, 31), stop=30) == [20, 30]
+
+
+def test_bf16_training_is_validated_in_bf16(validated, monkeypatch):
+    callback, task, _, windows = validated(monkeypatch, [1.0])
+    callback.after_step(trainer(1, precision="bf16-mixed"), task)
+    assert windows[0][1]["precision"] == "bf16"

@@ -1,0 +1,200 @@
+"""The recipe: what decays, the learning rate, clipping, accumulation, early stopping."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from support.program import Lab, last_checkpoint, steady_rows
+
+from experiments import data
+from experiments.compare.trials import with_settings
+from experiments.configuration.learning_rates import at_rate, resolve_lr_min
+from experiments.configuration.schema import Config, OptimConfig
+from experiments.costs.model_costs import tokens_per_step
+from experiments.planning.plan import plan
+from experiments.runs.folders import RunFolder
+from experiments.scoring.text import score_split
+from experiments.training import optim
+from zoo import LanguageModel, ModelConfig, load
+
+
+def test_only_projections_and_embeddings_decay():
+    model = LanguageModel(ModelConfig(pattern="SF", depth=2, tie_embeddings=False), vocab_size=50, seq_len=16)
+    decaying, rest = optim.parameter_groups(model, OptimConfig(weight_decay=0.1))
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert (decaying["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    assert len(decaying["params"]) + len(rest["params"]) == len(names)
+    assert all(p.dim() == 2 for p in decaying["params"])
+    assert all("norm" in names[id(p)] for p in rest["params"])
+    assert {"embedding.weight", "head.weight"} <= {names[id(p)] for p in decaying["params"]}
+
+
+def test_learning_rate_schedule_against_the_closed_form():
+    config, steps = OptimConfig(lr=2e-3, lr_min=5e-4, warmup_steps=10), 110
+    rates = [config.lr * optim.lr_factor(step, config, steps) for step in range(steps + 1)]
+    assert rates[:10] == pytest.approx([2e-3 * k / 10 for k in range(1, 11)])
+    for step in (10, 35, 60, 110):
+        cosine = 5e-4 + 1.5e-3 * (1 + math.cos(math.pi * (step - 10) / 100)) / 2
+        assert rates[step] == pytest.approx(cosine, rel=1e-12)
+    assert rates[60] == pytest.approx(1.25e-3)
+    assert rates[110] == pytest.approx(5e-4)
+    assert all(later <= earlier for earlier, later in itertools.pairwise(rates[9:]))
+
+
+def test_a_ratio_gives_every_rate_of_a_sweep_the_same_shape():
+    shapes = []
+    for rate in (3e-4, 3e-3, 3e-2):
+        config = resolve_lr_min(OptimConfig(lr=rate, lr_min_ratio=0.1, warmup_steps=10))
+        shapes.append([optim.lr_factor(step, config, 50) for step in range(51)])
+        assert (config.lr_min, config.lr_min_ratio) == (float(f"{rate / 10:g}"), None)
+    assert shapes[0] == pytest.approx(shapes[1], rel=1e-12)
+    assert shapes[0] == pytest.approx(shapes[2], rel=1e-12)
+    assert shapes[0][-1] == pytest.approx(0.1)
+    assert resolve_lr_min(OptimConfig(lr=2e-3, lr_min_ratio=0)).lr_min == 0
+    assert resolve_lr_min(OptimConfig(lr=2e-3)) == OptimConfig(lr=2e-3)
+
+
+@pytest.mark.slow
+def test_a_ratio_names_and_records_the_run_by_its_lowest_rate(lab: Lab):
+    recipe = ["optim.lr=1e-4", "name=ratio"]  # below the default of lr_min
+    (by_ratio,), (by_rate,) = (
+        lab.compose(*recipe, word) for word in ("optim.lr_min_ratio=0.1", "optim.lr_min=1e-5")
+    )
+    first, second = plan(by_ratio), plan(by_rate)
+    assert first.folder == second.folder
+    assert first.yaml() == second.yaml()
+    assert first.config.optim.lr_min == 1e-5
+
+
+def test_a_selection_of_rates_leaves_the_ratio_to_the_plan():
+    config = Config()
+    for ratio, lowest in ((None, 3e-3), (0.2, OptimConfig.lr_min)):
+        config.optim.lr_min_ratio = ratio
+        changed = with_settings(config, {"optim.lr": 3e-2}).optim
+        assert (changed.lr, changed.lr_min) == (3e-2, lowest)
+        assert resolve_lr_min(changed).lr_min == (lowest if ratio is None else 6e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["optim.lr_min_ratio=1.5"], "must be a share of optim.lr, from 0 to 1"),
+        (["optim.lr_min_ratio=nan"], "must be a share of optim.lr, from 0 to 1"),
+        (["optim.lr_min_ratio=0.1", "optim.lr_min=1e-5"], "leave one of them out"),
+    ],
+)
+def test_a_ratio_that_says_nothing_or_contradicts_is_refused(lab: Lab, words: list[str], says: str):
+    outcome = lab.here(*words)
+    assert outcome.status == 2
+    assert says in outcome.err
+    assert lab.left_behind() == []
+
+
+def test_warmup_longer_than_the_run():
+    config = OptimConfig(warmup_steps=100)
+    assert [optim.lr_factor(step, config, 4) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_each_clipping_group_is_clipped_by_its_own_norm():
+    small, large = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
+    small.grad, large.grad = torch.full((4,), 0.25), torch.full((4,), 5.0)
+    groups = [{"params": [p], "clip_group": name} for name, p in (("main", small), ("other", large))]
+    norm = optim.clip_gradients(torch.optim.AdamW(groups), 1.0)
+    assert float(norm) == pytest.approx(math.hypot(0.5, 10.0))
+    assert small.grad.norm() == pytest.approx(0.5)
+    assert large.grad.norm() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_step_sees_the_tokens_of_all_its_micro_batches():
+    config = Config()
+    config.data.batch_size, config.data.seq_len, config.trainer.accumulate = 3, 50, 4
+    assert tokens_per_step(config) == 600
+
+
+@pytest.mark.slow
+def test_a_run_follows_the_schedule_down_to_its_floor(finished: Lab):
+    (config,) = finished.compose()
+    rows = [row for row in steady_rows(finished.run_folder()) if row["split"] == "train"]
+    assert [int(row["step"]) for row in rows] == [5, 10, 15, 20]
+    for row in rows:
+        rate = config.optim.lr * optim.lr_factor(int(row["step"]), config.optim, 20)
+        assert float(row["lr"]) == pytest.approx(rate)
+    assert float(rows[-1]["lr"]) == pytest.approx(config.optim.lr_min)
+
+
+@pytest.mark.slow
+def test_clipping_reaches_the_weights(lab: Lab):
+    # With momentum off and a large eps a step's length is nearly proportional to the clipped gradient.
+    recipe = ["trainer.max_steps=1", "optim.warmup_steps=0", "optim.eps=1e3", "optim.weight_decay=0"]
+    recipe += ["optim.lr=100"]
+    moved = {}
+    for clip in (1e-2, 1e-3):
+        assert lab.here(*recipe, f"optim.clip={clip}", f"name=clip{clip}").status == 0
+        (folder,) = (lab.results / f"clip{clip}").iterdir()
+        start = LanguageModel(lab.compose()[0].model, vocab_size=257, seq_len=32, seed=0)
+        trained = load(folder)
+        pairs = zip(start.parameters(), trained.parameters(), strict=True)
+        moved[clip] = math.hypot(*(float((a - b).detach().double().norm()) for a, b in pairs))
+    assert moved[1e-2] == pytest.approx(10 * moved[1e-3], rel=0.05)
+
+
+@pytest.mark.slow
+def test_accumulation_equals_the_large_batch(lab: Lab):
+    states = []
+    for name, batch_size, accumulate in (("large", 8, 1), ("small", 2, 4)):
+        words = [f"name={name}", f"data.batch_size={batch_size}", f"trainer.accumulate={accumulate}"]
+        assert lab.here(*words, "trainer.log_every=1").status == 0
+        (folder,) = (lab.results / name).iterdir()
+        assert [int(r["step"]) for r in steady_rows(folder) if r["split"] == "train"] == list(range(1, 21))
+        states.append((last_checkpoint(folder)["state_dict"], steady_rows(folder)))
+    (large, large_rows), (small, small_rows) = states
+    for name, weight in large.items():
+        torch.testing.assert_close(small[name], weight, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for a, b in zip(large_rows, small_rows, strict=True):
+        assert (a["step"], a["tokens"]) == (b["step"], b["tokens"])
+        assert float(a["loss"]) == pytest.approx(float(b["loss"]), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_early_stopping_scores_the_best_weights(lab: Lab):
+    recipe = ["trainer.max_steps=200", "trainer.val_every=4", "trainer.val_tokens=null", "trainer.patience=3"]
+    recipe += ["optim.lr=0.3", "optim.warmup_steps=20", "optim.lr_min=0.3"]  # soon too fast to improve
+    recipe += ["evaluate.stride=32", "evaluate.splits=[validation]"]
+    assert lab.here(*recipe).status == 0
+    run = RunFolder(lab.run_folder())
+    summary = run.summary()
+    losses = {int(r["step"]): float(r["loss"]) for r in steady_rows(run.path) if r["split"] == "validation"}
+    best, worse, expected = math.inf, 0, None
+    for step, loss in losses.items():
+        best, worse = (loss, 0) if loss < best else (best, worse + 1)
+        if worse == 3:
+            expected = step
+            break
+    assert expected is not None, "the recipe never got worse: this test shows nothing"
+    assert max(losses) == summary["steps"] == expected
+    assert summary["stopped"] == "early"
+    assert losses[summary["best_step"]] == best
+    assert summary["best_step"] == expected - 12
+    assert summary["metrics"]["validation"]["loss"] == pytest.approx(best, rel=1e-6)
+    assert summary["tokens"] == expected * 4 * 32
+
+    corpus = data.prepare(lab.compose(*recipe)[0].data)
+    again = score_split(load(run.path), corpus.splits["validation"], stride=32, batch_size=7)
+    assert again.metrics()["loss"] == pytest.approx(best, rel=1e-6)
+
+    (run.path / "summary.json").unlink()  # killed between the last checkpoint and the summary
+    assert lab.here(*recipe).status == 0
+    resumed = run.summary()
+    for key in ("steps", "best_step", "stopped", "metrics"):
+        assert resumed[key] == summary[key], key
+
+
+def test_another_rate_is_no_studys_and_its_schedule_keeps_its_shape():
+    one = OptimConfig(lr=3e-3, lr_min=3e-4, lr_study="earlier", warmup_steps=10)
+    other = at_rate(one, 1e-3)
+    assert (other.lr, other.lr_min, other.lr_study) == (1e-3, 1e-4, None)
+    assert optim.lr_factor(70, other, 100) == pytest.approx(optim.lr_factor(70, one, 100))
+    assert at_rate(OptimConfig(lr_min_ratio=0.1), 1e-3).lr_min_ratio == 0.1

@@ -1,0 +1,124 @@
+"""Probing while training writes the measures of every so many steps, and changes nothing of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.program import Lab, assert_same_run
+
+import zoo
+from experiments import data
+from experiments.probing import probe_tables
+from experiments.training.callbacks.probe_training import ProbeTraining
+from zoo.probes import Measure
+from zoo.probes.rows import row
+
+pytestmark = pytest.mark.slow
+
+EVERY = ["trainer.probe_every=8", "probe.windows=3", "probe.batch_size=2"]
+
+
+class Greedy(Measure):
+    """Uses all that a measure may: gradients, random numbers, every stream."""
+
+    name, kinds, needs_gradient = "greedy", ("streams",), True
+
+    def update(self, event):
+        torch.rand(3)
+        yield row(
+            event,
+            "size",
+            event.values["streams"].detach().abs().mean(),
+            count=event.values["streams"].shape[0],
+        )
+
+    def finish(self, model, loss):
+        gradient = torch.autograd.grad(loss, model.embedding.weight, retain_graph=True)[0]
+        yield row_of_model("gradient", gradient.detach().norm())
+        yield row_of_model("loss", loss.detach())
+
+
+def row_of_model(name, value):
+    from zoo.probes import Row
+
+    return Row(None, "", "", None, "", None, None, name, float(value), 1)
+
+
+@pytest.fixture(autouse=True)
+def one_measure(monkeypatch):
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {"greedy": Greedy})
+
+
+def lab_in(place: Path, like: Lab) -> Lab:
+    return Lab(place, like.text, like.cache)
+
+
+def test_probing_changes_no_row_and_no_weight(lab: Lab, finished: Lab):
+    outcome = lab.here(*EVERY)
+    assert outcome.status == 0, outcome.err
+    assert_same_run(finished.run_folder(), lab.run_folder(), "with and without probing")
+    assert finished.run_folder().name == lab.run_folder().name, "not a part of the identity"
+    rows = probe_tables.read(lab.run_folder(), "training")
+    assert sorted({row[0] for row in rows}) == [8, 16, 20], "and at the last step"
+    assert not (finished.run_folder() / "probes" / "training.parquet").exists()
+
+    # The last rows again, from the last checkpoint, by hand.
+    (config,) = lab.compose()
+    config.data.cache_dir = str(lab.cache)
+    text = data.prepare(config.data, progress=False).splits["validation"].tokens
+    starts = [0, (len(text) - 33) // 2, len(text) - 33]
+    windows = torch.stack([torch.as_tensor(text[s : s + 33].astype("int64")) for s in starts])
+    model = zoo.load(max((lab.run_folder() / "checkpoints").glob("*.ckpt")))
+    (size,) = (r[9] for r in rows if (r[0], r[1], r[2], r[8]) == (20, 0, "mixer", "size"))
+    assert size == pytest.approx(float(model.embedding(windows[:, :-1]).detach().abs().mean()), rel=1e-5)
+    losses = []
+    for batch in (windows[:2], windows[2:]):
+        logits = model(batch[:, :-1])[0].detach().log_softmax(-1)
+        picked = [-float(logits[b, t, batch[b, t + 1]]) for b in range(len(batch)) for t in range(32)]
+        losses.append(sum(picked) / len(picked))
+    (loss,) = (r[9] for r in rows if (r[0], r[8]) == (20, "loss"))
+    assert loss == pytest.approx(sum(losses) / 2, rel=1e-5)
+
+
+def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, finished: Lab, monkeypatch):
+    whole = lab_in(tmp_path / "whole", lab)
+    every = [*EVERY, "trainer.probe_every=3"]
+    assert whole.here(*every).status == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(ProbeTraining, "after_step", stopping_after(13))
+        assert lab.here(*every).status == 1
+    folder = lab.run_folder()
+    stopped = probe_tables.read(folder, "training")
+    assert sorted({row[0] for row in stopped}) == [3, 6, 9, 12]
+    assert max((folder / "checkpoints").glob("*.ckpt")).stem.endswith("10"), "the test needs a row after it"
+    # What a killed process leaves, and rows that no longer hold.
+    probe_tables.write(folder, "training", [(*r[:9], -1.0, *r[10:]) if r[0] > 10 else r for r in stopped])
+    (folder / "probes" / ".training.parquet.1.partial").touch()
+    assert lab.here(*every).status == 0
+    assert probe_tables.read(folder, "training") == probe_tables.read(whole.run_folder(), "training")
+    assert_same_run(finished.run_folder(), folder, "without probing; stopped and resumed with it")
+    assert not list(folder.rglob("*.partial"))
+
+
+def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):
+    assert lab.here("trainer.max_steps=4", "trainer.max_minutes=1e-9").status == 1  # paused at its first step
+    path = probe_tables.file(lab.run_folder(), "training")
+    path.parent.mkdir()
+    path.write_text("not parquet")
+    outcome = lab.here("trainer.max_steps=4", *EVERY)
+    assert outcome.status == 0, outcome.err
+    assert f"warning: cannot read {path}" in outcome.out
+    assert {row[0] for row in probe_tables.read(lab.run_folder(), "training")} == {4}
+
+
+def stopping_after(last: int):
+    original = ProbeTraining.after_step
+
+    def after_step(self, trainer, task):
+        original(self, trainer, task)
+        if trainer.global_step == last:
+            raise RuntimeError("as if it were killed here")
+
+    return after_step

@@ -1,0 +1,171 @@
+"""What happens after something went wrong: damaged checkpoints, a full disk, NaN, a pause."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.program import RUN, Lab, assert_same_run, last_checkpoint, steady_rows
+
+from experiments.runs.folders import RunFolder
+
+
+@pytest.fixture
+def unfinished(lab: Lab, finished: Lab) -> Path:
+    """A run that was stopped between its last checkpoint and its summary: a copy of the finished one."""
+    shutil.copytree(finished.results, lab.results)
+    folder = lab.run_folder()
+    (folder / "summary.json").unlink()
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("*.ckpt"))
+
+
+@pytest.mark.slow
+def test_a_truncated_checkpoint_falls_back_to_the_one_before(lab: Lab, finished: Lab, unfinished: Path):
+    before, newest = _checkpoints(unfinished)
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    outcome = lab.here()
+    assert outcome.status == 0, outcome.err
+    assert f"warning: cannot read {newest}" in outcome.out
+    assert str(before) not in outcome.out
+    assert_same_run(unfinished, finished.run_folder())
+
+
+@pytest.mark.slow
+def test_without_a_readable_checkpoint_a_run_starts_again(lab: Lab, finished: Lab, unfinished: Path):
+    for path in _checkpoints(unfinished):
+        path.write_bytes(b"")
+    outcome = lab.here()
+    assert outcome.status == 0, outcome.err
+    assert outcome.out.count("warning: cannot read") == 2
+    assert_same_run(unfinished, finished.run_folder())
+
+
+@pytest.mark.slow
+def test_a_run_stopped_before_its_summary_only_scores_again(lab: Lab, finished: Lab, unfinished: Path):
+    shutil.copy(finished.run_folder() / "model.safetensors", unfinished)
+    for place in (unfinished, unfinished / "checkpoints"):
+        (place / ".half-written.123.partial").touch()
+    written = [path.stat().st_mtime_ns for path in _checkpoints(unfinished)]
+    assert lab.here().status == 0
+    assert [path.stat().st_mtime_ns for path in _checkpoints(unfinished)] == written
+    again, first = RunFolder(unfinished).summary(), RunFolder(finished.run_folder()).summary()
+    for key in ("metrics", "steps", "best_step", "stopped", "tokens", "seconds"):
+        assert again[key] == first[key], key
+    assert not list(unfinished.rglob("*.partial"))
+    assert_same_run(unfinished, finished.run_folder())
+
+
+@pytest.mark.long
+def test_a_run_that_is_paused_again_and_again_ends_as_one_that_was_not(lab: Lab):
+    # Accumulation, noise, validations and patience on, so that everything a checkpoint carries matters.
+    recipe = ["trainer.max_steps=30", "trainer.accumulate=2", "trainer.log_every=4", "trainer.val_every=1"]
+    recipe += ["trainer.patience=40", "trainer.checkpoint_every=7", "optim.lr=0.5", "optim.warmup_steps=0"]
+    whole = Lab(lab.folder / "whole", lab.text, lab.cache)
+    assert whole.here(*recipe).status == 0
+    for _ in range(3):
+        outcome = lab.here(*recipe, "trainer.max_minutes=0.0005")
+        assert outcome.status == 1
+        assert "time is up at step" in outcome.err
+        assert outcome.err.count("\n") == 1
+        assert not RunFolder(lab.run_folder()).failed
+    stopped_at = last_checkpoint(lab.run_folder())
+    assert stopped_at["global_step"] >= 3
+    assert stopped_at["callbacks"]["Validation"]["worse"] > 0, "this recipe should get worse at once"
+    assert lab.here(*recipe).status == 0
+    assert_same_run(lab.run_folder(), whole.run_folder())
+
+
+@pytest.mark.slow
+def test_divergence_stops_at_once_and_says_where(lab: Lab):
+    outcome = lab.here("optim.lr=1e30", "optim.warmup_steps=0", "trainer.checkpoint_every=1")
+    run = RunFolder(lab.run_folder())
+    failure = run.failure()
+    assert outcome.status == 1
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert failure["kind"] == "NonFinite"
+    assert failure["step"] == 1
+    assert f"at step 1, first in module '{failure['module']}" in outcome.err
+    assert failure["traceback"].startswith("Traceback")
+    assert [path.name for path in _checkpoints(run.path)] == ["step-00000001.ckpt"]
+    assert not run.complete
+
+
+@pytest.mark.slow
+def test_nan_in_one_module_is_named_and_the_same_command_tries_again(
+    lab: Lab, finished: Lab, unfinished: Path
+):
+    before, newest = _checkpoints(unfinished)
+    newest.unlink()
+    sound = before.read_bytes()
+    planted = torch.load(before, weights_only=True)
+    weight = "model.layers.1.mixer.o_proj.weight"
+    planted["state_dict"][weight][0, 0] = torch.nan
+    torch.save(planted, before)
+    outcome = lab.here()
+    failure = RunFolder(unfinished).failure()
+    assert outcome.status == 1
+    assert failure["step"] == int(before.stem.removeprefix("step-"))
+    assert failure["module"].startswith(weight.removeprefix("model."))
+    assert _checkpoints(unfinished) == [before]
+    before.write_bytes(sound)
+    assert lab.here().status == 0
+    assert not (unfinished / "failure.json").exists()
+    assert_same_run(unfinished, finished.run_folder())
+
+
+FULL_DISK = r"""
+mount -t tmpfs -o size=3m,nr_inodes=100 tmpfs "$DISK" || exit 99
+fill() { rm -f "$DISK/ballast"; head -c $1 /dev/zero > "$DISK/ballast" 2>/dev/null; }
+for bytes in 9999999 2950000 2700000; do
+  fill $bytes; "$@"; echo "status $?" >&2
+done
+rm "$DISK/ballast"
+cp -r "$DISK" "$COPY/broken"
+"$@"; echo "status $?" >&2
+cp -r "$DISK" "$COPY/whole"
+"""
+
+
+@pytest.mark.long
+def test_a_full_disk_ends_a_run_with_a_clear_message(lab: Lab, finished: Lab, tmp_path: Path):
+    disk, copy = tmp_path / "disk", tmp_path / "copy"
+    disk.mkdir()
+    copy.mkdir()
+    command = [sys.executable, RUN, *lab.arguments(f"results={disk}/results")]
+    environment = {**lab.environment(), "DISK": str(disk), "COPY": str(copy)}
+    try:
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", FULL_DISK, "sh", *command],
+            env=environment,
+            cwd=lab.cwd,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    except FileNotFoundError:
+        pytest.skip("no unshare on this machine")
+    if done.returncode == 99 or "unshare:" in done.stderr:
+        pytest.skip(f"cannot mount a small disk here: {done.stderr.strip()}")
+    assert "Traceback" not in done.stderr, done.stderr
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if line.startswith("status")] == ["status 1"] * 3 + ["status 0"], (
+        done.stderr
+    )
+    said = [line for line in lines if line.startswith("error")]
+    assert len(said) == 3, done.stderr
+    assert all("disk is full" in line and "same command" in line for line in said), done.stderr
+    (broken,) = (path.parent for path in copy.glob("broken/results/*/*/config.yaml"))
+    (whole,) = (path.parent for path in copy.glob("whole/results/*/*/config.yaml"))
+    assert last_checkpoint(broken)["global_step"] < 20, "the disk was not full in the middle of training"
+    assert not [path for path in broken.rglob("*") if "partial" in path.name]
+    assert steady_rows(broken) == steady_rows(finished.run_folder())[: len(steady_rows(broken))]
+    assert_same_run(whole, finished.run_folder())

@@ -1,0 +1,136 @@
+"""Training steps by Lightning against a loop by hand: losses, noise, clipping, AdamW, schedule, accumulation."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.configuration.schema import Config
+from experiments.training.lightning_modules import LanguageModelling
+from experiments.training.nonfinite import first_bad_gradient
+from experiments.training.trainer import make_trainer, silence_lightning
+from zoo import Context, LanguageModel
+
+VOCAB, LENGTH, ACCUMULATE, STEPS = 29, 8, 2, 4
+
+
+class RandomBatches:
+    """Batch i depends on i only; two packed sequences of different lengths."""
+
+    def batch(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        tokens = torch.randint(VOCAB, (1, LENGTH + 1), generator=generator)
+        return {
+            "tokens": tokens[:, :-1],
+            "targets": tokens[:, 1:],
+            "cu_seqlens": torch.tensor([0, 3, LENGTH], dtype=torch.int32),
+            "noise_keys": torch.arange(2) + 7 * index,
+        }
+
+
+def config() -> Config:
+    """Timelines with noise and a heavy balance loss; every number of the recipe matters in a few steps."""
+    made = Config()
+    made.model.pattern, made.model.d_model, made.model.n_heads, made.model.depth = "S", 16, 2, 1
+    made.model.mixers.hypergraph.aux_weight = 3.0
+    made.trainer.max_steps, made.trainer.accumulate = STEPS, ACCUMULATE
+    o = made.optim
+    o.lr, o.lr_min, o.warmup_steps, o.clip = 0.02, 0.005, 2, 0.05
+    o.beta1, o.beta2, o.eps, o.weight_decay = 0.7, 0.9, 1e-3, 0.5
+    return made
+
+
+def model_of(made: Config) -> LanguageModel:
+    return LanguageModel(made.model, vocab_size=VOCAB, seq_len=LENGTH, seed=3)
+
+
+def losses(model: LanguageModel, batch: dict[str, Tensor], *, noise: bool = True) -> tuple[Tensor, Tensor]:
+    """Cross-entropy and weighted auxiliary loss of a micro-batch."""
+    keys = batch["noise_keys"] if noise else None
+    logits, aux = model(batch["tokens"], Context.of(batch["tokens"], batch["cu_seqlens"], keys))
+    return F.cross_entropy(logits[0], batch["targets"][0]), 3.0 * aux["timeline_balance"]
+
+
+def by_hand(made: Config) -> tuple[LanguageModel, list[float]]:
+    """The weights after all steps, and gradient norms before clipping."""
+    o, model, norms = made.optim, model_of(made).train(), []
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
+    for step in range(STEPS):
+        model.zero_grad()
+        for i in range(ACCUMULATE):
+            loss, aux = losses(model, RandomBatches().batch(ACCUMULATE * step + i))
+            ((loss + aux) / ACCUMULATE).backward()
+        norms.append(math.hypot(*(float(p.grad.norm()) for p in model.parameters())))
+        progress = (step - o.warmup_steps) / (STEPS - o.warmup_steps)
+        rate = o.lr_min + (o.lr - o.lr_min) * (1 + math.cos(math.pi * progress)) / 2
+        rate = o.lr * (step + 1) / o.warmup_steps if step < o.warmup_steps else rate
+        with torch.no_grad():
+            for p, (m, v) in zip(model.parameters(), moments, strict=True):
+                g = p.grad * min(1.0, o.clip / norms[-1])
+                m.mul_(o.beta1).add_(g, alpha=1 - o.beta1)
+                v.mul_(o.beta2).add_(g * g, alpha=1 - o.beta2)
+                if p.dim() == 2:
+                    p.mul_(1 - rate * o.weight_decay)
+                size = (v / (1 - o.beta2 ** (step + 1))).sqrt() + o.eps
+                p.sub_(rate * m / (1 - o.beta1 ** (step + 1)) / size)
+    return model, norms
+
+
+def test_a_run_is_the_loop_that_the_recipe_describes(tmp_path):
+    silence_lightning()
+    made = config()
+    task = LanguageModelling(model_of(made), made, RandomBatches(), {})
+    make_trainer(made, torch.device("cpu"), [], tmp_path).fit(task)
+    wanted, norms = by_hand(made)
+    assert min(norms) > made.optim.clip  # it is clipped at all
+    start = model_of(made)
+    for name, weight in wanted.named_parameters():
+        moved = (weight - start.get_parameter(name)).detach().abs().max()
+        torch.testing.assert_close(
+            task.model.get_parameter(name), weight, rtol=0, atol=float(1e-3 * moved), msg=name
+        )
+    assert float(task.last_step["grad_norm"]) == pytest.approx(norms[-1], rel=1e-4)
+
+
+def test_what_a_step_saw_is_told_apart():
+    made = config()
+    task = LanguageModelling(model_of(made).train(), made, RandomBatches(), {})
+    batch = RandomBatches().batch(0)
+    total = task.training_step(batch, 0).detach()
+    loss, aux = (x.detach() for x in losses(task.model, batch))
+    assert float(aux) > 0
+    assert float(total) == pytest.approx(float(loss + aux))
+    assert float(task.last_step["loss"]) == pytest.approx(float(loss))
+    assert float(task.last_step["aux_loss"]) == pytest.approx(float(aux), rel=1e-5)
+    assert float(task.last_step["aux:timeline_balance"]) == pytest.approx(float(aux) / 3, rel=1e-5)
+    silent, _ = losses(task.model, batch, noise=False)
+    assert float(silent.detach()) != pytest.approx(float(loss), rel=1e-6)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_resumed_run_begins_with_the_batch_after_its_last(step: int):
+    made = config()
+    task = LanguageModelling(model_of(made), made, RandomBatches(), {})
+    with (
+        mock.patch.object(LanguageModelling, "global_step", step),
+        mock.patch.object(LanguageModelling, "on_gpu", False),
+    ):
+        stream = iter(task.train_dataloader())
+    for i in range(3):
+        assert torch.equal(next(stream)["tokens"], RandomBatches().batch(ACCUMULATE * step + i)["tokens"])
+
+
+def test_a_bad_gradient_is_named_where_it_arose():
+    """Backward goes from the end to the start and carries it along: the last module that has one is its origin."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert first_bad_gradient(model) == "gradient norm"
+    for name in ("0.weight", "0.bias", "1.weight"):
+        model.get_parameter(name).grad[0] = torch.nan
+    assert first_bad_gradient(model) == "1.weight (its gradient)"

@@ -1,0 +1,151 @@
+"""job=verdict: which models, contracts run as tests, tables measured once, blocks that break a contract condemned."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support.program import Lab
+from support.tree_copy import copy_tree, python
+
+from experiments.configuration.schema import Config
+from experiments.verdict import contracts, sizes, speeds, stages
+from experiments.verdict.models import find_block, models, nearest_relative
+from zoo import registry
+from zoo.errors import UserError
+
+OUTCOME = """<testsuites><testsuite>
+<testcase classname="a" name="test_the_future_changes_nothing[mixer-x]"/>
+<testcase classname="a" name="test_the_future_changes_nothing[mixer-x-wide]">
+  <failure message="AssertionError: token 33 differs&#10;more">trace</failure></testcase>
+<testcase classname="a" name="test_saved[mixer-x]"><skipped message="no compiler"/></testcase>
+<testcase classname="a" name="test_learns[mixer-x]"><error message="RuntimeError: set up"/></testcase>
+</testsuite></testsuites>"""
+
+BROKEN = """
+import torch
+from zoo.mixers.kda import KDA, KDAConfig
+from zoo.registry import register_mixer
+
+
+@register_mixer(
+    "broken", letter="Z", config=KDAConfig, title="Broken", family="linear recurrence", color="#123456", source="none"
+)
+class Broken(KDA):
+    def forward(self, x, ctx):
+        {body}
+"""
+PEEKS = "return super().forward(x.roll(-1, 1), ctx)"
+FORGETS = """parts = [self.extend(part, self.init_state(len(x), dtype=x.dtype))[0] for part in x.split(16, 1)]
+        return torch.cat(parts, 1), {}"""
+
+
+def test_the_models_are_the_transformer_with_the_block_in_every_layer_and_its_nearest_relative():
+    config = Config()
+    found = models(config.model, find_block("kda"), registry.get("mixer", "mesanet"))
+    assert list(found) == ["transformer", "kda", "mesanet"]
+    assert [model.pattern for model in found.values()] == ["F", "K", "M"]
+    assert {model.d_model for model in found.values()} == {config.model.d_model}
+    scheme = models(config.model, find_block("ohc"), None)["ohc"]
+    assert (scheme.pattern, scheme.residual.name, scheme.channel.name) == ("F", "ohc", "swiglu")
+
+
+@pytest.mark.parametrize(
+    ("block", "relative"), [("kda", "mesanet"), ("hypergraph", "gsa"), ("mhc", "hc"), ("moe", None)]
+)
+def test_the_relative_is_of_the_same_family_and_if_there_is_one_of_the_same_mask(block, relative):
+    found = nearest_relative(find_block(block), None)
+    assert (found and found.name) == relative
+    assert nearest_relative(find_block(block), "none") is None
+
+
+@pytest.mark.slow
+def test_a_block_that_cannot_be_judged_is_refused(lab: Lab):
+    for words, says in (
+        ([], "job=verdict needs block=NAME"),
+        (["block=kdaa"], "did you mean 'kda'?"),
+        (["block=attention"], "is part of the plain transformer"),
+        (["block=kda", "verdict.relative=ohc"], "unknown mixer to compare kda with"),
+        (["block=kda", "verdict.lengths=[]"], "must name sequence lengths"),
+    ):
+        outcome = lab.here("job=verdict", *words)
+        assert outcome.status == 2
+        assert says in outcome.err
+    assert lab.left_behind() == []
+
+
+def test_outcomes_of_tests_become_a_row_a_contract():
+    rows = contracts.summarise(
+        list(contracts._cases(ElementTree.ElementTree(ElementTree.fromstring(OUTCOME))))
+    )
+    assert [tuple(row.values()) for row in rows] == [
+        ("the future changes nothing", 2, 1, 0, "mixer-x-wide", "AssertionError: token 33 differs"),
+        ("saved", 1, 0, 1, "", ""),
+        ("learns", 1, 1, 0, "mixer-x", "RuntimeError: set up"),
+    ]
+
+
+@pytest.mark.slow
+def test_sizes_are_those_of_the_matched_models():
+    config = Config(match="params")
+    plain, own = sizes.size_rows(config, models(config.model, find_block("kda"), None), 64)
+    assert own["parameters_non_embedding"] == pytest.approx(plain["parameters_non_embedding"], rel=0.01)
+    assert plain["state_bytes"] == 2 * 64 * 64 * 4 * 4  # keys and values: tokens, width, layers, bytes
+    heads = 2
+    assert own["state_bytes"] == 4 * 4 * (
+        heads * 32 * 32 + 9 * 64
+    )  # layers, bytes: memories, the convolution's inputs
+
+
+@pytest.mark.parametrize("mode", speeds.MODES)
+def test_speeds_are_of_pairs_taken_in_turns(mode, monkeypatch):
+    monkeypatch.setattr(speeds, "REPEATS", 3)
+    config = Config(match="params")
+    config.model = dataclasses.replace(config.model, d_model=16, n_heads=2, depth=1)
+    found = models(config.model, find_block("gated_conv"), registry.get("mixer", "kda"))
+    rows = speeds.speed_rows(config, found, 16, mode)
+    pairs = [(row["model"], row["peer"]) for row in rows]
+    assert pairs == [("gated_conv", "transformer"), ("kda", "transformer"), ("gated_conv", "kda")]
+    assert all(0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
+
+
+@pytest.mark.slow
+def test_a_table_is_measured_once_and_a_changed_block_needs_a_new_name(tmp_path, monkeypatch):
+    config = Config(results=str(tmp_path), name="v", match="params")
+    block = find_block("kda")
+    found = models(config.model, block, None)
+    folder = stages.open_verdict(config, block, found)
+    first = stages.measure_sizes(folder, config, found)
+    monkeypatch.setattr(sizes, "size_rows", None)
+    assert stages.measure_sizes(stages.open_verdict(config, block, found), config, found) == first
+    monkeypatch.setattr(stages, "file_hash", lambda _: "other")
+    with pytest.raises(UserError, match="holds a verdict with another file than now; give name="):
+        stages.open_verdict(config, block, found)
+    (folder / stages.RECORD).write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match="cannot be read"):
+        stages.open_verdict(config, block, found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("body", "contract"),
+    [
+        pytest.param(PEEKS, "the future changes nothing", id="looks a token ahead"),
+        pytest.param(FORGETS, "step repeated is forward", id="forgets at every 16th token"),
+    ],
+)
+def test_a_block_that_breaks_a_contract_is_condemned_and_not_trained(
+    tmp_path: Path, body: str, contract: str
+):
+    tree = tmp_path / "tree"
+    copy_tree(tree)
+    (tree / "zoo/mixers/broken.py").write_text(BROKEN.replace("{body}", body), encoding="utf-8")
+    said = python(tree, "run.py", "job=verdict", "block=broken", "trainer.progress=false")
+    assert "broken is condemned: it breaks" in said
+    folder = tree / "results/verdict_broken"
+    assert f"Broken: {contract}" in (folder / "verdict/verdict.md").read_text(encoding="utf-8")
+    assert [path.name for path in folder.iterdir()] == ["verdict"]
+    assert json.loads((folder / "verdict/verdict.json").read_text())["block"]["name"] == "broken"
