@@ -1,4 +1,6 @@
-"""Running a call whose kernels are compiled only: ours on tensors of a CPU, boundaries that may be garbage."""
+"""Running a call whose kernels are compiled only: ours on tensors of a CPU, and plausible numbers where the host reads
+what a kernel would have written.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from torch import Tensor
 from experiments.bench.cases.call import Call
 from kernels import segments
 from kernels.dispatch import never
+from kernels.ops.nsa_attention import triton_ops as nsa_on_host
 
 
 def on_triton(call: Call) -> Any:
@@ -32,3 +35,31 @@ def equal_segments() -> Iterator[None]:
 
     with mock.patch.object(segments, "segment_attention_eager", attend):
         yield
+
+
+@contextlib.contextmanager
+def even_selection() -> Iterator[None]:
+    """While inside, NSA's queries choose blocks of keys as `spread_blocks` does: its backward pass sorts the choice."""
+    block_topk = nsa_on_host.block_topk
+
+    def choose(
+        q: Tensor, k: Tensor, lse: Tensor, branch: Any, first_key: Tensor, sizes: Any, *rest: Any
+    ) -> Tensor:
+        chosen = block_topk(q, k, lse, branch, first_key, sizes, *rest)
+        return chosen.copy_(
+            spread_blocks(chosen.shape[1], sizes.select_size, chosen.shape[-1])[None, :, None]
+        )
+
+    with mock.patch.object(nsa_on_host, "block_topk", choose):
+        yield
+
+
+def spread_blocks(queries: int, size: int, number: int) -> Tensor:
+    """First keys of blocks [queries, number], int32: of those up to a query's own, evenly spaced, the first and its own
+    among them; all of them and −1 where there are no more than `number`.
+    """
+    own, place = torch.arange(queries)[:, None] // size, torch.arange(number)
+    apart = place * own // max(number - 1, 1)
+    few = torch.where(place <= own, place, -1)
+    block = torch.where(own < number, few, apart)
+    return torch.where(block < 0, -1, block * size).to(torch.int32)

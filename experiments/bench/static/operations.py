@@ -1,7 +1,7 @@
 """The operations that have a peer, at the sizes at which they are compared: one sequence of 8,192 tokens in bf16, or a
 token of each of 32 sequences.
 
-Tensors are empty memory: nothing reads them.
+Tensors are empty memory: nothing reads them; host_calls.py puts in what the host would read.
 """
 
 from __future__ import annotations

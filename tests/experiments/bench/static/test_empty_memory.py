@@ -1,0 +1,58 @@
+"""Counts of kernels do not depend on what empty memory happens to hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.program import RUN
+
+from experiments.bench.static.host_calls import spread_blocks
+
+
+def test_blocks_are_spread_over_those_up_to_a_querys_own():
+    blocks = spread_blocks(64, 4, 3)
+    assert blocks[5].tolist() == [0, 4, -1]
+    assert blocks[11].tolist() == [0, 4, 8]
+    assert blocks[63].tolist() == [0, 28, 60]
+    assert blocks.dtype == torch.int32
+
+
+def test_a_single_block_is_the_first():
+    assert spread_blocks(8, 2, 1).unique().tolist() == [0]
+
+
+FILLED = """
+import json, sys, torch
+from pathlib import Path
+empty, fill = torch.empty, int(sys.argv[2])
+torch.empty = lambda *a, **k: empty(*a, **k).fill_(fill)
+torch.empty_like = lambda x, **k: torch.empty(x.shape, **{"dtype": x.dtype, **k})
+from experiments.bench.cases.attention import nsa
+from experiments.bench.static.account import account
+from experiments.bench.static.gpus import GPUS
+from experiments.bench.static.host_calls import on_triton
+from experiments.bench.static.operations import EmptyInputs
+(call,) = nsa(EmptyInputs(1024), 16, 64)
+rows, _ = account(call, lambda: on_triton(call), GPUS["H200"], Path(sys.argv[1]))
+print(json.dumps(rows))
+"""
+
+
+@pytest.mark.long
+def test_the_account_of_nsa_is_the_same_with_any_memory(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(RUN).parent)}
+    environment.pop("TRITON_INTERPRET", None)
+    found = []
+    for fill in (0, 1):
+        command = [sys.executable, "-c", FILLED, str(tmp_path), str(fill)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert [row["mode"] for row in found[0]] == ["forward", "backward"]
+    assert found[0] == found[1]
