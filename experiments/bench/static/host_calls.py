@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,20 +47,20 @@ def even_selection() -> Iterator[None]:
         q: Tensor, k: Tensor, lse: Tensor, branch: Any, first_key: Tensor, sizes: Any, *rest: Any
     ) -> Tensor:
         chosen = block_topk(q, k, lse, branch, first_key, sizes, *rest)
-        return chosen.copy_(
-            spread_blocks(chosen.shape[1], sizes.select_size, chosen.shape[-1])[None, :, None]
-        )
+        # By NumPy, in place: PyTorch's operators are counted.
+        chosen.numpy()[:] = spread_blocks(chosen.shape[1], sizes.select_size, chosen.shape[-1])[:, None]
+        return chosen
 
     with mock.patch.object(nsa_on_host, "block_topk", choose):
         yield
 
 
-def spread_blocks(queries: int, size: int, number: int) -> Tensor:
+def spread_blocks(queries: int, size: int, number: int) -> np.ndarray:
     """First keys of blocks [queries, number], int32: of those up to a query's own, evenly spaced, the first and its own
     among them; all of them and −1 where there are no more than `number`.
     """
-    own, place = torch.arange(queries)[:, None] // size, torch.arange(number)
+    own, place = np.arange(queries)[:, None] // size, np.arange(number)
     apart = place * own // max(number - 1, 1)
-    few = torch.where(place <= own, place, -1)
-    block = torch.where(own < number, few, apart)
-    return torch.where(block < 0, -1, block * size).to(torch.int32)
+    few = np.where(place <= own, place, -1)
+    block = np.where(own < number, few, apart)
+    return np.where(block < 0, -1, block * size).astype(np.int32)

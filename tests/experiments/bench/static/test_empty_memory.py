@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from support.program import RUN
 
-from experiments.bench.static.host_calls import spread_blocks
+from experiments.bench.static.host_calls import even_selection, spread_blocks
+from experiments.bench.traffic import OperatorBytes
+from kernels.ops.nsa_attention import triton_ops as nsa_on_host
 
 
 def test_blocks_are_spread_over_those_up_to_a_querys_own():
@@ -20,11 +24,11 @@ def test_blocks_are_spread_over_those_up_to_a_querys_own():
     assert blocks[5].tolist() == [0, 4, -1]
     assert blocks[11].tolist() == [0, 4, 8]
     assert blocks[63].tolist() == [0, 28, 60]
-    assert blocks.dtype == torch.int32
+    assert blocks.dtype == np.int32
 
 
 def test_a_single_block_is_the_first():
-    assert spread_blocks(8, 2, 1).unique().tolist() == [0]
+    assert np.unique(spread_blocks(8, 2, 1)).tolist() == [0]
 
 
 FILLED = """
@@ -56,3 +60,12 @@ def test_the_account_of_nsa_is_the_same_with_any_memory(tmp_path):
         found.append(json.loads(done.stdout.splitlines()[-1]))
     assert [row["mode"] for row in found[0]] == ["forward", "backward"]
     assert found[0] == found[1]
+
+
+def test_the_choice_is_no_operator_that_is_counted(monkeypatch):
+    monkeypatch.setattr(nsa_on_host, "block_topk", lambda *_: torch.full((1, 8, 2, 3), 9, dtype=torch.int32))
+    with OperatorBytes() as operators, even_selection():
+        before = operators.operators
+        chosen = nsa_on_host.block_topk(*[None] * 5, SimpleNamespace(select_size=2), 1.0, None)
+        assert operators.operators - before == 1  # the choice that stands in for a kernel's
+    assert chosen[0, 7].tolist() == [[0, 2, 6], [0, 2, 6]]
