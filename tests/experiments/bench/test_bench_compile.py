@@ -63,12 +63,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path):
     assert done.returncode == 0, done.stderr
     with open(tmp_path / "tables/compile.csv") as file:
         rows = list(csv.DictReader(file))
-    assert {row["kernel"].rpartition(".")[2] for row in rows} >= {
-        "_forward",
-        "_backward",
-        "_last_inputs",
-        "_sum_rows",
-    }
+    assert {row["kernel"].rpartition(".")[2] for row in rows} >= {"_forward", "_backward", "_sum_rows"}
     assert all(int(row["registers"]) > 0 and row["error"] == "" for row in rows)
 
 
