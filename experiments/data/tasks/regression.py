@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
+from math import comb, sqrt
 from statistics import NormalDist
 
 import numpy as np
@@ -14,17 +14,19 @@ from zoo.errors import UserError
 from zoo.option_checks import at_least, one_of
 
 WEIGHTS = ("normal", "signs")
+INPUTS = ("signs", "bits")
 
 
 @dataclass
 class RegressionConfig:
     """Options of `regression`.
 
-    points: examples of a sequence, two tokens each, at most 2^(dimensions − 1).
+    points: examples of a sequence, two tokens each, at most 2^(dimensions − 1), or 2^dimensions − 1 of bits.
     dimensions: d, of the inputs.
     bins: parts into which the outputs are cut, at least 2.
     weights: w ~ N(0, I), or signs, all equally likely.
     unasked: first examples of a sequence whose outputs are shown and not asked for.
+    inputs: signs, or bits.
     """
 
     points: int = 24
@@ -32,6 +34,7 @@ class RegressionConfig:
     bins: int = 8
     weights: str = "normal"
     unasked: int = 0
+    inputs: str = "signs"
 
 
 @register_task(
@@ -41,18 +44,21 @@ class RegressionConfig:
 class Regression(Task):
     """Inputs x and outputs of one random linear function a sequence; every output is asked for after its input.
 
-        y = w·x/√d,   w ~ N(0, I) in d dimensions or in {−1, 1}^d,   x in {−1, 1}^d,   b = ⌊Φ(y)·bins⌋
+        y = w·x/√d,   w ~ N(0, I) in d dimensions or in {−1, 1}^d,   b = ⌊Φ(y)·bins⌋
+        x in {−1, 1}^d, or of bits in {0, 1}^d and not zero
 
         tokens   -++-++  b3  +--++-  b6  +++-+-  b0
         targets      b3   .      b6   .      b0   .
 
     An input is one token, whose embedding has to become the vector x. Neither an input nor its opposite, whose output
     is the mirrored one, comes twice in a sequence, so recalling pairs does not help. An output is the bin b of y, Φ the
-    standard normal distribution. With normal weights all bins are equally likely given x alone, and after d independent
-    inputs w is known but for what the bins hide, so nobody is always right. Weights that are signs can be known from
-    enough examples: then late outputs, those after `unasked`, can be had exactly. In the papers w and x are real-valued
-    and normal, a token is the vector of the pair (x, y) or of x, and the loss is squared; a language model takes and
-    gives tokens, hence the signs, the bins and the cross-entropy. Other directions than signs are never asked for.
+    standard normal distribution. With normal weights and inputs of signs all bins are equally likely given x alone, and
+    after d independent inputs w is known but for what the bins hide, so nobody is always right. Weights that are signs
+    can be known from enough examples: then late outputs, those after `unasked`, can be had exactly. Where inputs are
+    signs too, a single example tells every output's value modulo 4, and small models stay with that; bits have no such
+    short cut. In the papers w and x are real-valued and normal, a token is the vector of the pair (x, y) or of x, and
+    the loss is squared; a language model takes and gives tokens, hence signs or bits, the bins of outputs and the
+    cross-entropy. Other directions are never asked for.
     """
 
     rule = "regression 2"
@@ -63,11 +69,8 @@ class Regression(Task):
         at_least(options.dimensions, 1, "data.tasks.regression.dimensions")
         at_least(options.bins, 2, "data.tasks.regression.bins")
         one_of(options.weights, WEIGHTS, "data.tasks.regression.weights")
-        if not 1 <= options.points <= 2 ** (options.dimensions - 1):
-            raise UserError(
-                f"data.tasks.regression.points={options.points} must be at least 1 and at most 2^(dimensions - 1)="
-                f"{2 ** (options.dimensions - 1)}, for neither an input nor its opposite comes twice"
-            )
+        one_of(options.inputs, INPUTS, "data.tasks.regression.inputs")
+        self._check_points()
         if not 0 <= options.unasked < options.points:
             raise UserError(
                 f"data.tasks.regression.unasked={options.unasked} must be at least 0 and below "
@@ -77,13 +80,35 @@ class Regression(Task):
         self.vocab_size, self.seq_len = self.first_bin + options.bins, 2 * options.points
         normal = NormalDist()
         self.edges = np.array([normal.inv_cdf(i / options.bins) for i in range(1, options.bins)])
-        self.chance = 1 / options.bins if options.weights == "normal" else self._likeliest_bin()
+        self.chance = self._likeliest_bin()
+
+    def _check_points(self) -> None:
+        points, most = self.options.points, 2 ** (self.options.dimensions - 1)
+        bound, why = f"2^(dimensions - 1)={most}", "neither an input nor its opposite comes twice"
+        if self.options.inputs == "bits":
+            most = 2 * most - 1
+            bound, why = f"2^dimensions - 1={most}", "no input comes twice and none is zero"
+        if not 1 <= points <= most:
+            raise UserError(
+                f"data.tasks.regression.points={points} must be at least 1 and at most {bound}, for {why}"
+            )
 
     def _likeliest_bin(self) -> float:
-        """The probability of the likeliest bin where weights are signs: d − 2i of them agree with x, i binomial."""
+        """The probability of the likeliest bin given an input, mean over inputs."""
+        d, bits = self.options.dimensions, self.options.inputs == "bits"
+        if not bits:
+            return self._most_likely(d)
+        return sum(comb(d, ones) * self._most_likely(ones) for ones in range(1, d + 1)) / (2**d - 1)
+
+    def _most_likely(self, terms: int) -> float:
+        """Of the bins of a sum of so many weights over √d, how likely the likeliest is."""
         d = self.options.dimensions
-        bins = self._bins((d - 2.0 * np.arange(d + 1)) / np.sqrt(d))
-        return float(np.bincount(bins, weights=[comb(d, i) / 2**d for i in range(d + 1)]).max())
+        if self.options.weights == "normal":
+            below = [NormalDist(0, sqrt(terms / d)).cdf(edge) for edge in self.edges]
+            return float(np.diff([0.0, *below, 1.0]).max())
+        sums = terms - 2.0 * np.arange(terms + 1)
+        shares = [comb(terms, minus) / 2**terms for minus in range(terms + 1)]
+        return float(np.bincount(self._bins(sums / sqrt(d)), weights=shares).max())
 
     def _bins(self, y: np.ndarray) -> np.ndarray:
         return np.searchsorted(self.edges, y, side="right")
@@ -92,19 +117,28 @@ class Regression(Task):
         """The function, then inputs and the bins of their outputs."""
         points, d = self.options.points, self.options.dimensions
         w = draws.normal(d) if self.options.weights == "normal" else 2.0 * draws.below(2, d) - 1
-        inputs = draws.distinct(self.first_bin // 2, points)
-        inputs = np.where(draws.below(2, points), self.first_bin - 1 - inputs, inputs)
-        bins = self.first_bin + self._bins((signs(inputs, d) * w).sum(-1) / np.sqrt(d))
+        inputs = self._draw_inputs(draws)
+        bins = self.first_bin + self._bins((self._vectors(inputs) * w).sum(-1) / np.sqrt(d))
         tokens, asked = np.stack([inputs, bins], axis=1).ravel(), np.arange(self.options.unasked, points)
         return ask(tokens, 2 * asked, bins[asked], asked)
 
+    def _draw_inputs(self, draws: Draws) -> np.ndarray:
+        """Input tokens [points]: coordinate i of x is the i-th bit of the token, or 2·bit − 1."""
+        points = self.options.points
+        if self.options.inputs == "bits":
+            return 1 + draws.distinct(self.first_bin - 1, points)
+        inputs = draws.distinct(self.first_bin // 2, points)
+        return np.where(draws.below(2, points), self.first_bin - 1 - inputs, inputs)
+
+    def _vectors(self, inputs: np.ndarray) -> np.ndarray:
+        """The vectors x of input tokens [n], float64 [n, d]."""
+        bits = (inputs[:, None] >> np.arange(self.options.dimensions) & 1).astype(np.float64)
+        return bits if self.options.inputs == "bits" else 2.0 * bits - 1
+
     def word(self, token: int) -> str:
-        """The signs of an input, b0 … for bins of outputs."""
+        """The signs or bits of an input, b0 … for bins of outputs."""
         if token >= self.first_bin:
             return f"b{token - self.first_bin}"
-        return "".join("+" if s > 0 else "-" for s in signs(np.array([token]), self.options.dimensions)[0])
-
-
-def signs(inputs: np.ndarray, dimensions: int) -> np.ndarray:
-    """The vectors in {−1, 1}^d of input tokens [n]: coordinate i is the i-th bit, float64 [n, d]."""
-    return 2.0 * (inputs[:, None] >> np.arange(dimensions) & 1) - 1
+        (x,) = self._vectors(np.array([token]))
+        letters = "01" if self.options.inputs == "bits" else "-+"
+        return "".join(letters[int(coordinate > 0)] for coordinate in x)

@@ -211,7 +211,7 @@ def test_regression_is_linear_in_the_signs(count: int):
             assert asked[2 * n] == (said, n)
         assert len(asked) == len(set(xs)) == 24
         assert not {x.translate(str.maketrans("+-", "-+")) for x in xs} & set(xs)
-    assert task.chance == 1 / 8
+    assert task.chance == pytest.approx(1 / 8)
 
 
 @MANY
@@ -240,3 +240,49 @@ def test_regression_on_signs_can_be_solved_where_it_asks(count: int):
     assert right.count("b4") / len(right) == pytest.approx(
         task.chance, abs=4 * (0.25 / len(right)) ** 0.5 + 0.01
     )
+
+
+@MANY
+def test_regression_on_bits_can_be_solved_where_it_asks(count: int):
+    """The same with inputs of bits, none of them zero or twice; sixteen bins tell all outputs of four weights apart."""
+    options = {"points": 10, "dimensions": 4, "bins": 16, "weights": "signs", "unasked": 6, "inputs": "bits"}
+    task, told, guessed = TASKS["regression"](TASKS["regression"].config(**options)), 0, {}
+    edges = [NormalDist().inv_cdf(i / 16) for i in range(1, 16)]
+    for words, asked in drawn("regression", count, **options):
+        possible = list(itertools.product((-1, 1), repeat=4))
+        assert len(set(words[::2])) == 10
+        for n, (x, said) in enumerate(zip(words[::2], words[1::2], strict=True)):
+            sums = {w: sum(one for one, bit in zip(w, x, strict=True) if bit == "1") for w in possible}
+            bins = {w: f"b{sum(total / 2 >= e for e in edges)}" for w, total in sums.items()}
+            if n >= 6:
+                assert asked[2 * n] == (said, n)
+                told += len(set(bins.values())) == 1
+            possible = [w for w in possible if bins[w] == said]
+            assert possible
+            assert {sums[w] for w in possible} == {sums[possible[0]]}, "a bin of each output"
+            guessed.setdefault(x, []).append(said)
+        assert sorted(asked) == [12, 14, 16, 18]
+    assert told > 0.99 * 4 * count
+    assert set(guessed) == {f"{number:04b}" for number in range(1, 16)}
+    best = sum(max(map(found.count, set(found))) for found in guessed.values()) / (10 * count)
+    assert best == pytest.approx(task.chance, abs=_error(best_of=15, draws=10 * count / 15))
+
+
+@MANY
+def test_outputs_of_normal_weights_on_bits_are_as_often_guessed_as_chance_says(count: int):
+    options = {"points": 7, "dimensions": 3, "bins": 4, "inputs": "bits"}
+    found: dict[str, list[str]] = {}
+    for words, _ in drawn("regression", count, **options):
+        for x, said in zip(words[::2], words[1::2], strict=True):
+            found.setdefault(x, []).append(said)
+    best = sum(max(map(said.count, set(said))) for said in found.values()) / (7 * count)
+    chance = TASKS["regression"](TASKS["regression"].config(**options)).chance
+    assert 0.25 < chance < 0.4
+    assert best == pytest.approx(chance, abs=_error(best_of=7, draws=count))
+
+
+def _error(best_of: int, draws: float) -> float:
+    """Of the mean over so many inputs of the most frequent output's share among the draws of each: the most that
+    choosing the larger of two equal shares adds, 1/(2√n), and four standard errors.
+    """
+    return (0.5 + 4 * 0.5 / best_of**0.5) / draws**0.5
