@@ -22,13 +22,14 @@ HEADLINES = (
     ),
     Headline(
         2,
-        "Does a delta rule need negative eigenvalues for words over S3?",
+        "Does a delta rule need negative eigenvalues for words of swaps over S3?",
         GRAZZI,
-        "eigenvalues in (−1, 1) track permutations of few elements, those in (0, 1) do not",
+        "one layer with eigenvalues in (−1, 1) follows swaps of a few points, one with those in (0, 1) does not",
         f"KDA with neg_eigval: {RULE}, than without",
         beats("s3", "kda_pure neg_eigval", "kda_pure"),
         config="s3",
-        differs="words of 8 elements (paper: longer ones, tested far beyond); one layer, width 64, 400 steps",
+        differs="swaps of three points (paper: of five), words of 16 elements (paper: longer ones, tested far "
+        "beyond); one layer, width 64, 600 steps",
     ),
     Headline(
         3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable
 from statistics import NormalDist
 
@@ -167,6 +168,26 @@ def drawn(name: str, count: int, **options):
         places = np.flatnonzero(one.targets != IGNORE).tolist()
         asked = {i: (task.word(int(one.targets[i])), int(one.difficulty[i])) for i in places}
         yield [task.word(int(token)) for token in one.tokens], asked
+
+
+def test_swaps_move_two_points_or_none_and_their_chance_is_counted():
+    options = {"group": "S5", "swaps": True, "length": 6}
+    seen, likeliest = set(), []
+    for words, asked in drawn("permutations", 300, **options):
+        assert asked == permutations(words), words
+        seen |= set(words)
+    assert len(seen) == 11
+    assert all(sum(digit != str(n) for n, digit in enumerate(word, 1)) in (0, 2) for word in seen)
+    before = Counter({(1, 2, 3, 4, 5): 1.0})
+    for _ in range(5):  # the product before the element at hand, by counting all ways
+        after = Counter()
+        for product, share in before.items():
+            for word in seen:
+                after[tuple(int(word[point - 1]) for point in product)] += share / 11
+        before = after
+        likeliest.append(max(before.values()))
+    task = TASKS["permutations"](TASKS["permutations"].config(**options))
+    assert task.chance == pytest.approx(sum(likeliest) / 5)
 
 
 def test_every_task_has_an_oracle():

@@ -179,6 +179,7 @@ def test_every_option_changes_the_sequences_and_their_hash(name: str, option: st
         ("flip_flop", {"ignore": float("nan")}, "at least 0 and below 1"),
         ("parity", {"length": 1}, "must be at least 2"),
         ("permutations", {"group": "S4"}, "is one of S3, S5, A5, not 'S4'"),
+        ("permutations", {"group": "A5", "swaps": True}, "needs a group with swaps, S3 or S5"),
         ("regression", {"weights": "ones"}, "is one of normal, signs, not 'ones'"),
         ("regression", {"unasked": 24}, "must be at least 0 and below data.tasks.regression.points=24"),
         ("regression", {"points": 33}, "at most 2^(dimensions - 1)=32"),
