@@ -26,10 +26,10 @@ HEADLINES = (
         GRAZZI,
         "one layer with eigenvalues in (−1, 1) follows swaps of a few points, one with those in (0, 1) does not",
         f"KDA with neg_eigval: {RULE}, than without",
-        beats("s3", "kda_pure neg_eigval", "kda_pure"),
+        beats("s3", "kda_pure neg_eigval", "kda_pure", longer=(16, 32)),
         config="s3",
-        differs="swaps of three points (paper: of five), words of 16 elements (paper: longer ones, tested far "
-        "beyond); one layer, width 64, 600 steps",
+        differs="swaps of three points (paper: of five), words of 8 elements and tests of 32 (paper: longer "
+        "ones); one layer, width 64, 1,200 steps",
     ),
     Headline(
         3,
