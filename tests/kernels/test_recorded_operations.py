@@ -1,5 +1,6 @@
 """What every operation computes, costs and refuses: against its definition, and against what it did before."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,33 @@ def parts() -> Iterator[str]:
     mask = uniform("mask", 3, 11) > 0
     assert torch.equal(unpack(pack(mask), 11, torch.float64).bool(), mask)
     yield f"bits {pack(mask).tolist()}, penalties {recorded.number(checksum(penalties(mask, torch.float64)))}"
+
+
+def in_16_bit() -> Iterator[str]:
+    """The dtypes of results in bf16, outside and inside autocast, and how near they come to fp64's."""
+    seen = set()
+    for call in cases.calls():
+        if call.operation in seen or call.operation is kernels.lightning_topk or call.operation in IN_PLACE:
+            continue
+        seen.add(call.operation)
+        wanted = [x for x in tensors_of(call("torch")) if x.is_floating_point()]
+        narrow = as_dtype(call, torch.bfloat16)
+        single = as_dtype(call, torch.float32)
+        for title, made in (("bf16", narrow), ("fp32 under autocast", single)):
+            with torch.autocast("cpu", torch.bfloat16, enabled=made is single):
+                found = [x for x in tensors_of(made("torch")) if x.is_floating_point()]
+            dtypes = [str(x.dtype).removeprefix("torch.") for x in found]
+            yield f"{call.title}, {title}: {dtypes}"
+            for x, right in zip(found, wanted, strict=True):
+                if call.operation not in (kernels.indexed_attention, cases.nsa):  # they may select other keys
+                    assert (x.double() - right).norm() <= 0.1 * right.norm() + 1e-6, f"{call.title}, {title}"
+
+
+IN_PLACE = (cases.path_step, cases.path_extend)
+
+
+def test_dtypes_of_results_in_16_bit():
+    recorded.check(FOLDER / "dtypes.txt", in_16_bit())
 
 
 def test_parts_that_operations_share():
@@ -280,12 +308,9 @@ def decisions() -> Iterator[str]:
                     seen.add((call.operation, words))
                     yield line
         if "state" not in call.name and call.operation not in (cases.nsa, kernels.grouped_linear):
-            try:
-                yield from (
-                    line for line in reasons(wide(as_dtype(call, torch.float32))) if "at most" in line
-                )
-            except (ValueError, RuntimeError):
-                pass
+            with contextlib.suppress(ValueError, RuntimeError):
+                lines = reasons(wide(as_dtype(call, torch.float32)))
+                yield from (line for line in lines if "at most" in line)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="forms that a GPU takes are asked for elsewhere")
