@@ -14,7 +14,7 @@ import torch
 from support import operation_cases as cases
 from support import recorded
 from support.formula import shape, uniform
-from support.operation_cases import Call
+from support.operation_cases import Call, tensors_of
 from torch import Tensor
 
 import kernels.ops
@@ -59,12 +59,6 @@ def fp32(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(map(fp32, x))
     return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-def tensors_of(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    return [x for part in result or () for x in tensors_of(part)] if isinstance(result, tuple | list) else []
 
 
 def launch(call: Call) -> None:

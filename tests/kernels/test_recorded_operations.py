@@ -11,7 +11,7 @@ from support import operation_cases as cases
 from support import recorded
 from support.formula import checksum, shape, uniform
 from support.margins import below
-from support.operation_cases import Call
+from support.operation_cases import Call, as_dtype, run, tensors_of
 from torch import Tensor
 
 import kernels
@@ -22,30 +22,6 @@ from kernels.ops.mesa import mesa_residuals
 
 FOLDER = Path(__file__).parent / "recorded"
 LIMIT = 1e-9
-
-
-def tensors_of(result: Any) -> list[Tensor]:
-    if isinstance(result, Tensor):
-        return [result]
-    parts = result if isinstance(result, tuple | list) else []
-    return [x for part in parts for x in tensors_of(part)]
-
-
-def run(call: Call, backend: str | None) -> dict[str, Tensor]:
-    """The results of a call and, if it learns, the gradients, by name."""
-    leaves = {
-        name: x.detach().clone().requires_grad_() if name in call.learned else x
-        for name, x in call.tensors.items()
-    }
-    out = tensors_of(call(backend, leaves))
-    found = {f"result {i}": x.detach() for i, x in enumerate(out)}
-    learning = [x for x in out if x.requires_grad]
-    if call.learned and learning:
-        total = sum((x * uniform(f"gradient {i}", *x.shape)).sum() for i, x in enumerate(learning))
-        wanted = [leaves[name] for name in call.learned]
-        found_gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
-        found |= {f"gradient of {name}": x for name, x in zip(call.learned, found_gradients, strict=True)}
-    return found
 
 
 def lines_of(call: Call, found: dict[str, Tensor]) -> Iterator[str]:
@@ -276,17 +252,6 @@ def reasons(call: Call) -> Iterator[str]:
         # What libraries for GPUs say depends on how PyTorch was built.
         known = {name: why for name, why in said_no.items() if name not in ("varlen", "flash_attn")}
         yield f"{call.title}: {operation.name} takes {taken} of {', '.join(operation.backends)}; {known}"
-
-
-def as_dtype(call: Call, dtype: torch.dtype) -> Call:
-    def change(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(map(change, x))
-        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
-
-    tensors = {name: change(x) for name, x in call.tensors.items()}
-    options = {name: change(x) for name, x in call.options.items()}
-    return Call(f"{call.name}, {str(dtype).removeprefix('torch.')}", call.operation, tensors, options)
 
 
 def wide(call: Call) -> Call:

@@ -56,7 +56,7 @@ def types_of(kind: str, name: str) -> dict[str, set[type]]:
 
 
 def alternatives(kind: str, name: str) -> Iterator[tuple[str, Any]]:
-    """(option, value) for a value or two beside the default that the model takes, None among them."""
+    """(option, value) for a value beside the default that the model takes, None among them."""
     kinds = types_of(kind, name)
     for option in options(kind, name):
         default = getattr(registry.get(kind, name).config(), option.name)
@@ -66,11 +66,8 @@ def alternatives(kind: str, name: str) -> Iterator[tuple[str, Any]]:
             for value in dict.fromkeys(candidates)
             if value != default and refusal(kind, name, **{option.name: value}) is None
         ]
-        yield from ((option.name, value) for value in taken[: _how_many(kinds[option.name])])
-
-
-def _how_many(kinds: set[type]) -> int:
-    return 4 if str in kinds else 1 if float in kinds else 2
+        # Words are different ways, numbers more or less of the same.
+        yield from ((option.name, value) for value in (taken if str in kinds[option.name] else taken[:1]))
 
 
 def _candidates(kind: str, name: str, option: str, kinds: set[type], default: Any) -> list[Any]:
@@ -81,7 +78,7 @@ def _candidates(kind: str, name: str, option: str, kinds: set[type], default: An
         found = re.search(r"is one of (.*), not", said)
         return found.group(1).split(", ") if found else []
     if int in kinds and float not in kinds:
-        return [3, 2, 6, 4, 1] if default is None else [1, 2 * default, default + 1, max(2, default - 1)]
+        return [3, 2, 6, 4, 1] if default is None else [2 * default, default + 1, 1]
     return [0.35, 0.2] if default is None else [3 * default, 0.5 * default, 0.35]
 
 

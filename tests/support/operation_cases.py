@@ -37,6 +37,41 @@ class Call:
         return self.operation(**(self.tensors if tensors is None else tensors), **self.options, **named)
 
 
+def tensors_of(result: Any) -> list[Tensor]:
+    if isinstance(result, Tensor):
+        return [result]
+    parts = result if isinstance(result, tuple | list) else []
+    return [x for part in parts for x in tensors_of(part)]
+
+
+def run(call: Call, backend: str | None) -> dict[str, Tensor]:
+    """The results of a call and, if it learns, the gradients, by name."""
+    leaves = {
+        name: x.detach().clone().requires_grad_() if name in call.learned else x
+        for name, x in call.tensors.items()
+    }
+    out = tensors_of(call(backend, leaves))
+    found = {f"result {i}": x.detach() for i, x in enumerate(out)}
+    learning = [x for x in out if x.requires_grad]
+    if call.learned and learning:
+        total = sum((x * uniform(f"gradient {i}", *x.shape)).sum() for i, x in enumerate(learning))
+        wanted = [leaves[name] for name in call.learned]
+        found_gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
+        found |= {f"gradient of {name}": x for name, x in zip(call.learned, found_gradients, strict=True)}
+    return found
+
+
+def as_dtype(call: Call, dtype: torch.dtype) -> Call:
+    def change(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(change, x))
+        return x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+    tensors = {name: change(x) for name, x in call.tensors.items()}
+    options = {name: change(x) for name, x in call.options.items()}
+    return Call(f"{call.name}, {str(dtype).removeprefix('torch.')}", call.operation, tensors, options)
+
+
 def cuts(*lengths: int) -> Tensor:
     """cu_seqlens of packed sequences of these lengths."""
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
