@@ -23,6 +23,9 @@ from kernels.triton_common import interpreted
 from kernels.triton_common.tuning import Tuned
 
 FOLDER = Path(__file__).parent / "recorded"
+WITH_KERNELS = [
+    family for family in cases.WITH_BACKENDS if family not in (cases.attention, cases.grouped_linear)
+]
 needs_interpreter = pytest.mark.skipif(not interpreted(), reason="on a GPU kernels are compiled, and run")
 
 
@@ -87,17 +90,38 @@ def launched(monkeypatch: pytest.MonkeyPatch, family: Any) -> Iterator[str]:
 
 
 @needs_interpreter
-@pytest.mark.parametrize("family", cases.WITH_BACKENDS, ids=lambda family: family.__name__)
+@pytest.mark.parametrize("family", WITH_KERNELS, ids=lambda family: family.__name__)
 def test_calls_launch_the_same_kernels_on_the_same_grids(family, monkeypatch):
-    if family in (cases.attention, cases.grouped_linear):
-        pytest.skip("it has no Triton form")
     recorded.check(FOLDER / "launches" / f"{family.__name__}.txt", launched(monkeypatch, family))
+
+
+WIDE = (
+    *(
+        "delta_rule, KDA",
+        "delta_rule, a gate a head",
+        "memory_mixture",
+        "path_attention",
+        "mesa, heads of 256",
+    ),
+    *(
+        "mesa, heads of 256, a step",
+        "sparse_attention with its gate",
+        "indexer_kl, DSA",
+        "lightning_topk, DSA",
+    ),
+    *(
+        "nsa_attention, groups of 16",
+        "short_conv",
+        "hyper_coefficients and hyper_pre with the norm",
+        "hyper_post",
+    ),
+)
 
 
 def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The sizes of the reference model, in 16 bit."""
     launches = Launches(monkeypatch)
-    for case in CASES.values():
+    for case in (CASES[name] for name in WIDE):
         yield f"== {case.name}"
         for call in case.calls(case.length or 70, 70, torch.device("cpu"), torch.float16):
             launches.lines.clear()
