@@ -28,6 +28,8 @@ def small(tuned: Tuned, _args: tuple, _options: dict) -> triton.Config:
         if name.startswith(("B", "R"))
     }
     sizes = {**safest.kwargs, **{name: size for name, size in sizes.items() if name != "RUN"}}
+    if "SPLIT" in sizes:  # programs that divide the rows of a block
+        sizes["SPLIT"] = max(2, sizes["SPLIT"])
     return triton.Config(sizes, num_warps=safest.num_warps, num_stages=safest.num_stages)
 
 
