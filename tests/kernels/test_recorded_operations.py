@@ -11,7 +11,7 @@ from support import operation_cases as cases
 from support import recorded
 from support.formula import checksum, shape, uniform
 from support.margins import below
-from support.operation_cases import Call, as_dtype, run, tensors_of
+from support.operation_cases import Call, apart, as_dtype, run, tensors_of
 from torch import Tensor
 
 import kernels
@@ -74,6 +74,15 @@ def parts() -> Iterator[str]:
     mask = uniform("mask", 3, 11) > 0
     assert torch.equal(unpack(pack(mask), 11, torch.float64).bool(), mask)
     yield f"bits {pack(mask).tolist()}, penalties {recorded.number(checksum(penalties(mask, torch.float64)))}"
+
+
+@pytest.mark.parametrize("family", cases.WITH_BACKENDS, ids=lambda family: family.__name__)
+def test_tensors_may_be_parts_of_longer_ones(family):
+    for call in family():
+        with torch.no_grad():
+            found, wanted = tensors_of(apart(call)("torch")), tensors_of(call("torch"))
+        for x, right in zip(found, wanted, strict=True):
+            assert torch.allclose(x, right, rtol=1e-9, atol=1e-12), call.title
 
 
 def in_16_bit() -> Iterator[str]:

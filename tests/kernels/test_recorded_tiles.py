@@ -6,9 +6,10 @@ A tile that is dropped, taken twice or added to the wrong sum shows; with the ti
 import pytest
 import torch
 import triton
+from support import operation_cases as cases
 from support import tile_cases
 from support.margins import below
-from support.operation_cases import Call, as_dtype, run
+from support.operation_cases import Call, apart, as_dtype, run, tensors_of
 
 from kernels.triton_common import interpreted
 from kernels.triton_common.tuning import Tuned
@@ -47,3 +48,20 @@ def test_several_tiles_in_every_axis(call, monkeypatch):
             below((found[name].double() - right).norm() / size, LIMIT, name)
         else:
             assert torch.equal(found[name], right), name
+
+
+APART = [
+    next(iter(family()))
+    for family in (cases.timeline_attention, cases.short_conv, cases.streams, cases.path_caches)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not interpreted(), reason="on a GPU kernels are compiled")
+@pytest.mark.parametrize("call", APART, ids=lambda call: call.title)
+def test_tensors_may_be_parts_of_longer_ones_in_kernels_too(call):
+    narrow = apart(as_dtype(call, torch.float32))
+    with torch.no_grad():
+        found, wanted = tensors_of(narrow("triton")), tensors_of(call("reference"))
+    for x, right in zip(found, wanted, strict=True):
+        below((x.double() - right).norm() / right.norm().clamp_min(1e-3), LIMIT)

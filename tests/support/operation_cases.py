@@ -72,6 +72,19 @@ def as_dtype(call: Call, dtype: torch.dtype) -> Call:
     return Call(f"{call.name}, {str(dtype).removeprefix('torch.')}", call.operation, tensors, options)
 
 
+def apart(call: Call) -> Call:
+    """The call with tensors that are parts of longer ones along their second axis: sequences are no neighbours."""
+
+    def view(x: Any) -> Any:
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            return x
+        longer = torch.cat([x, x[:, :1].expand(-1, 3, *x.shape[2:])] if x.shape[1] else [x], 1)
+        return longer[:, : x.shape[1]]
+
+    tensors = {name: view(x) for name, x in call.tensors.items()}
+    return Call(f"{call.name}, apart", call.operation, tensors, call.options)
+
+
 def cuts(*lengths: int) -> Tensor:
     """cu_seqlens of packed sequences of these lengths."""
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
