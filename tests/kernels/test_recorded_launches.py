@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent / "recorded"
 WITH_KERNELS = [
     family for family in cases.WITH_BACKENDS if family not in (cases.attention, cases.grouped_linear)
 ]
+WITH_KERNELS.append(cases.long_paths)
 needs_interpreter = pytest.mark.skipif(not interpreted(), reason="on a GPU kernels are compiled, and run")
 
 

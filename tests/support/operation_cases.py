@@ -212,6 +212,19 @@ def path_attention() -> Iterator[Call]:
         yield Call(name, kernels.path_attention, tensors, options, learned)
 
 
+def long_paths() -> Iterator[Call]:
+    """Far scales, which sequences beyond 512 tokens have; for launches alone."""
+    for name, parts, options in (("long", "wg", {}), ("long, turning", "w", {"cu_seqlens": cuts(700, 600)})):
+        tensors: dict[str, Any] = {
+            **qkv(1, 1300, 1300, 2, 1, 4, 4),
+            "w": unit(uniform("w", 1, 1300, 1, 4)),
+            "beta": uniform("beta", 1, 1300, 1, low=0.1, high=1.9),
+        }
+        if "g" in parts:
+            tensors["g"] = gate("g", 1, 1300, 2)
+        yield Call(name, kernels.path_attention, tensors, options, tuple(tensors))
+
+
 def path_step(q: Tensor, keys: Tensor, values: Tensor, w, beta, g, forgotten, **options) -> tuple:
     return in_place(kernels.path_step, q, keys, values, w, beta, g, forgotten, **options)
 
