@@ -21,6 +21,7 @@ from zoo.errors import UserError, unknown
 from zoo.options import has_defaults
 
 KINDS = ("mixer", "residual", "channel")
+_CALLED = {"mixer": "mixer", "residual": "residual scheme", "channel": "channel mixer"}
 MASKS = (
     *("causal", "fading", "window", "timeline", "topk", "blocks"),
     *("recurrent", "memories", "convolution", "none"),
@@ -153,7 +154,7 @@ def blocks(kind: str) -> dict[str, Block]:
 def get(kind: str, name: str) -> Block:
     """The block of that name. Raises UserError with a suggestion for an unknown one."""
     if name not in _BLOCKS[kind]:
-        error = unknown(kind if kind == "mixer" else f"{kind} scheme", name, _BLOCKS[kind])
+        error = unknown(_CALLED[kind], name, _BLOCKS[kind])
         raise UserError("; ".join([str(error), *discovery.left_out()]))
     return _BLOCKS[kind][name]
 

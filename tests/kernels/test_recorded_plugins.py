@@ -1,0 +1,79 @@
+"""Libraries for GPUs, asked without one: what they refuse, and what they are given."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support import recorded
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kernels.ops.attention import OPERATION as ATTENTION
+from kernels.ops.timeline_attention import OPERATION as TIMELINES
+from kernels.plugins import flash, limits, varlen
+
+FOLDER = Path(__file__).parent / "recorded"
+SHAPES = (
+    ("as it should be", (1, 4, 2, 64), (1, 4, 2, 64), torch.bfloat16, "cuda"),
+    ("fp16", (1, 4, 2, 64), (1, 4, 2, 64), torch.float16, "cuda"),
+    ("fp32", (1, 4, 2, 64), (1, 4, 2, 64), torch.float32, "cuda"),
+    ("on a CPU", (1, 4, 2, 64), (1, 4, 2, 64), torch.bfloat16, "cpu"),
+    ("other values", (1, 4, 2, 64), (1, 4, 2, 32), torch.bfloat16, "cuda"),
+    ("no multiple of 8", (1, 4, 2, 60), (1, 4, 2, 60), torch.bfloat16, "cuda"),
+    ("the widest", (1, 4, 2, 256), (1, 4, 2, 256), torch.bfloat16, "cuda"),
+    ("too wide", (1, 4, 2, 264), (1, 4, 2, 264), torch.bfloat16, "cuda"),
+)
+ALL_OPTIONS = frozenset(("window_size", "scale", "enable_gqa"))
+
+
+def of_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(varlen, "_BUILT_FOR_GPUS", True)
+    monkeypatch.setattr(varlen, "_OPTIONS", ALL_OPTIONS)
+    monkeypatch.setattr(flash, "_INSTALLED", True)
+    with FakeTensorMode():
+        for title, qk, v, dtype, device in SHAPES:
+            given = [torch.empty(size, dtype=dtype, device=device) for size in (qk, qk, v)]
+            yield f"{title}: {limits.flash_refuses(*given)}; {flash.refuses(*given)}; {varlen.refuses(*given)}"
+        given = [torch.empty(SHAPES[0][1], dtype=torch.bfloat16, device="cuda") for _ in range(3)]
+        for missing in sorted(ALL_OPTIONS):
+            monkeypatch.setattr(varlen, "_OPTIONS", ALL_OPTIONS - {missing})
+            yield f"without {missing}: {varlen.refuses(*given)}, under a window {varlen.refuses(*given, 4)}"
+    monkeypatch.setattr(flash, "_INSTALLED", False)
+    monkeypatch.setattr(varlen, "_BUILT_FOR_GPUS", False)
+    yield f"not there: {flash.refuses(*given)}; {varlen.refuses(*given)}"
+    yield from handed_on(monkeypatch)
+
+
+def handed_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What the libraries' functions are called with."""
+    calls: list[str] = []
+
+    def library(q: Any, k: Any, v: Any, *more: Any, **options: Any) -> Any:
+        repeated = k[:, :, 0].tolist() if k.shape[1] > 2 else tuple(k.shape)
+        calls.append(
+            f"q {tuple(q.shape)}, k {repeated}, {[x if isinstance(x, int) else x.tolist() for x in more]}, {options}"
+        )
+        return q
+
+    monkeypatch.setattr(varlen, "varlen_attn", library, raising=False)
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=library))
+    q, k, cu = torch.zeros(5, 4, 8), torch.arange(2.0)[None, :, None].expand(5, 2, 8), torch.tensor([0, 2, 5])
+    for available in (ALL_OPTIONS, ALL_OPTIONS - {"window_size"}, ALL_OPTIONS - {"enable_gqa"}):
+        monkeypatch.setattr(varlen, "_OPTIONS", available)
+        for causal, window in ((True, None), (True, 3), (False, None)):
+            options = {"causal": causal, "window": window, "scale": 0.5}
+            varlen.packed_attention(q, k, k, cu, cu, 3, 3, **options)
+            yield f"varlen, {sorted(available)}, causal {causal}, window {window}: {calls.pop()}"
+            if available is ALL_OPTIONS:
+                flash.packed_attention(q, k, k, cu, cu, 3, 3, **options)
+                yield f"flash, causal {causal}, window {window}: {calls.pop()}"
+    varlen.packed_attention(q, q, q, cu, cu, 3, 3, causal=True, window=None, scale=0.5)
+    yield f"as many heads: {calls.pop()[:40]}"
+    yield f"{ATTENTION.backends} {TIMELINES.backends}"
+
+
+def test_libraries_for_gpus_refuse_and_are_given_what_they_were(monkeypatch):
+    recorded.check(FOLDER / "plugins.txt", of_plugins(monkeypatch))

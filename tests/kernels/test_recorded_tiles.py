@@ -1,0 +1,67 @@
+"""Kernels in tiles of 16: several tiles in every axis at sizes that the interpreter runs in a second.
+
+A tile that is dropped, taken twice or added to the wrong sum shows; with the tiles of a GPU such calls would be long.
+"""
+
+import pytest
+import torch
+import triton
+from support import operation_cases as cases
+from support import tile_cases
+from support.margins import below
+from support.operation_cases import Call, apart, as_dtype, run, tensors_of
+
+from kernels.triton_common import interpreted
+from kernels.triton_common.tuning import Tuned
+
+TILE = 16
+LIMIT = 2e-5
+FIXED = ("delta_rule.triton_backward", "delta_rule.triton_prepare", "delta_rule.triton_operands")
+"""Kernels whose tiles of channels follow from how they cut a chunk."""
+
+
+def small(tuned: Tuned, _args: tuple, _options: dict) -> triton.Config:
+    """The safest configuration with tiles of at most 16."""
+    safest = tuned.configs[0]
+    sizes = {
+        name: size if tuned.name.startswith(FIXED) and name != "BV" else min(size, TILE)
+        for name, size in safest.kwargs.items()
+        if name.startswith(("B", "R"))
+    }
+    sizes = {**safest.kwargs, **{name: size for name, size in sizes.items() if name != "RUN"}}
+    if "SPLIT" in sizes:  # programs that divide the rows of a block
+        sizes["SPLIT"] = max(2, sizes["SPLIT"])
+    return triton.Config(sizes, num_warps=safest.num_warps, num_stages=safest.num_stages)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not interpreted(), reason="compilers have a smallest tile of their own")
+@pytest.mark.parametrize("call", list(tile_cases.calls()), ids=lambda call: call.title)
+def test_several_tiles_in_every_axis(call, monkeypatch):
+    monkeypatch.setattr(Tuned, "_known", small)
+    narrow = as_dtype(call, torch.float32)
+    narrow = Call(call.name, call.operation, narrow.tensors, narrow.options, call.learned)
+    found, wanted = run(narrow, "triton"), run(call, "reference")
+    for name, right in wanted.items():
+        if right.is_floating_point():
+            size = right.norm().clamp_min(1e-3)
+            below((found[name].double() - right).norm() / size, LIMIT, name)
+        else:
+            assert torch.equal(found[name], right), name
+
+
+APART = [
+    next(iter(family()))
+    for family in (cases.timeline_attention, cases.short_conv, cases.streams, cases.path_caches)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not interpreted(), reason="on a GPU kernels are compiled")
+@pytest.mark.parametrize("call", APART, ids=lambda call: call.title)
+def test_tensors_may_be_parts_of_longer_ones_in_kernels_too(call):
+    narrow = apart(as_dtype(call, torch.float32))
+    with torch.no_grad():
+        found, wanted = tensors_of(narrow("triton")), tensors_of(call("reference"))
+    for x, right in zip(found, wanted, strict=True):
+        below((x.double() - right).norm() / right.norm().clamp_min(1e-3), LIMIT)

@@ -1,0 +1,159 @@
+"""The rows that probes write: of a small model of every block, and of events made up for each measure."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support import recorded
+from support.block_options import SEQ_LEN, VOCAB, config
+from support.formula import fill, uniform, whole
+
+from zoo import LanguageModel, registry
+from zoo.modules.step_buffer import set_step
+from zoo.probes import Probe, ProbeEvent, all_measures, correct_averages, event_kinds, probe_model
+from zoo.probes.rows import Row, buckets
+from zoo.probes.stream_rank import smallest_rank
+
+FOLDER = Path(__file__).parent / "recorded" / "probes"
+BLOCKS = [(kind, name) for kind in registry.KINDS for name in registry.blocks(kind)]
+
+
+def lines_of(rows: list[Row]) -> Iterator[str]:
+    """A line a measure and place, with the values of all heads."""
+    by_place: dict[tuple, list[Row]] = {}
+    for row in rows:
+        by_place.setdefault((*row[:3], *row[4:8], row.count, row.head is None), []).append(row)
+    for (layer, part, block, axis, start, end, measure, count, _), found in by_place.items():
+        where = f" {axis} {start} to {end}" if axis else ""
+        heads = [row.head for row in found]
+        values = recorded.short([row.value for row in found])
+        shown = (
+            "" if heads == [None] else f" heads {heads}" if heads != list(range(len(heads))) else " by head"
+        )
+        yield f"{layer} {part} {block} {measure}{where}{shown}: {values} of {count}"
+
+
+def model_of(kind: str, name: str) -> LanguageModel:
+    made = config(kind, name)
+    if kind == "residual":
+        made.depth = 2
+    model = fill(LanguageModel(made, vocab_size=VOCAB, seq_len=SEQ_LEN))
+    set_step(model, 2, 20)
+    return model
+
+
+@pytest.mark.parametrize(("kind", "name"), BLOCKS, ids=lambda x: x)
+def test_rows_of_a_small_model(kind, name):
+    path = FOLDER / f"{kind}-{name}.txt"
+    if not (path.exists() or recorded.recording):
+        pytest.skip(f"{path.name} is not recorded yet: --record writes it")
+    rows = probe_model(model_of(kind, name), whole("tokens", VOCAB, 2, SEQ_LEN))
+    own = [row for row in rows if row.part == kind or kind == "residual" or row.part == "head"]
+    # The loss and the gates are computed in fp32.
+    recorded.check(path, lines_of(own), relative=1e-4, absolute=1e-9)
+
+
+def event(kind: str, **values: torch.Tensor) -> ProbeEvent:
+    return ProbeEvent(kind, values, layer=1, part="mixer", block="made")
+
+
+def triangle(x: torch.Tensor) -> torch.Tensor:
+    weights = x.exp().tril()
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def events() -> Iterator[tuple[str, ProbeEvent]]:
+    weights = triangle(uniform("scores", 2, 3, 37, 37))
+    yield "attention", event("attention", weights=weights)
+    yield "attention of one token", event("attention", weights=torch.ones(1, 2, 1, 1))
+    yield "attention of three", event("attention", weights=triangle(uniform("three", 1, 1, 3, 3)))
+    yield (
+        "gates",
+        event("gates", output=uniform("gate", 2, 5, 3, 4, low=0, high=0.3), value=torch.full((1, 2, 1), 0.1)),
+    )
+    selected = uniform("selected", 2, 2, 19, 19) > 0.2
+    selected = (selected | torch.eye(19, dtype=torch.bool)).tril()
+    dense = triangle(uniform("dense", 2, 3, 19, 19))
+    yield "selection", event("selection", selected=selected, dense=dense)
+    yield "selection without dense", event("selection", selected=selected[:, :, :4, :4])
+    p = uniform("p", 2, 6, 2, 4).exp()
+    p = p / p.sum(-1, keepdim=True)
+    yield "routing", event("routing", probabilities=p, choices=p.topk(2, -1).indices)
+    idle = torch.tensor([[[[0.7, 0.3, 0.0]]], [[[0.6, 0.4, 0.0]]]])
+    yield "routing with an idle one", event("routing", probabilities=idle, choices=idle.topk(1, -1).indices)
+    states = uniform("states", 2, 3, 2, 2, 4, 3)
+    states[:, 0] = 0
+    decay = -uniform("decay", 2, 9, 2, 2, 3, low=0, high=1)
+    decay[:, ::2, 1] = torch.nan
+    ends = torch.tensor([1, 4, 9])
+    yield "recurrence", event("recurrence", states=states, ends=ends, log_decay=decay)
+    nothing = torch.full((1, 2, 1, 1, 1), torch.nan)
+    yield (
+        "one memory without decay",
+        event("recurrence", states=states[:, :, :1], ends=ends, log_decay=nothing),
+    )
+    yield (
+        "never forgets",
+        event("recurrence", states=states[:, :, :1], ends=ends, log_decay=torch.zeros(1, 2, 1, 1, 1)),
+    )
+    x = uniform("x", 2, 5, 3, 4)
+    res = torch.eye(3, dtype=torch.float64) + 0.3 * uniform("res", 2, 5, 3, 3)
+    yield "streams", event("streams", streams=x, res=res, path_gain=torch.tensor(0.25))
+    yield "one stream", event("streams", streams=x[:, :, 0])
+    yield "equal streams", event("streams", streams=x[:, :, :1].expand(2, 5, 3, 4))
+    yield "solver", event("solver", residuals=uniform("residuals", 3, 2, 4, 2, low=0, high=1))
+
+
+def measured() -> Iterator[str]:
+    for title, made in events():
+        yield f"== {title}"
+        for measure in all_measures().values():
+            if made.kind in measure.kinds:
+                yield from lines_of(list(measure().update(made)))
+    yield "== events"
+    for kind, values in event_kinds().items():
+        yield from recorded.flat(values, kind)
+
+
+def test_rows_of_events_that_are_made_up():
+    recorded.check(FOLDER.parent / "measures.txt", measured(), relative=1e-6, absolute=1e-12)
+
+
+def several_passes() -> Iterator[str]:
+    """Averages over passes: largest loads and their entropy follow from the averaged loads."""
+    rows = [
+        Row(0, "mixer", "made", head, "expert", e, e + 1, "load", value, 8)
+        for head, loads in ((0, (0.5, 0.25, 0.25)), (1, (1.0, 0.0, 0.0)), (None, (0.2, 0.8)))
+        for e, value in enumerate(loads)
+    ]
+    places = (("imbalance", 9.0), ("load_entropy", 9.0), ("routing_entropy", 9.0))
+    rows += [Row(0, "mixer", "made", h, "", None, None, m, v, 8) for h in (0, 1, None) for m, v in places]
+    yield from lines_of(correct_averages(rows))
+    yield f"buckets {[buckets(n) for n in (0, 1, 15, 16, 17, 32, 33, 100)]}"
+    yield f"from one {[buckets(n, first=1) for n in (1, 2, 3, 9)]}"
+    energies = {1: (0.5, 0.8, 1.0), 2: (0.7, 0.75, 1.0), 0: (0.1, 0.1, 1.0)}
+    found = [
+        Row(layer, "mixer", "", None, "rank", 0, r, "stream_energy", value, 1)
+        for layer, values in energies.items()
+        for r, value in enumerate(values, 1)
+    ]
+    found += [row._replace(part="channel", value=0.0) for row in found]
+    for energy in (0.4, 0.5, 0.51, 0.75, 0.76, 1.0):
+        yield f"rank for {energy}: {smallest_rank(found, energy)}"
+    yield f"one stream {smallest_rank(found[:1], 0.5)}, only the first layer {smallest_rank(found[6:9], 0.5)}"
+    probe = Probe(lambda event: None)
+    with pytest.raises(KeyError) as error:
+        probe.record("nothing", dict)
+    yield str(error.value).split(", ")[-1]
+    model = model_of("mixer", "attention")
+    tokens = whole("tokens", VOCAB, 1, 8)
+    yield from lines_of(
+        probe_model(model, tokens, targets=whole("targets", VOCAB, 1, 8), names=["gradients"])
+    )
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_averages_and_ranks_over_passes():
+    recorded.check(FOLDER.parent / "passes.txt", several_passes(), relative=1e-5)
