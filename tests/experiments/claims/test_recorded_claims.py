@@ -22,12 +22,12 @@ def registered():
 
 
 def test_counts():
-    """Exact numbers, without the long counts of whole models at long contexts."""
+    """Exact numbers, without the counts of large models, which take longer."""
 
     def lines() -> Iterator[str]:
         for function in (
             sizes.best_recomputed_block, sizes.bytes_of_sharded_training, sizes.caches_of_latents, sizes.state_of_kda, sizes.convolutions_of_lfm2,
-            sizes.parameters_of_the_report, sizes.pairs_of_timelines, sizes.bytes_of_orthgsa, residual_streams.bytes_of_streams,
+            sizes.pairs_of_timelines, residual_streams.bytes_of_streams,
         ):  # fmt: skip
             for number in function():
                 yield "; ".join(flat(number))
@@ -57,7 +57,11 @@ def test_names_and_bounds():
         rotations.MATRICES = monkeypatched["MATRICES"]
         try:
             torch.manual_seed(0)
-            for function in (rotations.identities, rotations.free_parameters_and_gradient, residual_streams.output_at_initialisation):
+            for function in (
+                rotations.identities,
+                rotations.free_parameters_and_gradient,
+                residual_streams.output_at_initialisation,
+            ):
                 for number in function():
                     inside = number.low <= number.value <= number.high
                     yield f"{number.name} [{number.unit}] {'at most ' + format(number.high, '.3g') if number.low == 0.0 else 'near'} {inside} {number.timed}"
@@ -69,7 +73,14 @@ def test_names_and_bounds():
         factors = torch.arange(12.0).double().view(3, 1, 2, 2)
         yield f"{rotations.product(factors).tolist()}"
         w = torch.eye(2, dtype=torch.float64)
-        arguments = (w[None, :, None], w[None, :, None], 2 * w[None, :, None], torch.zeros(1, 2, 1).double(), torch.ones(1, 2, 1).double(), torch.full((1, 2), 0.5).double())
+        arguments = (
+            w[None, :, None],
+            w[None, :, None],
+            2 * w[None, :, None],
+            torch.zeros(1, 2, 1).double(),
+            torch.ones(1, 2, 1).double(),
+            torch.full((1, 2), 0.5).double(),
+        )
         yield f"{float(recurrent_mixers.readout(w, arguments)):.9g}"
 
     check(RECORDED / "bounds.txt", lines())

@@ -300,6 +300,9 @@ class A(B):
     def f(self, x=1, *, y):
         """Too short."""
 
+    class Inner:
+        """A class inside of another class."""
+
     async def g(self):
         """Long enough to be kept here.
 
@@ -323,6 +326,18 @@ if x:
             ("c", ["brief"]),
         ]
         yield f"{list(pydocs._distinct(named))}"
+        modules = pydocs._modules()
+        named_ = (
+            "email",
+            "email.message",
+            "email.__init__",
+            "json.tool",
+            "test",
+            "this",
+            "sitecustomize",
+            "xml.dom",
+        )
+        yield f"modules {[name for name in named_ if name in modules]}, in order {list(modules) == sorted(modules)}"
         names = [f"module.{n}" for n in range(60)]
         yield f"{[(split, [n for n in names if pydocs.split_of_name(n) == split]) for split in ('test', 'validation')]}"
         both = dataclasses.replace(DataConfig(), name="wikitext2", path="here", revision="x")

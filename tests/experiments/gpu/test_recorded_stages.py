@@ -104,7 +104,11 @@ def test_tables_of_training(tmp_path: Path, monkeypatch):
 
     plans = iter([planned("dense"), planned("sf")] * 3)
     monkeypatch.setattr(training_stages, "plan", lambda config: next(plans))
-    monkeypatch.setattr(training_stages.data, "prepare", lambda config: SimpleNamespace(describe=lambda: {"train": "T", "test": "E"}))
+    monkeypatch.setattr(
+        training_stages.data,
+        "prepare",
+        lambda config: SimpleNamespace(describe=lambda: {"train": "T", "test": "E"}),
+    )
     monkeypatch.setattr(training_stages, "score_best", lambda *_: {"test": {"loss": 1.5, "perplexity": 4.5}})
     monkeypatch.setattr("experiments.system.machine.versions", lambda: {"torch": "9"})
 
@@ -113,7 +117,9 @@ def test_tables_of_training(tmp_path: Path, monkeypatch):
             yield f"{training_stages.publish(settings)}"
             for name in ("dense", "sf"):
                 (tmp_path / name).mkdir()
-                (tmp_path / name / "metrics.csv").write_text("step,tokens,split,tokens_per_second\n5,50,train,3.0\n9,90,train,1.0\n9,90,validation,\n9,90,train,2.0\n")
+                (tmp_path / name / "metrics.csv").write_text(
+                    "step,tokens,split,tokens_per_second\n5,50,train,3.0\n9,90,train,1.0\n9,90,validation,\n9,90,train,2.0\n"
+                )
                 (tmp_path / name / "model.json").write_text("{}")
                 yield f"{training_stages.publish(settings)}"
         yield from printed

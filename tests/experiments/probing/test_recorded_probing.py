@@ -14,7 +14,16 @@ from support.steady import changed, masked, refusal, set_by_formula, tiny_config
 
 from experiments.configuration.schema import ProbeConfig
 from experiments.data import Split, TaskSet, resolve_task
-from experiments.probing import find_runs, held_out, per_token, probe_run, probe_tables, routing_text, stream_rank, task_sequences
+from experiments.probing import (
+    find_runs,
+    held_out,
+    per_token,
+    probe_run,
+    probe_tables,
+    routing_text,
+    stream_rank,
+    task_sequences,
+)
 from experiments.probing.sentence import probed_sentence
 from experiments.runs import saved_weights
 from zoo import LanguageModel
@@ -25,7 +34,9 @@ SPLIT = Split((np.arange(70) * 3 % 19).astype(np.uint16), 9, 9, 9)
 
 
 def _model(**keys) -> LanguageModel:
-    return set_by_formula(LanguageModel(changed(tiny_config().model, **keys), vocab_size=20, seq_len=16), 0.3).eval()
+    return set_by_formula(
+        LanguageModel(changed(tiny_config().model, **keys), vocab_size=20, seq_len=16), 0.3
+    ).eval()
 
 
 def test_windows_and_buckets():
@@ -39,15 +50,32 @@ def test_windows_and_buckets():
             yield f"whole {length}: {[tuple(part.shape) for part in held_out.whole_split(SPLIT, length)]}"
         for trained, length in ((16, 16), (16, 64), (16, 100), (16, 8), (8, 9)):
             yield f"buckets {trained} {length}: {held_out.position_buckets(trained, length)}"
-        rows = [Row(0, "mixer", "a", 1, "", None, None, "m", value, count) for value, count in ((1.0, 1), (4.0, 3), (9.0, 0))]
+        rows = [
+            Row(0, "mixer", "a", 1, "", None, None, "m", value, count)
+            for value, count in ((1.0, 1), (4.0, 3), (9.0, 0))
+        ]
         rows.append(Row(1, "mixer", "a", 1, "", None, None, "m", 7.0, 0))
         yield f"{held_out.average_rows(rows)}"
-        for probe in ({}, {"routing_split": "test"}, {"routing_tokens": None}, {"routing_tokens": 17, "batch_size": 1}):
+        for probe in (
+            {},
+            {"routing_split": "test"},
+            {"routing_tokens": None},
+            {"routing_tokens": 17, "batch_size": 1},
+        ):
             asked = changed(ProbeConfig(), **probe)
             found = routing_text.batches({"validation": SPLIT, "test": SPLIT}, asked, 16)
             yield f"{probe}: {routing_text.split_name(asked)} {[tuple(x.shape) for x in found]}"
-        loaded = SimpleNamespace(tokenizer=SimpleNamespace(bos_id=0, encode=lambda words: [1] * len(words)), model=SimpleNamespace(seq_len=16))
-        for probe in ({}, {"map_tokens": 3}, {"sentence": "abc"}, {"sentence": "x" * 15}, {"sentence": "x" * 16}):
+        loaded = SimpleNamespace(
+            tokenizer=SimpleNamespace(bos_id=0, encode=lambda words: [1] * len(words)),
+            model=SimpleNamespace(seq_len=16),
+        )
+        for probe in (
+            {},
+            {"map_tokens": 3},
+            {"sentence": "abc"},
+            {"sentence": "x" * 15},
+            {"sentence": "x" * 16},
+        ):
             yield f"{probe}: {refusal(probed_sentence, loaded, SPLIT, changed(ProbeConfig(), **probe))}"
 
     check(RECORDED / "windows.txt", lines())
@@ -65,11 +93,18 @@ def test_what_is_measured_of_tokens():
         yield from flat([tuple(row) for row in per_token.attention_maps(plain, sentence)[:40]], "maps")
         for model in (routed, experts):
             yield from flat([tuple(row) for row in per_token.routes(model, sentence)], "routes")
-            yield from flat([tuple(row) for row in per_token.alternatives(model, sentence)[:20]], "alternatives")
-            yield from flat(per_token.assignments(model, [sentence, sentence[:, :3]], lambda token: f"<{token}>"), "assignments")
+            yield from flat(
+                [tuple(row) for row in per_token.alternatives(model, sentence)[:20]], "alternatives"
+            )
+            yield from flat(
+                per_token.assignments(model, [sentence, sentence[:, :3]], lambda token: f"<{token}>"),
+                "assignments",
+            )
         found = held_out.probe_windows(plain, tokens[:, :16].repeat(3, 1), tokens[:, 1:17].repeat(3, 1), 2)
         yield f"measures {sorted({(row.measure, row.axis, row.part) for row in found}, key=str)}"
-        data = resolve_task(changed(tiny_config().data, name="mqar", tokenizer="bpe", vocab_size=4096, seq_len=128))
+        data = resolve_task(
+            changed(tiny_config().data, name="mqar", tokenizer="bpe", vocab_size=4096, seq_len=128)
+        )
         data.tasks.mqar.length, data.tasks.mqar.pairs, data.tasks.mqar.vocab = 16, 2, 20
         made = TaskSet(data)
         probe = changed(ProbeConfig(), windows=3, batch_size=2, routing_tokens=40)
@@ -135,8 +170,18 @@ def test_finding_runs_and_weights(tmp_path: Path):
         run("study/.h", summary__json="{}")
         run("study/report", summary__json="{}")
         (tmp_path / "study" / "link").symlink_to(run("elsewhere/x", summary__json="{}"))
-        for keys in ({"runs": "study"}, {"run": "study/a"}, {"run": "study/b"}, {"runs": "nothing"}, {"results": ".", "name": "study"}, {"runs": "study/c"}, {"runs": "."}):
-            config = changed(tiny_config(), **{k: str(tmp_path / v) if k != "name" else v for k, v in keys.items()})
+        for keys in (
+            {"runs": "study"},
+            {"run": "study/a"},
+            {"run": "study/b"},
+            {"runs": "nothing"},
+            {"results": ".", "name": "study"},
+            {"runs": "study/c"},
+            {"runs": "."},
+        ):
+            config = changed(
+                tiny_config(), **{k: str(tmp_path / v) if k != "name" else v for k, v in keys.items()}
+            )
             yield f"{keys}: {refusal(find_runs.find_runs, config)}".replace(str(tmp_path), "<place>")
         yield find_runs.run_title(whole)
         for step in (3, 9, 0):

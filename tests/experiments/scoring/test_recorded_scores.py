@@ -46,7 +46,11 @@ def test_scores_of_a_split():
                 score = text.score_split(model, SPLIT, progress=told.append, **keys)
                 yield f"{pattern} {keys}: {told}, training {model.training}"
                 yield from flat({**score.metrics(), "documents": score.documents}, "  ")
-            for keys in ({"batch_size": 2}, {"batch_size": 2, "document_bos": 0}, {"batch_size": 1, "document_bos": 0}):
+            for keys in (
+                {"batch_size": 2},
+                {"batch_size": 2, "document_bos": 0},
+                {"batch_size": 1, "document_bos": 0},
+            ):
                 told = []
                 score = carried_state.score_carried(model, SPLIT, progress=told.append, **keys)
                 yield f"{pattern} carried {keys}: {told}"
@@ -65,7 +69,9 @@ def test_scores_of_documents(tmp_path: Path):
         write_documents(tmp_path, {"test": np.array([[2.0, 0.1], [3.0, 1 / 3]])})
         write_documents(tmp_path, {"validation": np.array([[1.0, 5.0]])})
         yield (tmp_path / "documents.csv").read_text()
-        write_splits(tmp_path / "documents.csv", ("split", "document", "tokens", "nats"), {"test": [(9, 9, 9.0)]})
+        write_splits(
+            tmp_path / "documents.csv", ("split", "document", "tokens", "nats"), {"test": [(9, 9, 9.0)]}
+        )
         yield (tmp_path / "documents.csv").read_text()
 
     check(RECORDED / "documents.txt", lines())
@@ -92,8 +98,12 @@ def test_scores_of_a_task(tmp_path: Path):
         yield (tmp_path / "answers.csv").read_text()
         logits = torch.zeros(2, 3, 4)
         logits[:, :, 1] = 1.0
-        for asked in ([[1, 1, -100], [1, 2, -100]], [[1, 1, 1], [-100, -100, 1]], [[0, 2, -100], [3, -100, -100]]):
-            yield f"{asked}: {({k: round(float(x), 6) for k, x in accuracies(logits, torch.tensor(asked)).items()})}"
+        for asked in (
+            [[1, 1, -100], [1, 2, -100]],
+            [[1, 1, 1], [-100, -100, 1]],
+            [[0, 2, -100], [3, -100, -100]],
+        ):
+            yield f"{asked}: { ({k: round(float(x), 6) for k, x in accuracies(logits, torch.tensor(asked)).items()}) }"
 
     check(RECORDED / "tasks.txt", lines(), relative=2e-4, absolute=1e-6)
 
@@ -105,7 +115,14 @@ def test_how_scores_are_said():
         yield text.format_metrics("test", score.metrics(), "book.txt · tokenizer bytes")
         yield text.format_metrics("test", text.Score(12.5, 1000, 4, 30, None).metrics(), "")
         yield f"{text._exp(699.0):.6g} {text._exp(700.0)} {math.isinf(text.Score(9999.0, 10, 1, 1, 1).metrics()['word_perplexity'])}"
-        task = {"accuracy": 0.98765, "answers": 12345, "chance": 0.03125, "sequence_accuracy": 0.5, "sequences": 1024, "loss": 0.123456}
+        task = {
+            "accuracy": 0.98765,
+            "answers": 12345,
+            "chance": 0.03125,
+            "sequence_accuracy": 0.5,
+            "sequences": 1024,
+            "loss": 0.123456,
+        }
         yield text.format_metrics("validation", task, "mqar (length 32)")
         told = []
         add = text.count_scored(lambda *words: told.append(words), "test", 9)
@@ -117,7 +134,9 @@ def test_how_scores_are_said():
             {"carry": True, "windows": 3}, {"carry": True}, {"splits": ["train"]},
         ):  # fmt: skip
             yield f"{options}: {refusal(check_evaluate, changed(EvaluateConfig(), **options))}"
-        data = resolve_task(changed(tiny_config().data, name="mqar", tokenizer="bpe", vocab_size=4096, seq_len=128))
+        data = resolve_task(
+            changed(tiny_config().data, name="mqar", tokenizer="bpe", vocab_size=4096, seq_len=128)
+        )
         longer = with_options(data, {"length": 64, "pairs": 5})
         yield f"{TaskSet(longer).label} {longer.seq_len} {longer.vocab_size} {longer.tokenizer}"
         for options in ({}, {"length": 64}, {"vocab": 32}):

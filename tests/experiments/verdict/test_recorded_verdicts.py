@@ -7,7 +7,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from support.recorded import check
-from support.steady import cells, changed, differences, leaves, masked, pretended_machine, pretended_times, refusal, tiny_config
+from support.steady import (
+    cells,
+    changed,
+    differences,
+    leaves,
+    masked,
+    pretended_machine,
+    pretended_times,
+    refusal,
+    tiny_config,
+)
 
 from experiments.verdict import contracts, models, sizes, speeds, stages
 from zoo import registry
@@ -37,7 +47,9 @@ def test_outcomes_of_contracts():
 
 def test_models_and_relatives():
     def lines() -> Iterator[str]:
-        base = changed(tiny_config().model, preset="kda", pattern="K", residual__name="ohc", tie_embeddings=False)
+        base = changed(
+            tiny_config().model, preset="kda", pattern="K", residual__name="ohc", tie_embeddings=False
+        )
         for kind in registry.KINDS:
             for name, block in registry.blocks(kind).items():
                 if name in models.PLAIN.values():
@@ -53,7 +65,14 @@ def test_models_and_relatives():
 
 
 def test_sizes_and_speeds(tmp_path: Path):
-    config = tiny_config(data__tokenizer="none", data__vocab_size=50, results=str(tmp_path), name="v", verdict__lengths=[8, 16], model__d_model=64)
+    config = tiny_config(
+        data__tokenizer="none",
+        data__vocab_size=50,
+        results=str(tmp_path),
+        name="v",
+        verdict__lengths=[8, 16],
+        model__d_model=64,
+    )
     found = models.models(config.model, registry.get("mixer", "kda"), registry.get("mixer", "mesanet"))
     few = {name: found[name] for name in ("transformer", "kda")}
 
@@ -67,12 +86,18 @@ def test_sizes_and_speeds(tmp_path: Path):
             folder = stages.open_verdict(config, registry.get("mixer", "kda"), found)
             yield f"{folder} {folder == stages.open_verdict(config, registry.get('mixer', 'kda'), found)}"
             for keys in ({"verdict__lengths": [8]}, {"match": "params"}):
-                yield refusal(stages.open_verdict, changed(config, **keys), registry.get("mixer", "kda"), found)
+                yield refusal(
+                    stages.open_verdict, changed(config, **keys), registry.get("mixer", "kda"), found
+                )
             yield refusal(stages.open_verdict, config, registry.get("mixer", "mla"), few)
         (folder / "verdict.json").write_text("nonsense")
         yield refusal(stages.open_verdict, config, registry.get("mixer", "kda"), found)
         asked: list[str] = []
-        rows = stages._once(folder / "x.csv", ("a", "b"), lambda: (asked.append("measured"), [{"a": 1, "c": 3}, {"b": 2.5}])[1])
+        rows = stages._once(
+            folder / "x.csv",
+            ("a", "b"),
+            lambda: (asked.append("measured"), [{"a": 1, "c": 3}, {"b": 2.5}])[1],
+        )
         yield f"{rows} {stages._once(folder / 'x.csv', ('a', 'b'), lambda: 1 / 0)} {asked}"
         yield f"{speeds.COLUMNS} {sizes.COLUMNS} {contracts.COLUMNS}"
 
