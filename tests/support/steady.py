@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from experiments.configuration.schema import Config
+from experiments.planning import checks, plan
 from support.recorded import flat
 
 FACTS = {
@@ -89,6 +90,12 @@ def said() -> Iterator[list[str]]:
         lines += [
             f"! {line}" for line in err.getvalue().splitlines() if "\r" not in line and "%|" not in line
         ]
+
+
+def forget_texts() -> None:
+    """What this process remembers of texts by their paths: another test may have had another one at the same place."""
+    checks._check_data.cache_clear()
+    plan._fingerprint.cache_clear()
 
 
 def masked(lines: Iterator[str] | list[str], places: Mapping[str, str]) -> list[str]:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from support.program import write_text
 from support.recorded import check, flat
-from support.steady import changed, files_in, masked, refusal, said, tiny_config
+from support.steady import changed, files_in, forget_texts, masked, refusal, said, tiny_config
 
 from experiments.configuration.sweep_config import RayConfig
 from experiments.engines import (
@@ -39,6 +39,7 @@ RECORDED = Path(__file__).parent / "recorded"
 def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    forget_texts()
     write_text(tmp_path / "book.txt", 30)
     return tmp_path
 

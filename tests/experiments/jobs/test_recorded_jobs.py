@@ -28,7 +28,8 @@ from experiments.jobs import cell, compare, cost, evaluate, generate, gpu, paper
 from experiments.jobs import list as list_job
 from experiments.runs.folders import RunFailed, RunPaused
 from experiments.system import os_errors
-from zoo import LanguageModel, io as zoo_io
+from zoo import LanguageModel
+from zoo import io as zoo_io
 from zoo.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.program import write_text
 from support.recorded import check, flat
-from support.steady import changed, differences, leaves, refusal, tiny_config
+from support.steady import changed, differences, forget_texts, leaves, refusal, tiny_config
 
 from experiments.configuration.presets import architectures
 from experiments.configuration.studied_rates import studied_rate
@@ -126,6 +126,7 @@ OF_A_TASK = (
 def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    forget_texts()
     write_text(tmp_path / "book.txt", 30)
     return tmp_path
 

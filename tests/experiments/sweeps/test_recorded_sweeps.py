@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from support.program import write_text
 from support.recorded import check
-from support.steady import changed, masked, refusal, said, tiny_config
+from support.steady import changed, forget_texts, masked, refusal, said, tiny_config
 
 from experiments.configuration.presets import architectures
 from experiments.engines.interface import FAILED, PAUSED, Engine, State
@@ -71,6 +71,7 @@ def _fail(status):
 def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    forget_texts()
     write_text(tmp_path / "book.txt", 30)
     monkeypatch.setattr(sweep, "_measure_peak", lambda config: None)
     return tmp_path

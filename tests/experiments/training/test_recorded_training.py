@@ -21,6 +21,7 @@ from support.recorded import check, flat
 from support.steady import (
     changed,
     files_in,
+    forget_texts,
     masked,
     pretended_machine,
     refusal,
@@ -50,6 +51,7 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     """A working folder with a text, a peak rate that is given, and no machine."""
     monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    forget_texts()
     write_text(tmp_path / "book.txt", 40)
     monkeypatch.setattr(peak_flops, "peak", lambda device, cache, above=0.0: peak_flops.Peak(1e15, "given"))
     monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 2**20)
