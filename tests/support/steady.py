@@ -159,9 +159,17 @@ def set_by_formula(model: nn.Module, size: float = 0.2) -> nn.Module:
 def tiny_config(**keys: Any) -> Config:
     """A configuration of a model of width 16 with two layers, on bytes."""
     config = changed(
-        Config(), device="cpu", model__depth=2, model__d_model=16, model__n_heads=2, data__tokenizer="bytes",
-        data__vocab_size=300, data__seq_len=32, data__batch_size=2, trainer__progress=False,
-    )  # fmt: skip
+        Config(),
+        device="cpu",
+        model__depth=2,
+        model__d_model=16,
+        model__n_heads=2,
+        data__tokenizer="bytes",
+        data__vocab_size=300,
+        data__seq_len=32,
+        data__batch_size=2,
+        trainer__progress=False,
+    )
     return changed(config, **keys)
 
 

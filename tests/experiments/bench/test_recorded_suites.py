@@ -102,7 +102,10 @@ def test_suites_of_whole_models(tmp_path: Path, monkeypatch):
                 bench__cases=["transformer", "kda_pure"],
                 bench__tokens=32,
             )
-            yield f"finished: {models.finished(again)}, with another length: {models.finished(changed(again, bench__lengths=[8, 32]))}"
+            yield (
+                f"finished: {models.finished(again)}, with another length: "
+                f"{models.finished(changed(again, bench__lengths=[8, 32]))}"
+            )
         yield from (tmp_path / "bench" / "models.csv").read_text().splitlines()
 
     check(RECORDED / "suites_of_models.txt", lines())
@@ -132,6 +135,37 @@ def test_suites_of_operations(tmp_path: Path, monkeypatch):
         yield refusal(attention.run, changed(config, device="cuda"))
 
     check(RECORDED / "suites_of_operations.txt", lines())
+
+
+def test_what_is_timed():
+    """Operations with their sizes and options, mixers and models of suites: what a row's number is the time of."""
+
+    def lines() -> Iterator[str]:
+        config = tiny_config()
+        calls = {f"attention {n}": call for n, call in enumerate(attention._calls(config, 8, CPU))}
+        made = inputs.InputFactory(1, 8, CPU, torch.float32)
+        calls |= {f"recurrence {name}": make(made) for name, make in recurrences.OPERATIONS.items()}
+        for name, call in calls.items():
+            shapes = [f"{tuple(x.shape)} {x.dtype} {x.requires_grad}" for x in call.tensors()]
+            told = {k: v for k, v in call.options.items() if not isinstance(v, torch.Tensor | tuple)}
+            yield f"{name}: {call.operation} {told}: {'; '.join(shapes)}"
+        for letter in "FKM":
+            mixer = lengths.mixer(letter, 16)
+            yield f"{letter}: {sum(p.numel() for p in mixer.parameters())} parameters, training {mixer.training}"
+        yield f"{tuple(lengths.inputs(8)[0].shape)} {lengths.inputs(8)[0].requires_grad}"
+        for name, pattern in latency.PATTERNS.items():
+            model = latency._model(config, pattern, CPU)
+            yield f"{name}: {model.letters} {model.training} {model.vocab_size} {model.seq_len}"
+        for name, step in steps.matched_steps(
+            changed(config, model__d_model=64), ["transformer", "kda_pure"], 3, CPU
+        ).items():
+            size = sum(p.numel() for p in step.model.parameters())
+            yield f"{name}: {size} parameters, tokens {tuple(step.tokens.shape)}"
+        yield f"{attention.REFERENCE_LIMIT} {recurrences.TOKENS} {recurrences.SLOW_MS} {memory.WARM_UP}"
+        yield f"{models.STEP_TOKENS} {models.LIMIT_S} {models.SLOW_MS} {steps.LENGTHS} {steps.SECONDS} {models.LENGTHS} {traffic.LENGTHS}"
+        yield f"{inference_cells.MODES} {inference_cells.MOST_GROWTH} {inference_cells.LIMIT_S}"
+
+    check(RECORDED / "what_is_timed.txt", lines())
 
 
 def test_the_harness_suite(monkeypatch):
@@ -165,17 +199,23 @@ def test_counted_bytes():
         row = {**rows[0], "unfused_bytes": 4e6, "bytes": 1e6, "saved": 0.75}
         yield traffic._line(row)
         yield traffic._line({**row, "claimed": None})
-        yield f"names {[*traffic.CLAIMED, *taken_in.TAKEN_IN]}; modes {[(n, traffic._modes(n)) for n in taken_in.TAKEN_IN]}"
+        yield (
+            f"names {[*traffic.CLAIMED, *taken_in.TAKEN_IN]}; modes "
+            f"{[(n, traffic._modes(n)) for n in taken_in.TAKEN_IN]}"
+        )
 
     check(RECORDED / "suite_traffic.txt", lines(), relative=0.06)
 
 
 def test_work_of_every_case():
-    """Bytes, FLOPs and roofline of every case at two lengths, on every GPU that is known, in both modes; what dry says."""
+    """Bytes, FLOPs and roofline of every case at two lengths, on every GPU, in both modes; what dry=true prints."""
 
     def lines() -> Iterator[str]:
         for name, case in cases.CASES.items():
-            yield f"{name}: {case.tokens} tokens, {case.length}, {case.backward}, {case.torch_limit}, {case.compiled}"
+            yield (
+                f"{name}: {case.tokens} tokens, {case.length}, {case.backward}, {case.torch_limit}, "
+                f"{case.compiled}"
+            )
             for length in (256, 4096) if case.length is None else (case.length,):
                 calls = case.calls(length, 2 * length, roofline.META, torch.bfloat16)
                 for call in calls:
@@ -218,7 +258,10 @@ def test_reading_prompts_and_decoding(tmp_path: Path, monkeypatch):
     def lines() -> Iterator[str]:
         yield from _suite(inference.run, config)
         with pretended_machine():
-            yield f"finished: {inference.finished(config)}, {inference.finished(changed(config, bench__lengths=[64]))}"
+            yield (
+                f"finished: {inference.finished(config)}, "
+                f"{inference.finished(changed(config, bench__lengths=[64]))}"
+            )
         monkeypatch.setattr(inference_cells, "LIMIT_S", 0.05)
         yield from _suite(inference.run, changed(config, bench__lengths=[8, 64]))
         monkeypatch.setattr(inference_cells, "LIMIT_S", 60.0)
@@ -236,9 +279,17 @@ def test_rows_beside_transformers():
         for other, own in (([4.0, 6.0], [2.0, 2.0]), ([4.0, 6.0, 9.0], [2.0, 2.0, 4.0])):
             yield from flat(compared("ratio", other, own))
         row = {
-            "model": "lfm2", "backend": "auto", "mode": "decode", "tokens": 1024, "batch": 8, "milliseconds_median": 2.5,
-            "milliseconds_low": 2.0, "milliseconds_high": 3.25, "tokens_per_second": 3200.0, "state_bytes": 3 * 2**20,
-        }  # fmt: skip
+            "model": "lfm2",
+            "backend": "auto",
+            "mode": "decode",
+            "tokens": 1024,
+            "batch": 8,
+            "milliseconds_median": 2.5,
+            "milliseconds_low": 2.0,
+            "milliseconds_high": 3.25,
+            "tokens_per_second": 3200.0,
+            "state_bytes": 3 * 2**20,
+        }
         ratios = {
             "ratio": 1.5,
             "peer": "Lfm2",
@@ -275,8 +326,13 @@ def test_timing(monkeypatch):
         for repeats, seconds in ((5, 0.1), (5, 0.004), (5, 0.013), (2, 1.0), (1, 1.0), (3, 0.012)):
             order.clear()
             ticks = itertools.count(1.0, 1.0)
-            monkeypatch.setattr(timing, "_timed", lambda call, device: (call(), 1.0 + next(ticks) % 3)[1])
-            yield f"{repeats} in {seconds}: {timing.interleaved_within(calls, repeats, CPU, seconds)} {''.join(order)}"
+            monkeypatch.setattr(
+                timing, "_timed", lambda call, device, ticks=ticks: (call(), 1.0 + next(ticks) % 3)[1]
+            )
+            yield (
+                f"{repeats} in {seconds}: {timing.interleaved_within(calls, repeats, CPU, seconds)} "
+                f"{''.join(order)}"
+            )
         monkeypatch.undo()
         seconds = iter([1.0, 1.25])
         monkeypatch.setattr(timing.time, "perf_counter", lambda: next(seconds))
@@ -284,7 +340,10 @@ def test_timing(monkeypatch):
         monkeypatch.undo()
         yield from flat(timing.summary([3.0, 1.0, 2.0, 8.0]))
         yield f"{timing.ratios([2.0, 3.0, 8.0], [1.0, 1.0, 2.0])} {timing.peak_memory(lambda: None, CPU)}"
-        yield f"{timing.bootstrap_interval([1.0, 2.0, 3.0, 4.0, 10.0])} {timing.bootstrap_interval([1.0, 5.0], 10)}"
+        yield (
+            f"{timing.bootstrap_interval([1.0, 2.0, 3.0, 4.0, 10.0])} "
+            f"{timing.bootstrap_interval([1.0, 5.0], 10)}"
+        )
 
     check(RECORDED / "timing.txt", lines())
 
@@ -294,7 +353,9 @@ def test_tables_that_grow(tmp_path: Path):
     config = tiny_config(results=str(tmp_path), suite="kernels")
 
     def lines() -> Iterator[str]:
-        yield f"{result_table.table_path(config)} {result_table.table_path(changed(config, bench__out='here'))}"
+        yield (
+            f"{result_table.table_path(config)} {result_table.table_path(changed(config, bench__out='here'))}"
+        )
         row = result_table.row(
             "kernels", "mesa", [2.0, 1.0, 4.0], 3.0, CPU, tokens=64, backend="triton", mode="forward"
         )
@@ -315,7 +376,10 @@ def test_tables_that_grow(tmp_path: Path):
         table.fill(config_cells[:2], 60, "cells")
         yield from table.path.read_text().splitlines()
         table = result_table.ResumableTable(config, CPU)
-        yield f"left {[cell.names for cell in table.unmeasured(config_cells)]}, found {len(table.find(model='a', tokens=64))}"
+        yield (
+            f"left {[cell.names for cell in table.unmeasured(config_cells)]}, found "
+            f"{len(table.find(model='a', tokens=64))}"
+        )
         yield f"none of {len(table.find(model='a', tokens=65))}, all {len(table.find())}"
         table.fill(config_cells, -1, "cells")
         yield f"no time: {len(table.rows)}"
@@ -337,9 +401,11 @@ def test_tables_that_grow(tmp_path: Path):
         )
         yield (tmp_path / "new" / "x.csv").read_text()
         for error in (
-            ValueError("backend 'triton' cannot serve this call: heads of 512; those that can: torch"), KeyError("x"),
-            RuntimeError("CUDA error: illegal\n  memory"), ValueError("long " * 100),
-        ):  # fmt: skip
+            ValueError("backend 'triton' cannot serve this call: heads of 512; those that can: torch"),
+            KeyError("x"),
+            RuntimeError("CUDA error: illegal\n  memory"),
+            ValueError("long " * 100),
+        ):
             yield f"{result_table.failure_reason(error)} / fatal: {result_table.is_fatal(error)}"
 
     with pretended_machine(), said() as printed:
@@ -358,11 +424,21 @@ def test_lengths_until_the_time_is_used_up(monkeypatch):
 
 
 BAD = (
-    {"suite": "speed"}, {"bench__repeats": 0}, {"bench__pairs": 0}, {"bench__steps": 0}, {"bench__lengths": [8, 0]},
-    {"bench__lengths": []}, {"bench__tokens": 0}, {"bench__tokens": -1}, {"bench__cases": ["a"]},
-    {"suite": "latency", "bench__cases": []}, {"suite": "models", "bench__runs": ["a"]}, {"dry": True}, {"trainer__threads": 0},
+    {"suite": "speed"},
+    {"bench__repeats": 0},
+    {"bench__pairs": 0},
+    {"bench__steps": 0},
+    {"bench__lengths": [8, 0]},
+    {"bench__lengths": []},
+    {"bench__tokens": 0},
+    {"bench__tokens": -1},
+    {"bench__cases": ["a"]},
+    {"suite": "latency", "bench__cases": []},
+    {"suite": "models", "bench__runs": ["a"]},
+    {"dry": True},
+    {"trainer__threads": 0},
     {"suite": "cpu", "device": "gpu"},
-)  # fmt: skip
+)
 
 
 def test_what_benchmarks_refuse_and_who_is_there():
@@ -372,20 +448,34 @@ def test_what_benchmarks_refuse_and_who_is_there():
             yield f"{keys}: {refusal(bench_job._check, changed(config, **keys))}"
         for suite in run_suite.SUITES:
             for key, value in (("cases", []), ("runs", [])):
-                yield f"{suite} {key}: {refusal(bench_job._check, changed(config, suite=suite, **{f'bench__{key}': value}))}"
+                yield (
+                    f"{suite} {key}: "
+                    f"{refusal(bench_job._check, changed(config, suite=suite, **{f'bench__{key}': value}))}"
+                )
         yield f"{bench_job.JOB.help}; {bench_job.JOB.reads}"
         for name, module in peers._files().items():
-            yield f"{name}: {sorted(module.CALLS)}; on a CPU: {module.refuses(CPU) if name not in ('fla', 'liger', 'flash_attn_dense') else '-'}"
+            yield (
+                f"{name}: {sorted(module.CALLS)}; on a CPU: "
+                f"{module.refuses(CPU) if name not in ('fla', 'liger', 'flash_attn_dense') else '-'}"
+            )
         yield f"bounds {sorted(peers.UPPER_BOUNDS)}"
         for name, model in architectures(config.model).items():
             made = LanguageModel(changed(model, residual__name=model.residual.name), vocab_size=8, seq_len=16)
             yield f"{name}: {family_of(made)}"
         for keys in (
-            {"mixers__attention__qk_norm": True}, {"mixers__attention__window": 4}, {"mixers__attention__output_gate": True},
-            {"mixers__attention__value_gate": True}, {"mixers__attention__positions": "none"}, {"residual__name": "ohc"},
-            {"channel__name": "moe"}, {"pattern": "CF", "mixers__attention__qk_norm": True}, {"pattern": "CF"}, {"pattern": "LF"},
-            {"pattern": "L", "mixers__mla__rope_dim": 0}, {"pattern": "C"},
-        ):  # fmt: skip
+            {"mixers__attention__qk_norm": True},
+            {"mixers__attention__window": 4},
+            {"mixers__attention__output_gate": True},
+            {"mixers__attention__value_gate": True},
+            {"mixers__attention__positions": "none"},
+            {"residual__name": "ohc"},
+            {"channel__name": "moe"},
+            {"pattern": "CF", "mixers__attention__qk_norm": True},
+            {"pattern": "CF"},
+            {"pattern": "LF"},
+            {"pattern": "L", "mixers__mla__rope_dim": 0},
+            {"pattern": "C"},
+        ):
             made = LanguageModel(changed(config.model, **keys), vocab_size=8, seq_len=16)
             yield f"{keys}: {family_of(made)}"
 
@@ -393,7 +483,7 @@ def test_what_benchmarks_refuse_and_who_is_there():
 
 
 def test_states_and_inputs():
-    """Bytes of decode states by length, precision and batch; shapes and kinds of random inputs; which passes give gradients."""
+    """Bytes of decode states; shapes and kinds of random inputs; which passes give gradients."""
 
     def lines() -> Iterator[str]:
         config = tiny_config(data__tokenizer="none", data__vocab_size=50)
@@ -411,18 +501,28 @@ def test_states_and_inputs():
         for device, dtype in ((CPU, torch.float32), (torch.device("meta"), torch.bfloat16)):
             d = inputs.InputFactory(2, 5, device, dtype)
             for kind, x in {
-                "normal": d.normal(3, 4), "weight": d.weight(3, 4), "unit": d.unit(4), "log_gate": d.log_gate(3), "gate": d.gate(3),
-                "ones": d.ones(3), "choice": d.choice(4, 3), "subset": d.subset(4, 2), "causal": d.causal_indices(3),
+                "normal": d.normal(3, 4),
+                "weight": d.weight(3, 4),
+                "unit": d.unit(4),
+                "log_gate": d.log_gate(3),
+                "gate": d.gate(3),
+                "ones": d.ones(3),
+                "choice": d.choice(4, 3),
+                "subset": d.subset(4, 2),
+                "causal": d.causal_indices(3),
                 "wide": d.normal(2, dtype=torch.float64),
-            }.items():  # fmt: skip
+            }.items():
                 yield f"{kind} {device}: {tuple(x.shape)} {x.dtype} {x.requires_grad}"
                 if device.type == "cpu":
                     bounds = x.detach().double()
                     inside = {
-                        "unit": lambda b: b.norm(dim=-1).sub(1).abs().max() < 1e-5, "log_gate": lambda b: (b < 0).all(),
-                        "gate": lambda b: ((b > 0) & (b < 1)).all(), "ones": lambda b: (b == 1).all(),
-                        "choice": lambda b: ((b >= 0) & (b < 4)).all(), "subset": lambda b: (b[..., 0] != b[..., 1]).all(),
-                    }.get(kind)  # fmt: skip
+                        "unit": lambda b: b.norm(dim=-1).sub(1).abs().max() < 1e-5,
+                        "log_gate": lambda b: (b < 0).all(),
+                        "gate": lambda b: ((b > 0) & (b < 1)).all(),
+                        "ones": lambda b: (b == 1).all(),
+                        "choice": lambda b: ((b >= 0) & (b < 4)).all(),
+                        "subset": lambda b: (b[..., 0] != b[..., 1]).all(),
+                    }.get(kind)
                     yield f"  as promised: {inside is None or bool(inside(bounds))}"
         few = inputs.InputFactory(1, 6, CPU, torch.float32).causal_indices(3)[0]
         for t, row in enumerate(few.tolist()):
@@ -439,7 +539,10 @@ def test_states_and_inputs():
             model_steps.make_model(config, config.model, 8, CPU),
             model_steps.random_tokens(config, 3, 8, CPU),
         )
-        yield f"{tuple(step.tokens.shape)} below {50}: {bool((step.tokens < 50).all())}, keys {step.keys.tolist()}, {step.model.training}"
+        yield (
+            f"{tuple(step.tokens.shape)} below {50}: {bool((step.tokens < 50).all())}, keys "
+            f"{step.keys.tolist()}, {step.model.training}"
+        )
 
     check(RECORDED / "states_and_inputs.txt", lines())
 

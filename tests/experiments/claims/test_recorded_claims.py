@@ -26,9 +26,14 @@ def test_counts():
 
     def lines() -> Iterator[str]:
         for function in (
-            sizes.best_recomputed_block, sizes.bytes_of_sharded_training, sizes.caches_of_latents, sizes.state_of_kda, sizes.convolutions_of_lfm2,
-            sizes.pairs_of_timelines, residual_streams.bytes_of_streams,
-        ):  # fmt: skip
+            sizes.best_recomputed_block,
+            sizes.bytes_of_sharded_training,
+            sizes.caches_of_latents,
+            sizes.state_of_kda,
+            sizes.convolutions_of_lfm2,
+            sizes.pairs_of_timelines,
+            residual_streams.bytes_of_streams,
+        ):
             for number in function():
                 yield "; ".join(flat(number))
         yield f"{[(size.title(), size) for size in sizes.EXPECTED]}"
@@ -64,7 +69,11 @@ def test_names_and_bounds():
             ):
                 for number in function():
                     inside = number.low <= number.value <= number.high
-                    yield f"{number.name} [{number.unit}] {'at most ' + format(number.high, '.3g') if number.low == 0.0 else 'near'} {inside} {number.timed}"
+                    yield (
+                        f"{number.name} [{number.unit}] "
+                        f"{'at most ' + format(number.high, '.3g') if number.low == 0.0 else 'near'} "
+                        f"{inside} {number.timed}"
+                    )
         finally:
             rotations.MATRICES = before
         a = rotations.skew_of_norm(0.5, 4)
@@ -90,9 +99,14 @@ def test_intervals():
     def lines() -> Iterator[str]:
         draws = torch.arange(101.0)
         for number in (
-            numbers.exact("a", 3), numbers.bounded("b", torch.tensor(1e-9), 1e-6, "u"), numbers.near("c", 2.0), numbers.near("d", 2.0, "u", 0.1),
-            numbers.sampled("e", draws, "u"), numbers.paired("f", [2.0, 4.0, 9.0], [1.0, 2.0, 3.0]), numbers.milliseconds("g", [5.0, 1.0, 3.0]),
-        ):  # fmt: skip
+            numbers.exact("a", 3),
+            numbers.bounded("b", torch.tensor(1e-9), 1e-6, "u"),
+            numbers.near("c", 2.0),
+            numbers.near("d", 2.0, "u", 0.1),
+            numbers.sampled("e", draws, "u"),
+            numbers.paired("f", [2.0, 4.0, 9.0], [1.0, 2.0, 3.0]),
+            numbers.milliseconds("g", [5.0, 1.0, 3.0]),
+        ):
             yield "; ".join(flat(number))
         own, peer = torch.full((5,), 2.0), torch.full((5,), 4.0)
         yield "; ".join(flat(recurrent_mixers.mean_ratio("h", own, peer)))

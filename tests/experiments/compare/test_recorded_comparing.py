@@ -21,16 +21,26 @@ RECORDED = Path(__file__).parent / "recorded"
 
 def _config(tmp_path: Path, **keys):
     config = tiny_config(
-        data__name="mqar", data__tokenizer="bpe", data__vocab_size=4096, data__seq_len=128, results=str(tmp_path), name="study", compare__rates=[1e-3, 3e-3, 1e-2],
-        trainer__max_steps=40, trainer__val_every=5,
-    )  # fmt: skip
+        data__name="mqar",
+        data__tokenizer="bpe",
+        data__vocab_size=4096,
+        data__seq_len=128,
+        results=str(tmp_path),
+        name="study",
+        compare__rates=[1e-3, 3e-3, 1e-2],
+        trainer__max_steps=40,
+        trainer__val_every=5,
+    )
     return changed(config, **keys)
 
 
 def test_grids():
     def lines() -> Iterator[str]:
         for grid in ([1e-3, 1e-2], [3e-3, 1e-3, 1e-2], [1.0, 3.0]):
-            yield f"{grid}: {rates.beyond(grid, rates.LOWEST)} {rates.beyond(grid, rates.HIGHEST)} {[rates.farthest(grid, n) for n in (0, 1, 2)]}"
+            yield (
+                f"{grid}: {rates.beyond(grid, rates.LOWEST)} {rates.beyond(grid, rates.HIGHEST)} "
+                f"{[rates.farthest(grid, n) for n in (0, 1, 2)]}"
+            )
             yield f"  edges {[rates.edge(rate, grid) for rate in (1e-3, 3e-3, 1e-2, 0.5)]}"
         for trials, halved in ((5, True), (4, True), (1, True), (5, False)):
             yield f"{trials} {halved}: {cost._whole_runs(trials, halved)}"
@@ -69,7 +79,8 @@ def test_trials_and_their_confirmation(tmp_path: Path):
         yield f"{trial.loss}"
         best = select.Selection(config, [Trial(0, {"optim.lr": 0.01}, trial.planned)])
         found = confirm.confirmations(best)
-        yield f"{[(planned.config.seed, planned.config.optim.lr, planned.config.name, planned.config.evaluate.splits) for planned in found]}"
+        configs = [planned.config for planned in found]
+        yield f"{[(one.seed, one.optim.lr, one.name, one.evaluate.splits) for one in configs]}"
         trial.planned.folder.finish({"metrics": {}})
         yield refusal(lambda: trial.loss)
 
@@ -77,7 +88,7 @@ def test_trials_and_their_confirmation(tmp_path: Path):
 
 
 def test_a_selection_and_its_record(tmp_path: Path, pretend):
-    """Two models, one best at an end, one that diverges at a rate; with halving, who is pruned; ties go to the lower rate."""
+    """Two models, one best at an end, one that diverges at a rate; who is pruned; ties go to the lower rate."""
 
     def loss(config):
         rate, kda = config.optim.lr, config.model.preset == "kda_pure"
@@ -99,18 +110,28 @@ def test_a_selection_and_its_record(tmp_path: Path, pretend):
             selections = select.start(models)
             rounds: list[str] = []
             folder = tmp_path / name
-            yield f"{name}: {refusal(select.select, selections, lambda rounds=rounds: rounds.append('round'))} {len(rounds)} rounds"
+            yield (
+                f"{name}: "
+                f"{refusal(select.select, selections, lambda rounds=rounds: rounds.append('round'))} "
+                f"{len(rounds)} rounds"
+            )
             plans = [confirm.confirmations(selection) for selection in selections]
             confirm.confirm(plans)
             yield f"  trained {trained}"
-            yield f"  {[(selection.rates, selection.edge, selection.best.settings) for selection in selections]}"
+            yield (
+                f"  "
+                f"{[(selection.rates, selection.edge, selection.best.settings) for selection in selections]}"
+            )
             write_record(folder, selections, plans)
             names = {planned.run: "<run>" for group in plans for planned in group}
             names |= {trial.planned.run: "<trial>" for selection in selections for trial in selection.trials}
             yield from masked((folder / "selection.csv").read_text().splitlines(), names)
             if keys.get("compare__halving"):
                 trial = selections[0].trials[0]
-                yield f"  halved at {halving.halving_step(trial.planned.config)}, {halving.early_loss(trial)}, {halving.first_part(trial).config.trainer.pause_at}"
+                yield (
+                    f"  halved at {halving.halving_step(trial.planned.config)}, "
+                    f"{halving.early_loss(trial)}, {halving.first_part(trial).config.trainer.pause_at}"
+                )
                 yield f"  better {[one.settings for one in halving.better_half(selections[0].trials)]}"
         config = _config(tmp_path, name="lost")
         pretend(lambda config: None)

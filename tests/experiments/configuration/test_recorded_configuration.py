@@ -89,7 +89,9 @@ def test_every_preset_as_a_model():
         for name, model in presets.architectures(like).items():
             letters = letters_of(model)
             config = changed(schema.Config(), model=model)
-            yield f"{name}: {letters}, {presets.label(config, letters)}, {presets.model_color(model, letters)}"
+            yield (
+                f"{name}: {letters}, {presets.label(config, letters)}, {presets.model_color(model, letters)}"
+            )
             yield f"  named after {presets.dominant_mixer(letters).name}, {presets.shorten_pattern(letters)}"
             yield from differences(model, usual)
 
@@ -108,7 +110,9 @@ def test_labels():
             "pattern": changed(config, model__pattern="SF"),
             "pattern and no preset": changed(config, model__pattern="KKF", model__preset=None),
             "scheme": changed(config, model__residual__name="mhc", model__residual__mhc__iters=5),
-            "scheme without a gain": changed(config, model__residual__name="ohc", model__residual__ohc__gain=None),
+            "scheme without a gain": changed(
+                config, model__residual__name="ohc", model__residual__ohc__gain=None
+            ),
             "gates": changed(config, model__mixers__attention__output_gate=True),
             "preset": changed(config, model=kda),
             "preset at another pattern": changed(config, model=kda, model__pattern="late_full"),
@@ -118,7 +122,7 @@ def test_labels():
             "channel": changed(config, model__channel__name="moe"),
             "loss": changed(config, model__pattern="SF", model__mixers__hypergraph__aux_weight=0.0),
             "task": changed(config, data__name="mqar"),
-        }  # fmt: skip
+        }
         models = [(one, letters_of(one.model)) for one in made.values()]
         for name, (one, letters) in zip(made, models, strict=True):
             yield f"{name}: {presets.label(one, letters)}; {presets.model_color(one.model, letters)}"
@@ -130,13 +134,37 @@ def test_labels():
 
 
 BAD_WORDS = (
-    "model=transfomer", "+experiment=quickstrat", "experiment=quickstart", "trainer.max_stepz=3", "trainer.foo=1", "optim.lr=fast",
-    "seed=null", "cost.lengths=5", "model.pattern=(SF)*4", "a b", "model=null", "generate.prompt=~x",
-)  # fmt: skip
+    "model=transfomer",
+    "+experiment=quickstrat",
+    "experiment=quickstart",
+    "trainer.max_stepz=3",
+    "trainer.foo=1",
+    "optim.lr=fast",
+    "seed=null",
+    "cost.lengths=5",
+    "model.pattern=(SF)*4",
+    "a b",
+    "model=null",
+    "generate.prompt=~x",
+)
 UNKNOWN_KEYS = (
-    "model.residual.iters", "residual", "probe.window", "lr", "model.nonsense.key", "mqar.pairs", "data.tasks.mqar.pairz", "stride",
-    "channel", "model.mixer.kda.decay", "zzz", "trainer.lr", "optim.steps", "sweep.slurm.gpu", "batch_size", "model.mixers.kda.iters",
-)  # fmt: skip
+    "model.residual.iters",
+    "residual",
+    "probe.window",
+    "lr",
+    "model.nonsense.key",
+    "mqar.pairs",
+    "data.tasks.mqar.pairz",
+    "stride",
+    "channel",
+    "model.mixer.kda.decay",
+    "zzz",
+    "trainer.lr",
+    "optim.steps",
+    "sweep.slurm.gpu",
+    "batch_size",
+    "model.mixers.kda.iters",
+)
 
 
 def test_words_that_cannot_be_composed(composed, monkeypatch):
@@ -172,9 +200,15 @@ def test_settings_that_are_refused():
             yield f"recipe={recipe} data={data}: {refusal(check_recipe, recipe, data)}"
         optim = schema.OptimConfig()
         for keys in (
-            {"lr_min_ratio": 0.1}, {"lr_min_ratio": 0.0}, {"lr_min_ratio": 1.0}, {"lr_min_ratio": 1.01}, {"lr_min_ratio": -0.1},
-            {"lr_min_ratio": 0.1, "lr_min": 1e-4}, {"lr_min_ratio": 1 / 3, "lr": 1e-2}, {},
-        ):  # fmt: skip
+            {"lr_min_ratio": 0.1},
+            {"lr_min_ratio": 0.0},
+            {"lr_min_ratio": 1.0},
+            {"lr_min_ratio": 1.01},
+            {"lr_min_ratio": -0.1},
+            {"lr_min_ratio": 0.1, "lr_min": 1e-4},
+            {"lr_min_ratio": 1 / 3, "lr": 1e-2},
+            {},
+        ):
             yield f"{keys}: {refusal(learning_rates.resolve_lr_min, changed(optim, **keys))}"
         for keys in ({}, {"lr_min_ratio": 0.2}, {"lr_min": 1e-4, "lr_study": "x"}):
             yield f"{keys} at 0.01: {learning_rates.at_rate(changed(optim, **keys), 0.01)}"
@@ -186,27 +220,67 @@ def test_settings_that_are_refused():
 
 
 SWEEPS = (
-    {}, {"engine": "pol"}, {"action": "go"}, {"slurm__cluster": "here"}, {"action": "submit"}, {"action": "cancel"},
+    {},
+    {"engine": "pol"},
+    {"action": "go"},
+    {"slurm__cluster": "here"},
+    {"action": "submit"},
+    {"action": "cancel"},
     {"engine": "list", "action": "submit"},
-    *({"engine": "slurm", "action": a, "slurm__cluster": c} for a in ("submit", "cancel") for c in ("slurm", "local")),
+    *(
+        {"engine": "slurm", "action": a, "slurm__cluster": c}
+        for a in ("submit", "cancel")
+        for c in ("slurm", "local")
+    ),
     *({"engine": "ray", "action": "submit", "ray__address": address} for address in ("auto", "local")),
-    {"retries": -1}, {"retries": 0}, {"slurm__signal_s": 0}, {"slurm__signal_s": 1}, {"slurm__requeues": -1}, {"slurm__requeues": 0},
-    {"slurm__cpus": 0}, {"slurm__gpus": -1}, {"slurm__gpus": 0}, {"slurm__jobs": 0}, {"slurm__jobs": 1}, {"ray__cpus": -0.5},
-    {"ray__cpus": 0.0}, {"ray__gpus": -1.0}, {"slurm__poll_s": 0.0}, {"ray__poll_s": float("inf")}, {"ray__poll_s": float("nan")},
-    {"slurm__memory_gb": 0.0}, {"slurm__memory_gb": 0.5}, {"ray__cpus": 1.5}, {"ray__gpus": 2.5}, {"ray__gpus": 2.0},
-    {"ray__cpus": 1.0}, {"slurm__minutes": 2.0}, {"slurm__minutes": 2.1}, {"slurm__more": ["constraint=a100", "hold"]},
-    {"slurm__more": ["constraint=a100"]}, {"slurm__more": ["constraint="]},
-)  # fmt: skip
+    {"retries": -1},
+    {"retries": 0},
+    {"slurm__signal_s": 0},
+    {"slurm__signal_s": 1},
+    {"slurm__requeues": -1},
+    {"slurm__requeues": 0},
+    {"slurm__cpus": 0},
+    {"slurm__gpus": -1},
+    {"slurm__gpus": 0},
+    {"slurm__jobs": 0},
+    {"slurm__jobs": 1},
+    {"ray__cpus": -0.5},
+    {"ray__cpus": 0.0},
+    {"ray__gpus": -1.0},
+    {"slurm__poll_s": 0.0},
+    {"ray__poll_s": float("inf")},
+    {"ray__poll_s": float("nan")},
+    {"slurm__memory_gb": 0.0},
+    {"slurm__memory_gb": 0.5},
+    {"ray__cpus": 1.5},
+    {"ray__gpus": 2.5},
+    {"ray__gpus": 2.0},
+    {"ray__cpus": 1.0},
+    {"slurm__minutes": 2.0},
+    {"slurm__minutes": 2.1},
+    {"slurm__more": ["constraint=a100", "hold"]},
+    {"slurm__more": ["constraint=a100"]},
+    {"slurm__more": ["constraint="]},
+)
 
 
 def test_options_that_nothing_uses():
     plain, routed = tiny_config(), tiny_config(model__pattern="SF")
     task = tiny_config(data__name="mqar")
     words = (
-        "model.residual.mhc.iters=5", "model.mixers.kda.head_width=4", "data.tasks.mqar.pairs=3", "model.channel.moe.top_k=1",
-        "+model.residual.mhc.sublayers=1", "model.mixers.nothing.x=1", "data.tasks.nothing.x=1", "model.depth=2", "optim.lr=1",
-        "model.mixers.hypergraph.n_timelines=2", "model.residual.name=add", "model.residual.mhc.gain=1",
-    )  # fmt: skip
+        "model.residual.mhc.iters=5",
+        "model.mixers.kda.head_width=4",
+        "data.tasks.mqar.pairs=3",
+        "model.channel.moe.top_k=1",
+        "+model.residual.mhc.sublayers=1",
+        "model.mixers.nothing.x=1",
+        "data.tasks.nothing.x=1",
+        "model.depth=2",
+        "optim.lr=1",
+        "model.mixers.hypergraph.n_timelines=2",
+        "model.residual.name=add",
+        "model.residual.mhc.gain=1",
+    )
     evaluated = changed(plain, job="evaluate")
     unreadable = changed(plain, model__pattern="Z?")
     check(
@@ -214,9 +288,13 @@ def test_options_that_nothing_uses():
         (
             f"{name}: {line}"
             for name, configs in {
-                "plain": [plain], "routed": [routed], "both": [plain, routed], "task": [task], "evaluate": [evaluated],
+                "plain": [plain],
+                "routed": [routed],
+                "both": [plain, routed],
+                "task": [task],
+                "evaluate": [evaluated],
                 "unreadable": [unreadable],
             }.items()
             for line in unused_options(words, configs) or ["nothing"]
         ),
-    )  # fmt: skip
+    )

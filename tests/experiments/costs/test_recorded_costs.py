@@ -1,4 +1,4 @@
-"""FLOPs that are extrapolated, decode states that do not fit, bytes alive, memory by strategy; prompts and their texts."""
+"""FLOPs that are extrapolated, decode states that do not fit, bytes alive, memory by strategy; prompts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def test_flops_at_long_lengths():
         counted.clear()
         cubic = flop_count._extrapolate(lambda n: float(n**3), 3000, lambda: True)
         yield f"no polynomial: {cubic.per_token:.9g} {cubic.counted_to}"
-        yield f"{flop_count._is_exact(1.0, 1.0 + 1e-10)} {flop_count._is_exact(1.0, 1.0 + 1e-8)} {flop_count.OPERATORS} {flop_count.SHORTEST}"
+        yield (
+            f"{flop_count._is_exact(1.0, 1.0 + 1e-10)} {flop_count._is_exact(1.0, 1.0 + 1e-8)} "
+            f"{flop_count.OPERATORS} {flop_count.SHORTEST}"
+        )
         config = tiny_config(data__tokenizer="none", data__vocab_size=50, data__seq_len=64)
         model = meta_model(config)
         for budget in (10**6, 100):
@@ -65,7 +68,10 @@ def test_memory(monkeypatch):
         for free in (10**9, 300_000, 100):
             monkeypatch.setattr(decode_memory, "_free_memory", lambda device, free=free: free)
             for batches in ([[64]], [[64], [512, 300]], [[4096] * 3]):
-                yield f"{free} {[len(b) for b in batches]}: {refusal(decode_memory.check_decode_memory, model, batches, 'do this')}"
+                yield (
+                    f"{free} {[len(b) for b in batches]}: "
+                    f"{refusal(decode_memory.check_decode_memory, model, batches, 'do this')}"
+                )
         for error in (
             MemoryError(),
             RuntimeError("DefaultCPUAllocator: can't allocate memory: x\ny"),
@@ -88,12 +94,24 @@ def test_memory(monkeypatch):
             del b, c
             yield f"{alive.live} {alive.peak}"
         for keys in (
-            {}, {"trainer__devices": 2}, {"trainer__devices": 2, "trainer__strategy": "fsdp"},
-            {"trainer__devices": 2, "trainer__nodes": 2, "trainer__strategy": "fsdp", "trainer__reshard": False}, {"trainer__precision": "bf16"},
-        ):  # fmt: skip
+            {},
+            {"trainer__devices": 2},
+            {"trainer__devices": 2, "trainer__strategy": "fsdp"},
+            {
+                "trainer__devices": 2,
+                "trainer__nodes": 2,
+                "trainer__strategy": "fsdp",
+                "trainer__reshard": False,
+            },
+            {"trainer__precision": "bf16"},
+        ):
             found = device_memory.device_memory(changed(config, data__batch_size=2, data__seq_len=16, **keys))
             parts = found.parts()
-            yield f"{keys}: {found.strategy}, {found.precision}, {[(name, size) for name, size in parts.items() if name != 'activations']}, {found.total == sum(parts.values())}"
+            yield (
+                f"{keys}: {found.strategy}, {found.precision}, "
+                f"{[(name, size) for name, size in parts.items() if name != 'activations']}, "
+                f"{found.total == sum(parts.values())}"
+            )
             yield f"  activations {parts['activations'] > 0}"
         for shape, devices in (((5, 3), 2), ((4,), 4), ((), 3), ((1, 2), 8)):
             yield f"{shape} {devices}: {device_memory._shard(torch.zeros(shape), devices)}"
@@ -111,9 +129,14 @@ def test_texts_that_are_continued():
 
     def lines() -> Iterator[str]:
         for stop, separator, tokens in (
-            ((), False, (1, 3, 4, 2)), (("STOP",), False, (1, 5, 6)), (("STOP", "b"), False, (7, 1, 5)), (("\n",), True, (1, 2)), ((), True, (1, 0)),
-            (("cab",), False, (7, 2)), (("STOP",), False, (5, 7, 5, 6)),
-        ):  # fmt: skip
+            ((), False, (1, 3, 4, 2)),
+            (("STOP",), False, (1, 5, 6)),
+            (("STOP", "b"), False, (7, 1, 5)),
+            (("\n",), True, (1, 2)),
+            ((), True, (1, 0)),
+            (("cab",), False, (7, 2)),
+            (("STOP",), False, (5, 7, 5, 6)),
+        ):
             made = Continuation(tokenizer, stop, stop_at_separator=separator)
             shown = []
             for token in tokens:
@@ -133,24 +156,35 @@ def test_texts_that_are_continued():
 def test_prompts(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = {
-        "plain.txt": "one\ntwo\n", "gap.txt": "one\n\ntwo\n", "empty.txt": " \n", "good.jsonl": '{"prompt": "a"}\n{"prompt": ""}\n', "bad.jsonl": '{"prompt": 3}\n',
+        "plain.txt": "one\ntwo\n",
+        "gap.txt": "one\n\ntwo\n",
+        "empty.txt": " \n",
+        "good.jsonl": '{"prompt": "a"}\n{"prompt": ""}\n',
+        "bad.jsonl": '{"prompt": 3}\n',
         "worse.jsonl": "{\n",
-    }  # fmt: skip
+    }
     for name, content in files.items():
         Path(name).write_text(content)
     Path("latin.txt").write_bytes(b"\xe9")
 
     def lines() -> Iterator[str]:
         for keys in (
-            {}, {"prompt": "x"}, {"prompts": ["a", ""]}, {"prompts": ["a"], "prompt": "b"}, {"file": "plain.txt", "prompts": ["a"]}, {"file": ""}, {"prompt": "\ud800"},
+            {},
+            {"prompt": "x"},
+            {"prompts": ["a", ""]},
+            {"prompts": ["a"], "prompt": "b"},
+            {"file": "plain.txt", "prompts": ["a"]},
+            {"file": ""},
+            {"prompt": "\ud800"},
             *({"file": name} for name in (*files, "latin.txt", "none.txt", ".")),
-        ):  # fmt: skip
+        ):
             yield f"{keys!a}: {refusal(read_prompts, changed(GenerateConfig(), **keys))!a}"
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"from\nhere")))
         yield f"{read_prompts(changed(GenerateConfig(), file='-'))}"
         loaded = SimpleNamespace(
-            tokenizer=SimpleNamespace(bos_id=9, encode=lambda text: list(range(len(text)))), model=SimpleNamespace(embedding=SimpleNamespace(weight=torch.zeros(1)))
-        )  # fmt: skip
+            tokenizer=SimpleNamespace(bos_id=9, encode=lambda text: list(range(len(text)))),
+            model=SimpleNamespace(embedding=SimpleNamespace(weight=torch.zeros(1))),
+        )
         monkeypatch.setattr(
             "experiments.generation.generate.check_decode_memory",
             lambda model, lengths, remedy: told.append((list(lengths), remedy)),
@@ -173,7 +207,10 @@ def test_micro_batches_and_processes(monkeypatch):
                 monkeypatch.setattr(group, "rank", lambda rank=rank: rank)
                 numbers = micro_batches.numbers(12)
                 first = [next(numbers) for _ in range(3)]
-                yield f"{rank} of {size}, {context} together: {first}, {group.share(12)} of 12, main {group.is_main()}, {group.holds_main_s_sequence()} {group.replica()}"
+                yield (
+                    f"{rank} of {size}, {context} together: {first}, {group.share(12)} of 12, main "
+                    f"{group.is_main()}, {group.holds_main_s_sequence()} {group.replica()}"
+                )
         monkeypatch.undo()
         for change in (count_for_all, count_for_one):
             progress = {
@@ -184,6 +221,9 @@ def test_micro_batches_and_processes(monkeypatch):
             change(checkpoint, 2)
             yield "; ".join(flat(checkpoint))
         monkeypatch.setenv("LOCAL_RANK", "3")
-        yield f"{group.own_device(torch.device('cuda'))} {group.own_device(torch.device('cpu'))} {group.from_all(5)} {group.from_process(4, 0)} {group.gathered(torch.ones(2)).shape}"
+        yield (
+            f"{group.own_device(torch.device('cuda'))} {group.own_device(torch.device('cpu'))} "
+            f"{group.from_all(5)} {group.from_process(4, 0)} {group.gathered(torch.ones(2)).shape}"
+        )
 
     check(RECORDED / "processes.txt", lines())

@@ -69,7 +69,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
         {"inputs": "bits"},
         {"inputs": "bits", "weights": "signs", "points": 63},
         {"points": 1, "dimensions": 1, "bins": 2},
-    ),  # fmt: skip
+    ),
     "selective_copy": ({"context": 12}, {"items": 3}, {"values": 2}),
     "stack": ({"operations": 8}, {"stacks": 1}, {"stacks": 5}, {"values": 3}),
 }
@@ -77,7 +77,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_sequences_of_a_task(name: str):
-    """Sizes, chance, words, and sequences of every split at several options: integers of a hash, the same everywhere."""
+    """Sizes, chance, words, and sequences of every split at several options: integers of a hash."""
 
     def lines() -> Iterator[str]:
         task = TASKS[name]
@@ -87,7 +87,10 @@ def test_sequences_of_a_task(name: str):
             yield f"{options}: {made.seq_len} tokens of {made.vocab_size}, chance {made.chance:.9g}"
             drawn = [made.draw(Draws(4, 7, number, 0)) for number in range(30)]
             yield f"  30 sequences {digest(*(part for one in drawn for part in one))}"
-            yield f"  answers {sum(int((one.targets >= 0).sum()) for one in drawn)}, difficulty {[int(max(one.difficulty)) for one in drawn[:5]]}"
+            yield (
+                f"  answers {sum(int((one.targets >= 0).sum()) for one in drawn)}, difficulty "
+                f"{[int(max(one.difficulty)) for one in drawn[:5]]}"
+            )
             yield f"  words {' '.join(made.word(token) for token in range(min(made.vocab_size, 200)))}"
         made = task(task.config())
         yield "  ".join(f"{word}:{answer}" for word, answer in example(made))
@@ -100,22 +103,75 @@ def test_sequences_of_a_task(name: str):
 
 REFUSED_OPTIONS = {
     "flip_flop": ({"operations": 1}, {"operations": 2}, {"ignore": 1.0}, {"ignore": -0.1}, {"ignore": 0.999}),
-    "fuzzy_recall": ({"entries": 0}, {"key_tokens": 1}, {"value_tokens": 1}, {"longest": 0}, {"entries": 9}, {"length": 29}, {"length": 30}),
-    "induction": ({"shortest": 1}, {"shortest": 2}, {"longest": 7}, {"longest": 8}, {"length": 24}, {"length": 25}, {"vocab": 23}, {"vocab": 24}),
+    "fuzzy_recall": (
+        {"entries": 0},
+        {"key_tokens": 1},
+        {"value_tokens": 1},
+        {"longest": 0},
+        {"entries": 9},
+        {"length": 29},
+        {"length": 30},
+    ),
+    "induction": (
+        {"shortest": 1},
+        {"shortest": 2},
+        {"longest": 7},
+        {"longest": 8},
+        {"length": 24},
+        {"length": 25},
+        {"vocab": 23},
+        {"vocab": 24},
+    ),
     "memorisation": ({"facts": 0}, {"values": 1}, {"asked": 0}, {"facts": 1}),
-    "mqar": ({"pairs": 0}, {"power": 0.0}, {"fill": "x"}, {"vocab": 8}, {"vocab": 9}, {"vocab": 10}, {"length": 15}, {"length": 16}),
-    "needle": ({"needles": 0}, {"values": 1}, {"hay": 0}, {"keys": 3}, {"keys": 4}, {"context": 7}, {"context": 8}),
-    "noisy_recall": ({"keys": 0}, {"values": 1}, {"noise": 0}, {"share": 1.0}, {"share": -0.1}, {"length": 63}, {"length": 16}, {"length": 18}),
+    "mqar": (
+        {"pairs": 0},
+        {"power": 0.0},
+        {"fill": "x"},
+        {"vocab": 8},
+        {"vocab": 9},
+        {"vocab": 10},
+        {"length": 15},
+        {"length": 16},
+    ),
+    "needle": (
+        {"needles": 0},
+        {"values": 1},
+        {"hay": 0},
+        {"keys": 3},
+        {"keys": 4},
+        {"context": 7},
+        {"context": 8},
+    ),
+    "noisy_recall": (
+        {"keys": 0},
+        {"values": 1},
+        {"noise": 0},
+        {"share": 1.0},
+        {"share": -0.1},
+        {"length": 63},
+        {"length": 16},
+        {"length": 18},
+    ),
     "palindrome": ({"items": 1}, {"values": 1}, {"items": 2, "values": 2}),
     "parity": ({"length": 1}, {"length": 2}),
     "permutations": ({"group": "S4"}, {"length": 1}, {"length": 2}),
     "regression": (
-        {"dimensions": 0}, {"bins": 1}, {"weights": "x"}, {"inputs": "x"}, {"points": 0}, {"points": 33}, {"points": 32},
-        {"unasked": -1}, {"unasked": 24}, {"unasked": 23}, {"inputs": "bits", "points": 64}, {"inputs": "bits", "points": 63},
+        {"dimensions": 0},
+        {"bins": 1},
+        {"weights": "x"},
+        {"inputs": "x"},
+        {"points": 0},
+        {"points": 33},
+        {"points": 32},
+        {"unasked": -1},
+        {"unasked": 24},
+        {"unasked": 23},
+        {"inputs": "bits", "points": 64},
+        {"inputs": "bits", "points": 63},
     ),
     "selective_copy": ({"items": 0}, {"values": 1}, {"context": 7}, {"context": 8}),
     "stack": ({"operations": 1}, {"stacks": 0}, {"values": 1}, {"operations": 2}),
-}  # fmt: skip
+}
 
 
 def test_options_that_tasks_refuse():
@@ -129,7 +185,7 @@ def test_options_that_tasks_refuse():
 
 
 def test_task_sets():
-    """Held-out sequences, which training and the other split never meet; batches; what summaries say; too small a space."""
+    """Held-out sequences, which training and the other split never meet; batches; summaries; too small a space."""
 
     def lines() -> Iterator[str]:
         config = dataclasses.replace(DataConfig(), name="parity", batch_size=3)
@@ -140,15 +196,27 @@ def test_task_sets():
         yield f"{made.label} {made.card} {made.vocab_size}"
         parts = {name: made.held_out(name) for name in ("validation", "test")}
         for name, part in parts.items():
-            yield f"{name}: {digest(part.tokens, part.targets, part.difficulty)}, {part.answers} answers, of two {part.first(2).answers}"
+            yield (
+                f"{name}: {digest(part.tokens, part.targets, part.difficulty)}, {part.answers} "
+                f"answers, of two {part.first(2).answers}"
+            )
         rows = {name: {row.tobytes() for row in part.tokens} for name, part in parts.items()}
         trained = {row.tobytes() for n in range(40) for row in made.batches(1).batch(n)["tokens"].numpy()}
-        yield f"different {len(rows['validation'])} {len(rows['test'])}, shared {len(rows['validation'] & rows['test'])}"
+        yield (
+            f"different {len(rows['validation'])} {len(rows['test'])}, shared "
+            f"{len(rows['validation'] & rows['test'])}"
+        )
         yield f"of training {len(trained & (rows['validation'] | rows['test']))}, taken {len(made.taken)}"
         for seed, number in ((0, 0), (0, 5), (1, 0)):
-            yield f"batch {number} of seed {seed}: { ({k: digest(x.numpy()) for k, x in made.batches(seed).batch(number).items()}) }"
+            yield (
+                f"batch {number} of seed {seed}: "
+                f"{ ({k: digest(x.numpy()) for k, x in made.batches(seed).batch(number).items()}) }"
+            )
         two, one = (dataclasses.replace(config, batch_size=size) for size in (6, 3))
-        yield f"order {digest(TaskSet(two).batches(0).batch(1)['tokens'])} {digest(TaskSet(one).batches(0).batch(2)['tokens'], TaskSet(one).batches(0).batch(3)['tokens'])}"
+        yield (
+            f"order {digest(TaskSet(two).batches(0).batch(1)['tokens'])} "
+            f"{digest(TaskSet(one).batches(0).batch(2)['tokens'], TaskSet(one).batches(0).batch(3)['tokens'])}"
+        )
         config.tasks.parity.length = 11
         yield refusal(
             TaskSet(
@@ -168,9 +236,14 @@ def test_hashes_and_draws():
         yield f"{counter_hash(1, 2, places).tolist()} {going_on(state_after(1, 2), places).tolist()}"
         d = Draws(9, 8)
         for name, found in (
-            ("below", d.below(7, 12)), ("uniform", d.uniform(4)), ("normal", d.normal(5)), ("distinct", d.distinct(9, 9)),
-            ("few", d.distinct(50, 4)), ("weighted", d.weighted(np.arange(1.0, 9.0), 5)), ("rare", d.weighted(np.arange(1.0, 60.0), 3)),
-        ):  # fmt: skip
+            ("below", d.below(7, 12)),
+            ("uniform", d.uniform(4)),
+            ("normal", d.normal(5)),
+            ("distinct", d.distinct(9, 9)),
+            ("few", d.distinct(50, 4)),
+            ("weighted", d.weighted(np.arange(1.0, 9.0), 5)),
+            ("rare", d.weighted(np.arange(1.0, 60.0), 3)),
+        ):
             yield f"{name} {[float(f'{x:.9g}') for x in found.tolist()]}"
 
     check(RECORDED / "hashes.txt", lines())
@@ -189,7 +262,7 @@ def _corpus_file(folder: Path, name: str, paragraphs: int, seed: int) -> Path:
 
 
 def test_texts_and_their_splits(tmp_path: Path, monkeypatch):
-    """Files cut or dealt out whole, hashes of texts, labels, tokens, entropies; what is hidden, alike, short or foreign."""
+    """Files cut or dealt out whole, hashes of texts, labels, tokens; what is hidden, alike, short or foreign."""
     monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     for number in range(22):
@@ -206,9 +279,14 @@ def test_texts_and_their_splits(tmp_path: Path, monkeypatch):
 
     def lines() -> Iterator[str]:
         for keys in (
-            {}, {"path": "many"}, {"path": "few/0.txt"}, {"path": "few/*.txt"}, {"path": "many/**/*.md"}, {"tokenizer": "bpe", "vocab_size": 300},
+            {},
+            {"path": "many"},
+            {"path": "few/0.txt"},
+            {"path": "few/*.txt"},
+            {"path": "many/**/*.md"},
+            {"tokenizer": "bpe", "vocab_size": 300},
             {"pack": "document"},
-        ):  # fmt: skip
+        ):
             config = dataclasses.replace(usual, **keys)
             yield f"{keys}: {data.fingerprint(config)}"
             yield from flat(contents(config), "  ")
@@ -236,15 +314,28 @@ def test_texts_and_their_splits(tmp_path: Path, monkeypatch):
             yield f"named {place}: {text.corpus_name(place).removeprefix(str(tmp_path))}"
         for size in (20, 41, 60):
             homes = text.splits_of_digests([f"{n:03d}" for n in range(size)] * 2)
-            yield f"{size} files: {[(name, sum(x == name for x in homes.values())) for name in ('test', 'validation', 'train')]} first {homes['000']} {homes['001']}"
+            yield (
+                f"{size} files: "
+                f"{[(name, sum(x == name for x in homes.values())) for name in ('test', 'validation', 'train')]}"
+                f" first {homes['000']} {homes['001']}"
+            )
         for words in ("x" * 1000, "a b " * 100, "line\n" * 60, "one. two.\n\n" * 40, "y" * 50):
             parts = text.cut_text(words)
             yield f"cut {[(name, len(part), part[:6], part[-3:]) for name, part in parts.items()]}"
-        yield f"parts of 49 {[text._part('z' * 49, split) for split in data.SPLITS]}, of 50 {[len(text._part('z' * 50, split)) for split in data.SPLITS]}"
+        yield (
+            f"parts of 49 {[text._part('z' * 49, split) for split in data.SPLITS]}, of 50 "
+            f"{[len(text._part('z' * 50, split)) for split in data.SPLITS]}"
+        )
         for one in ("", "a", "a\n", "a\n\nb"):
-            yield f"{one!r}: {base.count_lines(one)} lines, {base.Document(one, base.count_lines(one)).n_words} words"
+            yield (
+                f"{one!r}: {base.count_lines(one)} lines, "
+                f"{base.Document(one, base.count_lines(one)).n_words} words"
+            )
         for sizes in ((33, 2, 2), (32, 2, 2), (33, 1, 2), (33, 2, 1)):
-            yield f"{sizes}: {refusal(check_sizes, usual, dict(zip(data.SPLITS, sizes, strict=True)), 'tokens')}"
+            yield (
+                f"{sizes}: "
+                f"{refusal(check_sizes, usual, dict(zip(data.SPLITS, sizes, strict=True)), 'tokens')}"
+            )
         for keys in (
             {"path": None},
             {"path": "no"},
@@ -337,13 +428,19 @@ if x:
             "sitecustomize",
             "xml.dom",
         )
-        yield f"modules {[name for name in named_ if name in modules]}, in order {list(modules) == sorted(modules)}"
+        yield (
+            f"modules {[name for name in named_ if name in modules]}, in order "
+            f"{list(modules) == sorted(modules)}"
+        )
         names = [f"module.{n}" for n in range(60)]
         yield f"{[(split, [n for n in names if pydocs.split_of_name(n) == split]) for split in ('test', 'validation')]}"
         both = dataclasses.replace(DataConfig(), name="wikitext2", path="here", revision="x")
         for keys in ({}, {"revision": None}):
             yield refusal(data.check, dataclasses.replace(both, **keys))
-        yield f"{wikitext.REPOSITORY} {wikitext.REVISION} {[one.folder for one in (data.SOURCES['wikitext103'], data.SOURCES['wikitext2'])]}"
+        yield (
+            f"{wikitext.REPOSITORY} {wikitext.REVISION} "
+            f"{[one.folder for one in (data.SOURCES['wikitext103'], data.SOURCES['wikitext2'])]}"
+        )
         yield f"{data.SOURCES['wikitext2'].stamp(DataConfig(name='wikitext2'))}"
         yield f"{data.SOURCES['wikitext103'].labels(DataConfig(name='wikitext103'))}"
         yield refusal(data.check, dataclasses.replace(DataConfig(), path="x"))
@@ -361,7 +458,10 @@ def test_batches_and_windows():
                 batches = Batches(split, 10, size, seed, pack, bos_id=0)
                 for number in (0, 1, 3, 7):
                     found = batches.batch(number)
-                    yield f"{pack} {size} {seed} {number}: { ({k: [list(x.shape), digest(x.numpy())] for k, x in found.items()}) }"
+                    yield (
+                        f"{pack} {size} {seed} {number}: "
+                        f"{ ({k: [list(x.shape), digest(x.numpy())] for k, x in found.items()}) }"
+                    )
         batches = Batches(split, 10, 2, 0)
         yield f"windows {batches.windows_per_epoch}, starts {batches._starts(np.arange(23)).tolist()}"
         first = batches.batch(0)
@@ -396,8 +496,14 @@ def test_tokens_of_fixed_text(tmp_path: Path):
             ids = [int(x) for x in made.encode(sample)]
             yield f"{sample!r}: {ids} {made.decode(ids)!r}"
         plain = ByteTokenizer()
-        yield f"{list(map(int, plain.encode('théta')))} {plain.bos_id} {plain.vocab_size} {plain.name} {plain.decode([116, 195, 169])!r}"
-        yield f"{[(len(piece), piece[:4]) for piece in bpe.pieces('ab cd  ef ' * 40, 50)]} {len(list(bpe.pieces('x' * 300, 50)))}"
+        yield (
+            f"{list(map(int, plain.encode('théta')))} {plain.bos_id} {plain.vocab_size} {plain.name} "
+            f"{plain.decode([116, 195, 169])!r}"
+        )
+        yield (
+            f"{[(len(piece), piece[:4]) for piece in bpe.pieces('ab cd  ef ' * 40, 50)]} "
+            f"{len(list(bpe.pieces('x' * 300, 50)))}"
+        )
         vocabulary = {SEPARATOR: 3, "a": 0, "b": 1, "ab": 2}
         (tmp_path / "vocab.json").write_text(str(vocabulary).replace("'", '"'))
         for merges in ("#version: 0.2\na b\n", "a b\n\n", "a c\n", "a b c\n"):
@@ -411,6 +517,9 @@ def test_tokens_of_fixed_text(tmp_path: Path):
         yield digest(np.fromfile(tmp_path / "tokens.bin", np.uint16))
         yield f"{content_hash({'b': 1, 'a': [1, 'é']})} {content_hash([1], 5)}"
         store_fact(tmp_path / "new" / "fact.json", {"a": 1})
-        yield f"{load_fact(tmp_path / 'new' / 'fact.json')} {load_fact(tmp_path / 'none.json')} {load_fact(tmp_path / 'tokens.bin')}"
+        yield (
+            f"{load_fact(tmp_path / 'new' / 'fact.json')} {load_fact(tmp_path / 'none.json')} "
+            f"{load_fact(tmp_path / 'tokens.bin')}"
+        )
 
     check(RECORDED / "tokens.txt", (line.replace(str(tmp_path), "<place>") for line in lines()))

@@ -62,10 +62,18 @@ def test_records_of_cells(place: Path):
         values = json.loads(path.read_text())
         yield f"{sorted(values)}, format {values['format']}"
         again = cell.read_record(path)
-        yield f"as before {again.config == plans[0].config}, {again.run == plans[0].run}, {again.folder.path.name == plans[0].run}"
+        yield (
+            f"as before {again.config == plans[0].config}, {again.run == plans[0].run}, "
+            f"{again.folder.path.name == plans[0].run}"
+        )
         for change in (
-            {"format": 2}, {"identity": {}}, {"folder": "/no/such/folder"}, {"letters": None}, {"config": {"x": 1}}, {"config": None},
-        ):  # fmt: skip
+            {"format": 2},
+            {"identity": {}},
+            {"folder": "/no/such/folder"},
+            {"letters": None},
+            {"config": {"x": 1}},
+            {"config": None},
+        ):
             path.write_text(json.dumps({**values, **change}))
             said_ = refusal(cell.enter_record, path)
             yield f"{change}: {said_ if not said_.startswith('taken') else 'taken'}"
@@ -105,7 +113,10 @@ def test_the_list_of_commands(place: Path):
             engine = command_list.CommandList(chosen)
             for planned in chosen:
                 engine.submit(planned)
-            yield f"{engine.capacity} {[p.run for p in engine.changed()]} {engine.state(chosen[0])} {engine.cancel(chosen[0])}"
+            yield (
+                f"{engine.capacity} {[p.run for p in engine.changed()]} {engine.state(chosen[0])} "
+                f"{engine.cancel(chosen[0])}"
+            )
             yield engine.farewell(2)
             yield from (
                 line.partition("run.py ")[2]
@@ -176,12 +187,21 @@ def _slurm(monkeypatch, plans):
 
 
 def test_jobs_of_slurm(place: Path, monkeypatch):
-    """A job's life: submitted, waiting, running, lost, ended with an outcome, cancelled; what an earlier command left."""
+    """A job's life: submitted, waiting, running, lost, ended, cancelled; what an earlier command left."""
     slurm = {
-        "sweep__engine": "slurm", "sweep__slurm__partition": "p", "sweep__slurm__account": "a", "sweep__slurm__qos": "q",
-        "sweep__slurm__minutes": 61.5, "sweep__slurm__cpus": 3, "sweep__slurm__gpus": 2, "sweep__slurm__memory_gb": 1.5, "sweep__slurm__signal_s": 33,
-        "sweep__slurm__setup": ["module load x"], "sweep__slurm__more": ["constraint=a100", "comment=a=b"], "trainer__threads": 4,
-    }  # fmt: skip
+        "sweep__engine": "slurm",
+        "sweep__slurm__partition": "p",
+        "sweep__slurm__account": "a",
+        "sweep__slurm__qos": "q",
+        "sweep__slurm__minutes": 61.5,
+        "sweep__slurm__cpus": 3,
+        "sweep__slurm__gpus": 2,
+        "sweep__slurm__memory_gb": 1.5,
+        "sweep__slurm__signal_s": 33,
+        "sweep__slurm__setup": ["module load x"],
+        "sweep__slurm__more": ["constraint=a100", "comment=a=b"],
+        "trainer__threads": 4,
+    }
     plans = _plans(2, **slurm)
 
     def lines() -> Iterator[str]:
@@ -197,7 +217,10 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
             queue.states["7"] = state
             yield f"{state}: {engine.state(plans[0])}"
         engine.submit(plans[0])
-        yield f"submitted {len(executor.environment)}, changed {len(engine.changed())}, looked {queue.refreshed}"
+        yield (
+            f"submitted {len(executor.environment)}, changed {len(engine.changed())}, looked "
+            f"{queue.refreshed}"
+        )
         for how in ("", "NODE_FAIL", "CANCELLED"):
             engine.gone.clear()
             queue.states.clear()
@@ -216,7 +239,10 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
         yield f"cancel again {engine.cancel(plans[0])}"
         local = _plans(1, **{**slurm, "sweep__slurm__cluster": "local"})
         engine, queue, executor = _slurm(monkeypatch, local)
-        yield f"local {engine.capacity} {engine.at_once}, an earlier job of the cluster {engine._job_state(local[0])}"
+        yield (
+            f"local {engine.capacity} {engine.at_once}, an earlier job of the cluster "
+            f"{engine._job_state(local[0])}"
+        )
         engine.submit(local[0])
         yield from flat(executor.parameters[0])
         monkeypatch.setattr(
@@ -246,10 +272,16 @@ def test_queues(monkeypatch):
         yield f"{queue.states} {queue.state('9', None)} {queue.began('7')} {queue.end('7')!r}"
         answers.clear()
         queue.refresh()
-        yield f"no answer later: {queue.states}, {queue.end('7')!r}; at first: {refusal(slurm_queue.SlurmQueue().refresh)}"
+        yield (
+            f"no answer later: {queue.states}, {queue.end('7')!r}; at first: "
+            f"{refusal(slurm_queue.SlurmQueue().refresh)}"
+        )
         local, own = slurm_queue.LocalQueue(), str(os.getpid())
         began = local.began(own)
-        yield f"{began is not None} {local.state(own, began)} {local.state(own, 1.0)} {local.state(own, None)} {local.end(own)!r} {local.began('999999')}"
+        yield (
+            f"{began is not None} {local.state(own, began)} {local.state(own, 1.0)} "
+            f"{local.state(own, None)} {local.end(own)!r} {local.began('999999')}"
+        )
         yield f"{slurm_queue.CANCELLED} {asked}"
 
     check(RECORDED / "queues.txt", lines())
@@ -270,7 +302,10 @@ def test_nodes_of_ray():
             RayConfig(gpus=0.5),
         ):
             for found in ((small,), (small, large), ((False, {"CPU": 64.0, "GPU": 8.0}), small)):
-                yield f"{settings.cpus:g} {settings.gpus:g} {settings.grows}: {refusal(ray_connection.refuse_what_no_node_has, nodes(*found), settings)}"
+                yield (
+                    f"{settings.cpus:g} {settings.gpus:g} {settings.grows}: "
+                    f"{refusal(ray_connection.refuse_what_no_node_has, nodes(*found), settings)}"
+                )
 
     check(RECORDED / "ray_nodes.txt", lines())
 
@@ -300,7 +335,10 @@ def test_keepers_of_tasks(monkeypatch):
 
     def lines() -> Iterator[str]:
         made = _Keeper()
-        yield f"{made.submit(('c', 10.0), 'a', (1,), {'x': 2})} {made.submit(('c', 10.0), 'a', (1,), {})} {made.submit(('d', 5.0), 'b', (), {})}"
+        yield (
+            f"{made.submit(('c', 10.0), 'a', (1,), {'x': 2})} "
+            f"{made.submit(('c', 10.0), 'a', (1,), {})} {made.submit(('d', 5.0), 'b', (), {})}"
+        )
         made.begin("a")
         made.begin("z")
         yield f"{made.look(('c', 10.0))} {made.begun}"
@@ -321,7 +359,10 @@ def test_ends_and_engines(monkeypatch):
     def lines() -> Iterator[str]:
         for status in (0, 1, 3, -9, -15, None):
             yield f"{status}: {exit_reason(status)}"
-        yield f"{interface.DONE} {interface.FAILED} {interface.PAUSED} {issubclass(interface.CellsLeft, RunPaused)}"
+        yield (
+            f"{interface.DONE} {interface.FAILED} {interface.PAUSED} "
+            f"{issubclass(interface.CellsLeft, RunPaused)}"
+        )
         for engine, module in (
             ("slurm", "slurm_jobs.SlurmJobs"),
             ("ray", "ray_tasks.RayTasks"),

@@ -29,7 +29,10 @@ def test_configurations(tmp_path: Path):
         for rehearse in (False, True):
             settings = Settings.of(changed(base, gpu__rehearse=rehearse))
             with pretended_machine(None):
-                yield f"{rehearse}: {settings.folder} {settings.published} {settings.device_name} {settings.seconds}"
+                yield (
+                    f"{rehearse}: {settings.folder} {settings.published} {settings.device_name} "
+                    f"{settings.seconds}"
+                )
             for suite in ("attention", "kernels", "latency", "models"):
                 yield f" suite {suite}"
                 yield from differences(settings.bench(suite), usual)
@@ -75,11 +78,17 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
             yield from printed
         for name in ("test_x_triton.py", "test_x.py"):
             asked.clear()
-            yield f"{name}: {kernel_stages._pytest(Path(name), 50.0, False)} {kernel_stages._pytest(Path(name), 0.5, False)} {asked}"
+            yield (
+                f"{name}: {kernel_stages._pytest(Path(name), 50.0, False)} "
+                f"{kernel_stages._pytest(Path(name), 0.5, False)} {asked}"
+            )
         for status in (0, 5, 1):
             statuses["tests"] = status
             asked.clear()
-            yield f"{status}: {refusal(stages._run_gpu_tests, settings)} {refusal(stages._run_gpu_tests, whole)} {asked}"
+            yield (
+                f"{status}: {refusal(stages._run_gpu_tests, settings)} "
+                f"{refusal(stages._run_gpu_tests, whole)} {asked}"
+            )
         for _ in range(2):
             with said() as printed, pretended_machine(None):
                 yield f"{kernel_stages.tune_kernels(settings)}"

@@ -1,18 +1,14 @@
-"""What jobs print: help, lists, costs, comparisons, papers, verdicts, scores, texts; ends of commands and their status."""
+"""What jobs print: help, lists, costs, comparisons, papers, verdicts, scores, texts; how commands end."""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import io
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
-import torch
 from hydra.errors import HydraException
 from support.program import Lab
 from support.recorded import check
@@ -76,7 +72,10 @@ def test_costs():
         yield from printed
         for size in (0, 1023, 1024, 8192, 104_857, 104_858, 2**20, 5 * 2**30):
             yield f"{size}: {cost.format_bytes(size)}"
-        yield f"{[cost.short(n) for n in (1000, 1024, 131072, 1536)]} {[cost._millions(x) for x in (5.0, 123456.0, 9.99e7, 1e8, 2.5e9)]}"
+        yield (
+            f"{[cost.short(n) for n in (1000, 1024, 131072, 1536)]} "
+            f"{[cost._millions(x) for x in (5.0, 123456.0, 9.99e7, 1e8, 2.5e9)]}"
+        )
         for keys in (
             {"cost__lengths": []},
             {"cost__lengths": [8, 0]},
@@ -96,7 +95,7 @@ def test_costs():
         from experiments.costs import device_memory
 
         given = device_memory.DeviceMemory("ddp", "fp32", 10**9, 2 * 10**9, 3 * 10**9, 0, 5 * 10**8)
-        with said() as printed, mock.patch.object(device_memory, "device_memory", lambda _config: given):
+        with said() as printed, mock.patch.object(device_memory, "device_memory", return_value=given):
             cost.print_memory(
                 changed(config, trainer__devices=2, trainer__nodes=3, trainer__recompute="full")
             )
@@ -110,10 +109,18 @@ def test_ends_of_commands(monkeypatch):
 
     def lines() -> Iterator[str]:
         for error in (
-            None, RunFailed("2 of 3 cells failed"), RunPaused("paused"), UserError("no such\nthing"), HydraException("odd words"), BrokenPipeError(),
-            OSError(errno.ENOSPC, "No space left on device", "a/b"), OSError(errno.EACCES, "Permission denied", "c"), KeyboardInterrupt(),
-            cli.Terminated(), FileNotFoundError(errno.ENOENT, "No such file", "x", None, "y"),
-        ):  # fmt: skip
+            None,
+            RunFailed("2 of 3 cells failed"),
+            RunPaused("paused"),
+            UserError("no such\nthing"),
+            HydraException("odd words"),
+            BrokenPipeError(),
+            OSError(errno.ENOSPC, "No space left on device", "a/b"),
+            OSError(errno.EACCES, "Permission denied", "c"),
+            KeyboardInterrupt(),
+            cli.Terminated(),
+            FileNotFoundError(errno.ENOENT, "No such file", "x", None, "y"),
+        ):
 
             def perform(configs, after, error=error):
                 if error is not None:
@@ -144,10 +151,12 @@ def test_ends_of_commands(monkeypatch):
         }
         base = tiny_config()
         for name, configs in (
-            ("pair", [changed(base, job="pair", seed=1)]), ("pair", [changed(base, job="pair", seed=n) for n in (1, 2)]),
-            ("alone", [changed(base, job="alone", seed=n) for n in (1, 2)]), ("dry", [changed(base, job="alone", dry=True)]),
+            ("pair", [changed(base, job="pair", seed=1)]),
+            ("pair", [changed(base, job="pair", seed=n) for n in (1, 2)]),
+            ("alone", [changed(base, job="alone", seed=n) for n in (1, 2)]),
+            ("dry", [changed(base, job="alone", dry=True)]),
             ("both", [changed(base, job="alone"), changed(base, job="pair")]),
-        ):  # fmt: skip
+        ):
             log.clear()
             cli.perform(configs, after)
             yield f"{name}: {log}"
@@ -168,8 +177,18 @@ def test_ends_of_commands(monkeypatch):
 def test_errors_of_the_system():
     def lines() -> Iterator[str]:
         for number in (
-            errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.EIO,
-        ):  # fmt: skip
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.EISDIR,
+            errno.ELOOP,
+            errno.EIO,
+        ):
             yield f"{errno.errorcode[number]}: {os_errors.explain(OSError(number, 'said', 'file'))}"
         yield os_errors.explain(OSError(errno.EIO, "said", "first", None, "second"))
         yield os_errors.explain(OSError("only words"))
@@ -183,9 +202,16 @@ def test_errors_of_the_system():
 def asked(tmp_path: Path):
     """Two models, without text to read."""
     config = tiny_config(
-        data__name="mqar", data__tokenizer="bpe", data__vocab_size=4096, data__seq_len=128, results=str(tmp_path), name="study", compare__rates=[1e-3, 1e-2],
-        trainer__max_steps=40, trainer__val_every=5,
-    )  # fmt: skip
+        data__name="mqar",
+        data__tokenizer="bpe",
+        data__vocab_size=4096,
+        data__seq_len=128,
+        results=str(tmp_path),
+        name="study",
+        compare__rates=[1e-3, 1e-2],
+        trainer__max_steps=40,
+        trainer__val_every=5,
+    )
     return config, changed(config, model=architectures(config.model)["kda_pure"])
 
 
@@ -211,15 +237,28 @@ def test_comparisons(asked, monkeypatch, tmp_path: Path):
                 yield f"{len(configs)} {keys}: {end}"
                 yield from printed
         for configs in (
-            [plain, changed(plain, seed=1)], [plain, changed(plain, optim__lr=1.0)], [plain, plain], [changed(plain, evaluate__splits=["validation"])],
-            [changed(plain, compare__longer="size=3")], [changed(plain, compare__longer="length=64")], [changed(plain, compare__longer="vocab=99")],
-            [changed(plain, compare__longer="length=64", data__name="pydocs")], [changed(plain, compare__models=["kda_pure mixers.kda.head_width=4,8", "x"])],
-            [changed(plain, compare__models=["transformer", "kda_pure mixers.kda.head_width=4,8"])], [changed(plain, compare__rates=[1e-3])],
-            [changed(plain, compare__rates=[1e-3, 1e-3])], [changed(plain, compare__rates=[0.0, 1.0])], [changed(plain, compare__extend=-1)],
-            [changed(plain, compare__seeds=0)], [changed(plain, compare__halving=True, trainer__val_every=11)], [changed(plain, compare__grid=["a b"])],
-            [changed(plain, compare__grid=["seed=1,2"])], [changed(plain, compare__grid=["optim.lr=1,2"])], [changed(plain, compare__grid=["optim.x=1"])],
+            [plain, changed(plain, seed=1)],
+            [plain, changed(plain, optim__lr=1.0)],
+            [plain, plain],
+            [changed(plain, evaluate__splits=["validation"])],
+            [changed(plain, compare__longer="size=3")],
+            [changed(plain, compare__longer="length=64")],
+            [changed(plain, compare__longer="vocab=99")],
+            [changed(plain, compare__longer="length=64", data__name="pydocs")],
+            [changed(plain, compare__models=["kda_pure mixers.kda.head_width=4,8", "x"])],
+            [changed(plain, compare__models=["transformer", "kda_pure mixers.kda.head_width=4,8"])],
+            [changed(plain, compare__rates=[1e-3])],
+            [changed(plain, compare__rates=[1e-3, 1e-3])],
+            [changed(plain, compare__rates=[0.0, 1.0])],
+            [changed(plain, compare__extend=-1)],
+            [changed(plain, compare__seeds=0)],
+            [changed(plain, compare__halving=True, trainer__val_every=11)],
+            [changed(plain, compare__grid=["a b"])],
+            [changed(plain, compare__grid=["seed=1,2"])],
+            [changed(plain, compare__grid=["optim.lr=1,2"])],
+            [changed(plain, compare__grid=["optim.x=1"])],
             [changed(plain, compare__models=[""])],
-        ):  # fmt: skip
+        ):
             with said() as printed:
                 end = refusal(compare.run_sweep, [changed(config, dry=True) for config in configs])
             yield end

@@ -110,7 +110,10 @@ def test_what_is_measured_of_tokens():
         probe = changed(ProbeConfig(), windows=3, batch_size=2, routing_tokens=40)
         tables = task_sequences.task_tables(routed, made, probe, 7)
         yield f"{[(name, len(rows)) for name, rows in tables.items()]}"
-        yield f"sentence {tables['sentence'][:4]} step {tables['measures'][0][0]} {tables['measures'][0][-1]} {tables['assignments'][0]}"
+        yield (
+            f"sentence {tables['sentence'][:4]} step {tables['measures'][0][0]} "
+            f"{tables['measures'][0][-1]} {tables['assignments'][0]}"
+        )
         for row in tables["measures"]:
             if row[8].startswith("answer"):
                 yield "; ".join(map(str, row[1:9])) + f": {row[9]:.6f} {row[10]}"
@@ -130,7 +133,10 @@ def test_tables_and_their_records(tmp_path: Path):
         rows = [(5, 0, "mixer", "a", None, "", None, None, "m", 0.5, 3, "validation")]
         probe_tables.write(tmp_path, "measures", rows)
         probe_tables.write(tmp_path, "samples", [])
-        yield f"{probe_tables.read(tmp_path, 'measures')} {probe_tables.read(tmp_path, 'samples')} {probe_tables._LATER}"
+        yield (
+            f"{probe_tables.read(tmp_path, 'measures')} {probe_tables.read(tmp_path, 'samples')} "
+            f"{probe_tables._LATER}"
+        )
         (tmp_path / "probes" / ".x.partial").touch()
         probe_tables.remove_partials(tmp_path)
         yield f"{sorted(path.name for path in (tmp_path / 'probes').iterdir())}"
@@ -138,12 +144,20 @@ def test_tables_and_their_records(tmp_path: Path):
         for at in ("best", "last"):
             yield from flat({k: v for k, v in probe_run.settings(probe, at).items() if k != "measures"}, at)
         energies = [
-            (5, 1, "", "", None, "rank", float(r), float(r + 1), "stream_energy", value, 9, "validation") for r, value in enumerate((0.7, 0.2, 0.08, 0.02))
-        ]  # fmt: skip
+            (5, 1, "", "", None, "rank", float(r), float(r + 1), "stream_energy", value, 9, "validation")
+            for r, value in enumerate((0.7, 0.2, 0.08, 0.02))
+        ]
         probe_tables.write(tmp_path, "measures", energies)
-        yield f"{[stream_rank.stream_rank(tmp_path, energy) for energy in (0.5, 0.9, 0.99)]} {stream_rank.stream_rank(tmp_path / 'no', 0.9)!r}"
+        yield (
+            f"{[stream_rank.stream_rank(tmp_path, energy) for energy in (0.5, 0.9, 0.99)]} "
+            f"{stream_rank.stream_rank(tmp_path / 'no', 0.9)!r}"
+        )
         (tmp_path / "config.yaml").write_text("probe: {at: last}\n")
-        yield f"{probe_run.weights_to_probe(tmp_path, probe)} {probe_run.weights_to_probe(tmp_path, changed(probe, at='7'))} {probe_run.weights_to_probe(tmp_path / 'no', probe)}"
+        yield (
+            f"{probe_run.weights_to_probe(tmp_path, probe)} "
+            f"{probe_run.weights_to_probe(tmp_path, changed(probe, at='7'))} "
+            f"{probe_run.weights_to_probe(tmp_path / 'no', probe)}"
+        )
         yield f"{probe_run.is_probed(tmp_path, probe)}"
 
     check(RECORDED / "tables.txt", lines())
@@ -188,7 +202,7 @@ def test_finding_runs_and_weights(tmp_path: Path):
             (whole / "checkpoints").mkdir(exist_ok=True)
             (whole / "checkpoints" / f"step-{step:08d}.ckpt").touch()
         for name in ("step-00000005", "step-00000006"):
-            folder = run(f"study/a/weights/{name}", **{"model__json": "{}"})
+            folder = run(f"study/a/weights/{name}", model__json="{}")
         (folder / "model.safetensors").touch()
         for card in ({}, {"step": 4}):
             (whole / "model.json").write_text(json.dumps(card))

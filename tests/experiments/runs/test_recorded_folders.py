@@ -26,7 +26,10 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
         run = RunFolder(tmp_path / "study" / "abc")
 
         def state() -> str:
-            return f"complete {run.complete}, failed {run.failed}, resumable {run.resumable}, {files_in(run.path) if run.path.is_dir() else 'no folder'}"
+            return (
+                f"complete {run.complete}, failed {run.failed}, resumable {run.resumable}, "
+                f"{files_in(run.path) if run.path.is_dir() else 'no folder'}"
+            )
 
         yield state()
         run.begin("a: 1\n", {"seed": 3}, {"f.py": "1"})
@@ -42,7 +45,9 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
         error.step, error.module = 7, "m"
         run.fail(error)
         found = run.failure()
-        yield f"{state()} {sorted(found)} {found['kind']} {found['message']} {found['step']} {found['module']}"
+        yield (
+            f"{state()} {sorted(found)} {found['kind']} {found['message']} {found['step']} {found['module']}"
+        )
         run.record({"kind": "X"})
         yield f"{run.failure()}"
         (run.path / "failure.json").write_text("[")
@@ -67,7 +72,8 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
             yield f"{inside}: {refusal(folders.refuse_links, other.path)}"
         (tmp_path / "linked").symlink_to(tmp_path / "study")
         yield f"{refusal(RunFolder(tmp_path / 'linked').locked().__enter__)}"
-        yield f"{[folders.resolves_outside(tmp_path / place, tmp_path / 'study') for place in ('study/abc', 'linked', 'other', 'study/../x')]}"
+        places = [tmp_path / place for place in ("study/abc", "linked", "other", "study/../x")]
+        yield f"{[folders.resolves_outside(place, tmp_path / 'study') for place in places]}"
         for one_machine in (True, False):
             monkeypatch.setattr(folders, "is_of_one_machine", lambda path, one=one_machine: one)
             held = RunFolder(tmp_path / f"lock{one_machine}" / "run")
@@ -98,17 +104,24 @@ def test_loading(tmp_path: Path):
         zoo_io.export(model, run, step=5, tokenizer=ByteTokenizer().to_json())
         yield refusal(load_run, str(run), torch.device("cpu"))
         (run / "config.yaml").write_text(
-            f"data: {{name: text, path: {tmp_path}/book.txt, tokenizer: bytes, seq_len: 16, cache_dir: x, tasks: {{gone: {{a: 1}}, mqar: {{pairs: 7}}}}}}\n"
+            f"data: {{name: text, path: {tmp_path}/book.txt, tokenizer: bytes, seq_len: 16, "
+            f"cache_dir: x, tasks: {{gone: {{a: 1}}, mqar: {{pairs: 7}}}}}}\n"
         )
         loaded = load_run(str(run), torch.device("cpu"))
-        yield f"{loaded.step} {loaded.folder.name} {loaded.tokenizer.name} {loaded.data.cache_dir} {loaded.data.tasks.mqar} {loaded.model.training}"
+        yield (
+            f"{loaded.step} {loaded.folder.name} {loaded.tokenizer.name} {loaded.data.cache_dir} "
+            f"{loaded.data.tasks.mqar} {loaded.model.training}"
+        )
         corpus = load_corpus(
             loaded, tiny_config(data__cache_dir=str(tmp_path / "cache")).data, progress=False
         )
         yield f"{corpus.describe()['test']} {corpus.config.cache_dir}"
         for content in ("data: 3\n", "x: 1\n", "data: {name: text, nonsense: 1}\n", "[\n"):
             (run / "config.yaml").write_text(content)
-            yield f"{content!r}: {str(refusal(recorded_data, run / 'config.yaml')).partition(' (')[0].partition(', path=')[0]}"
+            yield (
+                f"{content!r}: "
+                f"{str(refusal(recorded_data, run / 'config.yaml')).partition(' (')[0].partition(', path=')[0]}"
+            )
         zoo_io.export(model, run, task={"name": "mqar", "options": {}})
         yield refusal(load_run, str(run), torch.device("cpu"))
         small = set_by_formula(LanguageModel(tiny_config().model, vocab_size=20, seq_len=16))

@@ -1,4 +1,4 @@
-"""Scores of models whose weights are a formula: windows, packed documents, carried states, tasks; and how they are said."""
+"""Scores of models whose weights are a formula: windows, packed documents, carried states, tasks; how they are said."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ def test_scores_of_a_split():
         for pattern in ("F", "K"):
             model = _model(pattern=pattern)
             for keys in (
-                {"stride": 16, "batch_size": 3}, {"stride": 5, "batch_size": 2}, {"stride": 8, "batch_size": 4, "document_bos": 0},
-                {"stride": 16, "batch_size": 1, "windows": 2}, {"stride": 8, "batch_size": 2, "separator": 0},
-            ):  # fmt: skip
+                {"stride": 16, "batch_size": 3},
+                {"stride": 5, "batch_size": 2},
+                {"stride": 8, "batch_size": 4, "document_bos": 0},
+                {"stride": 16, "batch_size": 1, "windows": 2},
+                {"stride": 8, "batch_size": 2, "separator": 0},
+            ):
                 told: list[int] = []
                 score = text.score_split(model, SPLIT, progress=told.append, **keys)
                 yield f"{pattern} {keys}: {told}, training {model.training}"
@@ -56,7 +59,10 @@ def test_scores_of_a_split():
                 yield f"{pattern} carried {keys}: {told}"
                 yield from flat(score.metrics(), "  ")
         yield f"sequences {carried_state._sequences(TOKENS, None)} {carried_state._sequences(TOKENS, 0)}"
-        yield f"batches {[(len(x), x.shape[1], keep.sum().item()) for x, _, keep in text._batched(((torch.arange(n), torch.arange(n), n // 2) for n in (4, 4, 4, 2, 2, 4)), 2)]}"
+        windows = [(torch.arange(n), torch.arange(n), n // 2) for n in (4, 4, 4, 2, 2, 4)]
+        yield (
+            f"batches {[(len(x), x.shape[1], keep.sum().item()) for x, _, keep in text._batched(windows, 2)]}"
+        )
 
     check(RECORDED / "splits.txt", lines(), relative=2e-4, absolute=1e-5)
 
@@ -88,9 +94,13 @@ def test_scores_of_a_task(tmp_path: Path):
         yield f"{told} training {model.training}"
         yield from flat(score.metrics())
         given = TaskScore(
-            np.array([0.5, 1.0, 2.0, 4.0, 0.25]), np.array([True, False, True, True, True]), np.array([0, 0, 1, 1, 3]), np.array([2, 5, 2, 7, 5]),
-            np.array([1, 1, 3, 2, 3]), 0.1,
-        )  # fmt: skip
+            np.array([0.5, 1.0, 2.0, 4.0, 0.25]),
+            np.array([True, False, True, True, True]),
+            np.array([0, 0, 1, 1, 3]),
+            np.array([2, 5, 2, 7, 5]),
+            np.array([1, 1, 3, 2, 3]),
+            0.1,
+        )
         yield from flat(given.metrics())
         for axis in ("position", "difficulty"):
             yield f"{axis}: {list(given.by(axis))}"
@@ -103,7 +113,10 @@ def test_scores_of_a_task(tmp_path: Path):
             [[1, 1, 1], [-100, -100, 1]],
             [[0, 2, -100], [3, -100, -100]],
         ):
-            yield f"{asked}: { ({k: round(float(x), 6) for k, x in accuracies(logits, torch.tensor(asked)).items()}) }"
+            yield (
+                f"{asked}: "
+                f"{ ({k: round(float(x), 6) for k, x in accuracies(logits, torch.tensor(asked)).items()}) }"
+            )
 
     check(RECORDED / "tasks.txt", lines(), relative=2e-4, absolute=1e-6)
 
@@ -114,7 +127,10 @@ def test_how_scores_are_said():
         yield from flat(score.metrics())
         yield text.format_metrics("test", score.metrics(), "book.txt · tokenizer bytes")
         yield text.format_metrics("test", text.Score(12.5, 1000, 4, 30, None).metrics(), "")
-        yield f"{text._exp(699.0):.6g} {text._exp(700.0)} {math.isinf(text.Score(9999.0, 10, 1, 1, 1).metrics()['word_perplexity'])}"
+        yield (
+            f"{text._exp(699.0):.6g} {text._exp(700.0)} "
+            f"{math.isinf(text.Score(9999.0, 10, 1, 1, 1).metrics()['word_perplexity'])}"
+        )
         task = {
             "accuracy": 0.98765,
             "answers": 12345,
@@ -130,9 +146,17 @@ def test_how_scores_are_said():
             add(count)
         yield f"{told}"
         for options in (
-            {}, {"batch_size": 0}, {"splits": []}, {"splits": ["test", "tests"]}, {"windows": 0}, {"windows": 1}, {"carry": True, "stride": 3},
-            {"carry": True, "windows": 3}, {"carry": True}, {"splits": ["train"]},
-        ):  # fmt: skip
+            {},
+            {"batch_size": 0},
+            {"splits": []},
+            {"splits": ["test", "tests"]},
+            {"windows": 0},
+            {"windows": 1},
+            {"carry": True, "stride": 3},
+            {"carry": True, "windows": 3},
+            {"carry": True},
+            {"splits": ["train"]},
+        ):
             yield f"{options}: {refusal(check_evaluate, changed(EvaluateConfig(), **options))}"
         data = resolve_task(
             changed(tiny_config().data, name="mqar", tokenizer="bpe", vocab_size=4096, seq_len=128)

@@ -1,4 +1,4 @@
-"""Locks and who waits for them, claims between machines, being told to make room, messages, bars, facts of a machine."""
+"""Locks and who waits for them, claims between machines, being told to make room, messages, bars, facts."""
 
 from __future__ import annotations
 
@@ -222,10 +222,16 @@ def test_facts_of_a_machine(tmp_path: Path, monkeypatch):
         for head, status in (("abc", " M x"), ("abc", ""), ("", "")):
             answers.update({"rev-parse": head, "status": status})
             yield f"{head!r} {status!r}: {machine.commit.__wrapped__()}"
-        yield f"{paths.CONF.relative_to(paths.ROOT)} {paths.PUBLISHED.relative_to(paths.ROOT)} {paths.SELECTION}"
+        yield (
+            f"{paths.CONF.relative_to(paths.ROOT)} {paths.PUBLISHED.relative_to(paths.ROOT)} "
+            f"{paths.SELECTION}"
+        )
         peak = machine.peak_memory(cpu)
         yield f"between 10 MB and 100 GB: {1e7 < peak < 1e11}"
-        yield f"{interrupts.INTERRUPTED} {interrupts.STATUS} {torchrun.PARENT} {torchrun.END.name} {list(torchrun.as_parent())}"
+        yield (
+            f"{interrupts.INTERRUPTED} {interrupts.STATUS} {torchrun.PARENT} {torchrun.END.name} "
+            f"{list(torchrun.as_parent())}"
+        )
 
     check(RECORDED / "machine.txt", lines())
 

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +44,20 @@ from zoo import LanguageModel
 from zoo.io import read_card
 
 RECORDED = Path(__file__).parent / "recorded"
-VARYING = ("seconds", "tokens_per_second", "mfu", "peak_memory_bytes")
+
+
+class Ticks:
+    """The time of those who measure training: a second goes by whenever one of them looks at the clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    monotonic = staticmethod(time.monotonic)
+    strftime = staticmethod(time.strftime)
 
 
 @pytest.fixture
@@ -53,13 +67,16 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     forget_texts()
     write_text(tmp_path / "book.txt", 40)
-    monkeypatch.setattr(peak_flops, "peak", lambda device, cache, above=0.0: peak_flops.Peak(1e15, "given"))
+    monkeypatch.setattr(peak_flops, "peak", lambda device, cache, above=0.0: peak_flops.Peak(1e8, "given"))
     monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 2**20)
     monkeypatch.setattr("experiments.system.machine.load", lambda: 0.5)
     monkeypatch.setattr("experiments.system.machine.versions", lambda: {"python": "3"})
     monkeypatch.setattr("experiments.system.machine.command", lambda: "python run.py")
     made = train.make_model
     monkeypatch.setattr(train, "make_model", lambda config, corpus: set_by_formula(made(config, corpus)))
+    ticks = Ticks()
+    for module in (metrics, validation, checkpoints, train):
+        monkeypatch.setattr(module, "time", ticks)
     with pretended_machine(torch_version=None):
         yield tmp_path
 
@@ -80,17 +97,9 @@ def _written(folder: RunFolder) -> Iterator[str]:
     """All that a run wrote: its files, rows without what the clock decides, summary, card, scores by document."""
     yield from files_in(folder.path)
     for row in read_metrics(folder.path / "metrics.csv"):
-        yield "; ".join(f"{key}={value}" for key, value in row.items() if key not in VARYING)
+        yield "; ".join(f"{key}={value}" for key, value in row.items())
     found = folder.summary()
-    for key in (
-        "seconds",
-        "seconds_with_evaluation",
-        "tokens_per_second",
-        "mfu",
-        "commit",
-        "finished",
-        "block_files",
-    ):
+    for key in ("commit", "finished", "block_files"):
         yield f"{key}: {type(found.pop(key)).__name__}"
     yield from flat(found)
     yield from flat(
@@ -102,11 +111,19 @@ def _written(folder: RunFolder) -> Iterator[str]:
 
 
 TEXT = {
-    "data__name": "text", "data__path": "book.txt", "results": "results", "trainer__max_steps": 5, "trainer__log_every": 2,
-    "trainer__val_every": 2, "trainer__val_tokens": 100, "trainer__checkpoint_every": 3, "optim__warmup_steps": 2,
-    "trainer__precision": "fp32", "evaluate__batch_size": 3,
+    "data__name": "text",
+    "data__path": "book.txt",
+    "results": "results",
+    "trainer__max_steps": 5,
+    "trainer__log_every": 2,
+    "trainer__val_every": 2,
+    "trainer__val_tokens": 100,
+    "trainer__checkpoint_every": 3,
+    "optim__warmup_steps": 2,
+    "trainer__precision": "fp32",
+    "evaluate__batch_size": 3,
     "optim__eps": 1e-3,  # with AdamW's own, the rounding of small gradients would decide the signs of whole updates
-}  # fmt: skip
+}
 
 
 def test_a_run_on_text(place: Path):
@@ -122,7 +139,10 @@ def test_a_run_on_text(place: Path):
         yield f"again: {execute(plan(config), print)}"
         more = changed(config, evaluate__splits=["validation", "test"], evaluate__windows=None)
         planned = plan(more)
-        yield f"left: {planned.unscored}, {planned.done}, {execute(planned, lambda *_: None)}, then {planned.unscored}"
+        yield (
+            f"left: {planned.unscored}, {planned.done}, {execute(planned, lambda *_: None)}, then "
+            f"{planned.unscored}"
+        )
         again = planned.folder.summary()
         yield from flat({**again["metrics"], "later": sorted(again["scored_later"])}, "later")
 
@@ -136,9 +156,16 @@ def test_a_run_on_text(place: Path):
 
 def test_a_run_on_packed_documents_without_checkpoints(place: Path):
     config = tiny_config(
-        **{**TEXT, "evaluate__stride": 8}, data__pack="document", trainer__keep_checkpoints=False, trainer__patience=1, seed=4,
-        optim__lr=0.9, optim__lr_min=0.9, trainer__recompute="full", evaluate__windows=3,
-    )  # fmt: skip
+        **{**TEXT, "evaluate__stride": 8},
+        data__pack="document",
+        trainer__keep_checkpoints=False,
+        trainer__patience=1,
+        seed=4,
+        optim__lr=0.9,
+        optim__lr_min=0.9,
+        trainer__recompute="full",
+        evaluate__windows=3,
+    )
 
     def lines() -> Iterator[str]:
         folder, told = _run(config)
@@ -157,9 +184,13 @@ def test_a_run_on_packed_documents_without_checkpoints(place: Path):
 
 def test_a_run_on_a_task(place: Path):
     config = tiny_config(
-        **{**TEXT, "data__name": "mqar", "data__path": None, "trainer__val_tokens": 160}, data__vocab_size=4096, data__seq_len=128,
-        evaluate__windows=20, model__pattern="K", model__residual__name="ohc",
-    )  # fmt: skip
+        **{**TEXT, "data__name": "mqar", "data__path": None, "trainer__val_tokens": 160},
+        data__vocab_size=4096,
+        data__seq_len=128,
+        evaluate__windows=20,
+        model__pattern="K",
+        model__residual__name="ohc",
+    )
     config = changed(config, data__tokenizer="bpe", data__tasks__mqar__length=16, data__tasks__mqar__pairs=2)
 
     def lines() -> Iterator[str]:
@@ -183,7 +214,10 @@ def test_runs_that_stop(place: Path):
         yield refusal(_run, changed(base, trainer__pause_at=2, name="paused"))
         yield from files_in(place / "results" / "paused")
         folder, _ = _run(changed(base, name="paused"))
-        yield f"then complete: {folder.complete}, {[row['step'] + row['split'] for row in read_metrics(folder.path / 'metrics.csv')]}"
+        yield (
+            f"then complete: {folder.complete}, "
+            f"{[row['step'] + row['split'] for row in read_metrics(folder.path / 'metrics.csv')]}"
+        )
         yield refusal(_run, changed(base, trainer__max_minutes=1e-9, name="late"))
         with mock.patch.object(preemption, "_told", [signal.SIGUSR2.value]):
             yield refusal(_run, changed(base, name="told"))
@@ -193,7 +227,10 @@ def test_runs_that_stop(place: Path):
         yield re.sub("first in module '[^']*'", "first in a module", refusal(_run, made))
         planned = plan(made)
         failure = planned.folder.failure()
-        yield f"{failure['kind']} at {failure['step']}: {sorted(failure)}, {planned.folder.failed} {planned.folder.resumable}"
+        yield (
+            f"{failure['kind']} at {failure['step']}: {sorted(failure)}, {planned.folder.failed} "
+            f"{planned.folder.resumable}"
+        )
         with mock.patch.object(train, "Attempt", side_effect=OSError(28, "No space left")):
             yield refusal(_run, changed(base, name="full"))
         yield f"{_explain(planned, ValueError('x'))}"
@@ -215,7 +252,10 @@ def test_schedules():
         ):
             config = changed(tiny_config().optim, **{"warmup_steps": 4, **keys})
             yield f"{keys}: {[float(f'{optim.lr_factor(step, config, 10):.9g}') for step in range(13)]}"
-        yield f"one step {optim.lr_factor(0, changed(config, warmup_steps=1), 1)} {optim.lr_factor(1, changed(config, warmup_steps=1), 1)}"
+        yield (
+            f"one step {optim.lr_factor(0, changed(config, warmup_steps=1), 1)} "
+            f"{optim.lr_factor(1, changed(config, warmup_steps=1), 1)}"
+        )
         yield f"due {[(step, metrics.is_due(step, 4, 10)) for step in range(1, 11)]}"
 
     check(RECORDED / "schedules.txt", lines())
@@ -232,7 +272,10 @@ def test_parameter_groups_of_every_preset():
             made = LanguageModel(model, vocab_size=8, seq_len=16)
             names = {id(parameter): key for key, parameter in made.named_parameters()}
             optimizer = optim.optimizer(made, config.optim)
-            yield f"{name}: {optimizer.defaults['betas']} {optimizer.defaults['eps']} {optimizer.defaults['lr']}"
+            yield (
+                f"{name}: {optimizer.defaults['betas']} {optimizer.defaults['eps']} "
+                f"{optimizer.defaults['lr']}"
+            )
             for group in optimizer.param_groups:
                 short = sorted(
                     {
@@ -240,7 +283,10 @@ def test_parameter_groups_of_every_preset():
                         for p in group["params"]
                     }
                 )
-                yield f"  {group['clip_group']} lr {group['lr']:.6g} {group['initial_lr']:.6g} decay {group['weight_decay']}: {' '.join(short)}"
+                yield (
+                    f"  {group['clip_group']} lr {group['lr']:.6g} {group['initial_lr']:.6g} decay "
+                    f"{group['weight_decay']}: {' '.join(short)}"
+                )
 
     check(RECORDED / "parameter_groups.txt", lines())
 
@@ -262,15 +308,21 @@ def test_clipping():
                 torch.tensor([0.0, 4.0]),
             )
             norm = optim.clip_gradients(torch.optim.SGD([dict(group) for group in chosen], lr=1.0), limit)
-            yield f"{limit}: norm {float(norm):.5f}, {[[round(x, 4) for x in p.grad.tolist()] for p in (a, b, c)]}"
+            yield (
+                f"{limit}: norm {float(norm):.5f}, "
+                f"{[[round(x, 4) for x in p.grad.tolist()] for p in (a, b, c)]}"
+            )
         c.grad = None
-        yield f"without one: {float(optim.clip_gradients(torch.optim.SGD([dict(g) for g in groups], lr=1.0), 9.0)):.5f}"
+        yield (
+            f"without one: "
+            f"{float(optim.clip_gradients(torch.optim.SGD([dict(g) for g in groups], lr=1.0), 9.0)):.5f}"
+        )
 
     check(RECORDED / "clipping.txt", lines())
 
 
 def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
-    """Means over micro-batches and intervals, speeds without pauses, shares above 1 left out, the state that is kept."""
+    """Means over micro-batches and intervals, speeds without pauses, shares above 1 left out; what is kept."""
     clock = itertools.count(100.0, 2.0)
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 77)
@@ -303,13 +355,19 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
 
     def lines() -> Iterator[str]:
         yield from (tmp_path / "metrics.csv").read_text().splitlines()
-        yield f"{ ({k: float(v) for k, v in state['sums'].items()}) } {state['count']} {state['seconds']}, again {again.state_dict() == state}"
+        yield (
+            f"{ ({k: float(v) for k, v in state['sums'].items()}) } {state['count']} "
+            f"{state['seconds']}, again {again.state_dict() == state}"
+        )
         with open(tmp_path / "metrics.csv", "a") as file:
             file.write("9,1,train,0.5")
         yield f"torn {len(read_metrics(tmp_path / 'metrics.csv'))}"
         log.cut(4)
         yield from (tmp_path / "metrics.csv").read_text().splitlines()
-        yield f"utilisation {peak_flops.utilisation(3.0, 4.0)} {peak_flops.utilisation(4.0, 4.0)} {peak_flops.utilisation(4.1, 4.0)}"
+        yield (
+            f"utilisation {peak_flops.utilisation(3.0, 4.0)} {peak_flops.utilisation(4.0, 4.0)} "
+            f"{peak_flops.utilisation(4.1, 4.0)}"
+        )
         summary_log = MetricLog(tmp_path / "other.csv", [])
         summary_log.cut(0)
         yield f"no rate {summary._median_rate(summary_log)}"
@@ -322,7 +380,7 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
 
 
 def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
-    """Better and worse losses in turn: what is best, when training stops, which weights are exported, which checkpoints stay."""
+    """Better and worse losses in turn: what is best, when training stops, what is exported, what stays."""
     exported: list[str] = []
     monkeypatch.setattr(
         validation, "export", lambda model, folder, step, **card: exported.append(f"{folder.name} {step}")
@@ -342,7 +400,10 @@ def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
             trainer.global_step = step
             check_.after_step(trainer, task)
             weights.after_step(trainer, task)
-            yield f"{step}: best {check_.best} at {check_.best_step}, worse {check_.worse}, stop {trainer.should_stop}"
+            yield (
+                f"{step}: best {check_.best} at {check_.best_step}, worse {check_.worse}, stop "
+                f"{trainer.should_stop}"
+            )
             if trainer.should_stop:
                 break
         yield f"{exported} {written}"
@@ -405,7 +466,8 @@ def test_what_is_not_finite():
             yield f"gradients {grads}: {nonfinite.first_bad_gradient(model)}"
         error = nonfinite.NonFinite("the loss is not finite", 7, "layers.1")
         yield f"{error} {error.step} {error.module}"
-        yield f"{[nonfinite._finite(x) for x in (1, 'a', [torch.ones(1), (torch.tensor([math.nan]),)], torch.tensor([1]))]}"
+        values = (1, "a", [torch.ones(1), (torch.tensor([math.nan]),)], torch.tensor([1]))
+        yield f"{[nonfinite._finite(x) for x in values]}"
 
     check(RECORDED / "not_finite.txt", lines())
 
@@ -428,16 +490,27 @@ def test_processes_of_a_run(place: Path, monkeypatch):
         yield f"threads {launch._environment(config)['OMP_NUM_THREADS']}"
         with launch._plan_file(planned, 5) as file:
             again, workers = launch.read_plan(file)
-        yield f"{again.config == planned.config} {again.folder.path.name == planned.run} {workers} {again.letters}"
+        yield (
+            f"{again.config == planned.config} {again.folder.path.name == planned.run} {workers} "
+            f"{again.letters}"
+        )
         record = {"kind": "ValueError", "message": "bad"}
         for text, outcome, status in (
-            ("", None, 0), ("", None, 3), ("Signal 9 (SIGKILL) received by PID 5", None, 1), ("Signal 15 (SIGTERM) received by PID 5", None, 1),
-            ("", {"outcome": "paused", "message": "later"}, 0), ("", {"outcome": "refused", "message": "no"}, 1),
-            ("", {"outcome": "failed", "record": record}, 1), ("Signal 11 (SIGSEGV) received by PID 7", {"outcome": "failed", "record": record}, 1),
+            ("", None, 0),
+            ("", None, 3),
+            ("Signal 9 (SIGKILL) received by PID 5", None, 1),
+            ("Signal 15 (SIGTERM) received by PID 5", None, 1),
+            ("", {"outcome": "paused", "message": "later"}, 0),
+            ("", {"outcome": "refused", "message": "no"}, 1),
+            ("", {"outcome": "failed", "record": record}, 1),
+            ("Signal 11 (SIGSEGV) received by PID 7", {"outcome": "failed", "record": record}, 1),
             ("Signal 11 (SIGSEGV) received by PID 7", {"outcome": "paused", "message": "later"}, 1),
-        ):  # fmt: skip
+        ):
             log.write_text(text)
-            yield f"{text!r} {outcome and outcome['outcome']} {status}: {refusal(launch._conclude, planned, outcome, status)}"
+            yield (
+                f"{text!r} {outcome and outcome['outcome']} {status}: "
+                f"{refusal(launch._conclude, planned, outcome, status)}"
+            )
             yield f"  recorded {planned.folder.failure()['message'] if planned.folder.failed else 'nothing'}"
         for keys in ({}, {"match": "params"}, {"match": "flops"}, {"match": "flops", "match_length": 99}):
             yield f"{keys}: matched at {summary._match_length(changed(config, **keys))}"
@@ -446,7 +519,7 @@ def test_processes_of_a_run(place: Path, monkeypatch):
 
 
 def test_peaks(tmp_path: Path, monkeypatch):
-    """A peak is measured once, again where training was faster, and the higher one is kept; of GPUs from their data sheets."""
+    """A peak is measured once, again where training was faster, and the higher one is kept; of GPUs by data sheets."""
     rates = iter([5e9, 4e9, 9e9])
     monkeypatch.setattr(peak_flops, "_measure", lambda _device: next(rates))
     device = torch.device("cpu")

@@ -28,8 +28,10 @@ RECORDED = Path(__file__).parent / "recorded"
 def test_outcomes_of_contracts():
     tree = ElementTree.ElementTree(
         ElementTree.fromstring(
-            "<t><testcase name='test_no_leak[mixer-kda-F]'/><testcase name='test_decodes[a]'><failure message='x is\n3'/></testcase>"
-            "<testcase name='test_no_leak[mixer-kda-K]'><skipped message='no'/></testcase><testcase name='test_decodes[b]'><error>bad\nline</error></testcase>"
+            "<t><testcase name='test_no_leak[mixer-kda-F]'/>"
+            "<testcase name='test_decodes[a]'><failure message='x is\n3'/></testcase>"
+            "<testcase name='test_no_leak[mixer-kda-K]'><skipped message='no'/></testcase>"
+            "<testcase name='test_decodes[b]'><error>bad\nline</error></testcase>"
             "<testcase name='test_plain'/></t>"
         )
     )
@@ -59,7 +61,10 @@ def test_models_and_relatives():
                 for title, model in list(models.models(base, block, relative).items())[:2]:
                     yield f" {title}"
                     yield from differences(model, leaves(tiny_config().model))
-        yield f"{models.nearest_relative(registry.get('mixer', 'kda'), 'none')} {models.nearest_relative(registry.get('mixer', 'kda'), 'mla').name}"
+        yield (
+            f"{models.nearest_relative(registry.get('mixer', 'kda'), 'none')} "
+            f"{models.nearest_relative(registry.get('mixer', 'kda'), 'mla').name}"
+        )
 
     check(RECORDED / "models.txt", lines())
 

@@ -1,4 +1,4 @@
-"""From kept code of three kernels to rows and modelled milliseconds: every count on the way, for several sizes and GPUs.
+"""From kept code of three kernels to rows and modelled milliseconds: every count on the way, at several sizes.
 
 code/NAME.ttir and NAME.sass are what Triton 3.7 made of kernels here for an H200; of the machine code only names stand.
 """
@@ -20,6 +20,8 @@ from support.steady import cells, changed, masked, pretended_machine, refusal, s
 
 from experiments.bench.static import (
     account,
+    capture,
+    compiler,
     control,
     counts,
     host_calls,
@@ -61,26 +63,59 @@ def _sparse(time: int) -> dict[str, Any]:
     q, k = torch.empty(1, time, 12, 64, dtype=bf16), torch.empty(1, time, 4, 64, dtype=bf16)
     few = min(time, 2048)
     return {
-        "q": q, "k": k, "v": k.clone(), "indices": torch.empty(1, time, few, dtype=i32), "gate": None, "y": q.clone(),
-        "lse": torch.empty(1, time, 12), "scale": 0.125, "Tk": time, "G": 3, "HKV": 4, "K": 64, "V": 64, "BK": 64, "BV": 64,
-        "Tq": time, "N": few, "BG": 16, "BN": 64,
-    }  # fmt: skip
+        "q": q,
+        "k": k,
+        "v": k.clone(),
+        "indices": torch.empty(1, time, few, dtype=i32),
+        "gate": None,
+        "y": q.clone(),
+        "lse": torch.empty(1, time, 12),
+        "scale": 0.125,
+        "Tk": time,
+        "G": 3,
+        "HKV": 4,
+        "K": 64,
+        "V": 64,
+        "BK": 64,
+        "BV": 64,
+        "Tq": time,
+        "N": few,
+        "BG": 16,
+        "BN": 64,
+    }
 
 
 def _count(time: int) -> dict[str, Any]:
     return {
-        "assignment": torch.empty(1, time, 12, dtype=i64), "cu": None, "counts": torch.empty(12, 6, 1, dtype=i32),
-        "BATCH_STRIDE": 12 * time, "TIME_STRIDE": 12, "HEAD_STRIDE": 1, "HALVINGS": 1, "ROWS": 1, "HEADS": 12, "TIMELINES": 6,
-        "SIZE": 128, "time": time, "SEQUENCES": 1, "BH": 16,
-    }  # fmt: skip
+        "assignment": torch.empty(1, time, 12, dtype=i64),
+        "cu": None,
+        "counts": torch.empty(12, 6, 1, dtype=i32),
+        "BATCH_STRIDE": 12 * time,
+        "TIME_STRIDE": 12,
+        "HEAD_STRIDE": 1,
+        "HALVINGS": 1,
+        "ROWS": 1,
+        "HEADS": 12,
+        "TIMELINES": 6,
+        "SIZE": 128,
+        "time": time,
+        "SEQUENCES": 1,
+        "BH": 16,
+    }
 
 
 def _put_back(time: int) -> dict[str, Any]:
     rows = 12 * time
     return {
-        "there": torch.empty(rows, 1, 64, dtype=bf16), "weight": torch.empty(1, time, 12), "ROWS": rows, "V": 64, "BV": 64, "BM": 32,
-        "o": torch.empty(1, time, 12, 64, dtype=bf16), "places": torch.empty(rows, dtype=i64),
-    }  # fmt: skip
+        "there": torch.empty(rows, 1, 64, dtype=bf16),
+        "weight": torch.empty(1, time, 12),
+        "ROWS": rows,
+        "V": 64,
+        "BV": 64,
+        "BM": 32,
+        "o": torch.empty(1, time, 12, 64, dtype=bf16),
+        "places": torch.empty(rows, dtype=i64),
+    }
 
 
 KEPT = {
@@ -118,19 +153,28 @@ def test_counts_of_kept_code(name: str):
             if places
         ]
         yield from (f"  {op} {' '.join(places)} {size}" for op, places, size in pointed)
-        yield f"elements {sum(ttir.result_elements(op) for op in ops if op.results)}, weights {sum(map(counts._weight, ops))}"
+        yield (
+            f"elements {sum(ttir.result_elements(op) for op in ops if op.results)}, weights "
+            f"{sum(map(counts._weight, ops))}"
+        )
         yield from flat(dict(sorted(Counter(map(sass.kind, code.instructions)).items())), "instructions")
         yield f"loops {[(loop.first, loop.last, loop.size) for loop in code.loops]}"
         for time in (64, 1000, 8192):
             values, grid = kept.values(time), kept.grid(time)
             done = Executions(function, values, grid, set())
             yield f"{time}: steps {done.steps:.6g}, longest {done.longest:.6g}, unknown {len(done.unknown)}"
-            yield f"  blocks {[round(done.of(block), 6) for block in {id(b): b for _, b in function.ops()}.values()]}"
+            yield (
+                f"  blocks "
+                f"{[round(done.of(block), 6) for block in {id(b): b for _, b in function.ops()}.values()]}"
+            )
             yield from flat(counts.instruction_counts(code, done), "  executed")
             programs = int(torch.tensor(grid).prod())
             yield from flat(traffic.moved_bytes(done, values, programs), "  moved")
             yield from flat(traffic.products(done), "  products")
-            yield f"  writes {sorted(traffic.written_arguments(done))}, samples {len(list(control._sample(grid, function, done._needed)))}"
+            yield (
+                f"  writes {sorted(traffic.written_arguments(done))}, samples "
+                f"{len(list(control._sample(grid, function, done._needed)))}"
+            )
 
     check(RECORDED / f"counts_{name}.txt", lines())
 
@@ -196,21 +240,37 @@ def test_rows_of_kernels_and_sums():
 
 
 def test_modelled_milliseconds():
-    """Every part of the model for a table of counts, on every GPU; its constants; programs that a multiprocessor holds."""
+    """Every part of the model for a table of counts, on every GPU; its constants; programs held at a time."""
     product = traffic.Product(64, False, "bf16", "", 2.0 * 64 * 64 * 64)
 
     def lines() -> Iterator[str]:
         usual = model.Counts(1024, 4, 3, 2000.0, 10.0, 20.0, 30.0, 8.0, 1.5, 1e8, True, [product])
         table = {"usual": usual}
         for field, value in (
-            ("programs", 7), ("warps", 8), ("resident", 1), ("instructions", 9e4), ("special", 500.0), ("shuffles", 900.0),
-            ("accesses", 900.0), ("steps", 300.0), ("longest", 40.0), ("bytes", 1e11), ("asynchronous", False), ("products", []),
-        ):  # fmt: skip
+            ("programs", 7),
+            ("warps", 8),
+            ("resident", 1),
+            ("instructions", 9e4),
+            ("special", 500.0),
+            ("shuffles", 900.0),
+            ("accesses", 900.0),
+            ("steps", 300.0),
+            ("longest", 40.0),
+            ("bytes", 1e11),
+            ("asynchronous", False),
+            ("products", []),
+        ):
             table[field] = dataclasses.replace(usual, **{field: value})
         for change in (
-            {"rows": 63}, {"batched": True}, {"dtype": "f32"}, {"dtype": "f32", "precision": "tf32"}, {"dtype": "f32", "precision": "bf16x3"},
-            {"dtype": "f32", "precision": "tf32x3"}, {"dtype": "f32", "precision": "new"}, {"dtype": "f16", "precision": "tf32"},
-        ):  # fmt: skip
+            {"rows": 63},
+            {"batched": True},
+            {"dtype": "f32"},
+            {"dtype": "f32", "precision": "tf32"},
+            {"dtype": "f32", "precision": "bf16x3"},
+            {"dtype": "f32", "precision": "tf32x3"},
+            {"dtype": "f32", "precision": "new"},
+            {"dtype": "f16", "precision": "tf32"},
+        ):
             table[str(change)] = dataclasses.replace(
                 usual, products=[dataclasses.replace(product, flops=1e9, **change)]
             )
@@ -221,16 +281,25 @@ def test_modelled_milliseconds():
                     "all": model.seconds(one, GPUS[gpu]),
                     "waves": model.waves(one, GPUS[gpu]),
                 }
-                yield f"{name} {gpu} {short(one.flops)}: {'; '.join(f'{k} {short(v)}' for k, v in found.items())}"
+                yield (
+                    f"{name} {gpu} {short(one.flops)}: "
+                    f"{'; '.join(f'{k} {short(v)}' for k, v in found.items())}"
+                )
         yield refusal(model.parts, dataclasses.replace(usual, resident=0), GPUS["H200"])
         yield from flat(model.CONSTANTS)
-        yield f"{model.ERROR} {model.RATIO_ERROR} operators {short(model.operator_seconds(1e9, 5, GPUS['A100']))}"
+        yield (
+            f"{model.ERROR} {model.RATIO_ERROR} operators "
+            f"{short(model.operator_seconds(1e9, 5, GPUS['A100']))}"
+        )
         yield from flat(GPUS)
         yield f"architectures {[gpu.sm for gpu in GPUS.values()]}"
         for registers, shared, warps in itertools.product(
             (1, 64, 72, 255), (0, 1024, 50_000, 166_912, 232_448, 232_449), (1, 4, 8)
         ):
-            yield f"{registers} {shared} {warps}: {[programs_resident(gpu, registers, shared, warps) for gpu in GPUS.values()]}"
+            yield (
+                f"{registers} {shared} {warps}: "
+                f"{[programs_resident(gpu, registers, shared, warps) for gpu in GPUS.values()]}"
+            )
 
     check(RECORDED / "time_model.txt", lines())
 
@@ -243,27 +312,49 @@ def test_arithmetic_of_scalars():
                 if function.__name__ not in ("_same", "floor", "ceil", "float", "int")
                 else ((7.5,), (-7.5,))
             )
-            yield f"{name}: {[refusal(function, *pair).removeprefix('taken: ') for pair in pairs if 'sh' not in name or min(pair) >= 0]}"
+            yield (
+                f"{name}: "
+                f"{[refusal(function, *p).removeprefix('taken: ') for p in pairs if 'sh' not in name or min(p) >= 0]}"
+            )
         for name, function in scalars._COMPARE.items():
             yield f"{name}: {[int(function(a, b)) for a, b in ((1, 2), (2, 2), (3, 2))]}"
         for text in (
-            "true", "false", "-3 : i32", "5 : index", "1.500000e+00 : f32", "-2.0e-01 : f64", "dense<0> : tensor<4xi32>", "7",
-        ):  # fmt: skip
+            "true",
+            "false",
+            "-3 : i32",
+            "5 : index",
+            "1.500000e+00 : f32",
+            "-2.0e-01 : f64",
+            "dense<0> : tensor<4xi32>",
+            "7",
+        ):
             yield f"{text}: {scalars._constant(f'arith.constant {text}')}"
         numbers = torch.arange(10, dtype=i32)
         written, halves = torch.arange(4, dtype=i64), torch.ones(3, dtype=bf16)
         unread = {scalars.storage_id(written)}
         for text, values in (
-            ("tt.load %p", {"%p": scalars.Place(numbers[2:], 3)}), ("tt.load %p", {"%p": scalars.Place(numbers, 10)}),
-            ("tt.load %p", {"%p": scalars.Place(numbers, -1)}), ("tt.load %p", {"%p": scalars.Place(written, 1)}),
-            ("tt.load %p", {"%p": scalars.Place(halves, 1)}), ("tt.load %p, %m, %o", {"%p": scalars.Place(numbers, 4), "%m": 0, "%o": 9}),
-            ("tt.load %p, %m", {"%p": scalars.Place(numbers, 4), "%m": 1}), ("tt.load %p, %m", {"%p": scalars.Place(numbers, 4), "%m": 0}),
-            ("arith.select %c, %a, %b : i32", {"%c": 1, "%a": 3, "%b": 4}), ("arith.select %c, %a, %b : i32", {"%c": 0, "%a": 3, "%b": 4}),
-            ("arith.select %c, %a, %b : i32", {"%a": 3, "%b": 4}), ("arith.andi %a, %b : i1", {"%a": 1}), ("arith.andi %a, %b : i32", {"%a": 1}),
-            ("arith.cmpi slt, %a, %b : i32", {"%a": 1, "%b": 2}), ("arith.extsi %a : i1 to i32", {"%a": 1}), ("arith.extsi %a : i32 to i64", {"%a": 1}),
-            ("arith.addi %a, %b : tensor<4xi32>", {"%a": 1, "%b": 2}), ("arith.addi %a, %b : i32", {"%a": 1, "%b": 2}),
-            ("tt.get_program_id y : i32", {}), ("tt.get_num_programs z : i32", {}), ("math.exp %a : f32", {"%a": 1.0}),
-        ):  # fmt: skip
+            ("tt.load %p", {"%p": scalars.Place(numbers[2:], 3)}),
+            ("tt.load %p", {"%p": scalars.Place(numbers, 10)}),
+            ("tt.load %p", {"%p": scalars.Place(numbers, -1)}),
+            ("tt.load %p", {"%p": scalars.Place(written, 1)}),
+            ("tt.load %p", {"%p": scalars.Place(halves, 1)}),
+            ("tt.load %p, %m, %o", {"%p": scalars.Place(numbers, 4), "%m": 0, "%o": 9}),
+            ("tt.load %p, %m", {"%p": scalars.Place(numbers, 4), "%m": 1}),
+            ("tt.load %p, %m", {"%p": scalars.Place(numbers, 4), "%m": 0}),
+            ("arith.select %c, %a, %b : i32", {"%c": 1, "%a": 3, "%b": 4}),
+            ("arith.select %c, %a, %b : i32", {"%c": 0, "%a": 3, "%b": 4}),
+            ("arith.select %c, %a, %b : i32", {"%a": 3, "%b": 4}),
+            ("arith.andi %a, %b : i1", {"%a": 1}),
+            ("arith.andi %a, %b : i32", {"%a": 1}),
+            ("arith.cmpi slt, %a, %b : i32", {"%a": 1, "%b": 2}),
+            ("arith.extsi %a : i1 to i32", {"%a": 1}),
+            ("arith.extsi %a : i32 to i64", {"%a": 1}),
+            ("arith.addi %a, %b : tensor<4xi32>", {"%a": 1, "%b": 2}),
+            ("arith.addi %a, %b : i32", {"%a": 1, "%b": 2}),
+            ("tt.get_program_id y : i32", {}),
+            ("tt.get_num_programs z : i32", {}),
+            ("math.exp %a : f32", {"%a": 1.0}),
+        ):
             op = ttir._operation(f"%r = {text}")
             yield f"{text} {sorted(values)}: {scalars.evaluate(op, values, (5, 6, 7), (8, 9, 10), unread)}"
         moved = scalars.evaluate(
@@ -288,19 +379,31 @@ def test_operations_that_are_compared(monkeypatch):
 
     def lines() -> Iterator[str]:
         for name, one in operations.OPERATIONS.items():
-            yield f"{name}: {one.peers}, {one.batch}, {one.length}, {one.ways}, {one.libraries}, without {one.missing}"
+            yield (
+                f"{name}: {one.peers}, {one.batch}, {one.length}, {one.ways}, {one.libraries}, "
+                f"without {one.missing}"
+            )
             made = one.make(operations.EmptyInputs(one.length or 64, one.batch))
             for x in made.tensors():
                 yield f"  {tuple(x.shape)} {x.dtype} {x.requires_grad}"
-            yield f"  {made.operation} { ({k: v for k, v in made.options.items() if not isinstance(v, torch.Tensor)}) }"
-        yield f"{operations.LENGTH} {operations.SEQUENCES} {operations.OURS} {operations.PACKAGES} {operations.version('triton')!r}"
+            yield (
+                f"  {made.operation} "
+                f"{ ({k: v for k, v in made.options.items() if not isinstance(v, torch.Tensor)}) }"
+            )
+        yield (
+            f"{operations.LENGTH} {operations.SEQUENCES} {operations.OURS} {operations.PACKAGES} "
+            f"{operations.version('triton')!r}"
+        )
         for queries, size, number in ((10, 2, 3), (8, 1, 4), (6, 4, 1)):
             yield f"{queries} {size} {number}: {host_calls.spread_blocks(queries, size, number).tolist()}"
         for gpu in GPUS.values():
             yield f"{stand_in._properties(gpu)}"
             with stand_in.standing_in(gpu):
                 there = torch.cuda.get_device_properties(0)
-                yield f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()} {torch.cuda.device_count()} {vars(there)}"
+                yield (
+                    f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()} "
+                    f"{torch.cuda.device_count()} {vars(there)}"
+                )
 
     check(RECORDED / "operations.txt", lines())
 
@@ -336,11 +439,16 @@ def test_tables_of_the_static_suite(tmp_path: Path, monkeypatch):
 
     def lines() -> Iterator[str]:
         rows = [
-            _static_row("KDA", "fla", "forward", 3.0), _static_row("KDA", "other", "forward", 2.5), _static_row("KDA", "triton", "forward", 2.0),
-            _static_row("KDA", "triton", "backward", 4.0), _static_row("KDA", "fla", "backward", 9.0, unknown_loops=2),
-            _static_row("GDN", "triton", "forward", 1.0, error="no configuration can run of x"), _static_row("GDN", "fla", "forward", 1.0),
-            _static_row("PaTH", "fla", "forward", None, note="RuntimeError: no"), _static_row("PaTH", "triton", "forward", None, error="E: x"),
-        ]  # fmt: skip
+            _static_row("KDA", "fla", "forward", 3.0),
+            _static_row("KDA", "other", "forward", 2.5),
+            _static_row("KDA", "triton", "forward", 2.0),
+            _static_row("KDA", "triton", "backward", 4.0),
+            _static_row("KDA", "fla", "backward", 9.0, unknown_loops=2),
+            _static_row("GDN", "triton", "forward", 1.0, error="no configuration can run of x"),
+            _static_row("GDN", "fla", "forward", 1.0),
+            _static_row("PaTH", "fla", "forward", None, note="RuntimeError: no"),
+            _static_row("PaTH", "triton", "forward", None, error="E: x"),
+        ]
         static_suite._compare(rows)
         yield from cells(rows)
         yield from (static_suite._line(row) for row in rows)
@@ -404,6 +512,86 @@ def test_the_whole_static_suite(tmp_path: Path, monkeypatch):
     with pretended_machine(), said() as printed:
         rows = static_suite.run(config)
     check(RECORDED / "static_run.txt", [*printed, *cells(rows)])
+
+
+class _Source:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def hash(self) -> str:
+        return self.name
+
+
+def test_launches_that_are_captured_and_compiled(tmp_path: Path, monkeypatch):
+    """Configurations that come to the same are one attempt; what was compiled is read again."""
+    names = iter(["same", "same", "other", "alone", "broken", "broken"])
+    asked: list[str] = []
+
+    def compile_for(launch, gpu, translate):
+        asked.append(launch.source.name)
+        if launch.source.name == "broken":
+            return Compiled(error="E: x"), b""
+        return Compiled(registers=len(asked)), launch.source.name.encode()
+
+    monkeypatch.setattr(compiler, "compile_for", compile_for)
+    monkeypatch.setattr(
+        compiler, "machine_codes", lambda codes, sm: [f"{code.decode()} for {sm}" for code in codes]
+    )
+    kernel = SimpleNamespace(fn=SimpleNamespace(__module__="kernels.ops.mesa.triton_ops", __name__="_go"))
+    monkeypatch.setattr(
+        capture,
+        "specialise",
+        lambda kernel, args, options: SimpleNamespace(
+            source=_Source(next(names)), options=options, values={"n": args[0]}
+        ),
+    )
+
+    def lines() -> Iterator[str]:
+        made = compiler.Compiler(GPUS["H200"], tmp_path)
+        done: list[Launch] = []
+        seen = capture.Capture(made, done.append)
+        configurations = [SimpleNamespace(all_kwargs=lambda n=n: {"BM": n}) for n in (16, 32, 64)]
+        seen.each(
+            configurations,
+            lambda one: seen.launch(kernel, (7,), lambda values: (values["n"], 2), {"num_warps": 4}),
+        )
+        for _ in range(3):
+            seen.launch(kernel, (5,), (3, 1.0), {})
+        made.finish()
+        for launch in done:
+            yield f"{launch.kernel}: {len(launch.attempts)}"
+            for one in launch.attempts:
+                compiled = one.compiled
+                yield f"  {one.configuration} {one.grid} {one.programs} {compiled.machine!r} {compiled.error!r}"
+        yield f"{asked} {made.compiled} {len(list(tmp_path.iterdir()))}"
+        again = compiler.Compiler(GPUS["H200"], tmp_path)
+        for name, options in (("same", {"num_warps": 4}), ("same", {"num_warps": 8}), ("alone", {})):
+            key, found = again(SimpleNamespace(source=_Source(name), options=options))
+            stored = key in {file.name[:-8] for file in tmp_path.iterdir()}
+            yield f"again {name} {options}: {found.machine!r} {again.compiled} {stored}"
+        other = compiler.Compiler(GPUS["A100"], tmp_path)
+        yield f"another GPU: {other(SimpleNamespace(source=_Source('alone'), options={}))[1].machine!r}"
+        for file in tmp_path.iterdir():
+            file.write_bytes(b"damaged")
+        fresh = compiler.Compiler(GPUS["H200"], tmp_path)
+        fresh(SimpleNamespace(source=_Source("alone"), options={}))
+        yield f"damaged: {fresh.compiled}"
+
+    check(RECORDED / "captured.txt", lines())
+
+
+def test_what_compiling_gives(monkeypatch):
+    """Registers and stack of the binary, a program with too much shared memory, whatever a compiler raises."""
+
+    def lines() -> Iterator[str]:
+        monkeypatch.setattr(compiler, "resource_usage", lambda cubin: (len(cubin), 8))
+        for shared in (100, 232_448, 232_449):
+            binary = SimpleNamespace(cubin=b"code", shared=shared)
+            launch = SimpleNamespace(options={"num_warps": 2, "num_stages": 5})
+            yield f"{compiler.compile_for(launch, GPUS['H200'], lambda _, binary=binary: ('ttir', binary))}"
+        yield f"{compiler.compile_for(SimpleNamespace(options={}), GPUS['H200'], lambda _: 1 / 0)}"
+
+    check(RECORDED / "compiling.txt", lines())
 
 
 def test_lines_of_the_compile_suite_and_machine_code(monkeypatch):
