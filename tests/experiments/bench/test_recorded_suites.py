@@ -37,6 +37,7 @@ from experiments.bench import (
 )
 from experiments.bench.hugging_face.architectures import family_of
 from experiments.bench.suites import attention, harness, inference, latency, models, recompute, steps, traffic
+from experiments.bench.suites import kernels as kernels_suite
 from experiments.bench.suites.cpu import lengths, memory, recurrences
 from experiments.bench.suites.cpu import steps as cpu_steps
 from experiments.bench.suites.inference import cells as inference_cells
@@ -162,10 +163,31 @@ def test_what_is_timed():
             size = sum(p.numel() for p in step.model.parameters())
             yield f"{name}: {size} parameters, tokens {tuple(step.tokens.shape)}"
         yield f"{attention.REFERENCE_LIMIT} {recurrences.TOKENS} {recurrences.SLOW_MS} {memory.WARM_UP}"
-        yield f"{models.STEP_TOKENS} {models.LIMIT_S} {models.SLOW_MS} {steps.LENGTHS} {steps.SECONDS} {models.LENGTHS} {traffic.LENGTHS}"
+        yield f"{models.STEP_TOKENS} {models.LIMIT_S} {models.SLOW_MS} {steps.LENGTHS} {steps.SECONDS} {models.LENGTHS}"
+        yield f"{traffic.LENGTHS}"
         yield f"{inference_cells.MODES} {inference_cells.MOST_GROWTH} {inference_cells.LIMIT_S}"
 
     check(RECORDED / "what_is_timed.txt", lines())
+
+
+def test_what_is_measured_by_default(tmp_path: Path):
+    """The cells of suites that go on where they were stopped, as they are without any key of bench."""
+
+    def lines() -> Iterator[str]:
+        config = tiny_config(results=str(tmp_path))
+        for keys in ({}, {"bench__tokens": 4096}, {"bench__lengths": [64]}):
+            asked = changed(config, **keys)
+            with pretended_machine():
+                found = [
+                    *kernels_suite._cells(asked, CPU),
+                    *models._cells(models._Bench(asked, CPU, inference._table(asked))),
+                    *inference._cells(asked, inference._table(asked)),
+                ]
+            chosen = found if not keys else found[::9]
+            yield f"{keys}: {len(found)}"
+            yield from (" ".join(map(str, cell.names.values())) for cell in chosen)
+
+    check(RECORDED / "measured_by_default.txt", lines())
 
 
 def test_the_harness_suite(monkeypatch):

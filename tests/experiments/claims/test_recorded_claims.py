@@ -11,7 +11,7 @@ from support.recorded import check, flat
 from support.steady import pretended_machine
 
 from experiments import claims
-from experiments.claims import numbers, recurrent_mixers, residual_streams, rotations, sizes
+from experiments.claims import attention_mixers, numbers, recurrent_mixers, residual_streams, rotations, sizes
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -93,6 +93,27 @@ def test_names_and_bounds():
         yield f"{float(recurrent_mixers.readout(w, arguments)):.9g}"
 
     check(RECORDED / "bounds.txt", lines())
+
+
+def test_bounds_of_mixers():
+    """The same of mixers' properties: what is compared with what, at which bound."""
+
+    def lines() -> Iterator[str]:
+        for function in (
+            attention_mixers.first_query_and_its_gate,
+            attention_mixers.absorbed_against_expanded,
+            attention_mixers.states_by_construction,
+            attention_mixers.branches_of_nsa,
+            recurrent_mixers.recurrence_of_kda,
+            recurrent_mixers.mesa_is_a_ridge_regression,
+        ):
+            torch.manual_seed(0)
+            for number in function():
+                bound = f"at most {number.high:.3g}" if number.low == 0.0 else "near"
+                inside = number.low <= number.value <= number.high
+                yield f"{number.name} [{number.unit}] {bound} {inside} {number.timed}"
+
+    check(RECORDED / "bounds_of_mixers.txt", lines())
 
 
 def test_intervals():
