@@ -549,8 +549,8 @@ def test_states_and_inputs():
         few = inputs.InputFactory(1, 6, CPU, torch.float32).causal_indices(3)[0]
         for t, row in enumerate(few.tolist()):
             kept = [s for s in row if s >= 0]
-            thirds = [3 * s // (t + 1) for s in kept] if t >= 3 else "-"
-            yield f"{t}: {len(kept)} of the past: {all(s <= t for s in kept)}, {thirds if t >= 3 else kept}"
+            parts = all(n * (t + 1) // 3 <= s < (n + 1) * (t + 1) // 3 for n, s in enumerate(kept))
+            yield f"{t}: {len(kept)} of the past, {f'a third each {parts}' if t >= 3 else kept}"
         x = torch.ones(2, requires_grad=True)
         for mode, work in passes.MODES.items():
             seen = []

@@ -89,7 +89,7 @@ def test_memory(monkeypatch):
             b = a + 1
             del a
             c = b.view(10, 10).mul_(2)
-            d = torch.zeros(50, dtype=torch.float64)
+            d = torch.zeros(5, dtype=torch.float64)
             yield f"{alive.live} {alive.peak} {len(c)} {len(d)}"
             del b, c
             yield f"{alive.live} {alive.peak}"
