@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_memory(monkeypatch):
     check(RECORDED / "memory.txt", lines())
 
 
-def test_texts_that_are_continued():
+def test_texts_that_are_continued(monkeypatch):
     """Tokens that end inside a character, stop sequences across tokens, separators, what is safe to show."""
     pieces = {1: b"ab", 2: b"c\n", 3: b"\xc3", 4: b"\xa9", 5: b"STO", 6: b"P and", 7: b"x"}
     tokenizer = SimpleNamespace(
@@ -145,10 +146,14 @@ def test_texts_that_are_continued():
                 if made.ended:
                     break
             yield f"{stop} {separator} {tokens}: {shown} {made.tokens}"
-        speed = Speed()
+        speed, ticks = Speed(), itertools.count(0.0, 0.25)
+        monkeypatch.setattr(
+            "experiments.generation.generate.time", SimpleNamespace(perf_counter=lambda: next(ticks))
+        )
         for _ in range(2):
             list(speed.clock(iter([torch.tensor([1, 2]), torch.tensor([3, ENDED]), torch.tensor([4, 5])]), 9))
-        yield f"{speed.batches} {speed.prompt_tokens} {speed.steps} {speed.decoded}"
+        yield "; ".join(flat(speed))
+        yield speed.describe()
 
     check(RECORDED / "continuations.txt", lines())
 

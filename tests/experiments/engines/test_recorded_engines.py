@@ -262,6 +262,8 @@ def test_queues(monkeypatch):
     answers = {"squeue": "7|RUNNING\n8|PENDING\nwarning\n", "scontrol": "JobId=7 JobState=NODE_FAIL Reason=x"}
 
     def lines() -> Iterator[str]:
+        commands = (("echo", "x"), ("false",), ("/no/such/command",))
+        yield f"{[slurm_queue._said(*words) for words in commands]}"
         asked = []
         monkeypatch.setattr(
             slurm_queue, "_said", lambda *words: (asked.append(words[0]), answers.get(words[0]))[1]

@@ -98,6 +98,7 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
         record = Record(tmp_path / "new" / "r.json")
         record.add("a", {"x": 1})
         yield f"{'a' in Record(tmp_path / 'new' / 'r.json')} {'b' in record}"
+        yield (tmp_path / "new" / "r.json").read_text()
         (tmp_path / "new" / "r.json").write_text("nonsense")
         yield refusal(Record, tmp_path / "new" / "r.json")
 
