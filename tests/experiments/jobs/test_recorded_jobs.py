@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +34,6 @@ RECORDED = Path(__file__).parent / "recorded"
 
 def test_help_and_lists(lab: Lab, monkeypatch):
     """--help, every job's line, and all that job=list says."""
-    import runpy
-
     added = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
     monkeypatch.setattr(jobs, "_handed_over", {job.name: job for job in added["JOBS"]})
 
@@ -50,6 +49,69 @@ def test_help_and_lists(lab: Lab, monkeypatch):
         yield list_job.drawn_example(TASKS["palindrome"], 30)
 
     check(RECORDED / "help_and_list.txt", lines())
+
+
+def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
+    """Jobs of run.py: what each asks of analysis, with which settings, and what it prints."""
+    import analysis
+    from analysis import ResultsError
+    from analysis.block_verdict import page
+    from analysis.publishing import publish as publishing
+
+    made = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
+    log: list[str] = []
+
+    def pretended(name: str, found):
+        def call(*arguments, **options):
+            words = [str(x) for x in arguments] + [f"{key}={value}" for key, value in options.items()]
+            log.append(f"{name}({', '.join(words)})")
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return call
+
+    def lines() -> Iterator[str]:
+        study = tmp_path / "study"
+        config = tiny_config(
+            results=str(tmp_path), name="study", baseline="kda", sweep__workers=3, question="why?"
+        )
+        config = changed(config, figures=["a", "b"], source="there", leave_out=["maps"], block="kda")
+        for failing in (False, True, False):
+            loaded = ResultsError("no results") if failing else "results"
+            monkeypatch.setattr(analysis, "load_results", pretended("load", loaded), raising=False)
+            monkeypatch.setattr(
+                analysis, "comparison_text", pretended("compare", "the comparison"), raising=False
+            )
+            monkeypatch.setattr(analysis, "write_report", pretended("report", "report.html"), raising=False)
+            monkeypatch.setattr(publishing, "publish", pretended("publish", tmp_path / "place"))
+            monkeypatch.setattr(page, "publish_verdict", pretended("publish verdict", None))
+            monkeypatch.setattr(
+                page, "write_verdict", pretended("verdict", tmp_path / "verdict" / "page.html")
+            )
+            monkeypatch.setattr(page, "lines", pretended("lines", ["a line"]))
+            monkeypatch.setattr("experiments.system.machine.command", lambda: "python run.py")
+            for name in ("report", "publish", "write_verdict"):
+                for runs in (None, str(tmp_path / "other")):
+                    log.clear()
+                    with said() as printed, pretended_machine(None):
+                        end = refusal(made[name], changed(config, runs=runs))
+                    yield f"{name} {runs}: {end}"
+                    yield from (f"  {line}" for line in [*log, *printed])
+            (study / page.FOLDER).mkdir(parents=True, exist_ok=True)
+            (study / "run").mkdir(exist_ok=True)
+            (study / "run" / "summary.json").touch()
+        drawn = pretended("draw", ["x.svg"])
+        monkeypatch.setattr("analysis.plotting.bench.draw_table", drawn)
+        monkeypatch.setattr("analysis.figures.inference.draw_file", pretended("inference", ["y.svg"]))
+        monkeypatch.setattr("analysis.figures.static_model.draw_file", pretended("static", []))
+        for name in ("draw_suite", "draw_stages"):
+            log.clear()
+            with said() as printed:
+                made[name](changed(config, suite="models", gpu__rehearse=True))
+            yield f"{name}: {log} {printed}"
+
+    check(RECORDED / "handed_to_analysis.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
 
 
 def test_costs():
