@@ -20,7 +20,7 @@ from experiments.costs.model_costs import meta_model
 from experiments.generation.continuation import Continuation
 from experiments.generation.generate import Speed, encode_prompts
 from experiments.generation.prompts import read_prompts
-from experiments.parallel import group, micro_batches
+from experiments.parallel import group, micro_batches, sharded
 from experiments.parallel.checkpoint import count_for_all, count_for_one
 from zoo.generate import ENDED
 
@@ -216,6 +216,13 @@ def test_micro_batches_and_processes(monkeypatch):
                     f"{rank} of {size}, {context} together: {first}, {group.share(12)} of 12, main "
                     f"{group.is_main()}, {group.holds_main_s_sequence()} {group.replica()}"
                 )
+        monkeypatch.undo()
+        gradients = [torch.full((2,), float(n)) for n in (3, 4, 5)]
+        monkeypatch.setattr(sharded.dist, "all_reduce", lambda found: None)
+        monkeypatch.setattr(group, "size", lambda: 2)
+        for rank in (0, 1):
+            monkeypatch.setattr(group, "rank", lambda rank=rank: rank)
+            yield f"{rank} of 2 takes {[round(x, 5) for x in sharded._norms(gradients).tolist()]}"
         monkeypatch.undo()
         for change in (count_for_all, count_for_one):
             progress = {

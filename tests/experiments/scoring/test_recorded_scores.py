@@ -16,7 +16,7 @@ from support.steady import changed, refusal, set_by_formula, tiny_config
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import Sequences, Split, TaskSet, resolve_task
 from experiments.runs.split_table import write_splits
-from experiments.scoring import carried_state, text
+from experiments.scoring import carried_state, evaluate_task, text
 from experiments.scoring.documents import by_document, write_documents
 from experiments.scoring.evaluate import _is_own, check_evaluate
 from experiments.scoring.evaluate_task import _check_words, with_options
@@ -92,6 +92,8 @@ def test_scores_of_a_task(tmp_path: Path):
         model, told = _model(), []
         score = score_sequences(model.train(), sequences, chance=0.25, batch_size=2, progress=told.append)
         yield f"{told} training {model.training}"
+        score_sequences(model.eval(), sequences, chance=0.25, batch_size=5)
+        yield f"left in evaluation {not model.training}"
         yield from flat(score.metrics())
         given = TaskScore(
             np.array([0.5, 1.0, 2.0, 4.0, 0.25]),
@@ -119,6 +121,46 @@ def test_scores_of_a_task(tmp_path: Path):
             )
 
     check(RECORDED / "tasks.txt", lines(), relative=2e-4, absolute=1e-6)
+
+
+def test_which_sequences_of_a_task_are_scored(monkeypatch):
+    """A finished run of a task: so many windows of every split, in its precision, on the options asked for."""
+    data = resolve_task(
+        changed(tiny_config().data, name="mqar", tokenizer="bpe", vocab_size=4096, seq_len=128)
+    )
+    scored: list[str] = []
+
+    def score(model, sequences, **options):
+        options.pop("progress")(sequences.tokens.size)
+        scored.append(f"{model} {sequences.tokens.shape} {options}")
+        return SimpleNamespace(metrics=lambda: {"loss": 1.0})
+
+    monkeypatch.setattr(evaluate_task, "score_sequences", score)
+    monkeypatch.setattr(evaluate_task, "task_of", lambda run: data)
+    monkeypatch.setattr(evaluate_task.zoo, "load", lambda run, device: f"model of {run}")
+
+    def lines() -> Iterator[str]:
+        for keys in (
+            {},
+            {"windows": 7, "splits": ["test"]},
+            {"batch_size": 3},
+            {"carry": True},
+            {"stride": 4},
+        ):
+            options, told = changed(EvaluateConfig(), **keys), []
+            asked = with_options(data, {"length": 40}) if "batch_size" in keys else data
+            scored.clear()
+            found = evaluate_task.task_scores(
+                "run",
+                asked,
+                options,
+                "auto",
+                torch.device("cpu"),
+                lambda *words, told=told: told.append(words),
+            )
+            yield f"{keys}: {refusal(lambda found=found: list(found))} {scored} {told}"
+
+    check(RECORDED / "task_runs.txt", lines())
 
 
 def test_how_scores_are_said():

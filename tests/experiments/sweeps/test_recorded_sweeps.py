@@ -158,6 +158,34 @@ def test_names_of_cells(place: Path):
     check(RECORDED / "names.txt", lines())
 
 
+def test_when_a_bar_is_drawn(monkeypatch):
+    """Not more often than its interval, but for the end of a cell; it shows what every worker does."""
+    clock, drawn = [100.0], []
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock[0])
+    shown = display.SweepDisplay({"a": "A", "b": "B"}, show_bar=False)
+    shown.interval = 10.0
+    shown.bar = SimpleNamespace(
+        n=0,
+        total=2,
+        clear=lambda: None,
+        refresh=lambda: drawn.append(f"{clock[0]:g}: {shown.bar.n:.3f} {shown.bar.words}"),
+        set_postfix_str=lambda words, refresh: setattr(shown.bar, "words", words),
+    )
+    cell, other = SimpleNamespace(run="a"), SimpleNamespace(run="b")
+    for now, one, what, share in (
+        (100.0, cell, "train 1/2", 0.5),
+        (105.0, other, "train 1/4", 0.25),
+        (110.0, other, "train 2/4", 0.5),
+        (119.0, cell, "test 1/9", 0.1),
+        (121.0, cell, "test 2/9", 0.2),
+    ):
+        clock[0] = now
+        shown.update(one, what, share)
+    with said():
+        shown.end(cell, "done")
+    check(RECORDED / "bar.txt", drawn)
+
+
 def test_shares_of_a_bar():
     """Training is 85 % of a cell, and so is what comes after it once it has begun."""
 
