@@ -47,6 +47,32 @@ def test_outcomes_of_contracts():
     check(RECORDED / "contracts.txt", lines())
 
 
+def test_contracts_that_cannot_be_run(tmp_path: Path, monkeypatch):
+    """Without pytest, without the tests, where they do not start, where none is about the block."""
+    block = registry.get("mixer", "kda")
+    report = {"words": None}
+
+    def run(command, cwd, stdout, stderr, check):
+        stdout.write("collecting\nERROR: it broke\n")
+        if report["words"] is not None:
+            Path(command[-1].partition("=")[2]).write_text(report["words"])
+
+    monkeypatch.setattr(contracts.subprocess, "run", run)
+
+    def lines() -> Iterator[str]:
+        yield refusal(contracts.run_contracts, block)
+        for words in ("<t/>", "<t><testcase name='test_a[b]'/></t>"):
+            report["words"] = words
+            yield f"{words}: {refusal(contracts.run_contracts, block)}"
+        with monkeypatch.context() as without:
+            without.setattr(contracts.importlib.util, "find_spec", lambda name: None)
+            yield f"no pytest: {refusal(contracts.run_contracts, block)}"
+        monkeypatch.setattr(contracts, "TESTS", tmp_path / "none")
+        yield f"no tests: {refusal(contracts.run_contracts, block)}"
+
+    check(RECORDED / "contracts_refused.txt", lines())
+
+
 def test_models_and_relatives():
     def lines() -> Iterator[str]:
         base = changed(
