@@ -161,8 +161,8 @@ def test_a_run_on_packed_documents_without_checkpoints(place: Path):
         trainer__keep_checkpoints=False,
         trainer__patience=1,
         seed=4,
-        optim__lr=0.9,
-        optim__lr_min=0.9,
+        optim__lr=0.01,
+        optim__lr_min=0.01,
         trainer__recompute="full",
         evaluate__windows=3,
     )
