@@ -36,6 +36,7 @@ from experiments.bench import (
     timing,
 )
 from experiments.bench.hugging_face.architectures import family_of
+from experiments.bench.peers import shared
 from experiments.bench.suites import attention, harness, inference, latency, models, recompute, steps, traffic
 from experiments.bench.suites import kernels as kernels_suite
 from experiments.bench.suites.cpu import lengths, memory, recurrences
@@ -196,11 +197,11 @@ def test_the_harness_suite(monkeypatch):
 
     def bare(config, corpus, device) -> float:
         taken.append(f"bare {config.bench.steps} x {config.data.batch_size}")
-        return config.bench.steps * config.data.batch_size / 100
+        return config.bench.steps * config.data.batch_size * (1 + len(taken) % 4 / 10) / 100
 
     def lightning(config, corpus, device) -> float:
         taken.append(f"lightning {config.bench.steps} x {config.data.batch_size}")
-        return config.bench.steps * config.data.batch_size / 95
+        return config.bench.steps * config.data.batch_size * (1 + len(taken) % 5 / 10) / 95
 
     monkeypatch.setattr(harness, "_bare", bare)
     monkeypatch.setattr(harness, "_harness", lightning)
@@ -481,6 +482,15 @@ def test_what_benchmarks_refuse_and_who_is_there():
                 f"{module.refuses(CPU) if name not in ('fla', 'liger', 'flash_attn_dense') else '-'}"
             )
         yield f"bounds {sorted(peers.UPPER_BOUNDS)}"
+        for name in ("short_conv", "cayley", "sparse_attention", "nsa_attention"):
+            made = cases.CASES[name].calls(64, 64, CPU, torch.float32)
+            for title, run in peers.peers_of(name, made, CPU):
+                if title == "copy":
+                    yield f"{name}: {title} of {tuple(run().shape)}"
+            if name.endswith("attention"):
+                yield f"{name}: dense {[tuple(x.shape) for x in shared.dense_inputs(made)]}"
+        for package in ("no_such_package", "torch"):
+            yield f"{package}: {shared.needs(package, CPU)}; {shared.needs(package, torch.device('cuda'))}"
         for name, model in architectures(config.model).items():
             made = LanguageModel(changed(model, residual__name=model.residual.name), vocab_size=8, seq_len=16)
             yield f"{name}: {family_of(made)}"
