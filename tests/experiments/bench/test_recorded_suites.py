@@ -42,7 +42,7 @@ from experiments.bench.suites import kernels as kernels_suite
 from experiments.bench.suites.cpu import lengths, memory, recurrences
 from experiments.bench.suites.cpu import steps as cpu_steps
 from experiments.bench.suites.inference import cells as inference_cells
-from experiments.bench.suites.inference import subjects
+from experiments.bench.suites.inference import entrants, subjects
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.kernels import run as run_kernels
@@ -197,11 +197,11 @@ def test_the_harness_suite(monkeypatch):
 
     def bare(config, corpus, device) -> float:
         taken.append(f"bare {config.bench.steps} x {config.data.batch_size}")
-        return config.bench.steps * config.data.batch_size * (1 + len(taken) % 4 / 10) / 100
+        return config.bench.steps * config.data.batch_size * (1 + len(taken) % 7 / 10) / 100
 
     def lightning(config, corpus, device) -> float:
         taken.append(f"lightning {config.bench.steps} x {config.data.batch_size}")
-        return config.bench.steps * config.data.batch_size * (1 + len(taken) % 5 / 10) / 95
+        return config.bench.steps * config.data.batch_size * (1 + len(taken) % 6 / 10) / 95
 
     monkeypatch.setattr(harness, "_bare", bare)
     monkeypatch.setattr(harness, "_harness", lightning)
@@ -599,7 +599,7 @@ def test_a_suite_with_errors_fails(failed: int, tmp_path: Path, monkeypatch):
     )
 
 
-def test_subjects_of_the_inference_suite(tmp_path: Path):
+def test_subjects_of_the_inference_suite(tmp_path: Path, monkeypatch):
     """Presets by their beginnings, and none of them where runs are named."""
     config = tiny_config()
 
@@ -616,5 +616,20 @@ def test_subjects_of_the_inference_suite(tmp_path: Path):
                 yield f"{keys}: {[subject.name for subject in subjects.subjects(found, CPU)]}"
             except Exception as error:
                 yield f"{keys}: {type(error).__name__}: {error}"
+
+        (tmp_path / "study" / "run").mkdir(parents=True)
+        (tmp_path / "study" / "run" / "identity.json").touch()
+        (tmp_path / "step-1.ckpt").touch()
+        for place in ("study/run", "study", "step-1.ckpt"):
+            name = subjects._name(tmp_path / place, {"model": {"depth": 2}})
+            yield f"{place}: {name if place != 'step-1.ckpt' else name.count('/')}"
+        built: list[int] = []
+        monkeypatch.setattr(entrants, "Entrants", lambda model, precision: f"entrants of {model} {precision}")
+        bench = entrants.Bench(config, None, shortest=8)
+        one, two = (subjects.Subject(name, config.model, lambda n: built.append(n) or n) for name in "ab")
+        for subject, length in ((one, 8), (one, 8), (one, 16), (two, 16), (one, 16)):
+            yield f"{subject.name} {length}: {bench.entrants(subject, length)} {built}"
+        half = entrants.Bench(changed(config, trainer__precision="bf16"), None, shortest=8)
+        yield f"{bench.precision} {half.precision}"
 
     check(RECORDED / "subjects.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
