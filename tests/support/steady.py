@@ -30,6 +30,7 @@ FACTS = {
 }
 
 
+MOVES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # of a cursor
 BAR = re.compile(r"\d+%\||\[\d\d:\d\d|s/it|it/s")
 
 
@@ -87,9 +88,9 @@ def said() -> Iterator[list[str]]:
             yield lines
     finally:
         lines += [f"| {line}" for line in out.getvalue().splitlines()]
-        lines += [
-            f"! {line}" for line in err.getvalue().splitlines() if "\r" not in line and "%|" not in line
-        ]
+        # Without progress bars, whose lines come as the clock has it.
+        words = [line for line in err.getvalue().splitlines() if not BAR.search(line)]
+        lines += [f"! {line}" for line in words if MOVES.sub("", line).strip()]
 
 
 def forget_texts() -> None:
