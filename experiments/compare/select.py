@@ -46,9 +46,10 @@ def start(configs: Sequence[Config]) -> list[Selection]:
         _check(config)
     found = []
     for place, config in enumerate(configs):
+        # First, so that a mistake in the grid is not said to come from the rates that it may grow to.
+        found.append(Selection(config, _trials(place, config, config.compare.rates)))
         for rate in rates.farthest(config.compare.rates, config.compare.extend):
             _try_reach(place, config, rate)
-        found.append(Selection(config, _trials(place, config, config.compare.rates)))
     return found
 
 

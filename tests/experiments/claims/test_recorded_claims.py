@@ -1,0 +1,139 @@
+"""Numbers of claims that are counts, made again; bounds of the others; intervals by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from support.recorded import check, flat
+from support.steady import pretended_machine
+
+from experiments import claims
+from experiments.claims import attention_mixers, numbers, recurrent_mixers, residual_streams, rotations, sizes
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    claims.measured([], progress=False)
+
+
+def test_counts():
+    """Exact numbers, without the counts of large models, which take longer."""
+
+    def lines() -> Iterator[str]:
+        for function in (
+            sizes.best_recomputed_block,
+            sizes.bytes_of_sharded_training,
+            sizes.caches_of_latents,
+            sizes.state_of_kda,
+            sizes.convolutions_of_lfm2,
+            sizes.pairs_of_timelines,
+            residual_streams.bytes_of_streams,
+        ):
+            for number in function():
+                yield "; ".join(flat(number))
+        yield f"{[(size.title(), size) for size in sizes.EXPECTED]}"
+
+    check(RECORDED / "counts.txt", lines())
+
+
+def test_who_measures_what():
+    """Claim -> its measurements and what they say that they measure."""
+    check(
+        RECORDED / "registered.txt",
+        (
+            f"{claim}: {each.__name__}: {' '.join((each.__doc__ or '').split())}"
+            for claim, found in sorted(claims._registered.items())
+            for each in found
+        ),
+    )
+
+
+def test_names_and_bounds():
+    """Of measured numbers the names, units and bounds; values lie inside, whatever the generator's stream is."""
+
+    def lines() -> Iterator[str]:
+        monkeypatched = {"MATRICES": 60}
+        before = rotations.MATRICES
+        rotations.MATRICES = monkeypatched["MATRICES"]
+        try:
+            torch.manual_seed(0)
+            for function in (
+                rotations.identities,
+                rotations.free_parameters_and_gradient,
+                residual_streams.output_at_initialisation,
+            ):
+                for number in function():
+                    inside = number.low <= number.value <= number.high
+                    yield (
+                        f"{number.name} [{number.unit}] "
+                        f"{'at most ' + format(number.high, '.3g') if number.low == 0.0 else 'near'} "
+                        f"{inside} {number.timed}"
+                    )
+        finally:
+            rotations.MATRICES = before
+        a = rotations.skew_of_norm(0.5, 4)
+        yield f"{bool((a + a.mT).abs().max() < 1e-12)} {torch.linalg.matrix_norm(a, ord=2).tolist()}"
+        yield f"{[round(float(rotations.off_rotation(a, terms).max()), 9) for terms in (2, 4, 8)]}"
+        factors = torch.arange(12.0).double().view(3, 1, 2, 2)
+        yield f"{rotations.product(factors).tolist()}"
+        w = torch.eye(2, dtype=torch.float64)
+        arguments = (
+            w[None, :, None],
+            w[None, :, None],
+            2 * w[None, :, None],
+            torch.zeros(1, 2, 1).double(),
+            torch.ones(1, 2, 1).double(),
+            torch.full((1, 2), 0.5).double(),
+        )
+        yield f"{float(recurrent_mixers.readout(w, arguments)):.9g}"
+
+    check(RECORDED / "bounds.txt", lines())
+
+
+def test_bounds_of_mixers():
+    """The same of mixers' properties: what is compared with what, at which bound."""
+
+    def lines() -> Iterator[str]:
+        for function in (
+            attention_mixers.first_query_and_its_gate,
+            attention_mixers.absorbed_against_expanded,
+            attention_mixers.states_by_construction,
+            attention_mixers.branches_of_nsa,
+            recurrent_mixers.recurrence_of_kda,
+            recurrent_mixers.mesa_is_a_ridge_regression,
+        ):
+            torch.manual_seed(0)
+            for number in function():
+                bound = f"at most {number.high:.3g}" if number.low == 0.0 else "near"
+                inside = number.low <= number.value <= number.high
+                yield f"{number.name} [{number.unit}] {bound} {inside} {number.timed}"
+
+    check(RECORDED / "bounds_of_mixers.txt", lines())
+
+
+def test_intervals():
+    def lines() -> Iterator[str]:
+        draws = torch.arange(101.0)
+        for number in (
+            numbers.exact("a", 3),
+            numbers.bounded("b", torch.tensor(1e-9), 1e-6, "u"),
+            numbers.near("c", 2.0),
+            numbers.near("d", 2.0, "u", 0.1),
+            numbers.sampled("e", draws, "u"),
+            numbers.paired("f", [2.0, 4.0, 9.0], [1.0, 2.0, 3.0]),
+            numbers.milliseconds("g", [5.0, 1.0, 3.0]),
+        ):
+            yield "; ".join(flat(number))
+        own, peer = torch.full((5,), 2.0), torch.full((5,), 4.0)
+        yield "; ".join(flat(recurrent_mixers.mean_ratio("h", own, peer)))
+        with pretended_machine():
+            rows = claims.measured([19], progress=False)
+        yield f"{[sorted(row) for row in rows]} {[(row['claim'], row['name'], row['value']) for row in rows]}"
+        yield f"{numbers.ROUNDING}"
+
+    check(RECORDED / "intervals.txt", lines())

@@ -1,0 +1,380 @@
+"""What engines ask of Slurm, Ray and shells, and what they say of cells; records of cells; keepers; exits."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.program import write_text
+from support.recorded import check, flat
+from support.steady import changed, files_in, forget_texts, masked, refusal, said, tiny_config
+
+from experiments.configuration.sweep_config import RayConfig
+from experiments.engines import (
+    cell,
+    choose,
+    command_list,
+    interface,
+    keeper,
+    ray_connection,
+    slurm_jobs,
+    slurm_queue,
+)
+from experiments.engines.exits import exit_reason
+from experiments.planning.plan import plan
+from experiments.runs.folders import RunPaused
+from experiments.system import preemption
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    forget_texts()
+    write_text(tmp_path / "book.txt", 30)
+    return tmp_path
+
+
+def _plans(count: int = 2, **keys):
+    config = tiny_config(data__name="text", data__path="book.txt", results="results", name="study", **keys)
+    return [plan(changed(config, seed=seed)) for seed in range(count)]
+
+
+def _named(plans, place: Path) -> dict[str, str]:
+    return {str(place): "<place>", **{planned.run: f"<run {n}>" for n, planned in enumerate(plans)}}
+
+
+def test_records_of_cells(place: Path):
+    plans = _plans()
+
+    def lines() -> Iterator[str]:
+        path = cell.write_record(plans[0])
+        yield f"{path} {files_in(place / 'results')}"
+        values = json.loads(path.read_text())
+        yield f"{sorted(values)}, format {values['format']}"
+        again = cell.read_record(path)
+        yield (
+            f"as before {again.config == plans[0].config}, {again.run == plans[0].run}, "
+            f"{again.folder.path.name == plans[0].run}"
+        )
+        for change in (
+            {"format": 2},
+            {"identity": {}},
+            {"folder": "/no/such/folder"},
+            {"letters": None},
+            {"config": {"x": 1}},
+            {"config": None},
+        ):
+            path.write_text(json.dumps({**values, **change}))
+            said_ = refusal(cell.enter_record, path)
+            yield f"{change}: {said_ if not said_.startswith('taken') else 'taken'}"
+        path.write_text(json.dumps({k: v for k, v in values.items() if k != "config"}))
+        yield refusal(cell.read_record, path)
+        path.write_text("[")
+        yield refusal(cell.read_record, path)
+        path.unlink()
+        yield refusal(cell.read_record, path)
+        with said() as printed:
+            ended = cell.train_record(path, lambda *_: None)
+        yield f"{ended} {printed}"
+        yield f"{cell.progress(plans[0])}"
+        plans[0].folder.path.mkdir()
+        (plans[0].folder.path / "metrics.csv").write_text("step,loss\n5,1\n30,1\n")
+        yield f"{cell.progress(plans[0])}"
+        heard: list[tuple] = []
+        sink = cell.ends_when_told(lambda *words: heard.append(words), "a cell")
+        sink("test", 1, 2)
+        preemption._told.append(signal.SIGUSR2.value)
+        try:
+            sink("train", 1, 2, "note")
+            yield refusal(sink, "test", 2, 2)
+        finally:
+            preemption._told.clear()
+        yield f"{heard}"
+
+    check(RECORDED / "records.txt", masked(list(lines()), _named(plans, place)))
+
+
+def test_the_list_of_commands(place: Path):
+    """Lines keep their numbers, new cells come at the end, and what others wrote into the file is dropped."""
+    plans = _plans(3)
+
+    def lines() -> Iterator[str]:
+        for chosen in (plans[:2], plans[1:], plans[:1]):
+            engine = command_list.CommandList(chosen)
+            for planned in chosen:
+                engine.submit(planned)
+            yield (
+                f"{engine.capacity} {[p.run for p in engine.changed()]} {engine.state(chosen[0])} "
+                f"{engine.cancel(chosen[0])}"
+            )
+            yield engine.farewell(2)
+            yield from (
+                line.partition("run.py ")[2]
+                for line in (place / "results" / "study" / "cells.txt").read_text().splitlines()
+            )
+        file = place / "results" / "study" / "cells.txt"
+        file.write_text(f"rm -rf x\n{file.read_text()}echo done\n")
+        yield f"{command_list.listed(file)} {command_list.listed(place / 'none')}"
+        for text in ("plain", "with space", "it's", 'a"b', "a\\b"):
+            yield f"{text!r}: {command_list.override('run', text)}"
+        for bad in ("a\nb", "a${b"):
+            yield refusal(command_list._refuse_unnameable, Path(bad) / ".cells" / "x.json")
+
+    check(RECORDED / "command_list.txt", masked(list(lines()), _named(plans, place)))
+
+
+class _Queue:
+    """A pretended queue of jobs: states and ends as they are set."""
+
+    def __init__(self) -> None:
+        self.states, self.ends, self.cancelled, self.refreshed = {}, {}, [], 0
+
+    def refresh(self) -> None:
+        self.refreshed += 1
+
+    def state(self, job: str, began: float | None) -> str | None:
+        return self.states.get(job)
+
+    def began(self, job: str) -> float | None:
+        return None
+
+    def end(self, job: str) -> str:
+        return self.ends.get(job, "")
+
+    def cancel(self, job: str) -> None:
+        self.cancelled.append(job)
+
+
+class _Executor:
+    def __init__(self) -> None:
+        self.parameters, self.numbers, self.environment = [], itertools.count(7), []
+
+    def update_parameters(self, **parameters) -> None:
+        self.parameters.append(parameters)
+
+    def submit(self, made):
+        self.environment.append(
+            {k: os.environ.get(k) for k in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")} | {"workers": made.workers}
+        )
+        return SimpleNamespace(job_id=str(next(self.numbers)))
+
+
+class _Refused(Exception):
+    """What submitit raises."""
+
+
+def _slurm(monkeypatch, plans):
+    errors = SimpleNamespace(FailedJobError=_Refused, FailedSubmissionError=_Refused)
+    for name in ("submitit", "submitit.core", "submitit.core.utils"):  # it may not be installed
+        monkeypatch.setitem(sys.modules, name, errors)
+    queue, executor = _Queue(), _Executor()
+    monkeypatch.setattr(slurm_jobs, "SlurmQueue", lambda: queue)
+    monkeypatch.setattr(slurm_jobs, "LocalQueue", lambda: queue)
+    monkeypatch.setattr(slurm_jobs, "_executor", lambda slurm, folder: executor)
+    monkeypatch.setattr(slurm_jobs.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slurm_jobs.secrets, "token_hex", lambda n: "f" * 2 * n)
+    return slurm_jobs.SlurmJobs(plans), queue, executor
+
+
+def test_jobs_of_slurm(place: Path, monkeypatch):
+    """A job's life: submitted, waiting, running, lost, ended, cancelled; what an earlier command left."""
+    slurm = {
+        "sweep__engine": "slurm",
+        "sweep__slurm__partition": "p",
+        "sweep__slurm__account": "a",
+        "sweep__slurm__qos": "q",
+        "sweep__slurm__minutes": 61.5,
+        "sweep__slurm__cpus": 3,
+        "sweep__slurm__gpus": 2,
+        "sweep__slurm__memory_gb": 1.5,
+        "sweep__slurm__signal_s": 33,
+        "sweep__slurm__setup": ["module load x"],
+        "sweep__slurm__more": ["constraint=a100", "comment=a=b"],
+        "trainer__threads": 4,
+    }
+    plans = _plans(2, **slurm)
+
+    def lines() -> Iterator[str]:
+        engine, queue, executor = _slurm(monkeypatch, plans)
+        yield f"{engine.capacity} {engine.at_once} {queue.refreshed} {engine.leave}"
+        for planned in plans:
+            engine.submit(planned)
+        yield from flat(executor.parameters[0])
+        yield f"{executor.environment}"
+        job = json.loads(slurm_jobs._job_path(plans[0]).read_text())
+        yield f"{job}"
+        for state in ("PENDING", "RUNNING", "COMPLETING"):
+            queue.states["7"] = state
+            yield f"{state}: {engine.state(plans[0])}"
+        engine.submit(plans[0])
+        yield (
+            f"submitted {len(executor.environment)}, changed {len(engine.changed())}, looked "
+            f"{queue.refreshed}"
+        )
+        for how in ("", "NODE_FAIL", "CANCELLED"):
+            engine.gone.clear()
+            queue.states.clear()
+            queue.ends["7"] = how
+            yield f"gone: {engine.state(plans[0])}"
+            yield f"{how}: {engine.state(plans[0])}"
+        queue.states["7"] = "RUNNING"
+        for outcome in (
+            {"job": "7", "status": 1, "why": "it failed"},
+            {"job": "8", "status": 1, "why": "another's"},
+        ):
+            slurm_jobs.outcome_path(cell.record_path(plans[0])).write_text(json.dumps(outcome))
+            yield f"{outcome}: {engine.state(plans[0])}"
+        yield f"cancel {engine.cancel(plans[0])} {queue.cancelled} {engine.state(plans[0])}"
+        queue.states.clear()
+        yield f"cancel again {engine.cancel(plans[0])}"
+        local = _plans(1, **{**slurm, "sweep__slurm__cluster": "local"})
+        engine, queue, executor = _slurm(monkeypatch, local)
+        yield (
+            f"local {engine.capacity} {engine.at_once}, an earlier job of the cluster "
+            f"{engine._job_state(local[0])}"
+        )
+        engine.submit(local[0])
+        yield from flat(executor.parameters[0])
+        monkeypatch.setattr(
+            executor, "submit", lambda _cell: (_ for _ in ()).throw(_Refused("no such partition"))
+        )
+        yield refusal(engine._submitted, None)
+        leaving = _plans(1, **slurm, sweep__action="submit")
+        engine, queue, executor = _slurm(monkeypatch, leaving)
+        engine.submit(leaving[0])
+        yield f"{engine.state(leaving[0])} {engine.farewell(3)}"
+
+    check(RECORDED / "slurm_jobs.txt", masked(list(lines()), _named(plans, place)))
+
+
+def test_queues(monkeypatch):
+    """What squeue, scontrol and processes say."""
+    answers = {"squeue": "7|RUNNING\n8|PENDING\nwarning\n", "scontrol": "JobId=7 JobState=NODE_FAIL Reason=x"}
+
+    def lines() -> Iterator[str]:
+        commands = (("echo", "x"), ("false",), ("/no/such/command",))
+        yield f"{[slurm_queue._said(*words) for words in commands]}"
+        asked = []
+        monkeypatch.setattr(
+            slurm_queue, "_said", lambda *words: (asked.append(words[0]), answers.get(words[0]))[1]
+        )
+        queue = slurm_queue.SlurmQueue()
+        yield f"before {queue.state('7', None)}"
+        queue.refresh()
+        yield f"{queue.states} {queue.state('9', None)} {queue.began('7')} {queue.end('7')!r}"
+        answers.clear()
+        queue.refresh()
+        yield (
+            f"no answer later: {queue.states}, {queue.end('7')!r}; at first: "
+            f"{refusal(slurm_queue.SlurmQueue().refresh)}"
+        )
+        local, own = slurm_queue.LocalQueue(), str(os.getpid())
+        began = local.began(own)
+        yield (
+            f"{began is not None} {local.state(own, began)} {local.state(own, 1.0)} "
+            f"{local.state(own, None)} {local.end(own)!r} {local.began('999999')}"
+        )
+        yield f"{slurm_queue.CANCELLED} {asked}"
+
+    check(RECORDED / "queues.txt", lines())
+
+
+def test_nodes_of_ray():
+    def nodes(*found):
+        return [{"Alive": alive, "Resources": resources} for alive, resources in found]
+
+    def lines() -> Iterator[str]:
+        small, large = (True, {"CPU": 2.0}), (True, {"CPU": 8.0, "GPU": 1.0})
+        for settings in (
+            RayConfig(),
+            RayConfig(cpus=4.0),
+            RayConfig(cpus=2.0, gpus=1.0),
+            RayConfig(cpus=9.0),
+            RayConfig(cpus=9.0, grows=True),
+            RayConfig(gpus=0.5),
+        ):
+            for found in ((small,), (small, large), ((False, {"CPU": 64.0, "GPU": 8.0}), small)):
+                yield (
+                    f"{settings.cpus:g} {settings.gpus:g} {settings.grows}: "
+                    f"{refusal(ray_connection.refuse_what_no_node_has, nodes(*found), settings)}"
+                )
+
+    check(RECORDED / "ray_nodes.txt", lines())
+
+
+class _Keeper(keeper.Keeper):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log, self.over, self.ends = [], {}, 0
+
+    def _start(self, record, arguments, options):
+        self.log.append(("start", record, arguments, options))
+        return f"task of {record} {len(self.log)}"
+
+    def _ended(self, tasks):
+        return {record: self.over.pop(record) for record in list(tasks) if record in self.over}
+
+    def _kill(self, task) -> None:
+        self.log.append(("kill", task))
+
+    def _end(self) -> None:
+        self.ends += 1
+
+
+def test_keepers_of_tasks(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: clock[0])
+
+    def lines() -> Iterator[str]:
+        made = _Keeper()
+        yield (
+            f"{made.submit(('c', 10.0), 'a', (1,), {'x': 2})} "
+            f"{made.submit(('c', 10.0), 'a', (1,), {})} {made.submit(('d', 5.0), 'b', (), {})}"
+        )
+        made.begin("a")
+        made.begin("z")
+        yield f"{made.look(('c', 10.0))} {made.begun}"
+        made.over["a"] = (0, "")
+        yield f"{made.look(('c', 10.0))}, {made.submit(('c', 10.0), 'a', (), {})}, {made.look(('c', 10.0))}"
+        yield f"{made.cancel('b')} {made.cancel('b')} {made.look(('c', 10.0))}"
+        made.leave("c")
+        yield f"{made.ends} {made.until}"
+        made.over["a"] = (1, "failed")
+        clock[0] = 105.0
+        made.end_unless_needed()
+        yield f"{made.ends} {made.until} {made.outcomes} {made.log}"
+
+    check(RECORDED / "keepers.txt", lines())
+
+
+def test_ends_and_engines(monkeypatch):
+    def lines() -> Iterator[str]:
+        for status in (0, 1, 3, -9, -15, None):
+            yield f"{status}: {exit_reason(status)}"
+        yield (
+            f"{interface.DONE} {interface.FAILED} {interface.PAUSED} "
+            f"{issubclass(interface.CellsLeft, RunPaused)}"
+        )
+        for engine, module in (
+            ("slurm", "slurm_jobs.SlurmJobs"),
+            ("ray", "ray_tasks.RayTasks"),
+            ("list", "command_list.CommandList"),
+            ("pool", "pool.Pool"),
+        ):
+            monkeypatch.setattr(
+                f"experiments.engines.{module}", lambda plans, engine=engine: f"made {engine}"
+            )
+            planned = SimpleNamespace(config=tiny_config(sweep__engine=engine))
+            yield f"{engine}: {choose.make_engine([planned])}"
+
+    check(RECORDED / "ends.txt", lines())

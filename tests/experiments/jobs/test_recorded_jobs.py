@@ -1,0 +1,543 @@
+"""What jobs print: help, lists, costs, comparisons, papers, verdicts, scores, texts; how commands end."""
+
+from __future__ import annotations
+
+import errno
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+from hydra.errors import HydraException
+from support.program import Lab
+from support.recorded import check
+from support.steady import changed, masked, pretended_machine, refusal, said, tiny_config
+
+from experiments import cli, jobs
+from experiments.configuration.other_model import tell_other_model
+from experiments.configuration.presets import architectures
+from experiments.data import TASKS
+from experiments.generation.continuation import Continuation
+from experiments.generation.generate import Speed
+from experiments.jobs import cell, compare, cost, evaluate, generate, gpu, papers, probe, train, verdict
+from experiments.jobs import list as list_job
+from experiments.runs.folders import RunFailed, RunPaused
+from experiments.system import os_errors
+from zoo import LanguageModel
+from zoo import io as zoo_io
+from zoo.errors import UserError
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def test_help_and_lists(lab: Lab, monkeypatch):
+    """--help, every job's line, and all that job=list says."""
+    added = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
+    monkeypatch.setattr(jobs, "_handed_over", {job.name: job for job in added["JOBS"]})
+
+    def lines() -> Iterator[str]:
+        yield cli.describe_jobs()
+        for job in jobs.all_jobs():
+            yield f"{job.name}: reads {job.reads}, sweeps {job.run_sweep is not None}, needs {job.needs!r}"
+        yield f"after {sorted(added['AFTER'])} {[(k, v.__name__) for k, v in sorted(added['AFTER'].items())]}"
+        with said() as printed:
+            list_job.run(tiny_config())
+        yield from printed
+        yield refusal(jobs.find_job, "trian")
+        yield list_job.drawn_example(TASKS["palindrome"], 30)
+
+    check(RECORDED / "help_and_list.txt", lines())
+
+
+def test_what_is_handed_to_analysis(tmp_path: Path, monkeypatch):
+    """Jobs of run.py: what each asks of analysis, with which settings, and what it prints."""
+    import analysis
+    from analysis import ResultsError
+    from analysis.block_verdict import page
+    from analysis.publishing import publish as publishing
+
+    made = runpy.run_path(str(Path(cli.__file__).parents[1] / "run.py"))
+    log: list[str] = []
+
+    def pretended(name: str, found):
+        def call(*arguments, **options):
+            words = [str(x) for x in arguments] + [f"{key}={value}" for key, value in options.items()]
+            log.append(f"{name}({', '.join(words)})")
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return call
+
+    def lines() -> Iterator[str]:
+        study = tmp_path / "study"
+        config = tiny_config(
+            results=str(tmp_path), name="study", baseline="kda", sweep__workers=3, question="why?"
+        )
+        config = changed(config, figures=["a", "b"], source="there", leave_out=["maps"], block="kda")
+        for failing in (False, True, False):
+            loaded = ResultsError("no results") if failing else "results"
+            monkeypatch.setattr(analysis, "load_results", pretended("load", loaded), raising=False)
+            monkeypatch.setattr(
+                analysis, "comparison_text", pretended("compare", "the comparison"), raising=False
+            )
+            monkeypatch.setattr(analysis, "write_report", pretended("report", "report.html"), raising=False)
+            monkeypatch.setattr(publishing, "publish", pretended("publish", tmp_path / "place"))
+            monkeypatch.setattr(page, "publish_verdict", pretended("publish verdict", None))
+            monkeypatch.setattr(
+                page, "write_verdict", pretended("verdict", tmp_path / "verdict" / "page.html")
+            )
+            monkeypatch.setattr(page, "lines", pretended("lines", ["a line"]))
+            monkeypatch.setattr("experiments.system.machine.command", lambda: "python run.py")
+            for name in ("report", "publish", "write_verdict"):
+                for runs in (None, str(tmp_path / "other")):
+                    log.clear()
+                    with said() as printed, pretended_machine(None):
+                        end = refusal(made[name], changed(config, runs=runs))
+                    yield f"{name} {runs}: {end}"
+                    yield from (f"  {line}" for line in [*log, *printed])
+            (study / page.FOLDER).mkdir(parents=True, exist_ok=True)
+            (study / "run").mkdir(exist_ok=True)
+            (study / "run" / "summary.json").touch()
+        drawn = pretended("draw", ["x.svg"])
+        monkeypatch.setattr("analysis.plotting.bench.draw_table", drawn)
+        monkeypatch.setattr("analysis.figures.inference.draw_file", pretended("inference", ["y.svg"]))
+        monkeypatch.setattr("analysis.figures.static_model.draw_file", pretended("static", []))
+        for name in ("draw_suite", "draw_stages"):
+            log.clear()
+            with said() as printed:
+                made[name](changed(config, suite="models", gpu__rehearse=True))
+            yield f"{name}: {log} {printed}"
+
+    check(RECORDED / "handed_to_analysis.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
+
+
+def test_costs():
+    """One model's costs, several as a table, how numbers and bytes are written, memory of devices."""
+
+    def lines() -> Iterator[str]:
+        config = tiny_config(
+            cost__lengths=[64, 1024], data__tokenizer="none", data__vocab_size=50, model__residual__name="ohc"
+        )
+        with said() as printed:
+            cost.run(config)
+            plain = changed(config, model__residual__name="add", cost__lengths=[64])
+            cost.run_sweep(
+                [
+                    changed(plain, model=architectures(plain.model)[name])
+                    for name in ("transformer", "kda_pure", "hypergraph")
+                ]
+            )
+            cost.run_sweep([plain, changed(plain, model__depth=3)])
+        yield from printed
+        for size in (0, 1023, 1024, 8192, 104_857, 104_858, 2**20, 5 * 2**30):
+            yield f"{size}: {cost.format_bytes(size)}"
+        yield (
+            f"{[cost.short(n) for n in (1000, 1024, 131072, 1536)]} "
+            f"{[cost._millions(x) for x in (5.0, 123456.0, 9.99e7, 1e8, 2.5e9)]}"
+        )
+        for keys in (
+            {"cost__lengths": []},
+            {"cost__lengths": [8, 0]},
+            {"data__seq_len": 0},
+            {"device": "x"},
+            {"match": "x"},
+        ):
+            yield f"{keys}: {refusal(cost._checked, changed(config, **keys))}"
+        notes = cost._Notes()
+        for length, counted in ((100, 100), (1000, 64), (5000, 512)):
+            count = cost.FlopCount(3.0, counted)
+            notes.add(length, count)
+            yield f"{cost._mark(length, count)!r} {notes.counted_to}"
+        with said() as printed:
+            notes.print()
+        yield from printed
+        from experiments.costs import device_memory
+
+        given = device_memory.DeviceMemory("ddp", "fp32", 10**9, 2 * 10**9, 3 * 10**9, 0, 5 * 10**8)
+        with said() as printed, mock.patch.object(device_memory, "device_memory", return_value=given):
+            cost.print_memory(
+                changed(config, trainer__devices=2, trainer__nodes=3, trainer__recompute="full")
+            )
+        yield from printed
+
+    check(RECORDED / "costs.txt", lines())
+
+
+def test_ends_of_commands(monkeypatch):
+    """The status and the line of every way in which a command ends."""
+
+    def lines() -> Iterator[str]:
+        for error in (
+            None,
+            RunFailed("2 of 3 cells failed"),
+            RunPaused("paused"),
+            UserError("no such\nthing"),
+            HydraException("odd words"),
+            BrokenPipeError(),
+            OSError(errno.ENOSPC, "No space left on device", "a/b"),
+            OSError(errno.EACCES, "Permission denied", "c"),
+            KeyboardInterrupt(),
+            cli.Terminated(),
+            FileNotFoundError(errno.ENOENT, "No such file", "x", None, "y"),
+        ):
+
+            def perform(configs, after, error=error):
+                if error is not None:
+                    raise error
+
+            monkeypatch.setattr(cli, "compose", lambda *_: [])
+            monkeypatch.setattr(cli, "left_out", lambda *names: [f"a file of {names} is broken"])
+            monkeypatch.setattr(cli, "perform", perform)
+            monkeypatch.setattr(cli, "_drop_output", lambda: None)
+            with said() as printed:
+                status = cli.main()
+            yield f"{type(error).__name__}: {status}"
+            yield from printed
+        monkeypatch.undo()
+        log: list[str] = []
+        together = jobs.Job(
+            "pair",
+            "",
+            lambda config: log.append(f"one {config.seed}"),
+            reads=("run",),
+            run_sweep=lambda all_: log.append(f"all {len(all_)}"),
+        )
+        alone = jobs.Job("alone", "", lambda config: log.append(f"one {config.seed}"), reads=("runs", "dry"))
+        monkeypatch.setattr(jobs, "_handed_over", {"pair": together, "alone": alone})
+        after = {
+            "pair": lambda config: log.append(f"after {config.seed}"),
+            "alone": lambda config: log.append("after"),
+        }
+        base = tiny_config()
+        for name, configs in (
+            ("pair", [changed(base, job="pair", seed=1)]),
+            ("pair", [changed(base, job="pair", seed=n) for n in (1, 2)]),
+            ("alone", [changed(base, job="alone", seed=n) for n in (1, 2)]),
+            ("dry", [changed(base, job="alone", dry=True)]),
+            ("both", [changed(base, job="alone"), changed(base, job="pair")]),
+        ):
+            log.clear()
+            cli.perform(configs, after)
+            yield f"{name}: {log}"
+        for job, keys in (
+            ("pair", {"runs"}),
+            ("pair", {"run"}),
+            ("pair", {"dry"}),
+            ("alone", {"run"}),
+            ("alone", {"dry", "runs"}),
+        ):
+            given = changed(base, job=job)
+            given.given = frozenset(keys)
+            yield f"{job} {sorted(keys)}: {refusal(cli.perform, [given], {})}"
+
+    check(RECORDED / "ends.txt", lines())
+
+
+def test_errors_of_the_system():
+    def lines() -> Iterator[str]:
+        for number in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EFBIG,
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.ENOTDIR,
+            errno.EEXIST,
+            errno.EISDIR,
+            errno.ELOOP,
+            errno.EIO,
+        ):
+            yield f"{errno.errorcode[number]}: {os_errors.explain(OSError(number, 'said', 'file'))}"
+        yield os_errors.explain(OSError(errno.EIO, "said", "first", None, "second"))
+        yield os_errors.explain(OSError("only words"))
+        yield os_errors.explain(OSError())
+        yield repr(os_errors.one_line("a\n b\t\x1b[31mc  é\0"))
+
+    check(RECORDED / "system_errors.txt", lines())
+
+
+@pytest.fixture
+def asked(tmp_path: Path):
+    """Two models, without text to read."""
+    config = tiny_config(
+        data__name="mqar",
+        data__tokenizer="bpe",
+        data__vocab_size=4096,
+        data__seq_len=128,
+        results=str(tmp_path),
+        name="study",
+        compare__rates=[1e-3, 1e-2],
+        trainer__max_steps=40,
+        trainer__val_every=5,
+    )
+    return config, changed(config, model=architectures(config.model)["kda_pure"])
+
+
+def test_comparisons(asked, monkeypatch, tmp_path: Path):
+    """What is announced and what it costs, dry; what is selected, and refused."""
+    plain, kda = asked
+    monkeypatch.setattr(
+        "experiments.compare.cost.step_seconds", lambda config: 0.5 if config.model.pattern == "F" else 2.0
+    )
+
+    def lines() -> Iterator[str]:
+        for configs in ([plain], [plain, kda], [plain, changed(kda, data__name="palindrome")]):
+            for keys in (
+                {},
+                {"compare__extend": 0},
+                {"compare__halving": True, "compare__seeds": 2},
+                *([{"compare__grid": ["optim.weight_decay=0,0.1"]}] if configs == [plain] else []),
+            ):
+                with said() as printed:
+                    end = refusal(
+                        compare.run_sweep, [changed(config, dry=True, **keys) for config in configs]
+                    )
+                yield f"{len(configs)} {keys}: {end}"
+                yield from printed
+        for configs in (
+            [plain, changed(plain, seed=1)],
+            [plain, changed(plain, optim__lr=1.0)],
+            [plain, plain],
+            [changed(plain, evaluate__splits=["validation"])],
+            [changed(plain, compare__longer="size=3")],
+            [changed(plain, compare__longer="length=64")],
+            [changed(plain, compare__longer="vocab=99")],
+            [changed(plain, compare__longer="length=64", data__name="pydocs")],
+            [changed(plain, compare__models=["kda_pure mixers.kda.head_width=4,8", "x"])],
+            [changed(plain, compare__models=["transformer", "kda_pure mixers.kda.head_width=4,8"])],
+            [changed(plain, compare__rates=[1e-3])],
+            [changed(plain, compare__rates=[1e-3, 1e-3])],
+            [changed(plain, compare__rates=[0.0, 1.0])],
+            [changed(plain, compare__extend=-1)],
+            [changed(plain, compare__seeds=0)],
+            [changed(plain, compare__halving=True, trainer__val_every=11)],
+            [changed(plain, compare__grid=["a b"])],
+            [changed(plain, compare__grid=["seed=1,2"])],
+            [changed(plain, compare__grid=["optim.lr=1,2"])],
+            [changed(plain, compare__grid=["optim.x=1"])],
+            [changed(plain, compare__models=[""])],
+        ):
+            with said() as printed:
+                end = refusal(compare.run_sweep, [changed(config, dry=True) for config in configs])
+            yield end
+            yield from printed
+        best = SimpleNamespace(
+            settings={"optim.lr": 0.003, "x": "y"}, planned=SimpleNamespace(title="kda seed 0"), loss=1.23456
+        )
+        for edge in ("", "lowest", "highest"):
+            yield compare._chosen(SimpleNamespace(best=best, rates=[1e-3, 0.003], edge=edge))
+        one, two = (
+            changed(plain, name=name, dry=True, compare__models=["transformer", "kda_pure"])
+            for name in ("p_one", "p_two")
+        )
+        with said() as printed:
+            papers.run_sweep([one, changed(two, trainer__max_steps=4000)])
+        yield from printed
+        for configs in ([one, one], [changed(one, compare__models=[])]):
+            yield refusal(papers.run_sweep, configs)
+
+    check(RECORDED / "comparisons.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
+
+
+def test_verdicts(tmp_path: Path, monkeypatch):
+    """Which models a verdict compares, its words, when it ends early, what is refused."""
+    from experiments.verdict import stages
+
+    def lines() -> Iterator[str]:
+        base = tiny_config(results=str(tmp_path))
+        done: list[str] = []
+        for name in ("measure_sizes", "measure_speeds"):
+            monkeypatch.setattr(stages, name, lambda folder, config, found, name=name: done.append(name))
+        monkeypatch.setattr(
+            verdict, "_compare", lambda configs, models: done.append(f"compare {len(configs)} {list(models)}")
+        )
+        monkeypatch.setattr(verdict, "_probe", lambda config: done.append(f"probe {config.name}"))
+        for failed in (0, 1):
+            rows = [{"failed": "0"}, {"failed": str(failed)}, {"failed": "0"}]
+            monkeypatch.setattr(stages, "check_contracts", lambda folder, block, rows=rows: rows)
+            for block in ("kda", "moe", "ohc"):
+                done.clear()
+                with said() as printed, pretended_machine(None):
+                    end = refusal(verdict.run_sweep, [changed(base, block=block)])
+                yield f"{block} {failed}: {end} {done}"
+                yield from printed
+        for keys in (
+            {},
+            {"block": "attention"},
+            {"block": "kad"},
+            {"block": "kda", "verdict__relative": "moe"},
+            {"block": "kda", "verdict__lengths": []},
+            {"block": "kda", "verdict__lengths": [0]},
+        ):
+            yield f"{keys}: {refusal(verdict.run_sweep, [changed(base, **keys)])}"
+        yield refusal(
+            verdict.run_sweep, [changed(base, block="kda", name="x"), changed(base, block="mla", name="x")]
+        )
+        with pretended_machine(None):
+            yield refusal(
+                verdict.run_sweep,
+                [changed(base, block="kda", verdict__lengths=[8], verdict__relative="none")],
+            )
+        yield f"{[verdict.named(changed(base, block='kda', name=name)).name for name in ('default', 'own')]}"
+
+    check(RECORDED / "verdicts.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
+
+
+def test_prompts_and_summaries(tmp_path: Path):
+    def lines() -> Iterator[str]:
+        base = tiny_config().generate
+        for keys in (
+            {},
+            {"tokens": 0},
+            {"batch_size": 0},
+            {"chunk": 0},
+            {"stop": ["a", ""]},
+            {"out": str(tmp_path)},
+            {"out": str(tmp_path / "no" / "x")},
+            {"out": str(tmp_path / "x")},
+        ):
+            yield f"{keys}: {refusal(generate._check, changed(base, **keys))}"
+        tokenizer = SimpleNamespace(bos_id=0, decode=lambda ids: "".join(chr(96 + i) for i in ids))
+        made = [Continuation(tokenizer) for _ in range(2)]
+        for token in (1, 2, 3):
+            made[0].add(token)
+        made[1].add(4)
+        yield generate._line("prompt é", made[0]).strip()
+        speed = Speed(2, 30, 0.5, 3, 6, 0.06)
+        yield generate._summary(made, speed)
+        yield generate._summary(made[:1], Speed(1, 30, 0.25, 5, 5, 0.1))
+        yield generate._summary(made[:1], Speed(1, 30, 0.25))
+
+    check(RECORDED / "generation.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
+
+
+def test_models_that_a_command_does_not_take(tmp_path: Path):
+    config = tiny_config()
+    model = LanguageModel(changed(config.model, preset="kda", pattern="K"), vocab_size=20, seq_len=16)
+    zoo_io.export(model, tmp_path / "run")
+
+    def lines() -> Iterator[str]:
+        for given in (
+            {"optim.lr"},
+            {"model"},
+            {"model.depth"},
+            {"model.pattern", "model.d_model"},
+            {"model.residual.name", "model.nothing"},
+        ):
+            asked_ = changed(config, run=str(tmp_path / "run"), job="evaluate", model__depth=5)
+            asked_.given = frozenset(given)
+            with said() as printed:
+                tell_other_model(asked_)
+            yield f"{sorted(given)}: {printed}"
+
+    check(RECORDED / "other_models.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
+
+
+def test_words_of_smaller_jobs(tmp_path: Path, monkeypatch):
+    """job=gpu, probe, train, cell and evaluate: their lines around the work."""
+
+    def lines() -> Iterator[str]:
+        base = tiny_config(results=str(tmp_path))
+        yield refusal(gpu.run, base)
+        ran: list[str] = []
+        monkeypatch.setattr(
+            gpu,
+            "STAGES",
+            {name: (lambda settings, name=name: (ran.append(name), name != "b")[1]) for name in "abc"},
+        )
+        ticks = iter(range(0, 1000, 7))
+        monkeypatch.setattr(gpu.time, "monotonic", lambda: next(ticks))
+        rehearsed = changed(base, gpu__rehearse=True)
+        for stage in (None, None, "a", "x"):
+            with said() as printed, pretended_machine(None):
+                end = refusal(gpu.run, changed(rehearsed, gpu__stage=stage))
+            yield f"{stage}: {end} {ran}"
+            yield from printed
+        runs = [tmp_path / name for name in ("one", "two", "three")]
+        monkeypatch.setattr(probe, "find_runs", lambda config: (runs, ["x: failed"]))
+        monkeypatch.setattr(probe, "is_probed", lambda run, settings: run.name == "one")
+        monkeypatch.setattr(probe, "run_title", lambda run: f"title of {run.name}")
+        monkeypatch.setattr(probe, "stream_rank", lambda run, energy: "rank 2" if run.name == "two" else "")
+        outcomes = {"two": ["measures", "maps"], "three": UserError("no text")}
+
+        def probe_run(run, config):
+            found = outcomes[run.name]
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(probe, "probe_run", probe_run)
+        for three in (UserError("no text"), ValueError("broken"), ["measures"]):
+            outcomes["three"] = three
+            for run in runs:
+                (run / "probes").mkdir(parents=True, exist_ok=True)
+            with said() as printed:
+                end = refusal(probe.run, changed(base, sweep__workers=1))
+            yield f"{three!r}: {end}, recorded {(runs[2] / 'probes' / 'failure.json').is_file()}"
+            yield from printed
+        summary = {
+            "parameters": 12345,
+            "best_step": 7,
+            "data": {"test": "book (test)"},
+            "metrics": {
+                "test": {
+                    "loss": 1.0,
+                    "accuracy": 0.5,
+                    "answers": 10,
+                    "chance": 0.1,
+                    "sequence_accuracy": 0.25,
+                    "sequences": 4,
+                }
+            },
+        }
+        from experiments.runs.folders import RunFolder
+
+        folder = RunFolder(tmp_path / "one")
+        folder.finish(summary)
+        yield train._report(SimpleNamespace(folder=folder, title="m seed 0"))
+        folder.finish({"parameters": None})
+        yield refusal(train._report, SimpleNamespace(folder=folder, title="m seed 0"))
+        yield refusal(cell.run, base)
+        given = changed(base, run="r", data__name="text")
+        for keys in (
+            set(),
+            {"data"},
+            {"data.path"},
+            {"data.name", "data.revision"},
+            {"data.cache_dir"},
+            {"data.seq_len"},
+        ):
+            given.given = frozenset(keys)
+            loaded = SimpleNamespace(data=changed(base.data, name="wikitext2", path="own", train_path="t"))
+            found = evaluate.named_text(given, loaded)
+            yield f"{sorted(keys)}: {found and (found.name, found.path, found.train_path, found.revision)}"
+        task = changed(base.data, name="mqar", tokenizer="none")
+        scored: list = []
+        monkeypatch.setattr(
+            evaluate,
+            "task_scores",
+            lambda run, asked, *rest: (
+                scored.append((asked.tasks.mqar.length, asked.tasks.mqar.pairs)),
+                iter(()),
+            )[1],
+        )
+        monkeypatch.setattr(evaluate, "tell_other_model", lambda config: None)
+        for keys in (
+            set(),
+            {"data.tasks.mqar.length"},
+            {"data"},
+            {"data.path"},
+            {"data.tasks.parity.length"},
+            {"data.cache_dir"},
+        ):
+            asked_ = changed(
+                base, run="r", data__name="mqar", data__tasks__mqar__length=64, data__tasks__mqar__pairs=9
+            )
+            asked_.given = frozenset(keys)
+            yield f"{sorted(keys)}: {refusal(evaluate._run_task, asked_, task)} {scored}"
+
+    check(RECORDED / "words.txt", masked(list(lines()), {str(tmp_path): "<results>"}))

@@ -1,0 +1,380 @@
+"""Identities and names of runs over a table of changes, every refusal of a check, and what plans keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.program import write_text
+from support.recorded import check, flat
+from support.steady import changed, differences, forget_texts, leaves, refusal, tiny_config
+
+from experiments.configuration.presets import architectures
+from experiments.configuration.studied_rates import studied_rate
+from experiments.costs.model_costs import derive_costs, nominal_vocabulary, resolve_steps, tokens_per_step
+from experiments.planning import checks
+from experiments.planning.plan import (
+    apply_match,
+    as_format_1,
+    identify,
+    plan,
+    recorded_config,
+    run_name,
+)
+from experiments.planning.plan_records import from_record, to_record
+from zoo.errors import UserError
+from zoo.model import letters_of
+
+RECORDED = Path(__file__).parent / "recorded"
+
+DECIDING = (
+    {"seed": 1},
+    {"optim__lr": 1e-2},
+    {"optim__lr_min": 1e-5},
+    {"optim__warmup_steps": 7},
+    {"optim__weight_decay": 0.0},
+    {"optim__clip": 2.0},
+    {"optim__beta1": 0.8},
+    {"optim__beta2": 0.9},
+    {"optim__eps": 1e-6},
+    {"optim__lr_study": "x"},
+    {"trainer__max_steps": 7},
+    {"trainer__accumulate": 2},
+    {"trainer__precision": "fp32"},
+    {"trainer__val_every": 7},
+    {"trainer__val_tokens": None},
+    {"trainer__patience": 3},
+    {"data__pack": "document"},
+    {"data__seq_len": 16},
+    {"data__batch_size": 3},
+    {"evaluate__stride": 8},
+    {"evaluate__windows": 5},
+    {"model__depth": 3},
+    {"model__tie_embeddings": False},
+    {"model__pattern": "K"},
+    {"model__mixers__attention__output_gate": True},
+    {"model__mixers__attention__window": 4},
+    {"model__residual__name": "mhc"},
+    {"model__channel__name": "moe"},
+)
+WITHOUT_EFFECT = (
+    {"device": "auto"},
+    {"results": "elsewhere"},
+    {"trainer__log_every": 3},
+    {"trainer__checkpoint_every": 3},
+    {"trainer__threads": 2},
+    {"trainer__probe_every": 5},
+    {"trainer__devices": 2},
+    {"trainer__recompute": "full"},
+    {"trainer__loggers": ["wandb"]},
+    {"trainer__keep_steps": [3]},
+    {"evaluate__splits": ["test"]},
+    {"evaluate__batch_size": 3},
+    {"model__mixers__kda__neg_eigval": True},
+    {"model__residual__mhc__iters": 3},
+    {"model__preset": None},
+    {"name": "other"},
+    {"probe__windows": 9},
+    {"model__backend": "torch"},
+)
+
+
+def _identity(config) -> dict:
+    return identify(config, letters_of(config.model), "0" * 32)
+
+
+def test_identities():
+    def lines() -> Iterator[str]:
+        config = tiny_config()
+        identity = _identity(config)
+        yield from flat(identity)
+        yield f"name: {run_name(identity)}, in format 1: {run_name(as_format_1(identity, ['test']))}"
+        yield from differences(as_format_1(identity, ["test"]), leaves(identity))
+        for keys in (*DECIDING, *WITHOUT_EFFECT):
+            own = _identity(changed(config, **keys))
+            yield f"{keys}: {run_name(own)}"
+            yield from differences(own, leaves(identity))
+        for name, model in architectures(config.model).items():
+            yield f"{name}: {run_name(_identity(changed(config, model=model)))}"
+
+    check(RECORDED / "identities.txt", lines())
+
+
+REFUSED = (
+    *(
+        {f"trainer__{key}": 0}
+        for key in (
+            "max_steps",
+            "accumulate",
+            "log_every",
+            "val_every",
+            "val_tokens",
+            "checkpoint_every",
+            "probe_every",
+            "patience",
+            "pause_at",
+            "threads",
+            "recompute_block",
+            "devices",
+            "context",
+            "nodes",
+        )
+    ),
+    {"optim__warmup_steps": -1},
+    {"optim__warmup_steps": 0},
+    {"sweep__workers": 0},
+    {"evaluate__stride": 0},
+    {"evaluate__windows": 0},
+    {"evaluate__batch_size": 0},
+    {"seed": -1},
+    {"seed": 2**63},
+    {"seed": 2**63 - 1},
+    {"trainer__keep_steps": [5, 301]},
+    {"trainer__keep_steps": [0]},
+    {"trainer__keep_steps": [1, 300]},
+    {"optim__lr": 0.0},
+    {"optim__clip": 0.0},
+    {"optim__eps": 0.0},
+    {"optim__lr": float("inf")},
+    {"optim__lr_min": -1.0},
+    {"optim__weight_decay": -0.1},
+    {"optim__weight_decay": 0.0},
+    {"optim__beta1": 1.0},
+    {"optim__beta2": -0.1},
+    {"optim__beta2": 1.0},
+    {"optim__beta1": 0.0},
+    {"trainer__max_minutes": 0.0},
+    {"trainer__max_minutes": 0.1},
+    {"optim__lr": 1e-4},
+    {"optim__lr": 3e-4},
+    {"evaluate__stride": 33},
+    {"evaluate__stride": 32},
+    {"device": "gpu"},
+    {"trainer__precision": "fp16"},
+    {"trainer__recompute": "some"},
+    {"trainer__strategy": "zero"},
+    {"model__backend": "tritn"},
+    {"trainer__loggers": ["tensorboard", "mlflow"]},
+    {"evaluate__splits": ["train"]},
+    {"name": ""},
+    {"name": "a/b"},
+    {"name": ".a"},
+    {"name": "a\\b"},
+    {"name": "report"},
+    {"name": "published"},
+    {"name": "verdict"},
+    {"results": ""},
+    {"evaluate__carry": True},
+    {"model__residual__name": "nothing"},
+    {"model__channel__name": "nothing"},
+    {"model__n_heads": 3},
+    {"model__pattern": "Z"},
+    {"model__depth": 0},
+    {"trainer__compile": True, "trainer__recompute": "full"},
+    {"trainer__compile": True},
+    {"trainer__devices": 2, "trainer__accumulate": 3},
+    {"trainer__devices": 2, "trainer__accumulate": 4},
+    {"trainer__nodes": 2},
+    {"trainer__devices": 4, "trainer__context": 2, "trainer__accumulate": 3},
+    {"trainer__devices": 2, "trainer__accumulate": 2, "trainer__strategy": "fsdp", "trainer__compile": True},
+    {"trainer__devices": 2, "trainer__accumulate": 2, "trainer__strategy": "fsdp", "trainer__probe_every": 3},
+    {"trainer__devices": 2, "trainer__accumulate": 2, "trainer__strategy": "ddp", "trainer__probe_every": 3},
+    {"trainer__context": 2},
+    {"trainer__devices": 3, "trainer__context": 3},
+    {"trainer__devices": 2, "trainer__context": 2},
+    {"trainer__devices": 2, "trainer__context": 2, "trainer__compile": True},
+    {"trainer__nodes": 2, "trainer__accumulate": 2, "sweep__engine": "slurm"},
+    {
+        "trainer__devices": 2,
+        "trainer__accumulate": 2,
+        "sweep__engine": "slurm",
+        "sweep__slurm__gpus": 1,
+        "device": "auto",
+    },
+    {
+        "trainer__devices": 2,
+        "trainer__accumulate": 2,
+        "sweep__engine": "ray",
+        "sweep__ray__gpus": 0.5,
+        "device": "cuda",
+    },
+    {
+        "trainer__devices": 2,
+        "trainer__accumulate": 2,
+        "sweep__engine": "ray",
+        "sweep__ray__gpus": 0.0,
+        "device": "auto",
+    },
+    {
+        "trainer__devices": 2,
+        "trainer__accumulate": 2,
+        "sweep__engine": "slurm",
+        "sweep__slurm__gpus": 2,
+        "device": "cuda",
+    },
+    {"trainer__devices": 2, "trainer__accumulate": 2, "sweep__engine": "list", "device": "cuda"},
+    {"data__name": "nothing"},
+    {"data__seq_len": 0},
+    {"data__batch_size": 0},
+    {"data__tokenizer": "words"},
+    {"data__pack": "boxes"},
+    {"data__tokenizer": "bpe", "data__vocab_size": 256},
+    {"data__vocab_size": 2**21, "data__tokenizer": "bpe"},
+    {"data__tokenizer": "bpe", "data__vocab_size": 257},
+    {"data__seq_len": 10**7},
+    {"data__path": None},
+    {"data__revision": "abc"},
+    {"data__train_path": "x"},
+    {"data__gpt2_path": "nowhere", "data__tokenizer": "gpt2"},
+    {"probe__windows": 0},
+    {"probe__batch_size": 0},
+    {"probe__long_windows": 0},
+    {"probe__extrapolate": 0},
+    {"probe__map_tokens": 0},
+    {"probe__routing_tokens": 0},
+    {"probe__tokens": 0},
+    {"probe__top_k": 0},
+    {"probe__stream_energy": 0.0},
+    {"probe__stream_energy": 1.0},
+    {"probe__stream_energy": 1.1},
+    {"probe__temperature": -1.0},
+    {"probe__temperature": 0.0},
+    {"probe__routing_split": "train"},
+    {"probe__sentence": " "},
+    {"probe__at": "first"},
+    {"probe__at": "0"},
+    {"probe__at": "10"},
+    {"probe__at": "last"},
+    {"probe__top_k": None},
+    {"match": "params"},
+    {"match": "size"},
+    {"match_length": 0, "match": "flops"},
+    {"match_length": 64, "match": "params"},
+    {"match_length": 64},
+    {"match": "state", "match_length": 64},
+    {"trainer__tokens_per_parameter": 0.0},
+    {"trainer__tokens_per_parameter": 20.0},
+    {"trainer__tokens_per_parameter": 20.0, "trainer__max_steps": 7},
+    {"optim__lr_study": "nothing"},
+    {"optim__lr_study": "quickstart_rates"},
+    {"optim__lr_study": "quickstart_rates", "optim__lr": 0.5},
+    {"optim__lr_min_ratio": 2.0},
+)
+OF_A_TASK = (
+    {},
+    {"trainer__probe_every": 3},
+    {"evaluate__stride": 3},
+    {"trainer__devices": 2, "trainer__context": 2},
+    {"data__pack": "document"},
+    {"data__path": "x"},
+    {"data__tasks__mqar__pairs": 9},
+    {"data__tasks__mqar__pairs": 8, "data__tasks__mqar__vocab": 16},
+    {"data__tokenizer": "bytes"},
+    {"data__vocab_size": 99},
+    {"data__seq_len": 64},
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    forget_texts()
+    write_text(tmp_path / "book.txt", 30)
+    return tmp_path
+
+
+def test_what_plans_refuse(place: Path):
+    """Each change of a configuration alone: the refusal, or the planned run's differences from the usual one."""
+    text = tiny_config(data__name="text", data__path="book.txt", results="results")
+    task = tiny_config(
+        data__name="mqar", data__tokenizer="bpe", data__vocab_size=4096, data__seq_len=128, results="results"
+    )
+
+    def lines() -> Iterator[str]:
+        for name, base, table in (("text", text, REFUSED), ("task", task, OF_A_TASK)):
+            usual = leaves(plan(base).config)
+            for keys in table:
+                config = changed(base, **keys)
+                try:
+                    planned = plan(config)
+                except Exception as error:
+                    yield f"{name} {keys}: {type(error).__name__}: {error}".replace(str(place), "<place>")
+                    continue
+                yield f"{name} {keys}: {planned.title}"
+                yield from differences(planned.config, usual)
+        for results in ("book.txt", "book.txt/inside", "new/inside"):
+            yield f"{results}: {refusal(checks._check_place, changed(text, results=results))}".replace(
+                str(place), "<place>"
+            )
+
+    check(RECORDED / "refused.txt", lines())
+
+
+def test_plans_as_records(place: Path):
+    """A plan as values and back; its YAML; what an older record lacks; where a folder of format 1 is there."""
+    config = tiny_config(data__name="text", data__path="book.txt", results="results", seed=3)
+    planned = plan(config)
+
+    def lines() -> Iterator[str]:
+        yield f"{planned.run} in {planned.folder.path.parent}, {planned.title}, {planned.letters}"
+        record = json.loads(json.dumps(to_record(planned)))
+        again = from_record(record, planned.folder.path)
+        yield f"keys {sorted(record)}, as before: {again == planned}"
+        values = dataclasses.asdict(planned.config)
+        older = {**values, "trainer": {k: v for k, v in values["trainer"].items() if k != "patience"}}
+        for name, found in (("whole", values), ("older", older)):
+            own = recorded_config(found)
+            content = planned.identity["data"]["content"]
+            yield f"{name}: {run_name(identify(own, letters_of(own.model), content)) == planned.run}"
+            yield from differences(own, leaves(planned.config))
+        earlier = (
+            place / "results" / "default" / run_name(as_format_1(planned.identity, config.evaluate.splits))
+        )
+        earlier.mkdir(parents=True)
+        yield (
+            f"beside a folder of format 1: {plan(config).run == earlier.name}, format "
+            f"{plan(config).identity['format']}"
+        )
+        planned.folder.path.mkdir(parents=True)
+        yield f"beside both: {plan(config).run == planned.run}, format {plan(config).identity['format']}"
+
+    check(RECORDED / "records.txt", lines())
+
+
+def test_sizes_that_follow_from_others():
+    """Widths that are matched, steps that follow from parameters, costs of a model, rates of a study."""
+
+    def lines() -> Iterator[str]:
+        config = tiny_config(model__d_model=32, model__depth=2)
+        for name, match, length in (
+            ("kda_pure", "params", None),
+            ("transformer", "flops", 64),
+            ("lfm2", "state", None),
+            ("mla", "state", 8),
+        ):
+            model = architectures(config.model)[name]
+            asked = changed(config, model=model, match=match, match_length=length)
+            yield f"{name} {match} {length}"
+            try:
+                yield from differences(apply_match(asked).model, leaves(model))
+            except UserError as error:
+                yield f"  {error}"
+        for keys in ({}, {"trainer__accumulate": 2}, {"data__batch_size": 8}, {"model__pattern": "K"}):
+            asked = changed(config, trainer__tokens_per_parameter=20.0, **keys)
+            yield (
+                f"{keys}: {tokens_per_step(asked)} tokens a step, "
+                f"{resolve_steps(asked).trainer.max_steps} steps"
+            )
+        for tokenizer in ("bytes", "gpt2", "bpe", "none"):
+            yield f"{tokenizer}: {nominal_vocabulary(changed(config, data__tokenizer=tokenizer))} tokens"
+        for name in ("transformer", "kda_pure", "hypergraph"):
+            model = architectures(config.model)[name]
+            yield from flat(derive_costs(changed(config, model=model, data__seq_len=24), 100), name)
+        for study, name in (("quickstart_rates", "kda"), ("quickstart_rates", "nobody"), ("no_study", "kda")):
+            yield f"{study} {name}: {refusal(studied_rate, study, name)}"
+
+    check(RECORDED / "sizes.txt", lines())
