@@ -67,10 +67,12 @@ def compose(
         check_recipe(choices.recipe, choices.data)
     typed = OmegaConf.structured(schema.Config)
     configs = [to_config(node, typed) for node in composed]
+    given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     for config in configs:
-        config.given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
-    for line in unused_options(words, configs) if notify else ():
-        notify(line)
+        config.given = given
+    if notify and any(key.startswith(("model.", "data.tasks.")) for key in given):
+        for line in unused_options(words, configs):
+            notify(line)
     return configs
 
 
