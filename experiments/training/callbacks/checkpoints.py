@@ -1,6 +1,7 @@
 """Checkpoints that a run can be resumed from: the last two, each written whole or not at all; pausing with one.
 
-`OwnSignals` keeps Lightning's handler of SIGTERM away, which would end training without the checkpoint that `Pause` writes.
+`OwnSignals` keeps Lightning's handler of SIGTERM away, which would end training without the checkpoint that `Pause`
+writes.
 """
 
 from __future__ import annotations
