@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.configuration import schema
 from experiments.configuration.presets import presets_to_compare
-from experiments.configuration.unused_options import unused_options
+from experiments.configuration.unused_options import OPTIONS, unused_options
 from experiments.data import resolve_task
 from experiments.system.paths import CONF
 from zoo.errors import UserError
@@ -70,7 +70,7 @@ def compose(
     given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     for config in configs:
         config.given = given
-    if notify and any(key.startswith(("model.", "data.tasks.")) for key in given):
+    if notify and any(key.startswith(OPTIONS) for key in given):
         for line in unused_options(words, configs):
             notify(line)
     return configs
