@@ -12,7 +12,7 @@ from support import opened_files
 from support.program import Lab
 
 MOST = 75
-"""Of Kimi Linear's layers, their operations, a text, the checks and the trainer's parts; 73 with the text that is there."""
+"""Layers of Kimi Linear, their operations, a text, checks and the trainer's parts; 73 with the text that is there."""
 
 
 @pytest.mark.slow
