@@ -27,8 +27,9 @@ def compose(
     """The configurations that the command line asks for: one, or all cells of a sweep. Runs nothing.
 
     An empty list where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: returns the lines
-    of --help about jobs; called only for --help; notify: called with a line for each option that no cell uses. Raises UserError for mistakes that
-    Hydra states by a plain ValueError, its own errors for others.
+    of --help about jobs; called only for --help; notify: called with a line for each option that no cell uses.
+
+    Raises UserError for mistakes that Hydra states by a plain ValueError, and Hydra's own errors for others.
 
     Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
     last cell is found before the first one runs.
