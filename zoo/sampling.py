@@ -30,7 +30,7 @@ class Sampling:
     def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Draw one token a row from logits [B, V]: int64 [B] on the device of the logits.
 
-            Row b draws from generators[b], on the CPU: the same for every device and beside any other rows.
+        Row b draws from generators[b], on the CPU: the same for every device and beside any other rows.
         Raises UserError for logits that are NaN.
         """
         if logits.isnan().any():
