@@ -32,6 +32,11 @@ def only_when_named(*_args, **_options) -> bool:
     return False
 
 
+def on_cuda(first: Tensor, *_args, **_options) -> bool:
+    """Return whether a call is on a GPU: the `suits` of Triton kernels, which `auto` never takes in the interpreter."""
+    return first.is_cuda
+
+
 def one_token(q: Tensor, *_args, cu_seqlens: Tensor | None = None, **_options) -> bool:
     """Return whether q [B, T, ...] is one decoding step, T = 1 and nothing packed: the `suits` of a recurrence.
 

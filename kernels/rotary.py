@@ -34,7 +34,10 @@ def rope_each(xs: Sequence[Tensor], positions: Tensor, base: float) -> tuple[Ten
 
 
 def positions_like(x: Tensor, positions: Tensor) -> Tensor:
-    """View positions with a batch, a time and a head axis that broadcast against x [B, T, H, D]."""
+    """View positions with a batch, a time and a head axis that broadcast against x [B, T, H, D].
+
+    Raises ValueError for shapes that do not fit.
+    """
     if x.dim() != 4 or x.shape[-1] % 2:
         raise ValueError(f"rope needs x [B, T, H, D] with an even D, got {tuple(x.shape)}")
     batch, time, heads, _ = x.shape

@@ -130,7 +130,7 @@ def _refuse_clash(block: Block) -> None:
 def register_mixer(
     name: str, *, letter: str, config: type | None = None, **metadata: Any
 ) -> Callable[[type], type]:
-    """Register a sequence mixer under a config name and a pattern letter (one capital letter)."""
+    """Register a sequence mixer under a config name and a pattern letter. Raises ValueError unless it is one of A-Z."""
     if not (len(letter) == 1 and letter.isascii() and letter.isupper()):
         raise ValueError(f"a mixer's letter is one capital letter A-Z, not {letter!r}")
     return _register("mixer", name, config, letter=letter, **metadata)

@@ -31,6 +31,7 @@ class Sampling:
         """Draw one token a row from logits [B, V]: int64 [B] on the device of the logits.
 
         Row b draws from generators[b], on the CPU: the same for every device and beside any other rows.
+        Raises UserError for logits that are NaN.
         """
         if logits.isnan().any():
             raise UserError(

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.configuration import schema
 from experiments.configuration.presets import presets_to_compare
-from experiments.configuration.unused_options import unused_options
+from experiments.configuration.unused_options import OPTIONS, unused_options
 from experiments.data import resolve_task
 from experiments.system.paths import CONF
 from zoo.errors import UserError
@@ -28,6 +28,8 @@ def compose(
 
     An empty list where Hydra answered the command by itself (--help, --cfg, --info). describe_jobs: returns the lines
     of --help about jobs; called only for --help; notify: called with a line for each option that no cell uses.
+
+    Raises UserError for mistakes that Hydra states by a plain ValueError, and Hydra's own errors for others.
 
     Hydra's own sweeper composes the cells, each into a function that only collects them, so that a mistake in the
     last cell is found before the first one runs.
@@ -67,10 +69,12 @@ def compose(
         check_recipe(choices.recipe, choices.data)
     typed = OmegaConf.structured(schema.Config)
     configs = [to_config(node, typed) for node in composed]
+    given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
     for config in configs:
-        config.given = frozenset(word.partition("=")[0].lstrip("+~") for word in words)
-    for line in unused_options(words, configs) if notify else ():
-        notify(line)
+        config.given = given
+    if notify and any(key.startswith(OPTIONS) for key in given):
+        for line in unused_options(words, configs):
+            notify(line)
     return configs
 
 

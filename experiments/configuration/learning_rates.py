@@ -1,11 +1,18 @@
-"""Learning rates that follow from others: the lowest from its ratio, and a recipe at another rate."""
+"""Learning rates that follow from others: the lowest from its ratio, a recipe at another rate or at a study's.
+
+A study of results/published has what job=compare selected for each of its models.
+"""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import functools
 
-from experiments.configuration.schema import OptimConfig
-from zoo.errors import UserError
+from experiments.configuration.presets import label
+from experiments.configuration.schema import Config, OptimConfig
+from experiments.system.paths import PUBLISHED, SELECTION
+from zoo.errors import UserError, unknown
 
 
 def resolve_lr_min(config: OptimConfig) -> OptimConfig:
@@ -36,3 +43,42 @@ def at_rate(config: OptimConfig, rate: float) -> OptimConfig:
     if config.lr_min_ratio is None:
         lr_min = float(f"{rate * config.lr_min / config.lr:.6g}")
     return dataclasses.replace(config, lr=rate, lr_min=lr_min, lr_study=None)
+
+
+def at_studied_rate(config: Config, letters: str) -> OptimConfig:
+    """The recipe at the rate that the study optim.lr_study selected for the model, whose layers have these letters.
+
+    Raises UserError where the study has no such rate, and beside another optim.lr.
+    """
+    optim, study = config.optim, config.optim.lr_study
+    rate = studied_rate(study, label(config, letters))
+    if optim.lr not in (OptimConfig.lr, rate):
+        raise UserError(
+            f"optim.lr={optim.lr:g} and optim.lr_study={study} both set the learning rate; leave optim.lr out, or give "
+            "optim.lr_study=null with it"
+        )
+    return dataclasses.replace(at_rate(optim, rate), lr_study=study)
+
+
+def studied_rate(study: str, model: str) -> float:
+    """The rate that a study of results/published selected for a model, named as the study names it.
+
+    Raises UserError for a study that is not there or selected nothing, and for a model that it did not have.
+    """
+    rates = _rates(study)
+    if model not in rates:
+        raise UserError(
+            f"optim.lr_study={study} has no learning rate for {model}, only for {', '.join(rates)}; give "
+            "optim.lr_study=null and a rate, optim.lr=..."
+        )
+    return rates[model]
+
+
+@functools.lru_cache
+def _rates(study: str) -> dict[str, float]:
+    """Model -> its rate; read once a process."""
+    known = sorted(path.parent.name for path in PUBLISHED.glob(f"*/{SELECTION}"))
+    if study not in known:
+        raise unknown("optim.lr_study (a folder of results/published with a selection)", study, known)
+    with (PUBLISHED / study / SELECTION).open(encoding="utf-8", newline="") as rows:
+        return {row["model"]: float(row["lr"]) for row in csv.DictReader(rows) if row["chosen"] == "True"}

@@ -107,6 +107,11 @@ class TrainerConfig:
     context: int = 1
     reshard: bool = True
 
+    @property
+    def processes(self) -> int:
+        """The number of processes that train a run together, one a device."""
+        return self.devices * self.nodes
+
 
 @dataclass
 class EvaluateConfig:

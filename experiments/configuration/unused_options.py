@@ -12,6 +12,8 @@ from zoo.model import letters_of
 
 _NODES = {"mixers": "mixer", "residual": "residual", "channel": "channel"}
 _TASK = "task"
+OPTIONS = (*(f"model.{node}." for node in _NODES), "data.tasks.")
+"""How keys of blocks' and tasks' options begin."""
 
 
 def unused_options(words: Iterable[str], configs: Sequence[Config]) -> list[str]:

@@ -35,7 +35,7 @@ def check_decode_memory(model: LanguageModel, batches: Iterable[Sequence[int]], 
 
 @contextlib.contextmanager
 def explaining_memory(remedy: str) -> Iterator[None]:
-    """Inside, an allocation that fails is a UserError."""
+    """While inside, an allocation that fails raises UserError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

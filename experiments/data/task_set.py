@@ -85,7 +85,10 @@ class TaskSet:
         return self._held_out[split]
 
     def draw(self, words: Iterable[int], taken: Set[bytes]) -> Drawn:
-        """The sequence of these words, of the first attempt whose tokens are not among those taken."""
+        """The sequence of these words, of the first attempt whose tokens are not among those taken.
+
+        Raises UserError where the task has hardly more sequences than these.
+        """
         for attempt in range(_ATTEMPTS):
             drawn = self.task.draw(Draws(*words, attempt))
             if drawn.tokens.tobytes() not in taken:

@@ -106,7 +106,7 @@ def progress(planned: Plan) -> State:
 
 
 def ends_when_told(sink: Sink, title: str) -> Sink:
-    """A sink that also ends scoring where this process is told to make room; training ends at its own steps."""
+    """A sink that raises RunPaused where this process is told to make room while scoring; training ends at a step."""
 
     def report(phase: str, done: int, total: int, note: str = "") -> None:
         sink(phase, done, total, note)

@@ -30,7 +30,7 @@ from zoo.errors import UserError, unknown
 
 
 def run(config: Config) -> None:
-    """Run the stages that are left, or the one that gpu.stage names."""
+    """Run the stages that are left, or the one that gpu.stage names. Raises UserError without a GPU or such a stage."""
     if not torch.cuda.is_available() and not config.gpu.rehearse:
         raise UserError(
             "no CUDA device here, so everything that needs one stays unmeasured; run `make gpu` on a machine with a "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
-from experiments.planning.plan import Plan, plan
-from experiments.runs.block_files import tell_changed
+from experiments.planning.plan import Plan, plan, tell_changed
 from experiments.runs.folders import SUMMARY
 from experiments.scoring.text import format_metrics
 from experiments.system import interrupts

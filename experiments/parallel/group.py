@@ -1,8 +1,12 @@
-"""The processes that train one run together; outside of torchrun there is one, and nothing here communicates."""
+"""The processes that train one run together, and the micro-batches of each.
+
+Outside of torchrun there is one process, and nothing here communicates.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -92,6 +96,15 @@ def share(micro_batches: int) -> int:
     return micro_batches // replicas()
 
 
+def own_micro_batches(start: int) -> Iterator[int]:
+    """The numbers of this process's micro-batches from `start` on, without end: start + r, start + r + N, ...
+
+    r: the number of the process, of N. A step has a multiple of N micro-batches, so each of them has one owner.
+    Processes that hold sequences together (trainer.context) are one here.
+    """
+    return itertools.count(start + replica(), replicas())
+
+
 def own_device(device: torch.device) -> torch.device:
     """The device of this process: of several GPUs the one with its number on this machine."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device.type == "cuda" else device
@@ -127,6 +140,20 @@ def gathered(x: Tensor) -> Tensor:
     out = x.new_empty(size(), *x.shape)
     dist.all_gather_into_tensor(out.flatten(), x.contiguous().flatten())
     return out
+
+
+def losses_in_order(own: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The scalars of a step's micro-batches, by name, of all processes in the micro-batches' order.
+
+    own: those of this process. All have to call it, with as many micro-batches and the same names.
+    """
+    if size() == 1:
+        return own
+    names = list(own[0])
+    values = torch.stack([torch.stack([scalars[name].float() for name in names]) for scalars in own])
+    first = gathered(values)[:: context()]  # those of one sequence have the same losses
+    rows = first.transpose(0, 1).flatten(0, 1)  # [turns · replicas, names]
+    return [dict(zip(names, row.unbind(), strict=True)) for row in rows.unbind()]
 
 
 def barrier() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from experiments import data
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.configuration.sweep_checks import check_sweep
+from experiments.configuration.sweep_config import SweepConfig
 from experiments.costs.model_costs import nominal_vocabulary
 from experiments.data import TASKS
 from experiments.runs import saved_weights
@@ -47,7 +48,8 @@ def check_config(config: Config) -> None:
     _check_devices(config)
     _check_place(config)
     _check_loggers(config)
-    check_sweep(config.sweep)
+    if config.sweep != SweepConfig():  # the defaults are right
+        check_sweep(config.sweep)
     _check_model(
         json.dumps(dataclasses.asdict(config.model)), nominal_vocabulary(config), config.data.seq_len
     )
@@ -183,7 +185,7 @@ def _check_compiled(config: Config) -> None:
 def _check_devices(config: Config) -> None:
     """Refuse devices that are absent, or that micro-batches cannot be dealt to; and what needs a whole model."""
     t = config.trainer
-    processes = t.devices * t.nodes
+    processes = t.processes
     _check_context(config, processes)
     if processes == 1:
         return
@@ -275,7 +277,8 @@ def check_measures() -> None:
 
 def check_probe(probe: ProbeConfig) -> None:
     """Refuse values of the node `probe` that are out of range, or none of its choices. Raises UserError."""
-    saved_weights.check(probe.at)
+    if probe.at is not None:
+        saved_weights.check(probe.at)
     counts = (
         "windows",
         "batch_size",

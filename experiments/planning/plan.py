@@ -1,10 +1,17 @@
-"""From a configuration to a planned run: checked before any work, with its identity and its folder."""
+"""From a configuration to a planned run: checked before any work, with its identity, its folder, its blocks' files.
+
+A run is of the files of its blocks as they were when it began; its name does not tell them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import inspect
 import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +19,15 @@ from omegaconf import OmegaConf
 
 import zoo.config
 from experiments import data
-from experiments.configuration.learning_rates import at_rate, resolve_lr_min
+from experiments.configuration.learning_rates import at_studied_rate, resolve_lr_min
 from experiments.configuration.presets import label
 from experiments.configuration.schema import Config, OptimConfig
-from experiments.configuration.studied_rates import studied_rate
 from experiments.costs.model_costs import resolve_steps
 from experiments.data.cache import content_hash
 from experiments.planning.checks import check_config
 from experiments.runs.folders import SUMMARY, RunFolder
+from experiments.system.paths import ROOT
+from zoo import registry
 from zoo.errors import UserError
 from zoo.matching import match
 from zoo.model import letters_of
@@ -128,29 +136,17 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
-    data_node = data.resolve_task(config.data)
-    config = dataclasses.replace(config, data=data_node, optim=resolve_lr_min(config.optim))
+    config = dataclasses.replace(config, data=data.resolve_task(config.data))
+    if config.optim.lr_min_ratio is not None:
+        config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
     config = resolve_steps(config)
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)
-    config = dataclasses.replace(config, optim=_at_studied_rate(config, letters))
+    if config.optim.lr_study is not None:
+        config = dataclasses.replace(config, optim=at_studied_rate(config, letters))
     identity, folder = _place(config, identify(config, letters, fingerprint_data(config.data)))
     return Plan(config, letters, identity, folder)
-
-
-def _at_studied_rate(config: Config, letters: str) -> OptimConfig:
-    """The recipe at the rate that optim.lr_study selected for the model; as it is where it names none."""
-    optim, study = config.optim, config.optim.lr_study
-    if study is None:
-        return optim
-    rate = studied_rate(study, label(config, letters))
-    if optim.lr not in (OptimConfig.lr, rate):
-        raise UserError(
-            f"optim.lr={optim.lr:g} and optim.lr_study={study} both set the learning rate; leave optim.lr out, or give "
-            "optim.lr_study=null with it"
-        )
-    return dataclasses.replace(at_rate(optim, rate), lr_study=study)
 
 
 def _place(config: Config, identity: dict[str, Any]) -> tuple[dict[str, Any], RunFolder]:
@@ -172,3 +168,59 @@ def apply_match(config: Config) -> Config:
         return config
     model = match(config.model, config.match, seq_len=config.data.seq_len, length=length)
     return dataclasses.replace(config, model=model)
+
+
+def block_files(model: zoo.config.ModelConfig, letters: str) -> dict[str, str]:
+    """Hash by path of the files that define the mixers, the residual scheme and the channel mixer of a model.
+
+    Of kernels and other modules nothing: a summary's `commit` tells them, where nothing was uncommitted.
+    """
+    mixers = registry.mixer_by_letter()
+    blocks = [
+        *(mixers[letter] for letter in sorted(set(letters))),
+        registry.get("residual", model.residual.name),
+        registry.get("channel", model.channel.name),
+    ]
+    found = ((_file(block), file_hash(block)) for block in blocks)
+    return {
+        str(file.relative_to(ROOT)): digest for file, digest in found if file and file.is_relative_to(ROOT)
+    }
+
+
+def file_hash(block: registry.Block) -> str:
+    """Hash of the file that defines a block, 16 hex digits; "" where it was defined in a notebook."""
+    file = _file(block)
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file else ""
+
+
+def tell_changed(plans: Iterable[Plan]) -> None:
+    """Print a notice for every file of a block that was changed after runs of it had begun, on the standard error."""
+    runs: dict[tuple[str, bool], list[Path]] = {}
+    for planned in plans:
+        if not (planned.folder.complete or planned.folder.resumable):
+            continue
+        before = planned.folder.block_files()
+        for file, now in block_files(planned.config.model, planned.letters).items():
+            if before.get(file, now) != now:
+                runs.setdefault((file, planned.folder.complete), []).append(planned.folder.path)
+    for (file, complete), folders in runs.items():
+        others = f" and {len(folders) - 1} more" if folders[1:] else ""
+        since = (
+            "had been trained, and their results are of the earlier file"
+            if complete
+            else "had begun; they go on from their checkpoints, and their results will be of both"
+        )
+        print(
+            f"notice: {file} was changed after {folders[0]}{others} {since}; to train the new one from its start give "
+            "another name=, or remove these folders",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _file(block: registry.Block) -> Path | None:
+    try:
+        source = inspect.getsourcefile(block.cls)
+    except (TypeError, OSError):
+        return None
+    return Path(source).resolve() if source else None

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.system import locks
-from experiments.system.file_systems import is_of_one_machine
 from zoo.errors import UserError
 from zoo.files import write_atomic, write_json
 
@@ -145,7 +144,7 @@ class RunFolder:
             refuse_link(place)
         self.path.mkdir(exist_ok=True)
         message = f"{self.path} is being computed by another process; waiting for it"
-        if not is_of_one_machine(self.path):
+        if not locks.is_of_one_machine(self.path):
             share_between_nodes(self.path.parent)
         with locks.locked(self.path / LOCK, message, nodes=(self.path.parent / NODES).exists()):
             yield

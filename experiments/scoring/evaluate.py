@@ -101,7 +101,10 @@ def check_evaluate(options: EvaluateConfig) -> None:
 def scores(
     loaded: LoadedRun, text: DataConfig | None, options: EvaluateConfig, precision: str, sink: Sink
 ) -> Iterator[tuple[str, Score, dict[str, str]]]:
-    """Yield the name of each split, its score, and the names of its text and of the tokenizer."""
+    """Yield the name of each split, its score, and the names of its text and of the tokenizer.
+
+    Raises UserError for a stride that the model's length does not allow.
+    """
     length = loaded.model.seq_len
     if not 1 <= (options.stride or 1) <= length:
         raise UserError(f"evaluate.stride={options.stride} must be from 1 to the model's length {length}")

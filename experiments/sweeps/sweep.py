@@ -12,8 +12,7 @@ from experiments.costs import peak_flops
 from experiments.data.cache import cache_root
 from experiments.engines.choose import make_engine
 from experiments.engines.interface import FAILED, PAUSED, CellsLeft, Engine, State
-from experiments.planning.plan import Plan, plan
-from experiments.runs.block_files import tell_changed
+from experiments.planning.plan import Plan, plan, tell_changed
 from experiments.runs.folders import RunFailed, RunPaused
 from experiments.sweeps.display import SweepDisplay, cell_names
 from experiments.system import machine

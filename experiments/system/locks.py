@@ -15,14 +15,45 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+import psutil
 from filelock import BaseFileLock, FileLock, Timeout
 
 from experiments.system import preemption
-from experiments.system.file_systems import is_of_one_machine
 from zoo.errors import UserError
 
 LEASE = 180.0  # seconds; above what network file systems cache a file's times for (60 s)
 CLAIM_LOST = os.EX_TEMPFAIL
+
+ONE_MACHINE = (
+    *(
+        "ext2",
+        "ext3",
+        "ext4",
+        "xfs",
+        "btrfs",
+        "zfs",
+        "f2fs",
+        "jfs",
+        "tmpfs",
+        "ramfs",
+        "rootfs",
+        "overlay",
+        "aufs",
+    ),
+    *("vfat", "exfat", "ntfs", "apfs", "hfs"),
+)
+"""Types that one machine mounts at a time. Locks of others (NFS, Lustre, BeeGFS, FUSE, 9p) may be local to a node."""
+
+
+def is_of_one_machine(folder: Path) -> bool:
+    """Whether `folder` (or, where it is missing, its nearest parent) lies on a file system of one machine.
+
+    False for network file systems and for types that are not known; True where the system does not list its mounts.
+    """
+    place = folder.resolve()
+    mounts = {Path(part.mountpoint): part.fstype for part in psutil.disk_partitions(all=True)}
+    kinds = [mounts[parent].lower() for parent in (place, *place.parents) if parent in mounts]
+    return not kinds or kinds[0] in ONE_MACHINE
 
 
 class Held(Exception):

@@ -7,8 +7,7 @@ import errno
 from collections.abc import Iterator
 
 from experiments.parallel import group
-from experiments.planning.plan import Plan
-from experiments.runs.block_files import block_files
+from experiments.planning.plan import Plan, block_files
 from experiments.runs.folders import FAILURE, RunFailed, RunPaused
 from experiments.system import interrupts
 from experiments.system.preemption import Paused
@@ -28,7 +27,7 @@ def execute(planned: Plan, sink: Sink, workers: int = 1) -> bool:
     if planned.done:
         return False
     with _pausing(planned):
-        if launch.processes(planned.config) > 1 and not planned.folder.complete:
+        if planned.config.trainer.processes > 1 and not planned.folder.complete:
             launch.launch(planned, sink, workers)
             return True
         with planned.folder.locked():

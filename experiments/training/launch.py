@@ -37,11 +37,6 @@ RENDEZVOUS = "ARCHZOO_RENDEZVOUS"
 LOG = "processes.log"
 
 
-def processes(config: Config) -> int:
-    """The number of processes that train a run."""
-    return config.trainer.devices * config.trainer.nodes
-
-
 def launch(planned: Plan, sink: Sink, workers: int) -> None:
     """Train a run in its processes on this node, and wait for them.
 

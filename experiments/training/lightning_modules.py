@@ -16,7 +16,6 @@ from experiments.data.task_batches import TaskBatches
 from experiments.data.task_registry import IGNORE
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
-from experiments.parallel.micro_batches import in_order, numbers
 from experiments.parallel.replicated import sums_gradients
 from experiments.parallel.sharded import sum_whole_gradients
 from experiments.scoring.tasks import accuracies
@@ -64,7 +63,8 @@ class LanguageModelling(pl.LightningModule):
 
         Raises NonFinite.
         """
-        sums_gradients(self.compute, (index + 1) % group.share(self.config.trainer.accumulate) == 0)
+        if group.size() > 1:
+            sums_gradients(self.compute, (index + 1) % group.share(self.config.trainer.accumulate) == 0)
         loss, aux, measured = self.losses(batch)
         total = loss + self.model.aux_loss(aux)
         # Others are waiting for this process's gradients: several processes find out together, after the backward.
@@ -111,7 +111,7 @@ class LanguageModelling(pl.LightningModule):
 
     def _agree_on_losses(self) -> None:
         """Gather the losses of the step's micro-batches. Raises NonFinite, the same in all processes."""
-        self.micro_batches = in_order([losses for _, losses in self._own])
+        self.micro_batches = group.losses_in_order([losses for _, losses in self._own])
         own, self._own = self._own, []
         if group.size() == 1:
             return
@@ -185,5 +185,5 @@ class _Stream(IterableDataset):
         self.batches, self.start = batches, start
 
     def __iter__(self) -> Iterator[Batch]:
-        for index in numbers(self.start):
+        for index in group.own_micro_batches(self.start):
             yield self.batches.batch(index)

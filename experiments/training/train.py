@@ -91,7 +91,10 @@ class Attempt:
         )
 
     def fit(self) -> None:
-        """Run the trainer from the newest readable checkpoint, if there is one."""
+        """Run the trainer from the newest readable checkpoint, if there is one.
+
+        Raises what ended it: NonFinite, Paused, KeyboardInterrupt.
+        """
         config, folder = self.planned.config, self.planned.folder
         trainer = self._trainer(config, folder.path)
         point = callbacks.latest_checkpoint(folder.checkpoints)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.configuration.schema import Config
-from experiments.runs.block_files import file_hash
+from experiments.planning.plan import file_hash
 from experiments.system import machine
 from experiments.verdict import contracts, sizes, speeds
 from zoo import registry

@@ -1,5 +1,5 @@
 """Common parts of the Triton kernels: which calls they serve, their tiles and layout, their launches and gradients."""
 
-from kernels.triton_common.serving import interpreted, lazily, on_cuda, refusal
+from kernels.triton_common.serving import interpreted, lazily, refusal
 
-__all__ = ["interpreted", "lazily", "on_cuda", "refusal"]
+__all__ = ["interpreted", "lazily", "refusal"]

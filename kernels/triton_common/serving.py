@@ -29,11 +29,6 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def on_cuda(first: Tensor, *_args, **_options) -> bool:
-    """Say whether a call is on a GPU: the `suits` of Triton kernels, which `auto` never takes in the interpreter."""
-    return first.is_cuda
-
-
 def refusal(*tensors: Tensor | None, widths: tuple[int, ...] = ()) -> str | None:
     """Return why Triton kernels cannot take these tensors; None if they can.
 

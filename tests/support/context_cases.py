@@ -164,11 +164,11 @@ def added_gradients(ctx: Context) -> list[float | None]:
 
 # What goes wrong: the name of a function in zoo.context_parallel, a mixer that needs it, and another in its stead.
 MISTAKES: dict[str, tuple[str, Callable]] = {
-    "keys.gather": ("attention", lambda x, shard: gather.gather(x.detach(), shard) + 0 * x.sum()),
-    "halo.halo": ("gated_conv", lambda last, shard: 0 * last),
-    "linear_states.fold": ("kda", lambda transition, increment, shard: 0 * increment),
-    "heads.to_time": ("path_fox", lambda x, shard: swap.to_time(x.flip(2), shard)),
-    "keys.total": ("gsa", lambda x, shard: x * shard.size),
+    "operations.gather": ("attention", lambda x, shard: gather.gather(x.detach(), shard) + 0 * x.sum()),
+    "operations.halo": ("gated_conv", lambda last, shard: 0 * last),
+    "operations.fold": ("kda", lambda transition, increment, shard: 0 * increment),
+    "operations.to_time": ("path_fox", lambda x, shard: swap.to_time(x.flip(2), shard)),
+    "operations.total": ("gsa", lambda x, shard: x * shard.size),
 }
 
 

@@ -18,7 +18,7 @@ from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.gsa import GSA, GSAConfig, sizes
 from zoo.modules.parameter_groups import grouped_parameters
 from zoo.modules.step_buffer import set_step
-from zoo.option_checks import default_kv_heads
+from zoo.options import default_kv_heads
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16
 

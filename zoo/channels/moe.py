@@ -13,7 +13,7 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Channel, Dims
 from zoo.modules import INIT_STD, fp32_linear, output_std
-from zoo.option_checks import at_least
+from zoo.options import at_least
 from zoo.registry import register_channel
 
 

@@ -1,22 +1,25 @@
 """All-gather context parallelism: a sequence's contiguous shards on the ranks of a process group.
 
 Four exchanges, each with its backward: `gather` keys along time, `halo` of a convolution, `fold` of recurrent states
-along the ranks, `swap` of time for heads; and `total`, a sum over ranks for losses. Mixers call what is made of them,
-which is nothing but the operation itself where `ctx.shard` is None.
+along the ranks, `swap` of time for heads; and `total`, a sum over ranks for losses. Mixers call what is made of them
+(`operations`), which is nothing but the operation itself where `ctx.shard` is None.
 
 Every rank computes the same loss from totals and runs its own backward; gradients of parameters are then added up
 over ranks (`add_gradients`).
 """
 
-from zoo.context_parallel.fallback import whole
-from zoo.context_parallel.halo import inputs_before
-from zoo.context_parallel.heads import by_heads
-from zoo.context_parallel.keys import by_keys, by_keys_with_losses
-from zoo.context_parallel.linear_states import delta_state_before
-from zoo.context_parallel.mesa_states import mesa_state_before
+from zoo.context_parallel.operations import (
+    by_heads,
+    by_keys,
+    by_keys_with_losses,
+    cross_entropy,
+    delta_state_before,
+    inputs_before,
+    mesa_state_before,
+    whole,
+)
 from zoo.context_parallel.shard import Shard
-from zoo.context_parallel.sums import total
-from zoo.context_parallel.training import add_gradients, cross_entropy
+from zoo.context_parallel.sums import add_gradients, total
 
 __all__ = [
     "Shard",

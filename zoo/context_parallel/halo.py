@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from zoo.context_parallel.shard import Shard
-from zoo.errors import UserError
-
-if TYPE_CHECKING:
-    from zoo.context import Context
-
-
-def inputs_before(ctx: Context, x: Tensor, count: int) -> Tensor | None:
-    """The `count` inputs before each sequence of a shard: x [B, t, D] -> [n, D, count], oldest first; None unsharded.
-
-    Zeros where the sequence had not begun. As `state` of `kernels.short_conv`. Raises UserError for a shard of fewer
-    tokens than that.
-    """
-    shard = ctx.shard
-    if shard is None or not count:
-        return None
-    if shard.length < count:
-        raise UserError(
-            f"a convolution over {count + 1} tokens needs shards of at least {count}, not {shard.length}; "
-            f"take fewer than {shard.size} ranks"
-        )
-    before = halo(x[:, -count:], shard)
-    place = torch.arange(shard.start - count, shard.start, device=x.device)
-    before = torch.where((place >= shard.begins)[:, None], before, 0)
-    return shard.for_each(before.transpose(1, 2))
 
 
 def halo(last: Tensor, shard: Shard) -> Tensor:

@@ -21,6 +21,7 @@ def match_state(config: ModelConfig, seq_len: int, length: int) -> ModelConfig:
     As it is where that already holds. Layers whose state has one size (a short convolution) keep it, and the others
     share equally what is left. `Mixer.state_options` names the option that is solved for; where whole numbers of it
     are too coarse, a second option or another number of heads, as near to its own as possible, makes up for the rest.
+    Raises UserError where nothing comes within the tolerance.
     """
     solver = _Solver(config, seq_len, length)
     if abs(solver.total() / solver.target - 1) <= TOLERANCE:

@@ -12,9 +12,8 @@ from zoo.context_parallel import by_keys
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import KVCache, by_sequence, positions
-from zoo.option_checks import at_least, grouped_kv_heads, one_of, positive
-from zoo.options import added
-from zoo.probes.attention_events import record_attention, record_gates
+from zoo.options import added, at_least, grouped_kv_heads, one_of, positive
+from zoo.probes.attention_events import attention_values, record_gates
 from zoo.registry import register_mixer
 
 
@@ -96,7 +95,8 @@ class Attention(GroupedQueryMixer):
         q, k, v = self._qkv(x, ctx.positions)
         attend = functools.partial(kernels.attention, window=self.window, backend=self.backend)
         o = by_keys(ctx, attend, (q,), (k, v))
-        record_attention(ctx, kernels.attention, q, k, window=self.window, cu_seqlens=ctx.cu_seqlens)
+        seen = {"window": self.window, "cu_seqlens": ctx.cu_seqlens}
+        ctx.record("attention", lambda: attention_values(kernels.attention, q, k, **seen))
         record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)
         return self._out(o, x), {}
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from zoo.context import Context
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, ShortConvolution
-from zoo.option_checks import at_least
+from zoo.options import at_least
 from zoo.registry import register_mixer
 
 

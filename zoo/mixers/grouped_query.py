@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import kernels
 from zoo.interfaces import Dims, Mixer
 from zoo.modules import Gate, OutputProjection, RMSNorm
-from zoo.option_checks import even_width, head_width, kv_heads, positive
+from zoo.options import even_width, head_width, kv_heads, positive
 
 
 class GroupedQueryMixer(Mixer):

@@ -17,8 +17,7 @@ from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.mixers.gsa_step import StepProjection, takes_step
 from zoo.modules import RowCache, by_sequence, positions
 from zoo.modules.indexer import Indexer, Warmup
-from zoo.option_checks import at_least, default_kv_heads, even_width, one_of, positive
-from zoo.options import added
+from zoo.options import added, at_least, default_kv_heads, even_width, one_of, positive
 from zoo.probes.attention_events import record_gates, record_sparse_attention
 from zoo.recompute import run_recomputed
 from zoo.registry import register_mixer

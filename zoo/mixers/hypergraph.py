@@ -12,9 +12,8 @@ from zoo.context_parallel import by_heads
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import GroupedKVCache, OutputProjection, by_sequence, fp32_linear, positions
-from zoo.option_checks import at_least, even_width, head_width, one_of, positive
-from zoo.options import added
-from zoo.probes.attention_events import record_attention
+from zoo.options import added, at_least, even_width, head_width, one_of, positive
+from zoo.probes.attention_events import attention_values
 from zoo.registry import register_mixer
 
 
@@ -131,7 +130,9 @@ class HyperGraph(Mixer):
 
         def attend(q: Tensor, k: Tensor, v: Tensor, timeline: Tensor, weight: Tensor, **packed) -> Tensor:
             shared = {**options, **packed}
-            record_attention(ctx, kernels.timeline_attention, q, k, timeline, **shared)
+            ctx.record(
+                "attention", lambda: attention_values(kernels.timeline_attention, q, k, timeline, **shared)
+            )
             return kernels.timeline_attention(
                 q, k, v, timeline, weight=weight, backend=self.backend, **shared
             )

@@ -11,8 +11,7 @@ from zoo.context import Context
 from zoo.context_parallel import delta_state_before
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
-from zoo.option_checks import at_least, default_recurrent_heads, head_width, one_of
-from zoo.options import added
+from zoo.options import added, at_least, default_recurrent_heads, head_width, one_of
 from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer
 

@@ -13,8 +13,7 @@ from zoo.context import Context
 from zoo.context_parallel import mesa_state_before
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
-from zoo.option_checks import at_least, default_recurrent_heads, head_width
-from zoo.options import added
+from zoo.options import added, at_least, default_recurrent_heads, head_width
 from zoo.probes import Measure, ProbeEvent, Row, by_head, register_event, register_measure
 from zoo.probes.recurrence_events import recurrence_values
 from zoo.registry import register_mixer

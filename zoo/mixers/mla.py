@@ -11,9 +11,8 @@ from zoo.context_parallel import by_keys
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, RowCache, by_sequence, positions
-from zoo.option_checks import at_least, head_width, one_of, positive
-from zoo.options import added
-from zoo.probes.attention_events import record_attention
+from zoo.options import added, at_least, head_width, one_of, positive
+from zoo.probes.attention_events import attention_values
 from zoo.registry import register_mixer
 
 
@@ -117,7 +116,7 @@ class MLA(Mixer):
 
         def attend(*inputs: Tensor, cu_seqlens: Tensor | None) -> Tensor:
             q, k, v = self._qkv(*inputs)
-            record_attention(ctx, kernels.attention, q, k, cu_seqlens=cu_seqlens)
+            ctx.record("attention", lambda: attention_values(kernels.attention, q, k, cu_seqlens=cu_seqlens))
             return kernels.attention(q, k, v, cu_seqlens=cu_seqlens, backend=self.backend)
 
         o = by_keys(ctx, attend, self._queries(x, ctx.positions), self._latents(x, ctx.positions))

@@ -16,8 +16,7 @@ from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.mixers.nsa_compression import Compress
 from zoo.modules import KVCache, OutputProjection, by_sequence, fp32_linear, positions
-from zoo.option_checks import at_least, default_kv_heads, even_width, head_width, kv_heads, positive
-from zoo.options import added
+from zoo.options import added, at_least, default_kv_heads, even_width, head_width, kv_heads, positive
 from zoo.probes.attention_events import record_branch_attention
 from zoo.registry import register_mixer
 

@@ -12,9 +12,8 @@ from zoo.context import Context
 from zoo.context_parallel import by_heads
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RowCache, ShortConvolution, by_sequence, fp32_linear, l2norm
-from zoo.option_checks import at_least, head_width, kv_heads
-from zoo.options import added
-from zoo.probes.attention_events import record_attention
+from zoo.options import added, at_least, head_width, kv_heads
+from zoo.probes.attention_events import attention_values
 from zoo.registry import register_mixer
 
 RANK = 32
@@ -109,7 +108,7 @@ class PathFox(Mixer):
             w, beta = (None, None) if self.turn is None else self.turn(x, ctx)
             attend, path = kernels.path_attention, (w, beta, self._log_gate(x))
         o = by_heads(ctx, functools.partial(attend, backend=self.backend), q, k, v, *path)
-        record_attention(ctx, attend, q, k, *path, cu_seqlens=ctx.cu_seqlens)
+        ctx.record("attention", lambda: attention_values(attend, q, k, *path, cu_seqlens=ctx.cu_seqlens))
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

@@ -44,11 +44,11 @@ def visible_tokens(attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: A
     return attention_weights(attend, torch.zeros_like(q), k, *more, **options) > 0
 
 
-def record_attention(
-    ctx: Context, attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: Any, **options
-) -> None:
-    """Record the weights of attend(q, k, v, *more, **options)."""
-    ctx.record("attention", lambda: {"weights": attention_weights(attend, q, k, *more, **options)})
+def attention_values(
+    attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: Any, **options
+) -> dict[str, Tensor]:
+    """The tensors of an "attention" event: the weights of attend(q, k, v, *more, **options), [B, H, T, T]."""
+    return {"weights": attention_weights(attend, q, k, *more, **options)}
 
 
 def record_sparse_attention(ctx: Context, q: Tensor, k: Tensor, indices: Tensor | None) -> None:
@@ -58,9 +58,9 @@ def record_sparse_attention(ctx: Context, q: Tensor, k: Tensor, indices: Tensor 
     """
     packed = {"cu_seqlens": ctx.cu_seqlens}
     if indices is None:
-        record_attention(ctx, kernels.attention, q, k, **packed)
+        ctx.record("attention", lambda: attention_values(kernels.attention, q, k, **packed))
         return
-    record_attention(ctx, kernels.sparse_attention, q, k, indices, **packed)
+    ctx.record("attention", lambda: attention_values(kernels.sparse_attention, q, k, indices, **packed))
     ctx.record(
         "selection",
         lambda: {

@@ -1,4 +1,4 @@
-"""The modes of recomputation, and a model's layers run under one of them."""
+"""The modes of recomputation, a model's layers run under one of them, and what layers and mixers call inside."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from zoo.context import Context
 from zoo.errors import unknown
 from zoo.recompute.replay import Replay, leaf
-from zoo.recompute.selective import selective
+from zoo.recompute.selective import Aux, SubBlock, selective
 
 MODES = ("none", "full", "selective")
 Layer = Callable[[Tensor, Context], tuple[Tensor, dict[str, Tensor]]]
@@ -73,6 +74,20 @@ def run_layers(layers: Sequence[Layer], x: Tensor, ctx: Context) -> tuple[Tensor
         x, losses = layer(x, ctx)
         found.append(losses)
     return x, found
+
+
+def run_saved(function: SubBlock, u: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
+    """A mixer or channel mixer on u: the tensors of its backward and its output are saved, never computed again."""
+    group = None if ctx is None else ctx.recompute
+    return function(u, ctx) if group is None else group.run_saved(function, u, ctx)
+
+
+def run_recomputed(
+    function: Callable[..., Sequence[Tensor]], x: Tensor, *more: Any, ctx: Context
+) -> Sequence[Tensor]:
+    """Tensors that a mixer computes from x at little cost: recomputed where the computation around the mixer is."""
+    group = ctx.recompute
+    return function(x, *more) if group is None else group.run_recomputed(function, x, *more)
 
 
 def _chain(layers: Sequence[Layer]) -> Layers:

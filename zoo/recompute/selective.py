@@ -21,20 +21,6 @@ Aux = dict[str, Tensor]
 SubBlock = Callable[[Tensor, Context], tuple[Tensor, Aux]]
 
 
-def run_saved(function: SubBlock, u: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
-    """A mixer or channel mixer on u: the tensors of its backward and its output are saved, never computed again."""
-    group = None if ctx is None else ctx.recompute
-    return function(u, ctx) if group is None else group.run_saved(function, u, ctx)
-
-
-def run_recomputed(
-    function: Callable[..., Sequence[Tensor]], x: Tensor, *more: Any, ctx: Context
-) -> Sequence[Tensor]:
-    """Tensors that a mixer computes from x at little cost: recomputed where the computation around the mixer is."""
-    group = ctx.recompute
-    return function(x, *more) if group is None else group.run_recomputed(function, x, *more)
-
-
 def selective(run: Callable[[Tensor, Context], tuple[Tensor, list[Aux]]]) -> Callable:
     """The layers `run`, saving only what their mixers and channel mixers save and return."""
 

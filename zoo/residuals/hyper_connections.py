@@ -25,8 +25,7 @@ from zoo.modules import NORM_EPS, RMSNorm
 from zoo.modules.derived import Derived
 from zoo.modules.parameter_groups import ParameterGroup
 from zoo.modules.step_buffer import StepBuffer
-from zoo.option_checks import at_least, one_of
-from zoo.options import added
+from zoo.options import added, at_least, one_of
 from zoo.residuals import hyper_step
 
 CLIPPING = ("together", "each")

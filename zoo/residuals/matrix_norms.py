@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def chain_product(matrices: Iterable[Tensor]) -> Tensor:
-    """M = H_L·…·H_2·H_1 [..., n, n], in fp64: the effect of L sub-blocks on the streams."""
+    """M = H_L·…·H_2·H_1 [..., n, n], in fp64: the effect of L sub-blocks on the streams; ValueError for none."""
     product: Tensor | None = None
     for matrix in matrices:
         product = matrix.double() if product is None else matrix.double() @ product

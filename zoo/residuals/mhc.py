@@ -6,7 +6,7 @@ from torch import Tensor
 
 import kernels
 from zoo.interfaces import Dims
-from zoo.option_checks import at_least
+from zoo.options import at_least
 from zoo.registry import register_residual
 from zoo.residuals.hyper_connections import HyperConfig, MatrixResidual
 

@@ -11,8 +11,7 @@ from torch import Tensor
 import kernels
 from kernels.ops.cayley.torch_ops import rotation_4
 from zoo.interfaces import Dims
-from zoo.option_checks import at_least, one_of, positive
-from zoo.options import added
+from zoo.options import added, at_least, one_of, positive
 from zoo.registry import register_residual
 from zoo.residuals.hyper_connections import HyperResidual, MatrixResidual
 from zoo.residuals.path_gain import CappedConfig, CappedResidual

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from zoo.interfaces import Dims
-from zoo.option_checks import positive
-from zoo.options import added
+from zoo.options import added, positive
 from zoo.residuals.hyper_connections import Coefficients, HyperConfig, HyperResidual
 
 

@@ -11,7 +11,7 @@ import kernels
 from zoo.interfaces import Dims
 from zoo.modules import fp32_linear
 from zoo.modules.derived import Derived
-from zoo.option_checks import at_least
+from zoo.options import at_least
 from zoo.registry import register_residual
 from zoo.residuals.factorised_streams import FactorisedStreams
 from zoo.residuals.path_gain import CappedConfig, CappedResidual

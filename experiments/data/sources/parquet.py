@@ -30,7 +30,10 @@ def check_parquet(file: Path) -> None:
 
 
 def read_rows(file: Path) -> Iterator[str]:
-    """The rows of column `text` in order; a missing value is a blank row. Streams, a few MB at a time."""
+    """The rows of column `text` in order; a missing value is a blank row. Streams, a few MB at a time.
+
+    Raises UserError for a damaged file.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -36,7 +36,7 @@ class WikiText(Source):
         self.check_splits(cfg, SPLITS)
 
     def check_splits(self, cfg: DataConfig, splits: Sequence[str]) -> None:
-        """The same, of these splits alone: a folder to score on needs no training split."""
+        """Raise UserError as `check` does, of these splits alone: a folder to score on needs no training split."""
         if cfg.path is not None and cfg.revision is not None:
             raise UserError("data.revision is a commit on the hub; it has no meaning with a local data.path")
         for split in splits:

@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.data.draws import Draws
 from experiments.data.task_registry import Drawn, Task, ask, register_task
-from zoo.option_checks import at_least
+from zoo.options import at_least
 
 _FACTS = 7
 """The purpose of the draws that make the facts, beside those of the splits (task_set.py)."""

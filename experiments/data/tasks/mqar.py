@@ -9,7 +9,7 @@ import numpy as np
 from experiments.data.draws import Draws
 from experiments.data.task_registry import Drawn, Task, ask, register_task
 from zoo.errors import UserError
-from zoo.option_checks import at_least, one_of, positive
+from zoo.options import at_least, one_of, positive
 
 BLANK = 0
 FILLS = ("blank", "values")

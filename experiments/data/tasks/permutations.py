@@ -11,8 +11,7 @@ import numpy as np
 from experiments.data.draws import Draws
 from experiments.data.task_registry import Drawn, Task, ask, register_task
 from zoo.errors import UserError
-from zoo.option_checks import at_least, one_of
-from zoo.options import added
+from zoo.options import added, at_least, one_of
 
 GROUPS = {"S3": 3, "S5": 5, "A5": 5}
 """Group -> points that it permutes; A: the even permutations alone."""

@@ -10,12 +10,12 @@ used (probe_training), for it needs pyarrow.
 from experiments.training.callbacks.checkpoints import (
     AtomicCheckpointIO,
     Checkpoints,
+    OwnSignals,
     Pause,
     latest_checkpoint,
     remove_checkpoints,
 )
 from experiments.training.callbacks.metrics import MetricRows, ReportProgress
-from experiments.training.callbacks.signals import OwnSignals
 from experiments.training.callbacks.validation import ExportWeights, TaskValidation, Validation
 
 __all__ = [

@@ -1,10 +1,15 @@
-"""Checkpoints that a run can be resumed from: the last two, each written whole or not at all; and pausing with one."""
+"""Checkpoints that a run can be resumed from: the last two, each written whole or not at all; pausing with one.
+
+`OwnSignals` keeps Lightning's handler of SIGTERM away, which would end training without the checkpoint that `Pause`
+writes.
+"""
 
 from __future__ import annotations
 
 import io
 import math
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -137,3 +142,19 @@ class Pause(StepCallback):
 def _told() -> signal.Signals | None:
     """The signal that told a process of this run to make room; others may not have heard yet, and all stop together."""
     return next(filter(None, group.from_all(preemption.told())), None)
+
+
+class OwnSignals(pl.Callback):
+    """Puts back what SIGTERM does when training starts, where Lightning has put its own beside it.
+
+    Lightning's ends training after the micro-batch, by SystemExit without an error and without a checkpoint, which
+    loses the step that `Pause` would have waited for and looks like success to whoever started the process.
+    """
+
+    def __init__(self) -> None:
+        self.before = signal.getsignal(signal.SIGTERM)
+
+    def on_train_start(self, trainer: pl.Trainer, task: Any) -> None:
+        """Put it back, unless it was a library's in C; signals are the main thread's."""
+        if self.before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self.before)

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.ops.delta_rule.channel_decay import ChannelDecay
 from kernels.ops.delta_rule.chunks import Chunks, Group
-from kernels.ops.delta_rule.decay import SharedDecay
+from kernels.ops.delta_rule.decay import ChannelDecay, SharedDecay
 
 
 @dataclass(frozen=True)

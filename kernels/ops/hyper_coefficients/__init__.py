@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.hyper_coefficients.reference import hyper_coefficients_reference
 from kernels.ops.hyper_coefficients.torch_ops import hyper_coefficients_torch
 from kernels.stream_checks import check_streams
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["hyper_coefficients"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.hyper_post.reference import hyper_post_reference
 from kernels.ops.hyper_post.torch_ops import hyper_post_torch
 from kernels.stream_checks import check_streams, refuses_streams
-from kernels.triton_common import lazily, on_cuda
+from kernels.triton_common import lazily
 
 __all__ = ["hyper_post"]
 

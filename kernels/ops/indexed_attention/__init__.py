@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.indexed_attention.composed import composed
 from kernels.ops.indexed_attention.torch_ops import indexed_attention_torch
 from kernels.ops.lightning_topk import AdaptiveK
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_gate
-from kernels.triton_common import on_cuda, refusal
+from kernels.triton_common import refusal
 
 __all__ = ["indexed_attention"]
 

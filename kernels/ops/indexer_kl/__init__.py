@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.indexer_kl.reference import indexer_kl_reference
 from kernels.ops.indexer_kl.torch_ops import indexer_kl_torch
 from kernels.ops.lightning_topk import MOST_HEADS
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.sparse_attention import check_indices
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["indexer_kl"]
 

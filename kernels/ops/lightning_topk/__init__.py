@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.lightning_topk.adaptive import AdaptiveK
 from kernels.ops.lightning_topk.reference import lightning_topk_reference
 from kernels.ops.lightning_topk.scores import check_indexer
 from kernels.ops.lightning_topk.torch_ops import lightning_topk_torch
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["AdaptiveK", "lightning_topk"]
 

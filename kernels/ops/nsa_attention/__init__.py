@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.nsa_attention.blocks import Sizes, nsa_blocks
 from kernels.ops.nsa_attention.reference import nsa_attention_reference
 from kernels.ops.nsa_attention.torch_ops import nsa_attention_torch
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["nsa_attention", "nsa_blocks"]
 

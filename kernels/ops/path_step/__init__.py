@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.path_step.reference import path_step_reference
 from kernels.ops.path_step.torch_ops import path_step_torch
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["path_step"]
 

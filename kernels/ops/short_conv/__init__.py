@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.short_conv.reference import short_conv_reference
 from kernels.ops.short_conv.torch_ops import short_conv_torch
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["short_conv"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.sinkhorn.reference import sinkhorn_reference
 from kernels.ops.sinkhorn.torch_ops import sinkhorn_torch
 from kernels.stream_checks import check_matrices, refuses_streams
-from kernels.triton_common import lazily, on_cuda
+from kernels.triton_common import lazily
 
 __all__ = ["sinkhorn"]
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.sparse_attention.reference import sparse_attention_reference
 from kernels.ops.sparse_attention.torch_ops import sparse_attention_torch
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["sparse_attention"]
 

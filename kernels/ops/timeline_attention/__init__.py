@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, on_cuda, only_when_named
 from kernels.ops.timeline_attention.plugin_backend import register_plugin
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
 from kernels.ops.timeline_attention.sort import MAX_TIMELINES
 from kernels.ops.timeline_attention.torch_ops import timeline_attention_torch
 from kernels.plugins import flash, varlen
-from kernels.triton_common import lazily, on_cuda, refusal
+from kernels.triton_common import lazily, refusal
 
 __all__ = ["timeline_attention"]
 

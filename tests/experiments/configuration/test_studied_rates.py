@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.program import Lab
 
-from experiments.configuration import studied_rates
+from experiments.configuration import learning_rates
 from experiments.configuration.schema import OptimConfig
 from experiments.planning import plan as planning
 from experiments.planning.plan import plan
@@ -21,10 +21,10 @@ kda,0.001,True
 def studies(tmp_path, monkeypatch):
     (tmp_path / "earlier").mkdir()
     (tmp_path / "earlier" / "selection.csv").write_text(RECORD, encoding="utf-8")
-    monkeypatch.setattr(studied_rates, "PUBLISHED", tmp_path)
-    studied_rates._rates.cache_clear()
+    monkeypatch.setattr(learning_rates, "PUBLISHED", tmp_path)
+    learning_rates._rates.cache_clear()
     yield
-    studied_rates._rates.cache_clear()
+    learning_rates._rates.cache_clear()
 
 
 def planned(lab: Lab, *words: str) -> planning.Plan:

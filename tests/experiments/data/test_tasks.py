@@ -125,7 +125,7 @@ OTHER = {
     "stack": {"operations": 12, "stacks": 3, "values": 8},
     "flip_flop": {"operations": 20, "ignore": 0.5},
     "parity": {"length": 20},
-    "permutations": {"group": "A5", "length": 12},
+    "permutations": {"group": "S5", "length": 12, "swaps": True},
     "regression": {
         "points": 12,
         "dimensions": 7,

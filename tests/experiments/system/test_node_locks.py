@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from experiments.runs.folders import NODES, RunFolder
-from experiments.system import file_systems
-from experiments.system.file_systems import is_of_one_machine
-from experiments.system.locks import Held, locked
+from experiments.system import locks
+from experiments.system.locks import Held, is_of_one_machine, locked
 
 
 @pytest.mark.parametrize(
@@ -24,15 +23,14 @@ from experiments.system.locks import Held, locked
 def test_a_folder_is_of_the_innermost_mount_around_it(tmp_path: Path, monkeypatch, kind: str, one: bool):
     mounts = {"/": "nfs", str(tmp_path): kind, str(tmp_path / "deeper"): "afs"}
     parts = [SimpleNamespace(mountpoint=place, fstype=fstype) for place, fstype in mounts.items()]
-    monkeypatch.setattr(file_systems.psutil, "disk_partitions", lambda all: parts)
+    monkeypatch.setattr(locks.psutil, "disk_partitions", lambda all: parts)
     assert is_of_one_machine(tmp_path / "missing" / "folder") == one
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [])
     assert is_of_one_machine(tmp_path), "a system that lists no mounts"
 
 
 def pretend(monkeypatch, *, network: bool) -> None:
-    for place in ("experiments.system.locks", "experiments.runs.folders"):
-        monkeypatch.setattr(f"{place}.is_of_one_machine", lambda folder: not network)
+    monkeypatch.setattr(locks, "is_of_one_machine", lambda folder: not network)
 
 
 def test_a_claim_keeps_others_out_and_is_gone_afterwards(tmp_path: Path, monkeypatch):

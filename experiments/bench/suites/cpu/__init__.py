@@ -20,7 +20,7 @@ LENGTHS = [1024, 2048, 4096, 8192]
 
 
 def run(config: Config) -> list[dict[str, Any]]:
-    """The rows of all four parts."""
+    """The rows of all four parts. Raises UserError where a GPU is asked for."""
     if config.device == "cuda":
         raise UserError("suite=cpu measures the CPU; for a GPU: suite=attention or suite=latency")
     tried = sorted(config.bench.lengths or LENGTHS)

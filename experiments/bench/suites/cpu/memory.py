@@ -49,7 +49,8 @@ def peak_memory_of(
 ) -> int:
     """Peak bytes of one pass of a mixer; configured: the length it is made for, if not this one.
 
-    The peak memory of a process never decreases, so that each pass runs in a process of its own.
+    The peak memory of a process never decreases, so that each pass runs in a process of its own. Raises
+    RuntimeError where that one ends without a result.
     """
     context = mp.get_context("spawn")
     here, there = context.Pipe(duplex=False)

@@ -1,0 +1,28 @@
+"""The files that a reader meets between `python run.py model=kda` and its first loss."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import opened_files
+from support.program import Lab
+
+MOST = 75
+"""Layers of Kimi Linear, their operations, a text, checks and the trainer's parts; 73 with the text that is there."""
+
+
+@pytest.mark.slow
+def test_a_plain_run_opens_few_files(lab: Lab):
+    out = lab.folder / "files.json"
+    words = lab.arguments("model=kda", "model.depth=4", "model.d_model=16", "model.n_heads=2")
+    command = [sys.executable, str(Path(opened_files.__file__)), str(out), *words]
+    done = subprocess.run(command, cwd=lab.cwd, capture_output=True, text=True)
+    assert out.is_file(), done.stderr
+    found = json.loads(out.read_text())
+    assert {"experiments/training/lightning_modules.py", "zoo/mixers/kda.py"} <= set(found)
+    named = "\n".join(f"{file}: {', '.join(names)}" for file, names in found.items())
+    assert len(found) <= MOST, f"{len(found)} files; does a plain run need all of these?\n{named}"

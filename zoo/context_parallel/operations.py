@@ -1,0 +1,177 @@
+"""What mixers call to compute on a shard; each is nothing but the operation itself where `ctx.shard` is None.
+
+Queries are a rank's own and keys all that came before (`by_keys`: attention, selection); a head needs all time at once
+(`by_heads`: paths, timelines); a convolution reads the last inputs of the rank before (`inputs_before`), a recurrence
+the state after them (`delta_state_before`, `mesa_state_before`); what knows nothing of shards computes the `whole`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.checks import without_autocast
+from zoo.context_parallel.fold import fold, handed_through, last_sequence
+from zoo.context_parallel.gather import gather
+from zoo.context_parallel.halo import halo
+from zoo.context_parallel.sums import total
+from zoo.context_parallel.swap import to_heads, to_time
+from zoo.errors import UserError
+
+if TYPE_CHECKING:
+    from zoo.context import Context
+
+Tensors = tuple[Tensor | None, ...]
+Losses = dict[str, Tensor]
+
+
+def by_keys(ctx: Context, read: Callable[..., Tensor], queries: Tensors, keys: Tensors) -> Tensor:
+    """What queries read from keys: `read(*queries, *keys, cu_seqlens=...)`; in a shard from keys gathered.
+
+    queries, keys: tensors [B, T, ...], None among the queries is passed on; read returns o [B, Tq, ...], and has to
+    align a shorter q with the end of k where cu_seqlens is None. Keys are gathered once; then `read` is called for each
+    of the shard's pieces, at most three, so that no operation has to know a packed q shorter than its k.
+    """
+    return by_keys_with_losses(ctx, lambda *x, **o: (read(*x, **o), {}), queries, keys)[0]
+
+
+def by_keys_with_losses(
+    ctx: Context, read: Callable[..., tuple[Tensor, Losses]], queries: Tensors, keys: Tensors
+) -> tuple[Tensor, Losses]:
+    """`by_keys` of a `read` that also returns losses, means over sequences of means over their queries.
+
+    In a shard they are those of the whole batch: Σ over all ranks' pieces of (the piece's share)·(its loss).
+    """
+    shard = ctx.shard
+    if shard is None:
+        return read(*queries, *keys, cu_seqlens=ctx.cu_seqlens)
+    gathered = [gather(x, shard) for x in keys]
+    outputs, losses = [], {}
+    for piece in shard.pieces:
+        own = (None if x is None else x[:, piece.queries] for x in queries)
+        o, found = read(*own, *(x[:, piece.keys] for x in gathered), cu_seqlens=piece.cu_seqlens)
+        outputs.append(o)
+        for name, loss in found.items():
+            losses[name] = losses.get(name, 0) + piece.share * loss
+    return torch.cat(outputs, 1), {name: total(loss, shard) for name, loss in losses.items()}
+
+
+def by_heads(ctx: Context, read: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+    """`read(*inputs, cu_seqlens=...)`; in a shard of some heads over the whole batch's time.
+
+    inputs: tensors [B, T, H, ...], or [B, T, Hkv, ...] with Hkv dividing the most heads H of any, or None; head h reads
+    KV head ⌊h·Hkv/H⌋. read returns o [B, T, H, ...], a head of which depends on its own inputs alone.
+
+    Where N does not divide Hkv, KV heads are repeated for all heads; where it does not divide H, heads of zeros fill up
+    the last ranks, whose results are dropped.
+    """
+    shard = ctx.shard
+    if shard is None:
+        return read(*inputs, cu_seqlens=ctx.cu_seqlens)
+    heads = max(x.shape[2] for x in inputs if x is not None)
+    swapped = (None if x is None else to_heads(_divisible(x, heads, shard.size), shard) for x in inputs)
+    o = read(*swapped, cu_seqlens=shard.whole.cu_seqlens)
+    return to_time(o, shard)[:, :, :heads]
+
+
+def _divisible(x: Tensor, heads: int, ranks: int) -> Tensor:
+    """x [B, T, Hkv, ...] with a number of heads that the ranks divide, in the order of its `heads` query heads."""
+    if x.shape[2] % ranks == 0 and heads % ranks == 0:
+        return x
+    x = x.repeat_interleave(heads // x.shape[2], 2)
+    return F.pad(x, (*(0, 0) * (x.dim() - 3), 0, -heads % ranks))
+
+
+def inputs_before(ctx: Context, x: Tensor, count: int) -> Tensor | None:
+    """The `count` inputs before each sequence of a shard: x [B, t, D] -> [n, D, count], oldest first; None unsharded.
+
+    Zeros where the sequence had not begun. As `state` of `kernels.short_conv`. Raises UserError for a shard of fewer
+    tokens than that.
+    """
+    shard = ctx.shard
+    if shard is None or not count:
+        return None
+    if shard.length < count:
+        raise UserError(
+            f"a convolution over {count + 1} tokens needs shards of at least {count}, not {shard.length}; "
+            f"take fewer than {shard.size} ranks"
+        )
+    before = halo(x[:, -count:], shard)
+    place = torch.arange(shard.start - count, shard.start, device=x.device)
+    before = torch.where((place >= shard.begins)[:, None], before, 0)
+    return shard.for_each(before.transpose(1, 2))
+
+
+def delta_state_before(ctx: Context, operation: Callable[..., tuple], inputs: tuple) -> Tensor | None:
+    """The states [n, ..., K, V] before the sequences of a shard, as `initial_state`; None where unsharded.
+
+    operation: linear in its state and values, such as `kernels.delta_rule` and `kernels.memory_mixture`; inputs: its
+    tensors [B, t, ...], (q, k, v, ...) with v [B, t, ..., V]. Linearity gives transition and increment in one run, over
+    values with K zeros behind them, from the state [0 | I]: it ends with [B | A].
+    """
+    shard = ctx.shard
+    if shard is None:
+        return None
+    part = last_sequence(shard)
+    q, k, v, *more = (x[:, part] for x in inputs)
+    width = k.shape[-1]
+    wide = torch.promote_types(v.dtype, torch.float32)
+    start = v.new_zeros(v.shape[0], *v.shape[2:-1], width, v.shape[-1] + width, dtype=wide)
+    if handed_through(shard):
+        start[..., v.shape[-1] :] = torch.eye(width, dtype=wide, device=v.device)
+    _, end = operation(q, k, F.pad(v, (0, width)), *more, initial_state=start, output_final_state=True)
+    increment, transition = end.split([v.shape[-1], width], -1)
+    return shard.for_each(fold(transition, increment, shard))
+
+
+def mesa_state_before(
+    ctx: Context, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """(H [n, H, K, K], G [n, H, K, V]) before the sequences of a shard, as `initial_state`; None where unsharded.
+
+    Nothing has to be solved for states: with γ_t = exp g_t a shard of tokens 1 … t makes
+
+        H ← (Π_s γ_s)·H + Σ_s (β_s·Π_{r>s} γ_r)·k_s·k_sᵀ        G likewise with k_s·v_sᵀ
+
+    k [B, t, H, K], v [B, t, H, V], g and beta [B, t, H] as `kernels.mesa` takes them; at least fp32.
+    """
+    shard = ctx.shard
+    if shard is None:
+        return None
+    wide = torch.promote_types(k.dtype, torch.float32)
+    k, v, g, beta = (x[:, last_sequence(shard)].to(wide) for x in (k, v, g, beta))
+    since = g.flip(1).cumsum(1).flip(1) - g  # Σ_{r>s} g_r, summed from the end: exact where it matters
+    weights = beta * since.exp()
+    with without_autocast(k):
+        increment = torch.einsum("bthk,bthv->bhkv", k * weights.unsqueeze(-1), torch.cat([k, v], -1))
+    passed = g.sum(1).exp() if handed_through(shard) else torch.zeros_like(g[:, 0])
+    state = fold(passed[..., None, None].expand(*increment.shape[:-1], 1), increment, shard)
+    return tuple(shard.for_each(x) for x in state.split([k.shape[-1], v.shape[-1]], -1))
+
+
+def whole(mixer: Callable, x: Tensor, ctx: Context) -> tuple[Tensor, dict[str, Tensor]]:
+    """The own part of what a mixer makes of the whole batch: x [B, t, D] -> (y [B, t, D], auxiliary losses).
+
+    Right for every mixer, and no faster than one device: N times the work, and the memory of whole sequences in this
+    mixer. Losses are computed N times, too, so that each rank passes back an N-th of their gradient.
+    """
+    shard = ctx.shard
+    y, aux = mixer(gather(x, shard, whole=True), shard.whole)
+    return shard.own(y), {name: total(loss / shard.size, shard) for name, loss in aux.items()}
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, ctx: Context, ignore_index: int = -100) -> Tensor:
+    """The mean cross-entropy [] in nats over all ranks' targets, those equal to ignore_index left out.
+
+    logits [B, t, V], targets int64 [B, t]: the rank's own. Unsharded it is `torch.nn.functional.cross_entropy`.
+    """
+    logits, targets = logits.flatten(0, 1), targets.flatten()
+    if ctx.shard is None:
+        return F.cross_entropy(logits, targets, ignore_index=ignore_index)
+    losses = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
+    count = (targets != ignore_index).sum()
+    return total(losses, ctx.shard) / total(count, ctx.shard)
