@@ -5,6 +5,7 @@ What kernels compute is compared with the definition elsewhere; here a call is f
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,17 @@ class Launches:
                     value.detach().view(torch.uint8 if value.dim() else value.dtype).numpy()[...] = 0
 
         monkeypatch.setattr(InterpretedFunction, "run", run)
+
+
+@pytest.fixture(autouse=True)
+def forgotten_tables():
+    """What kernels did not write, as none ran, stays in no cache: a table of angles for instance."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kernels."):
+            for thing in vars(module).values():
+                if hasattr(thing, "cache_clear"):
+                    thing.cache_clear()
 
 
 def fp32(x: Any) -> Any:

@@ -36,7 +36,7 @@ from zoo.modules import GroupedKVCache, KVCache, LogDecay, RMSNorm, l2norm, outp
 from zoo.modules.indexer import Warmup
 from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
 from zoo.modules.step_buffer import StepBuffer
-from zoo.option_checks import (
+from zoo.options import (
     default_kv_heads,
     default_recurrent_heads,
     grouped_kv_heads,

@@ -20,7 +20,7 @@ from experiments.costs.model_costs import meta_model
 from experiments.generation.continuation import Continuation
 from experiments.generation.generate import Speed, encode_prompts
 from experiments.generation.prompts import read_prompts
-from experiments.parallel import group, micro_batches, sharded
+from experiments.parallel import group, sharded
 from experiments.parallel.checkpoint import count_for_all, count_for_one
 from zoo.generate import ENDED
 
@@ -210,7 +210,7 @@ def test_micro_batches_and_processes(monkeypatch):
             monkeypatch.setattr(group, "context", lambda context=context: context)
             for rank in range(size):
                 monkeypatch.setattr(group, "rank", lambda rank=rank: rank)
-                numbers = micro_batches.numbers(12)
+                numbers = group.own_micro_batches(12)
                 first = [next(numbers) for _ in range(3)]
                 yield (
                     f"{rank} of {size}, {context} together: {first}, {group.share(12)} of 12, main "

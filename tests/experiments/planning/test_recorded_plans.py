@@ -12,8 +12,8 @@ from support.program import write_text
 from support.recorded import check, flat
 from support.steady import changed, differences, forget_texts, leaves, refusal, tiny_config
 
+from experiments.configuration.learning_rates import studied_rate
 from experiments.configuration.presets import architectures
-from experiments.configuration.studied_rates import studied_rate
 from experiments.costs.model_costs import derive_costs, nominal_vocabulary, resolve_steps, tokens_per_step
 from experiments.planning import checks
 from experiments.planning.plan import (

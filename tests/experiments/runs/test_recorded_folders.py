@@ -75,7 +75,7 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
         places = [tmp_path / place for place in ("study/abc", "linked", "other", "study/../x")]
         yield f"{[folders.resolves_outside(place, tmp_path / 'study') for place in places]}"
         for one_machine in (True, False):
-            monkeypatch.setattr(folders, "is_of_one_machine", lambda path, one=one_machine: one)
+            monkeypatch.setattr(folders.locks, "is_of_one_machine", lambda path, one=one_machine: one)
             held = RunFolder(tmp_path / f"lock{one_machine}" / "run")
             with held.locked():
                 yield f"{one_machine}: {files_in(tmp_path / f'lock{one_machine}')}"

@@ -18,7 +18,6 @@ from support.recorded import check
 from support.steady import files_in, masked, refusal, said
 
 from experiments.system import (
-    file_systems,
     interrupts,
     locks,
     machine,
@@ -86,9 +85,9 @@ def test_locks(tmp_path: Path, monkeypatch):
             {"/": "fuse"},
         ):
             parts = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in kinds.items()]
-            monkeypatch.setattr(file_systems.psutil, "disk_partitions", lambda all, parts=parts: parts)
-            yield f"{sorted(kinds.values())}: {file_systems.is_of_one_machine(tmp_path / 'not' / 'there')}"
-        yield f"{file_systems.ONE_MACHINE}"
+            monkeypatch.setattr(locks.psutil, "disk_partitions", lambda all, parts=parts: parts)
+            yield f"{sorted(kinds.values())}: {locks.is_of_one_machine(tmp_path / 'not' / 'there')}"
+        yield f"{locks.ONE_MACHINE}"
 
     check(RECORDED / "locks.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
 

@@ -480,7 +480,7 @@ def test_processes_of_a_run(place: Path, monkeypatch):
     log = planned.folder.path / launch.LOG
 
     def lines() -> Iterator[str]:
-        yield f"{launch.processes(changed(config, trainer__nodes=3))} processes"
+        yield f"{changed(config, trainer__nodes=3).trainer.processes} processes"
         yield " ".join(launch.ranks_command(Path("plan.json"), config, ["--standalone"])[1:])
         monkeypatch.delenv(launch.RENDEZVOUS, raising=False)
         for nodes in (1, 2):
@@ -558,10 +558,10 @@ def test_peaks(tmp_path: Path, monkeypatch):
 
 def test_notices_of_changed_blocks(place: Path, monkeypatch):
     """One line a file that changed under runs that are complete, and one for those that have begun."""
-    from experiments.runs import block_files
+    from experiments.planning.plan import block_files, tell_changed
 
     plans = [plan(tiny_config(**TEXT, seed=seed, model__pattern="K")) for seed in range(4)]
-    own = block_files.block_files(plans[0].config.model, plans[0].letters)
+    own = block_files(plans[0].config.model, plans[0].letters)
     mixer = next(path for path in own if "mixers" in path)
     for number, planned in enumerate(plans[:3]):
         planned.folder.begin(planned.yaml(), planned.identity, {**own, mixer: "0" * 16})
@@ -571,7 +571,7 @@ def test_notices_of_changed_blocks(place: Path, monkeypatch):
             planned.folder.checkpoints.mkdir()
             (planned.folder.checkpoints / "x").touch()
     with said() as printed:
-        block_files.tell_changed(plans)
+        tell_changed(plans)
     paths = [f"{sorted(own)} {[len(digest) for digest in own.values()]}"]
     names = {planned.run: f"<run {number}>" for number, planned in enumerate(plans)}
     check(RECORDED / "changed_blocks.txt", masked([*paths, *printed], {str(place): "<place>", **names}))
