@@ -1,7 +1,8 @@
 """What every test shares: one thread, because workers share the cores; Triton's interpreter where no GPU is.
 
 ARCHZOO_TEST_THREADS=2 gives another number of threads; --margins prints the room under every limit
-(support/margins.py). `support` is importable because this file puts its own folder on the path.
+(support/margins.py), --record writes recorded outputs again (support/recorded.py). `support` is importable
+because this file puts its own folder on the path.
 """
 
 import os
@@ -14,7 +15,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ.get(
 import pytest
 import torch
 
-pytest_plugins = ["support.margins"]
+pytest_plugins = ["support.margins", "support.recorded"]
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported; child processes inherit it

@@ -1,0 +1,74 @@
+"""Recorded outputs: words and whole numbers exactly, other numbers within a tolerance, a difference shown."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from support import recorded
+
+
+def recording(folder: Path, *lines: str) -> Path:
+    path = folder / "case.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def not_recording(monkeypatch):
+    monkeypatch.setattr(recorded, "recording", False)
+
+
+def test_the_same_words_and_near_numbers_pass(tmp_path):
+    path = recording(tmp_path, "loss 1.2500000 nats", "n=12, t=-3.0e-05 v1.2.3", "-0.0")
+    recorded.check(path, ["loss 1.2500001 nats", "n=12, t=-3.00000001e-05 v1.2.3", "0.0"])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "loss 1.251 nats, n=12",
+        "loss 1.25 bits, n=12",
+        "loss 1.25 nats, n=13",
+        "loss -1.25 nats, n=12",
+        "loss 1.25",
+    ],
+)
+def test_another_word_sign_count_or_number_fails(tmp_path, said):
+    path = recording(tmp_path, "loss 1.25 nats, n=12")
+    with pytest.raises(pytest.fail.Exception, match=r"1: - loss 1\.25 nats, n=12"):
+        recorded.check(path, [said])
+
+
+def test_large_whole_numbers_have_no_tolerance(tmp_path):
+    with pytest.raises(pytest.fail.Exception):
+        recorded.check(recording(tmp_path, "10000000 FLOPs"), ["10000001 FLOPs"])
+
+
+@pytest.mark.parametrize("said", [["a", "b", "c"], ["a"], ["b", "a"], []])
+def test_another_line_a_missing_line_and_another_order_fail(tmp_path, said):
+    with pytest.raises(pytest.fail.Exception, match="--record"):
+        recorded.check(recording(tmp_path, "a", "b"), said)
+
+
+def test_what_was_never_recorded_fails(tmp_path):
+    with pytest.raises(pytest.fail.Exception, match="--record"):
+        recorded.check(tmp_path / "new.txt", ["a"])
+
+
+def test_recording_writes_what_then_passes(tmp_path, monkeypatch):
+    path = tmp_path / "recorded" / "new.txt"
+    table = pd.DataFrame({"model": ["a", "b"], "loss": [1.0, float("nan")]})
+    lines = list(
+        recorded.flat({"table": table, "bars": np.arange(4).reshape(2, 2), "text": "x\ny", "none": {}})
+    )
+    monkeypatch.setattr(recorded, "recording", True)
+    recorded.check(path, lines)
+    monkeypatch.setattr(recorded, "recording", False)
+    recorded.check(path, lines)
+    assert path.read_text().splitlines()[:4] == [
+        "table: table 2 x 2",
+        "  model | loss",
+        "  a | 1.0",
+        "  b | nan",
+    ]
