@@ -16,7 +16,13 @@ from analysis.loading.split_tables import SPLIT_TABLES
 
 COLORS = ("#4D4D4D", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 BLOCKS = {
-    "F": {"letter": "F", "name": "attention", "title": "Full attention", "color": "#4D4D4D", "mask": "causal"},
+    "F": {
+        "letter": "F",
+        "name": "attention",
+        "title": "Full attention",
+        "color": "#4D4D4D",
+        "mask": "causal",
+    },
     "K": {"letter": "K", "name": "delta", "title": "Delta rule", "color": "#009E73", "mask": "recurrent"},
 }
 TEXT = {

@@ -63,7 +63,9 @@ def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:
 
 def table_lines(fields: tuple, frame: pd.DataFrame) -> Iterator[str]:
     """A table of a page: its headings with unit and note, its cells, and what they are sorted by."""
-    yield " | ".join(f"{field.heading} [{field.unit}] ({field.kind}) {field.note}".strip() for field in fields)
+    yield " | ".join(
+        f"{field.heading} [{field.unit}] ({field.kind}) {field.note}".strip() for field in fields
+    )
     for row in rows(frame):
         cells = (f"{field.show(row)}{f' <{sort_key(field, row)}>' if field.sort else ''}" for field in fields)
         yield "  " + " | ".join(cells)

@@ -59,7 +59,11 @@ def axis_text(axes: Axes, which: str) -> str:
     low, high = getattr(axes, f"get_{which}lim")()
     found = f"{axis.label.get_text()!r} {axis.get_scale()} {short(low)} to {short(high)}"
     fixed = isinstance(axis.get_major_locator(), FixedLocator)
-    places = list(axis.get_major_locator().locs) if fixed else [low + share * (high - low) for share in (0.25, 0.75)]
+    places = (
+        list(axis.get_major_locator().locs)
+        if fixed
+        else [low + share * (high - low) for share in (0.25, 0.75)]
+    )
     form = axis.get_major_formatter()
     if fixed:
         found += f" ticks {numbers(places)}"
@@ -73,7 +77,7 @@ def axis_text(axes: Axes, which: str) -> str:
 def artist_lines(artist: object) -> Iterator[str]:
     """One thing in an axes: what it is, its label, style and numbers."""
     if isinstance(artist, Line2D):
-        style = f"{to_hex(artist.get_color())} {dashes(artist)} {artist.get_marker()}"
+        style = f"{line_style(artist)} {artist.get_linewidth():g}"
         yield f"line {shown(artist)} {style} x {numbers(artist.get_xdata())} y {numbers(artist.get_ydata())}"
     elif isinstance(artist, AxesImage):
         low, high = artist.get_clim()
@@ -94,13 +98,15 @@ def artist_lines(artist: object) -> Iterator[str]:
     elif isinstance(artist, collections.Collection):
         found = f"{type(artist).__name__} {shown(artist)} {colors(artist.get_facecolors())}"
         if artist.get_array() is not None:
-            found += f" values {numbers(np.ma.filled(np.ma.asarray(artist.get_array(), dtype=float), np.nan))}"
+            found += (
+                f" values {numbers(np.ma.filled(np.ma.asarray(artist.get_array(), dtype=float), np.nan))}"
+            )
             found += f" {artist.get_cmap().name} {numbers(artist.get_clim())}"
         yield f"{found} at {numbers(artist.get_offsets())}"
     elif isinstance(artist, text.Text):
         place = artist.xy if isinstance(artist, Annotation) else artist.get_position()
         if artist.get_text():
-            yield f"words {artist.get_text()!r} {to_hex(artist.get_color())} {artist.get_ha()} at {numbers(place)}"
+            yield f"words {artist.get_text()!r} {to_hex(artist.get_color())} {artist.get_ha()} {artist.get_fontsize():g} {artist.get_weight()} at {numbers(place)}"
     else:
         yield f"{type(artist).__name__}"
 
@@ -109,7 +115,7 @@ def legend_lines(legend: Legend) -> Iterator[str]:
     yield f"legend {legend.get_title().get_text()!r}"
     for handle, words in zip(legend.legend_handles, legend.get_texts(), strict=True):
         if isinstance(handle, Line2D):
-            style = f"{to_hex(handle.get_color())} {dashes(handle)} {handle.get_marker()}"
+            style = line_style(handle)
         elif isinstance(handle, patches.Patch):
             style = f"{colored(handle.get_facecolor())} {handle.get_hatch() or ''}"
         else:
@@ -117,9 +123,21 @@ def legend_lines(legend: Legend) -> Iterator[str]:
         yield f"  {words.get_text()!r} {style}"
 
 
+def line_style(line: Line2D) -> str:
+    """Colour, dashes and marker of a line; whether its marker is hollow, and the line pale."""
+    face = line.get_markerfacecolor()
+    filled = "" if isinstance(face, str) and face == line.get_color() else f" filled {face}"
+    alpha = "" if line.get_alpha() is None else f" alpha {line.get_alpha():g}"
+    return f"{to_hex(line.get_color())} {dashes(line)} {line.get_marker()}{filled if line.get_marker() != 'None' else ''}{alpha}"
+
+
 def dashes(line: Line2D) -> str:
     offset, pattern = line._unscaled_dash_pattern if hasattr(line, "_unscaled_dash_pattern") else (0, None)
-    return line.get_linestyle() if pattern is None else f"{line.get_linestyle()}{[float(one) for one in pattern]}"
+    return (
+        line.get_linestyle()
+        if pattern is None
+        else f"{line.get_linestyle()}{[float(one) for one in pattern]}"
+    )
 
 
 def shown(artist: mpl.artist.Artist) -> str:
@@ -130,7 +148,7 @@ def shown(artist: mpl.artist.Artist) -> str:
 
 
 def colored(color: object) -> str:
-    return to_hex(color, keep_alpha=True)
+    return to_hex(color, keep_alpha=True)  # bars and areas that lie over each other are pale
 
 
 def colors(found: np.ndarray) -> str:
@@ -147,7 +165,9 @@ def short(value: object) -> str:
 
 def numbers(values: object) -> str:
     """Few numbers one by one; of many their count, range, sum and a sum weighted by place, without missing ones."""
-    values = np.ma.filled(np.ma.asarray(values), np.nan) if np.ma.isMaskedArray(values) else np.asarray(values)
+    values = (
+        np.ma.filled(np.ma.asarray(values), np.nan) if np.ma.isMaskedArray(values) else np.asarray(values)
+    )
     flat = values.ravel()
     if flat.dtype.kind not in "fiub":
         return f"[{', '.join(map(short, flat))}]"

@@ -46,7 +46,10 @@ def verdicts() -> Results:
 
 def one_seed() -> Results:
     return pretended(
-        model("transformer", [3.0]), model("kda", [2.9]), model("mla", [3.0]), model("mom relu", [3.2], d_model=32)
+        model("transformer", [3.0]),
+        model("kda", [2.9]),
+        model("mla", [3.0]),
+        model("mom relu", [3.2], d_model=32),
     )
 
 
@@ -110,20 +113,38 @@ def unequal_in_everything() -> Results:
         model("kda", [2.950, 2.953, None], **other, warmup_steps=10, clip=None, precision="bf16", lr=1e-3),
         model("mla", [3.050, 3.052, 3.049], **elsewhere, commit=[None, "abc", "abc"], mfu_peak_flops=1.5e11),
         model("mom", [3.10, 3.15], steps=200, stopped="early", tokens=204_800, weight_decay=0.0),
-        model("nsa", [2.9, 2.8], tokens_per_second=40_000.0, mfu=1.7, workers=None, gpu="Some GPU", load=None),
-        model("shc", [2.9], training_set="books 0", pack="document", seq_len=64, versions='{"python": "3.13"}'),
+        model(
+            "nsa", [2.9, 2.8], tokens_per_second=40_000.0, mfu=1.7, workers=None, gpu="Some GPU", load=None
+        ),
+        model(
+            "shc", [2.9], training_set="books 0", pack="document", seq_len=64, versions='{"python": "3.13"}'
+        ),
         unfinished=unfinished,
         problems=[*map(str, unfinished), *(f"pretended/run{n}: summary.json lacks {n}" for n in range(14))],
     )
 
 
 def equal_tokens_in_unequal_steps() -> Results:
-    halved = {"planned_steps": 150, "tokens_per_step": 2048, "steps": 150, "match": "flops", "match_length": 1024}
+    halved = {
+        "planned_steps": 150,
+        "tokens_per_step": 2048,
+        "steps": 150,
+        "match": "flops",
+        "match_length": 1024,
+    }
     return pretended(
         model("transformer", [3.000, 3.004, 3.001], match="params"),
         model("kda", [2.950, 2.953, 2.949], **halved, parameters_non_embedding=210_000, mfu=None),
-        model("mla", [3.050, 3.052, 3.049], peak_memory_bytes=None, workers=None, parameters_non_embedding=150_000),
-        model("mom", [3.060, 3.012, 3.039], tokens_per_second=900_000.0, mfu=0.9, flops_training=8e6, gpu="GPU"),
+        model(
+            "mla",
+            [3.050, 3.052, 3.049],
+            peak_memory_bytes=None,
+            workers=None,
+            parameters_non_embedding=150_000,
+        ),
+        model(
+            "mom", [3.060, 3.012, 3.039], tokens_per_second=900_000.0, mfu=0.9, flops_training=8e6, gpu="GPU"
+        ),
     )
 
 
@@ -137,7 +158,9 @@ def never_tested() -> Results:
 def some_not_tested() -> Results:
     small = {"test_tokens": 5000}
     return pretended(
-        model("transformer", [3.0, 3.1, 3.05], **small), model("kda", [2.9, None], **small), model("mla", [None])
+        model("transformer", [3.0, 3.1, 3.05], **small),
+        model("kda", [2.9, None], **small),
+        model("mla", [None]),
     )
 
 
@@ -145,14 +168,23 @@ def found_twice() -> Results:
     """A run from two machines, and one in two experiments."""
     first = model("transformer", [3.000, 3.004, 3.001], run=["a", "b", "c"])
     again = model("transformer", [3.010, 3.004, 2.981], run=["a", "b", "c"], cpu="Other CPU", experiment="z")
-    return pretended(first, again, model("kda", [2.90, 2.91, 2.92]), model("kda", [2.90], experiment="y", run=["d"]))
+    return pretended(
+        first, again, model("kda", [2.90, 2.91, 2.92]), model("kda", [2.90], experiment="y", run=["d"])
+    )
 
 
 def scored_by_document() -> Results:
     def documents(shift: float, count: int = 8) -> list[tuple]:
         return [("test", n, 100 + n, (100 + n) * (3 + shift + 0.1 * (n % 3) * shift)) for n in range(count)]
 
-    shifts = {"run000": 0.0, "run001": 0.01, "run002": 0.003, "run003": -0.1, "run004": -0.08, "run005": -0.09}
+    shifts = {
+        "run000": 0.0,
+        "run001": 0.01,
+        "run002": 0.003,
+        "run003": -0.1,
+        "run004": -0.08,
+        "run005": -0.09,
+    }
     shifts |= {"run006": 0.004, "run007": 0.001, "run008": 0.006}
     return pretended(
         model("transformer", [3.000, 3.010, 3.003]),
@@ -164,7 +196,21 @@ def scored_by_document() -> Results:
 
 def selected_by_other_runs() -> Results:
     tried = [
-        ("", name, "#111111", rate, f"lr={rate}", 1, f"{name}{rate}", 3 + rate, "done", 9.0, rate == best, edge, runs)
+        (
+            "",
+            name,
+            "#111111",
+            rate,
+            f"lr={rate}",
+            1,
+            f"{name}{rate}",
+            3 + rate,
+            "done",
+            9.0,
+            rate == best,
+            edge,
+            runs,
+        )
         for name, best, edge, runs in (
             ("transformer", 3e-3, "", "run000 run001 run002"),
             ("kda", 1e-2, "highest", "run003 run004 run005"),
@@ -190,7 +236,12 @@ def some_rates_swept() -> Results:
 
 def tasks() -> Results:
     """Four models on two tasks: better, worse, a lead, tied, not compared; longer sequences of one task."""
-    other = {"data": "flip", "training_set": "flip (length 32)", "chance": 0.5, "test_set": "flip (length 32)"}
+    other = {
+        "data": "flip",
+        "training_set": "flip (length 32)",
+        "chance": 0.5,
+        "test_set": "flip (length 32)",
+    }
     parts = []
     for about in ({"data": "mqar"}, other):
         task = about["data"]
@@ -218,7 +269,9 @@ def text_and_tasks() -> Results:
         model("transformer", [3.000, 3.004, 3.001]),
         model("kda", [2.950, 2.953, 2.949]),
         model("transformer mqar", [0.30, 0.32, 0.31], data="mqar", planned_steps=600),
-        model("kda mqar", [0.99, 0.98, 1.0], data="mqar", training_set="mqar (length 16, pairs 2)", clip=None),
+        model(
+            "kda mqar", [0.99, 0.98, 1.0], data="mqar", training_set="mqar (length 16, pairs 2)", clip=None
+        ),
     )
 
 
@@ -246,7 +299,10 @@ def test_what_is_said_of_a_study_is_what_was_said(study):
 
 
 def test_a_named_baseline_changes_the_comparison():
-    lines = [*said_lines(two_depths_and_experiments(), "kda"), *recorded.flat(task_page(tasks(), "kda").long, "tasks")]
+    lines = [
+        *said_lines(two_depths_and_experiments(), "kda"),
+        *recorded.flat(task_page(tasks(), "kda").long, "tasks"),
+    ]
     recorded.check(RECORDED / "a_named_baseline.txt", lines)
 
 
@@ -255,4 +311,6 @@ def test_the_same_runs_on_two_machines():
     first, second = (here.part(here.runs["experiment"] == name) for name in ("pretended", "z"))
     both = across_machines(first, replace(second))
     found = [*recorded.flat(both, "runs"), f"by {both.attrs['metric']}"]
-    recorded.check(RECORDED / "two_machines.txt", [*found, *recorded.flat(models_across_machines(both), "models")])
+    recorded.check(
+        RECORDED / "two_machines.txt", [*found, *recorded.flat(models_across_machines(both), "models")]
+    )

@@ -14,7 +14,10 @@ from analysis import load_results
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 RECORDED = Path(__file__).with_name("recorded")
 PARTS = {
-    "text": (["quickstart"], {"transformer": (1, 2), "hypergraph": (1,), "nsa": (1, 2), "mesanet": (2,), "mom": (2,)}),
+    "text": (
+        ["quickstart"],
+        {"transformer": (1, 2), "hypergraph": (1,), "nsa": (1, 2), "mesanet": (2,), "mom": (2,)},
+    ),
     "residuals": (
         ["residual_rates", "residual_rates_24"],
         {f"transformer{scheme}": (1, 2) for scheme in ("", " hc", " shc")},
