@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_hex
 from support import recorded
 from support.pretended_runs import TASK, TEXT
 
@@ -22,7 +23,8 @@ from analysis.loading.probe_tables import TABLES
 from analysis.loading.routing import mutual_information
 from analysis.loading.tasks import architectures, series_names, task_names
 from analysis.plotting import axes, captions, choice_colors, sketches, style, token_labels
-from analysis.report import latex, markdown as pages
+from analysis.report import latex
+from analysis.report import markdown as pages
 
 RECORDED = Path(__file__).with_name("recorded")
 NUMBERS = (
@@ -167,12 +169,10 @@ def test_texts():
         lines.append(
             f"{text!r}: md {pages.escape(text)!r} tex {latex.escape(text)!r} visible {units.visible(text)!r} "
         )
-        lines.append(
-            f"  pictured {units.pictured(text)!r} token {token_labels.token_label(text)!r} {token_labels.token_label(text, 4)!r}"
-        )
-        lines.append(
-            f"  word {word('runs', text)} fenced {pages.fenced(text, 'yaml')!r} key {style.series_styles([(text, None)])[text].color}"
-        )
+        token = token_labels.token_label
+        lines.append(f"  pictured {units.pictured(text)!r} token {token(text)!r} {token(text, 4)!r}")
+        color = style.series_styles([(text, None)])[text].color
+        lines.append(f"  word {word('runs', text)} fenced {pages.fenced(text, 'yaml')!r} {color}")
     recorded.check(RECORDED / "texts.txt", lines)
 
 
@@ -279,10 +279,11 @@ def test_captions_styles_and_orders():
         ("dense †", "x"),
     ]
     lines += [f"{label}: {found}" for label, found in style.series_styles(names).items()]
-    for choices in ([0, 1, 2], [0, 9], list(range(12)) + [11, 10], [3]):
+    for choices in ([0, 1, 2], [0, 9], [*range(12), 11, 10], [3]):
         colors = choice_colors.choice_colors(pd.Series(choices))
+        patches = choice_colors.choice_legend(colors, "door")
         lines.append(
-            f"{choices}: {colors} {[(patch.get_label(), patch.get_facecolor()) for patch in choice_colors.choice_legend(colors, 'door')]}"
+            f"{choices}: {colors} {[(one.get_label(), to_hex(one.get_facecolor())) for one in patches]}"
         )
     for mask, own in (
         ("causal", None),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pandas as pd
-from support.recorded import flat
-from support.seen_figures import figure_lines
 
 from analysis import gallery
 from analysis.caveats import speeds
@@ -20,6 +18,8 @@ from analysis.report import latex, summary
 from analysis.report.layouts import layouts
 from analysis.report.tables import BALANCE, QUALITY, comparison, rows, run_fields, sort_key
 from analysis.report.task_page import task_page
+from support.recorded import flat
+from support.seen_figures import figure_lines
 
 
 def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:

@@ -16,6 +16,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.ticker import FixedFormatter, FixedLocator, LogFormatter, NullFormatter, ScalarFormatter
+
 from support.recorded import number
 
 WHOLE = 8
@@ -82,7 +83,8 @@ def artist_lines(artist: object) -> Iterator[str]:
     elif isinstance(artist, AxesImage):
         low, high = artist.get_clim()
         values = np.ma.filled(np.ma.asarray(artist.get_array(), dtype=float), np.nan)
-        yield f"map {artist.get_cmap().name} {short(low)} to {short(high)} {numbers(values)} in {numbers(artist.get_extent())}"
+        shades = f"{artist.get_cmap().name} {short(low)} to {short(high)}"
+        yield f"map {shades} {numbers(values)} in {numbers(artist.get_extent())}"
     elif isinstance(artist, patches.Rectangle):
         box = (artist.get_x(), artist.get_y(), artist.get_width(), artist.get_height())
         yield f"bar {shown(artist)} {colored(artist.get_facecolor())} {artist.get_hatch() or ''} {numbers(box)}"
@@ -90,11 +92,10 @@ def artist_lines(artist: object) -> Iterator[str]:
         box = artist.get_path().vertices
         yield f"{type(artist).__name__} {shown(artist)} {colored(artist.get_facecolor())} {numbers(box)}"
     elif isinstance(artist, collections.LineCollection):
-        parts = artist.get_segments()
-        yield f"segments {shown(artist)} {colors(artist.get_colors())} {numbers(np.concatenate(parts) if parts else [])}"
+        yield f"segments {shown(artist)} {colors(artist.get_colors())} {points(artist.get_segments())}"
     elif isinstance(artist, collections.PolyCollection):
         parts = [path.vertices for path in artist.get_paths()]
-        yield f"area {shown(artist)} {colors(artist.get_facecolors())} {numbers(np.concatenate(parts) if parts else [])}"
+        yield f"area {shown(artist)} {colors(artist.get_facecolors())} {points(parts)}"
     elif isinstance(artist, collections.Collection):
         found = f"{type(artist).__name__} {shown(artist)} {colors(artist.get_facecolors())}"
         if artist.get_array() is not None:
@@ -106,9 +107,14 @@ def artist_lines(artist: object) -> Iterator[str]:
     elif isinstance(artist, text.Text):
         place = artist.xy if isinstance(artist, Annotation) else artist.get_position()
         if artist.get_text():
-            yield f"words {artist.get_text()!r} {to_hex(artist.get_color())} {artist.get_ha()} {artist.get_fontsize():g} {artist.get_weight()} at {numbers(place)}"
+            look = f"{to_hex(artist.get_color())} {artist.get_fontsize():g} {artist.get_weight()}"
+            yield f"words {artist.get_text()!r} {look} {artist.get_ha()} at {numbers(place)}"
     else:
         yield f"{type(artist).__name__}"
+
+
+def points(parts: list[np.ndarray]) -> str:
+    return numbers(np.concatenate(parts) if parts else [])
 
 
 def legend_lines(legend: Legend) -> Iterator[str]:
@@ -128,11 +134,12 @@ def line_style(line: Line2D) -> str:
     face = line.get_markerfacecolor()
     filled = "" if isinstance(face, str) and face == line.get_color() else f" filled {face}"
     alpha = "" if line.get_alpha() is None else f" alpha {line.get_alpha():g}"
-    return f"{to_hex(line.get_color())} {dashes(line)} {line.get_marker()}{filled if line.get_marker() != 'None' else ''}{alpha}"
+    marker = "" if line.get_marker() == "None" else f" {line.get_marker()}{filled}"
+    return f"{to_hex(line.get_color())} {dashes(line)}{marker}{alpha}"
 
 
 def dashes(line: Line2D) -> str:
-    offset, pattern = line._unscaled_dash_pattern if hasattr(line, "_unscaled_dash_pattern") else (0, None)
+    _, pattern = getattr(line, "_unscaled_dash_pattern", (0, None))
     return (
         line.get_linestyle()
         if pattern is None

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from support.seen_figures import figure_lines
-from support.seen_pages import page_lines
 
 from analysis import gallery, write_report
 from analysis.loading.results import Results
+from support.seen_figures import figure_lines
+from support.seen_pages import page_lines
 
 SVG = "<svg><title>{name}</title></svg>"
 

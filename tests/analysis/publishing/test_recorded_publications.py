@@ -12,7 +12,8 @@ from support import recorded
 
 from analysis import load_results
 from analysis.errors import ResultsError
-from analysis.publishing import configurations, publish as publishing
+from analysis.publishing import configurations
+from analysis.publishing import publish as publishing
 from analysis.publishing.provenance import without_paths
 from analysis.publishing.publish import Publication, missing_parts, portable, publish
 
@@ -143,17 +144,13 @@ def test_what_a_publication_writes(study, tmp_path, drawn_alone):
     ],
     ids=["no question", "no source", "no figure", "no data", "no table", "no baseline"],
 )
-def test_what_is_refused(study, tmp_path, asked):
+def test_what_is_refused(study, tmp_path, asked, request):
     with pytest.raises(ResultsError) as refused:
         publish(load_results(study), tmp_path / "published", asked)
     assert not (tmp_path / "published").exists()
     text = str(refused.value).replace(str(tmp_path), "PLACE")
-    name = "_".join(
-        filter(
-            None, (asked.question and asked.question[:3], *asked.figures, *asked.leave_out, asked.baseline)
-        )
-    )
-    recorded.check(RECORDED / f"refused_{name or 'no_question'}.txt", [text])
+    name = request.node.callspec.id.replace(" ", "_")
+    recorded.check(RECORDED / f"refused_{name}.txt", [text])
 
 
 TREES = (
