@@ -9,7 +9,8 @@ import pytest
 from support import recorded
 from support.seen_reports import report_lines
 
-from analysis import load_results
+from analysis import gallery, load_results
+from analysis.report.markdown import escape
 
 PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 RECORDED = Path(__file__).with_name("recorded")
@@ -38,3 +39,39 @@ def test_a_report_says_what_it_said(name, tmp_path, monkeypatch):
     lines = list(report_lines(results, tmp_path, monkeypatch))
     assert not [line for line in lines if "drawing it failed" in line]
     recorded.check(RECORDED / f"{name}.txt", lines, absolute=1e-9)
+
+
+@pytest.fixture
+def sampled(tmp_path, quickstart) -> Path:
+    """The small quickstart with samples, probes' records and a config that is missing."""
+    for place, run in enumerate(sorted(path for path in quickstart.iterdir() if path.is_dir())[:4]):
+        (run / "probes").mkdir()
+        samples = [
+            ("The ", f"end {place}\n```", 0.0 if place else None, None if place == 1 else 3, 90.0 + place),
+            ("<b>A", "x | y", 0.8, 0, None),
+        ]
+        names = ["prompt", "text", "temperature", "sample_seed", "tokens_per_second"]
+        pd.DataFrame(samples, columns=names).to_parquet(run / "probes" / "samples.parquet")
+        (run / "probes" / "probes.json").write_text(f'{{"settings": {{"windows": {place}}}}}')
+    (run / "config.yaml").unlink()
+    return quickstart
+
+
+def test_a_report_in_every_format(sampled, tmp_path, monkeypatch):
+    """The page of run folders, its Markdown, its tables as CSV and LaTeX; figures are recorded elsewhere."""
+    entries = [
+        one for one in gallery.listed() if one.name in ("comparison", "scaling", "stream_pca", "solver")
+    ]
+    monkeypatch.setattr(gallery, "listed", lambda: entries)
+    lines = list(report_lines(load_results(sampled), tmp_path, monkeypatch))
+    for path in sorted((tmp_path / "report").rglob("*")):
+        if path.suffix in (".md", ".csv", ".tex"):
+            lines += [
+                f"# {path.relative_to(tmp_path / 'report')}",
+                *path.read_text(encoding="utf-8").splitlines(),
+            ]
+        elif path.is_file():
+            lines.append(f"# {path.relative_to(tmp_path / 'report')}")
+    place = str(sampled.parents[1])
+    hidden = [line.replace(place, "PLACE").replace(escape(place), "PLACE") for line in lines]
+    recorded.check(RECORDED / "formats.txt", hidden, absolute=1e-9)
