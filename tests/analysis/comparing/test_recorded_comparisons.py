@@ -295,7 +295,7 @@ STUDIES = (
 
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.__name__)
 def test_what_is_said_of_a_study_is_what_was_said(study):
-    recorded.check(RECORDED / f"{study.__name__}.txt", said_lines(study()))
+    recorded.check(RECORDED / f"{study.__name__}.txt", said_lines(study()), absolute=1e-9)
 
 
 def test_a_named_baseline_changes_the_comparison():
@@ -303,7 +303,7 @@ def test_a_named_baseline_changes_the_comparison():
         *said_lines(two_depths_and_experiments(), "kda"),
         *recorded.flat(task_page(tasks(), "kda").long, "tasks"),
     ]
-    recorded.check(RECORDED / "a_named_baseline.txt", lines)
+    recorded.check(RECORDED / "a_named_baseline.txt", lines, absolute=1e-9)
 
 
 def test_the_same_runs_on_two_machines():
