@@ -118,7 +118,8 @@ def points(parts: list[np.ndarray]) -> str:
 
 
 def legend_lines(legend: Legend) -> Iterator[str]:
-    yield f"legend {legend.get_title().get_text()!r}"
+    sizes = {words.get_fontsize() for words in legend.get_texts()}
+    yield f"legend {legend.get_title().get_text()!r} {legend._ncols} across, {' '.join(map(short, sorted(sizes)))}"
     for handle, words in zip(legend.legend_handles, legend.get_texts(), strict=True):
         if isinstance(handle, Line2D):
             style = line_style(handle)

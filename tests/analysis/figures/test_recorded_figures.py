@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -12,11 +14,16 @@ from support.pretended_runs import model, pretended
 from support.said import digest, drawn_lines
 from support.seen_figures import figure_lines
 
+from analysis import load_results
+from analysis.caveats import context_use
 from analysis.figures import crossover, inference, static_model
+from analysis.loading import probed_steps
+from analysis.loading.probe_tables import TABLES
 from analysis.loading.results import Results
 from analysis.plotting import bench
 
 RECORDED = Path(__file__).with_name("recorded")
+PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
 OF_RUNS = (
     "loss_against_tokens",
     "loss_against_flops",
@@ -99,6 +106,134 @@ CASES = {
 def test_figures_of_runs_show_what_they_showed(name):
     study, figures = CASES[name]
     recorded.check(RECORDED / f"{name}.txt", drawn_lines(study(), *figures), absolute=1e-9)
+
+
+def probed() -> Results:
+    """A model without sinks, one with a sink in a single head, one with them everywhere; gates, states, routers."""
+    runs = pretended(
+        model("transformer", [3.0, 3.01]),
+        model("kda", [2.9, 2.91], pattern="KKKK"),
+        model("hyper", [2.8], pattern="FFFF", color="#D55E00"),
+        model("mla", [2.95]),
+    )
+    rows = [
+        {
+            "experiment": run.experiment,
+            "run": run.run,
+            "name": run.name,
+            "label": run.label,
+            "seed": run.seed,
+            **row,
+        }
+        for run in runs.runs.itertuples()
+        if run.preset != "mla"
+        for row in measured(run.preset, run.seed)
+    ]
+    types = {column.name: column.dtype for column in TABLES["measures"]} | {"seed": "Int64"}
+    return replace(runs, tables={**runs.tables, "measures": pd.DataFrame(rows).astype(types)})
+
+
+def measured(name: str, seed: int) -> Iterator[dict]:
+    """Rows of the table `measures` of one run."""
+    strong = {"transformer": 1.2, "kda": 3.0, "hyper": 30.0}[name] * (1 + 0.1 * seed)
+    at = {
+        "step": 300 if name != "hyper" else 200,
+        "part": "mixer",
+        "block": "attention",
+        "axis": "",
+        "split": "test",
+    }
+    at |= {"start": None, "end": None, "count": 10, "head": None, "layer": None}
+    for start, end in ((0, 16), (16, 64), (64, 128), (128, 256), (256, 1024)):
+        place = {**at, "axis": "position", "start": start, "end": end, "count": end - start}
+        fall = -0.001 if name == "kda" else 0.5
+        beyond = {"transformer": 2.0, "kda": -0.01, "hyper": 0.3}[name] * (end > 128) * seed
+        yield {**place, "measure": "loss", "value": 3 - fall * math.log2(end) / 10 + beyond}
+    for layer in (0, 1):
+        where = {**at, "layer": layer}
+        yield {**where, "measure": "first_token_uniform", "value": 0.02}
+        for head in (0, 1):
+            one = {**where, "head": head}
+            sink = strong if name == "hyper" or (head, layer) == (1, 1) else 1 + 0.1 * head
+            yield {**one, "measure": "first_token_mass", "value": 0.02 * sink}
+            for gate in ("output", "window") if name == "hyper" else ("value",) * (name == "kda"):
+                yield {**one, "measure": f"{gate}_gate_mean", "value": 0.3 + 0.1 * layer + 0.05 * seed}
+                yield {**one, "measure": f"{gate}_gate_low", "value": 0.2 - 0.1 * head}
+            if name == "hyper":
+                for block, choices in (("timeline", 3), ("experts", 2)):
+                    routed = {**one, "block": block, "part": "mixer" if choices == 3 else "channel"}
+                    for choice in range(choices):
+                        share = (choice + 1 + head) / sum(place + 1 + head for place in range(choices))
+                        yield {
+                            **routed,
+                            "measure": "load",
+                            "axis": "expert",
+                            "start": choice,
+                            "end": choice + 1,
+                            "value": share,
+                        }
+                    yield {**routed, "measure": "imbalance", "value": 1.5 + head + layer / 4}
+                for start, end in ((0, 16), (16, 128)):
+                    yield {
+                        **one,
+                        "measure": "selected_keys",
+                        "axis": "position",
+                        "start": start,
+                        "end": end,
+                        "value": end / 2,
+                    }
+                yield {**one, "measure": "selected_keys", "value": 20.0 + head}
+            if name == "kda":
+                for quantile, life in ((0.1, 2.0), (0.5, 30.0 + layer), (0.9, math.inf if layer else 90.0)):
+                    yield {
+                        **one,
+                        "measure": "decay_half_life",
+                        "axis": "quantile",
+                        "start": quantile,
+                        "end": quantile,
+                        "value": life * seed,
+                    }
+                for end in (16, 128):
+                    for measure, value in (("state_norm", 0.1 * end), ("state_rank", math.log2(end) + head)):
+                        yield {
+                            **one,
+                            "measure": measure,
+                            "axis": "position",
+                            "start": end - 1,
+                            "end": end,
+                            "value": value,
+                        }
+                for step in (0, 1, 2):
+                    yield {
+                        **one,
+                        "measure": "cg_residual",
+                        "axis": "step",
+                        "start": step,
+                        "end": step + 1,
+                        "value": 10.0**-step + layer,
+                    }
+
+
+def test_figures_of_probes():
+    """With the notices of what was probed."""
+    results = probed()
+    names = (
+        "sinks",
+        "gates",
+        "selection",
+        "extrapolation",
+        "load_balance",
+        "recurrence",
+        "solver",
+        "attention_profile",
+    )
+    lines = [*drawn_lines(results, *names), *context_use.caveats(results), *probed_steps.caveats(results)]
+    recorded.check(RECORDED / "probes.txt", lines, absolute=1e-9)
+
+
+def test_attention_on_answers():
+    results = load_results(PUBLISHED / "verdict_ema")
+    recorded.check(RECORDED / "answers.txt", drawn_lines(results, "task_attention"), absolute=1e-9)
 
 
 def latencies(folder: Path) -> Path:

@@ -116,7 +116,9 @@ def told(results: Results, hidden: str) -> list[str]:
         ["count", "sum"]
     )
     lines += recorded.flat(splits.reset_index(), "metrics")
-    lines += [f"problem: {text.partition(' (Could not open')[0]}" for text in results.problems]  # pyarrow's words
+    lines += [
+        f"problem: {text.partition(' (Could not open')[0]}" for text in results.problems
+    ]  # pyarrow's words
     lines += recorded.flat(results.selection, "selection")
     return [line.replace(hidden, "PLACE") for line in lines]
 
