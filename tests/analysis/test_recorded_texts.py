@@ -217,7 +217,9 @@ def test_labels_and_tasks():
         "series": series_names(runs),
     }
     lines = [
-        f"{name} {place}: {value}" for name, values in parts.items() for place, value in enumerate(values)
+        f"{name} {place}: {value if pd.notna(value) else None}"
+        for name, values in parts.items()
+        for place, value in enumerate(values)
     ]
     for names in (
         ["a x", "b x"],

@@ -30,7 +30,7 @@ def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:
     yield from comparison_text(results, baseline).splitlines()
     for family in found:
         yield f"{family.title}, by {family.metric}:"
-        yield from flat(family.table, "family")
+        yield from flat(known(family.table), "family")
     for answer in answers(found, results.table("documents")):
         yield f"answer {answer.title!r}"
         yield from (f"  {sentence}" for sentence in answer.sentences)
@@ -45,20 +45,25 @@ def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:
             yield from table_lines(comparison(metric, of_tasks), part)
             yield from latex.table(comparison(metric, of_tasks), rows(part), "caption").splitlines()
     yield from table_lines(run_fields(runs), runs.assign(anchor=""))
-    yield from flat(summary.machines(runs), "machines")
-    yield from flat(summary.versions(runs), "versions")
+    yield from flat(known(summary.machines(runs)), "machines")
+    yield from flat(known(summary.versions(runs)), "versions")
     yield from (f"missing: {text}" for text in summary.missing(runs, []))
     page = task_page(results, baseline)
     if len(page.rows):
         yield page.note
         yield from table_lines(page.fields, page.rows)
-        yield from flat(page.long, "tasks")
+        yield from flat(known(page.long), "tasks")
     named = layouts(results.of_text)
     for name, fields, part in (("quality", QUALITY, named.quality), ("balance", BALANCE, named.balance)):
         if len(part):
             yield name
             yield from table_lines(fields, part)
     yield f"balance: {named.balance_note}"
+
+
+def known(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with None for all that is missing, of which pandas has several kinds, a version each."""
+    return frame.astype("object").where(frame.notna(), None)
 
 
 def table_lines(fields: tuple, frame: pd.DataFrame) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from support import recorded
 from support.pretended_runs import model, pretended
-from support.said import said_lines
+from support.said import known, said_lines
 
 from analysis.caveats.machines import across_machines, models_across_machines
 from analysis.loading.folders import Unfinished
@@ -301,7 +301,7 @@ def test_what_is_said_of_a_study_is_what_was_said(study):
 def test_a_named_baseline_changes_the_comparison():
     lines = [
         *said_lines(two_depths_and_experiments(), "kda"),
-        *recorded.flat(task_page(tasks(), "kda").long, "tasks"),
+        *recorded.flat(known(task_page(tasks(), "kda").long), "tasks"),
     ]
     recorded.check(RECORDED / "a_named_baseline.txt", lines, absolute=1e-9)
 
@@ -310,7 +310,7 @@ def test_the_same_runs_on_two_machines():
     here = found_twice()
     first, second = (here.part(here.runs["experiment"] == name) for name in ("pretended", "z"))
     both = across_machines(first, replace(second))
-    found = [*recorded.flat(both, "runs"), f"by {both.attrs['metric']}"]
+    found = [*recorded.flat(known(both), "runs"), f"by {both.attrs['metric']}"]
     recorded.check(
-        RECORDED / "two_machines.txt", [*found, *recorded.flat(models_across_machines(both), "models")]
+        RECORDED / "two_machines.txt", [*found, *recorded.flat(known(models_across_machines(both)), "models")]
     )

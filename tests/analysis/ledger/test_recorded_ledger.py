@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from support import recorded
 from support.pretended_runs import model, pretended
+from support.said import known
 from support.seen_pages import page_lines
 
 from analysis import headlines
@@ -118,7 +119,10 @@ def test_outcomes_and_texts_of_numbers():
 
 
 def test_tables_and_pages():
-    lines = [*recorded.flat(rows(ENTRIES), "claims"), *recorded.flat(number_rows(ENTRIES[:11]), "numbers")]
+    lines = [
+        *recorded.flat(known(rows(ENTRIES)), "claims"),
+        *recorded.flat(known(number_rows(ENTRIES[:11])), "numbers"),
+    ]
     lines += [
         *page.markdown(ENTRIES[:10]).splitlines(),
         *page.lines(ENTRIES[:11], False),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support import recorded
+from support.said import known
 
 from analysis import load_results
 from analysis.comparing.comparison_table import comparison_text
@@ -108,10 +109,10 @@ def odd(folder: Path, write_run) -> None:
 
 def told(results: Results, hidden: str) -> list[str]:
     kept = [name for name in results.runs if name not in ("folder", "setting", "sweep")]
-    lines = list(recorded.flat(results.runs[kept].T, "runs"))
-    lines += recorded.flat(results.unfinished, "unfinished")
+    lines = list(recorded.flat(known(results.runs[kept].T), "runs"))
+    lines += recorded.flat(known(results.unfinished), "unfinished")
     for name in (*TABLES, *SPLIT_TABLES):
-        lines += recorded.flat(results.table(name), name) if len(results.table(name)) else []
+        lines += recorded.flat(known(results.table(name)), name) if len(results.table(name)) else []
     splits = results.metrics.groupby(["run", "split"])[["loss", "step", "tokens", "mfu"]].agg(
         ["count", "sum"]
     )
@@ -119,7 +120,7 @@ def told(results: Results, hidden: str) -> list[str]:
     lines += [
         f"problem: {text.partition(' (Could not open')[0]}" for text in results.problems
     ]  # pyarrow's words
-    lines += recorded.flat(results.selection, "selection")
+    lines += recorded.flat(known(results.selection), "selection")
     return [line.replace(hidden, "PLACE") for line in lines]
 
 
@@ -130,8 +131,8 @@ def test_sound_runs(tmp_path, write_run):
     lines = told(results, str(tmp_path))
     rows = probe_measures(results, ("loss", "sink"))
     lines += [
-        *recorded.flat(select_axis(rows, SUMMARY), "summary"),
-        *recorded.flat(select_axis(rows, "position"), "position"),
+        *recorded.flat(known(select_axis(rows, SUMMARY)), "summary"),
+        *recorded.flat(known(select_axis(rows, "position")), "position"),
     ]
     lines += [
         *recorded.flat(probed_steps(results), "steps"),
@@ -140,7 +141,7 @@ def test_sound_runs(tmp_path, write_run):
     ]
     best = best_rates(results)
     lines += recorded.flat(
-        best[["model", "lr", "seed", "rates", "edge", "selected_among", "selected_at_edge"]], "best"
+        known(best[["model", "lr", "seed", "rates", "edge", "selected_among", "selected_at_edge"]]), "best"
     )
     lines += [
         *map(str, records(results)),
@@ -158,7 +159,7 @@ def test_sound_runs(tmp_path, write_run):
     both = load_results([tmp_path / "exported", folder])
     lines += [advice(again), advice(both)]
     lines += [f"{len(both.runs)} runs, {len(both.exported)} of them exported", *both.problems]
-    lines += recorded.flat(results.columns("measures"), "columns")
+    lines += recorded.flat(known(results.columns("measures")), "columns")
     recorded.check(RECORDED / "sound.txt", [line.replace(str(tmp_path), "PLACE") for line in lines])
 
 
