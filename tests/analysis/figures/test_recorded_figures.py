@@ -91,7 +91,23 @@ def unlike() -> Results:
     )
 
 
+def three_seeds() -> Results:
+    """Three seeds at unequal distances, so that a mean is no median, and runs of unequal length and speed."""
+    about = {
+        "flops_training": 6e6,
+        "parameters": 900_000,
+        "steps": [300, 300, 240],
+        "seconds": [40.0, 50.0, 90.0],
+    }
+    return pretended(
+        model("transformer", [3.0, 3.01, 3.07], peak_memory_bytes=[1_000_000, 5_000_000, 3_000_000]),
+        model("kda", [2.9, 2.98, 2.99], **about, state_bytes_8192=[3_000_000, 4_000_000, 9_000_000]),
+        model("mla", [2.95, 3.3, 3.31], tokens=[300_000, 200_000, 310_000], clip=0.5),
+    )
+
+
 CASES = {
+    "three_seeds": (three_seeds, (*OF_RUNS, "state_and_memory")),
     "sizes": (sizes, ("scaling",)),
     "ranked": (ranked, ("layout_ranking", "patterns")),
     "rates": (rates, ("learning_rates", "efficiency")),
@@ -111,8 +127,8 @@ def test_figures_of_runs_show_what_they_showed(name):
 def probed() -> Results:
     """A model without sinks, one with a sink in a single head, one with them everywhere; gates, states, routers."""
     runs = pretended(
-        model("transformer", [3.0, 3.01]),
-        model("kda", [2.9, 2.91], pattern="KKKK"),
+        model("transformer", [3.0, 3.01, 3.05]),
+        model("kda", [2.9, 2.91, 2.97], pattern="KKKK"),
         model("hyper", [2.8], pattern="FFFF", color="#D55E00"),
         model("mla", [2.95]),
     )
@@ -135,6 +151,7 @@ def probed() -> Results:
 
 def measured(name: str, seed: int) -> Iterator[dict]:
     """Rows of the table `measures` of one run."""
+    seed = seed**2  # at unequal distances, so that a mean is no median
     strong = {"transformer": 1.2, "kda": 3.0, "hyper": 30.0}[name] * (1 + 0.1 * seed)
     at = {
         "step": 300 if name != "hyper" else 200,
