@@ -22,7 +22,7 @@ from analysis.loading.labels import labels, short_names
 from analysis.loading.probe_tables import TABLES
 from analysis.loading.routing import mutual_information
 from analysis.loading.tasks import architectures, series_names, task_names
-from analysis.plotting import axes, captions, choice_colors, sketches, style, token_labels
+from analysis.plotting import axes, captions, choice_colors, masks, sketches, style, token_labels
 from analysis.report import latex
 from analysis.report import markdown as pages
 
@@ -329,3 +329,15 @@ def test_columns():
             " ".join(one.name for one in columns if one.optional),
         ]
     recorded.check(RECORDED / "columns.txt", lines)
+
+
+def test_masks_of_mixers():
+    """A line a query: for each key its group, and how strong it is, in tenths; of keys out of reach nothing."""
+    lines = []
+    for name in (*masks.PATTERNS, "unknown"):
+        lines.append(f"# {name}")
+        found: dict[int, list[str]] = {}
+        for query, _, strength, group in masks.cells(name):
+            found.setdefault(query, []).append("." if strength == 0 else f"{group}:{10 * strength:.4f}")
+        lines += [" ".join(row) for row in found.values()]
+    recorded.check(RECORDED / "masks.txt", lines)

@@ -103,6 +103,8 @@ def artist_lines(artist: object) -> Iterator[str]:
                 f" values {numbers(np.ma.filled(np.ma.asarray(artist.get_array(), dtype=float), np.nan))}"
             )
             found += f" {artist.get_cmap().name} {numbers(artist.get_clim())}"
+        shapes = [path.vertices for path in artist.get_paths()]
+        found += f" faces {numbers(artist.get_facecolors())} shapes {points(shapes)}"
         yield f"{found} at {numbers(artist.get_offsets())}"
     elif isinstance(artist, text.Text):
         place = artist.xy if isinstance(artist, Annotation) else artist.get_position()

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import gallery, write_report
 from analysis.loading.results import Results
+from support.said import digest
 from support.seen_figures import figure_lines
 from support.seen_pages import page_lines
 
@@ -16,7 +18,10 @@ SVG = "<svg><title>{name}</title></svg>"
 
 
 def report_lines(results: Results, folder: Path, monkeypatch, baseline: str | None = None) -> Iterator[str]:
-    """The page of a report, and its figures, which are not laid out and not rendered: that is most of the time."""
+    """The page of a report, its figures and the tables behind them.
+
+    Figures are not laid out and not rendered: that is most of the time.
+    """
     figures: dict[str, Figure] = {}
 
     def save(figure: Figure, stem: Path) -> list[Path]:
@@ -32,3 +37,4 @@ def report_lines(results: Results, folder: Path, monkeypatch, baseline: str | No
     for name, figure in figures.items():
         yield f"# figure {name}"
         yield from figure_lines(figure)
+        yield from digest(pd.read_csv(page.parent / "figures" / f"{name}.csv"))
