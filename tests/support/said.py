@@ -38,6 +38,7 @@ def said_lines(results: Results, baseline: str | None = None) -> Iterator[str]:
     yield summary.title(runs)
     table = compare(runs, baseline)
     yield summary.paragraph(runs, table["label"])
+    yield from digest(table)
     yield f"speeds: {speeds.conditions(runs)}"
     for of_tasks in (False, True):
         part = table[table["task"].notna() == of_tasks]

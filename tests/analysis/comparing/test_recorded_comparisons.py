@@ -72,7 +72,43 @@ def a_noisy_model() -> Results:
 
 def seeds_alike() -> Results:
     return pretended(
-        model("transformer", [3.0, 3.0, 3.0]), model("kda", [3.0, 3.0, 3.0]), model("mla", [2.9, 2.9, 2.9])
+        model("transformer", [3.0, 3.0, 3.0]),
+        model("kda", [3.0, 3.0, 3.0]),
+        model("mla", [2.9, 2.9, 2.9]),
+        model("mom", [3.0]),
+    )
+
+
+def seeds_that_differ_in_all_they_can() -> Results:
+    """Speeds, loads, peaks, memory and steps of each seed, some of them just on a limit."""
+    return pretended(
+        model(
+            "transformer",
+            [3.000, 3.004, 3.061],
+            workers=[1, 3, 2],
+            load=[2.0, 4.5, 3.0],
+            mfu_peak_flops=[1e11, 1.2e11, 1.19e11],
+            peak_memory_bytes=[100_000_000, 900_000_000, 300_000_000],
+            tokens_per_second=[1000.0, 9000.0, 5000.0],
+            best_step=[100, 300, 150],
+        ),
+        model(
+            "kda",
+            [2.90, 2.97, 2.98],
+            cpu="Other CPU",
+            workers=[2, None, 1],
+            load=[3.1, None, 2.0],
+            mfu_peak_flops=[1e11, 1.09e11, None],
+            mfu=[0.2, None, 0.9],
+            seconds=[10.0, 90.0, 30.0],
+        ),
+        model(
+            "mla",
+            [2.95, 2.99, 2.96],
+            cores=1,
+            tokens_per_second=[1e11 / 4.2e6, 1e11 / 4.1e6, 7.0],
+            seed=[3, 1, 7],
+        ),
     )
 
 
@@ -286,7 +322,15 @@ def layouts() -> Results:
 
 
 STUDIES = (
-    *(verdicts, one_seed, two_seeds_of_two_rates, a_noisy_model, seeds_alike, several_plain_ones),
+    *(
+        verdicts,
+        one_seed,
+        two_seeds_of_two_rates,
+        a_noisy_model,
+        seeds_alike,
+        seeds_that_differ_in_all_they_can,
+        several_plain_ones,
+    ),
     *(two_depths_and_experiments, unequal_in_everything, equal_tokens_in_unequal_steps, never_tested),
     *(some_not_tested, found_twice, scored_by_document, selected_by_other_runs, some_rates_swept, tasks),
     *(text_and_tasks, layouts),
