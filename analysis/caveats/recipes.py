@@ -106,5 +106,5 @@ def _rates(runs: pd.DataFrame) -> list[str]:
 
 def _others(runs: pd.DataFrame) -> list[str]:
     differing = [name for name in OTHER if runs[name].nunique(dropna=False) > 1]
-    each = (f"{OTHER[name]} {counted(runs[name].astype('str'))}" for name in differing)
+    each = (f"{OTHER[name]} {counted(runs[name].astype('str').fillna('none'))}" for name in differing)
     return [f"unequal recipes: {'; '.join(each)}."] if differing else []

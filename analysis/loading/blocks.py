@@ -36,5 +36,5 @@ def nouns(runs: pd.DataFrame) -> dict[str, str]:
 
 
 def plural(word: str) -> str:
-    """Return the plural of a noun: memories, timelines."""
-    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+    """Return the plural of a noun: memories, timelines, keys."""
+    return f"{word[:-1]}ies" if word.endswith("y") and word[-2:-1] not in "aeiou" else f"{word}s"

@@ -20,7 +20,7 @@ from analysis.loading.safe_read import read_text
 from analysis.units import listing
 
 FILE = "provenance.json"
-ABSOLUTE = re.compile(r"(?<![\w.])/(?:[^\s'\"/]+/+)+([^\s'\"/]+)/*")
+ABSOLUTE = re.compile(r"(?<![\w.])(?<!:/)/(?:[^\s'\"/]+/+)+([^\s'\"/]+)/*")
 
 PUBLIC = {
     "pydocs": "ships with every Python: `data=pydocs` takes the documentation, docstrings and comments of the one it "

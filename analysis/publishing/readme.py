@@ -87,7 +87,7 @@ def _commands(runs: pd.DataFrame, provenance: Provenance) -> Iterator[str]:
 
 
 def _machine(runs: pd.DataFrame) -> Iterator[str]:
-    dirty = runs["dirty"].map(lambda value: None if pd.isna(value) else bool(value))
+    dirty = [None if pd.isna(value) else bool(value) for value in runs["dirty"]]
     state = [_commit(a, b) for a, b in zip(runs["commit"], dirty, strict=True)]
     memory = runs["memory_bytes"].map(
         lambda size: f"{size / 2**30:.1f} GiB" if pd.notna(size) else "unknown memory"

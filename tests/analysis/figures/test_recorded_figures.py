@@ -1,0 +1,347 @@
+"""Figures, captions and tables of pretended runs and benches, for what published studies do not vary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from support import recorded
+from support.pretended_runs import model, pretended
+from support.said import digest, drawn_lines
+from support.seen_figures import figure_lines
+
+from analysis import load_results
+from analysis.caveats import context_use
+from analysis.figures import crossover, inference, static_model
+from analysis.loading import probed_steps
+from analysis.loading.probe_tables import TABLES
+from analysis.loading.results import Results
+from analysis.plotting import bench
+
+RECORDED = Path(__file__).with_name("recorded")
+PUBLISHED = Path(__file__).resolve().parents[3] / "results" / "published"
+OF_RUNS = (
+    "loss_against_tokens",
+    "loss_against_flops",
+    "loss_against_time",
+    "gradient_norms",
+    "comparison",
+    "efficiency",
+)
+
+
+def sizes() -> Results:
+    """Two models at four and three sizes, one of them at one size alone, which has no line."""
+    parts = []
+    for place, (width, count) in enumerate(((32, 50_000), (64, 200_000), (96, 450_000), (128, 800_000))):
+        about = {"d_model": width, "parameters_non_embedding": count, "flops_training": 20.0 * count}
+        loss = 2 + 40 * count**-0.3
+        parts.append(model("transformer", [loss, loss + 0.01], **about))
+        if place < 3:
+            parts.append(model("kda", [loss - 0.1 + 0.02 * place], **about))
+    return pretended(*parts, model("mla", [3.0]))
+
+
+def ranked() -> Results:
+    """Layouts of one preset beside the dense model, and those of another at another depth."""
+    long = "KF" * 16
+    return pretended(
+        model("transformer", [3.000, 3.004]),
+        model("hyper one", [2.950, 2.953], preset="hyper", pattern="KFKF", layout="one", color="#D55E00"),
+        model("hyper two", [2.970], preset="hyper", pattern="KKFF", layout="two", color="#D55E00"),
+        model("hyper long", [2.80], preset="hyper", pattern=long, layout="long", depth=32, color="#D55E00"),
+        model(
+            "hyper back",
+            [2.81],
+            preset="hyper",
+            pattern=long[::-1],
+            layout="back",
+            depth=32,
+            color="no colour",
+        ),
+    )
+
+
+def rates() -> Results:
+    """Best rates inside, at both ends, and one that diverged at a rate; a model with one rate."""
+    parts = [model("shc", [3.0])]
+    for place, rate in enumerate((1e-3, 3e-3, 1e-2)):
+        parts += [
+            model("transformer", [3.0 + 0.1 * abs(place - 1), 3.02 + 0.1 * abs(place - 1)], lr=rate),
+            model("kda", [3.0 + 0.1 * place], lr=rate),
+            model("mla", [3.3 - 0.1 * place], lr=rate),
+        ]
+    return pretended(*parts)
+
+
+def unlike() -> Results:
+    """Mixed tokenizers, one seed each, no memory, no clip, states that cross the dense one's, other machines."""
+    flat = {"state_bytes_1024": 4_000_000, "state_bytes_8192": 4_000_000, "state_bytes_131072": 4_000_000}
+    return pretended(
+        model("transformer", [3.0], peak_memory_bytes=None),
+        model("kda", [2.9], **flat, tokenizer="bytes", vocab_size=257, clip=None, cpu="Other CPU", threads=2),
+        model(
+            "mla", [2.95], **{name: size // 9 for name, size in flat.items()}, flops_training=3e6, steps=240
+        ),
+        model("mom", [2.99], state_bytes_131072=300_000_000, parameters=900_000, flops_training=6e6),
+    )
+
+
+def three_seeds() -> Results:
+    """Three seeds at unequal distances, so that a mean is no median, and runs of unequal length and speed."""
+    about = {
+        "flops_training": 6e6,
+        "parameters": 900_000,
+        "steps": [300, 300, 240],
+        "seconds": [40.0, 50.0, 90.0],
+    }
+    return pretended(
+        model("transformer", [3.0, 3.01, 3.07], peak_memory_bytes=[1_000_000, 5_000_000, 3_000_000]),
+        model("kda", [2.9, 2.98, 2.99], **about, state_bytes_8192=[3_000_000, 4_000_000, 9_000_000]),
+        model("mla", [2.95, 3.3, 3.31], tokens=[300_000, 200_000, 310_000], clip=0.5),
+    )
+
+
+CASES = {
+    "three_seeds": (three_seeds, (*OF_RUNS, "state_and_memory")),
+    "sizes": (sizes, ("scaling",)),
+    "ranked": (ranked, ("layout_ranking", "patterns")),
+    "rates": (rates, ("learning_rates", "efficiency")),
+    "unlike": (
+        unlike,
+        (*OF_RUNS, "state_and_memory", "scaling", "layout_ranking", "learning_rates", "sinks"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_figures_of_runs_show_what_they_showed(name):
+    study, figures = CASES[name]
+    recorded.check(RECORDED / f"{name}.txt", drawn_lines(study(), *figures), absolute=1e-9)
+
+
+def probed() -> Results:
+    """A model without sinks, one with a sink in a single head, one with them everywhere; gates, states, routers."""
+    runs = pretended(
+        model("transformer", [3.0, 3.01, 3.05]),
+        model("kda", [2.9, 2.91, 2.97], pattern="KKKK"),
+        model("hyper", [2.8], pattern="FFFF", color="#D55E00"),
+        model("mla", [2.95]),
+    )
+    rows = [
+        {
+            "experiment": run.experiment,
+            "run": run.run,
+            "name": run.name,
+            "label": run.label,
+            "seed": run.seed,
+            **row,
+        }
+        for run in runs.runs.itertuples()
+        if run.preset != "mla"
+        for row in measured(run.preset, run.seed)
+    ]
+    types = {column.name: column.dtype for column in TABLES["measures"]} | {"seed": "Int64"}
+    return replace(runs, tables={**runs.tables, "measures": pd.DataFrame(rows).astype(types)})
+
+
+def measured(name: str, seed: int) -> Iterator[dict]:
+    """Rows of the table `measures` of one run."""
+    seed = seed**2  # at unequal distances, so that a mean is no median
+    strong = {"transformer": 1.2, "kda": 3.0, "hyper": 30.0}[name] * (1 + 0.1 * seed)
+    at = {
+        "step": 300 if name != "hyper" else 200,
+        "part": "mixer",
+        "block": "attention",
+        "axis": "",
+        "split": "test",
+    }
+    at |= {"start": None, "end": None, "count": 10, "head": None, "layer": None}
+    for start, end in ((0, 16), (16, 64), (64, 128), (128, 256), (256, 1024)):
+        place = {**at, "axis": "position", "start": start, "end": end, "count": end - start}
+        fall = -0.001 if name == "kda" else 0.5
+        beyond = {"transformer": 2.0, "kda": -0.01, "hyper": 0.3}[name] * (end > 128) * seed
+        yield {**place, "measure": "loss", "value": 3 - fall * math.log2(end) / 10 + beyond}
+    for layer in (0, 1):
+        where = {**at, "layer": layer}
+        yield {**where, "measure": "first_token_uniform", "value": 0.02}
+        for head in (0, 1):
+            one = {**where, "head": head}
+            sink = strong if name == "hyper" or (head, layer) == (1, 1) else 1 + 0.1 * head
+            yield {**one, "measure": "first_token_mass", "value": 0.02 * sink}
+            for gate in ("output", "window") if name == "hyper" else ("value",) * (name == "kda"):
+                yield {**one, "measure": f"{gate}_gate_mean", "value": 0.3 + 0.1 * layer + 0.05 * seed}
+                yield {**one, "measure": f"{gate}_gate_low", "value": 0.2 - 0.1 * head}
+            if name == "hyper":
+                for block, choices in (("timeline", 3), ("experts", 2)):
+                    routed = {**one, "block": block, "part": "mixer" if choices == 3 else "channel"}
+                    for choice in range(choices):
+                        share = (choice + 1 + head) / sum(place + 1 + head for place in range(choices))
+                        yield {
+                            **routed,
+                            "measure": "load",
+                            "axis": "expert",
+                            "start": choice,
+                            "end": choice + 1,
+                            "value": share,
+                        }
+                    yield {**routed, "measure": "imbalance", "value": 1.5 + head + layer / 4}
+                for start, end in ((0, 16), (16, 128)):
+                    yield {
+                        **one,
+                        "measure": "selected_keys",
+                        "axis": "position",
+                        "start": start,
+                        "end": end,
+                        "value": end / 2,
+                    }
+                yield {**one, "measure": "selected_keys", "value": 20.0 + head}
+            if name == "kda":
+                for quantile, life in ((0.1, 2.0), (0.5, 30.0 + layer), (0.9, math.inf if layer else 90.0)):
+                    yield {
+                        **one,
+                        "measure": "decay_half_life",
+                        "axis": "quantile",
+                        "start": quantile,
+                        "end": quantile,
+                        "value": life * seed,
+                    }
+                for end in (16, 128):
+                    for measure, value in (("state_norm", 0.1 * end), ("state_rank", math.log2(end) + head)):
+                        yield {
+                            **one,
+                            "measure": measure,
+                            "axis": "position",
+                            "start": end - 1,
+                            "end": end,
+                            "value": value,
+                        }
+                for step in (0, 1, 2):
+                    yield {
+                        **one,
+                        "measure": "cg_residual",
+                        "axis": "step",
+                        "start": step,
+                        "end": step + 1,
+                        "value": 10.0**-step + layer,
+                    }
+
+
+def test_figures_of_probes():
+    """With the notices of what was probed."""
+    results = probed()
+    names = (
+        "sinks",
+        "gates",
+        "selection",
+        "extrapolation",
+        "load_balance",
+        "recurrence",
+        "solver",
+        "attention_profile",
+    )
+    lines = [*drawn_lines(results, *names), *context_use.caveats(results), *probed_steps.caveats(results)]
+    recorded.check(RECORDED / "probes.txt", lines, absolute=1e-9)
+
+
+def test_attention_on_answers():
+    results = load_results(PUBLISHED / "verdict_ema")
+    recorded.check(RECORDED / "answers.txt", drawn_lines(results, "task_attention"), absolute=1e-9)
+
+
+def latencies(folder: Path) -> Path:
+    rows = []
+    for tokens in (512, 1024, 2048, 4096, 8192):
+        for name, backend, time in (
+            ("transformer", "torch", 4 + 4e-6 * tokens**2),
+            ("transformer", "triton", 6 + 3e-6 * tokens**2),
+            ("hyper", "torch", 14 + 1e-6 * tokens**2),
+            ("slow", "torch", 9 + 9e-6 * tokens**2),
+            ("quick", "torch", 1 + 1e-6 * tokens**2),
+        ):
+            rows.append(
+                (
+                    "latency",
+                    name,
+                    backend,
+                    "GPU",
+                    tokens,
+                    2,
+                    time,
+                    0.95 * time,
+                    None if tokens == 512 else 1.1 * time,
+                )
+            )
+    names = ["suite", "model", "backend", "device", "tokens", "batch"]
+    names += [f"milliseconds_{which}" for which in ("median", "low", "high")]
+    table = pd.DataFrame(
+        [*rows, ("harness", "transformer", "torch", "GPU", 128, 8, 2.0, 1.0, 3.0)], columns=names
+    )
+    table.assign(peak_memory_bytes=1).to_csv(folder / "latency.csv", index=False)
+    return folder / "latency.csv"
+
+
+def test_latencies(tmp_path):
+    table = crossover.read(latencies(tmp_path), {"transformer": "#112233"})
+    lines = [crossover.caption(table), *figure_lines(crossover.draw(table)), *digest(table)]
+    few = table[table["model"].isin(["transformer", "hyper"])]
+    recorded.check(RECORDED / "latencies.txt", [*lines, *figure_lines(crossover.draw(few))], absolute=1e-9)
+
+
+def test_decoding_and_prefill(inference_csv):
+    lines = []
+    for batch in (1, 8):
+        table = inference.read(inference_csv, batch)
+        lines += [
+            inference.caption(table, batch),
+            *figure_lines(inference.draw(table, batch)),
+            *digest(table),
+        ]
+    recorded.check(RECORDED / "inference.txt", lines, absolute=1e-9)
+
+
+def test_modelled_kernels(static_csv):
+    table = static_model.read(static_csv)
+    timed = table.assign(
+        measured_milliseconds=[1.5] + [math.nan] * (len(table) - 1), peer=None, ratio=math.nan
+    )
+    lines = []
+    for one in (table, timed):
+        lines += [static_model.caption(one), *figure_lines(static_model.draw(one)), *digest(one)]
+    recorded.check(RECORDED / "static.txt", lines, absolute=1e-9)
+
+
+def test_tables_of_many_cases(tmp_path, monkeypatch):
+    """Each figure beside its table, with its name."""
+    figures = {}
+    monkeypatch.setattr(bench, "save", lambda figure, stem: [figures.setdefault(stem.name, figure)][:0])
+    rows = [
+        (
+            name,
+            backend,
+            mode,
+            recompute,
+            tokens,
+            scale * tokens / 100,
+            scale * tokens / 110,
+            scale * tokens / 90,
+        )
+        for name in ("mesa", "cayley", "path")
+        for place, backend in enumerate(("triton", "fla"))
+        for mode, scale in (("forward", 1 + place), ("forward+backward", 3 + place))
+        for recompute in ("none", "all")
+        for tokens in (2048, 512, 1024)
+    ]
+    names = ["model", "backend", "mode", "recompute", "tokens"]
+    names += [f"milliseconds_{which}" for which in ("median", "low", "high")]
+    table = pd.DataFrame(rows, columns=names)
+    table.loc[3, "milliseconds_median"] = math.nan
+    for suite in ("kernels", "models", "steps"):
+        table.to_csv(tmp_path / f"{suite}.csv", index=False)
+        bench.draw_table(tmp_path / f"{suite}.csv")
+    lines = [line for name, figure in figures.items() for line in (f"# {name}", *figure_lines(figure))]
+    recorded.check(RECORDED / "benches.txt", lines, absolute=1e-9)
