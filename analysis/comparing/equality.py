@@ -27,6 +27,8 @@ class _Term(NamedTuple):
     show: Callable[[object], str] | None = None
 
 
+SCORED = ("test_tokens", "test_stride")
+"""Columns that tell which part of a test text was scored, and with how much context."""
 _TEXT = (
     _Term("text", ["training_set", "test_set", "data_fingerprint"]),
     _Term("tokenizer", ["tokenizer", "vocab_size"]),
@@ -62,6 +64,9 @@ def equality(runs: pd.DataFrame, baseline: str | None) -> Equality:
         else:
             found = sorted(values[term.columns[0]].dropna().unique())
             unequal.append(f"{term.name} ({listing(map(term.show, found), 4)})" if term.show else term.name)
+    if not of_task and any(runs[column].nunique() > 1 for column in SCORED):
+        tokens = sorted(runs["test_tokens"].dropna().unique())
+        unequal.append(f"part of the test text that was scored ({listing(map(whole, tokens), 4)} tokens)")
     seeds = runs.groupby("label")["seed"].agg(lambda each: tuple(sorted(each.dropna())))
     (equal if seeds.nunique() == 1 else unequal).append("seeds")
     sizes = _SIZES | (_STATE_OF_TASK if of_task else _STATE)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from analysis.comparing.equality import SCORED
 from analysis.comparing.matching import MATCHED, plain_transformers
 from analysis.errors import ResultsError
 from analysis.loading.rate_sweeps import at_best_rates
@@ -170,6 +171,7 @@ def lead_reasons(models: pd.DataFrame, counts: pd.Series, metric: str) -> list[s
         "equal neither in parameters nor in FLOPs": not (apart <= MATCHED).any(),
         "unequal tokens of training": models["tokens"].nunique() > 1,
         "unequal texts": len(models[_TEXT].drop_duplicates()) > 1,
+        "unequal parts of the test text": any(models[column].nunique() > 1 for column in SCORED),
         "no test split was scored": not metric.startswith("test_"),
     }
     return [reason for reason, holds in reasons.items() if holds]

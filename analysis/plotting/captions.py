@@ -25,8 +25,8 @@ def provenance_text(table: pd.DataFrame) -> str:
 
 
 def test_set_text(table: pd.DataFrame) -> str:
-    """Name the test text: "Tested on the whole test split of pydocs", with a full stop."""
-    return f"Tested on the whole test split of {listing(table['test_set'].dropna().unique())}."
+    """Name the test text: "Tested on the test split of pydocs", with a full stop."""
+    return f"Tested on the test split of {listing(table['test_set'].dropna().unique())}."
 
 
 def split_text(table: pd.DataFrame) -> str:

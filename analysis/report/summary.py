@@ -61,7 +61,12 @@ def _tested(runs: pd.DataFrame) -> str:
     some = "" if len(tested) == len(runs) else f" ({len(tested)} of {count(len(runs), 'run')})"
     strides = units.listing(units.whole(stride) for stride in tested["test_stride"].dropna().unique())
     of_text = tested["chance"].isna().any()
-    each = f"every token of it scored once, stride {strides}" if of_text else "every answer of it scored once"
+    tokens = units.listing(f"{scored:,}" for scored in sorted(tested["test_tokens"].dropna().unique()))
+    each = (
+        f"{tokens} tokens of it, each scored once, stride {strides}"
+        if of_text
+        else "every answer of it scored once"
+    )
     return (
         f"Tested{some} on the test split of {units.listing(tested['test_set'].dropna().unique())} with the weights "
         f"of the lowest validation loss: {each}."

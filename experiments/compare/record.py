@@ -38,7 +38,7 @@ COLUMNS = (
 
 
 def write_record(folder: Path, selections: Sequence[Selection], confirmed: Sequence[Sequence[Plan]]) -> None:
-    """Write the record, atomically.
+    """Write the record, atomically; of an earlier command's models those stay that this one does not name.
 
     Columns: the synthetic task with its options (empty for text); the model's name and colour; lr, and the other
     settings as "key=value key=value"; the seed and run of the selection; its loss on the whole validation split (empty
@@ -48,13 +48,28 @@ def write_record(folder: Path, selections: Sequence[Selection], confirmed: Seque
     by model, the runs that confirm it.
     """
     names = list(model_names([s.trials[0].planned for s in selections]).values())
+    rows = [
+        row
+        for name, selection, plans in zip(names, selections, confirmed, strict=True)
+        for row in _rows(name, selection, plans)
+    ]
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for name, selection, plans in zip(names, selections, confirmed, strict=True):
-        writer.writerows(_rows(name, selection, plans))
+    writer.writerows([*_others(folder / SELECTION, {(row["task"], row["model"]) for row in rows}), *rows])
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / SELECTION, out.getvalue())
+
+
+def _others(path: Path, named: set[tuple[str, str]]) -> list[dict[str, str]]:
+    """Rows of an earlier record whose (task, model) are not named; none where that file has other columns."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            return []
+        return [row for row in reader if (row["task"], row["model"]) not in named]
 
 
 def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterator[dict[str, Any]]:

@@ -88,6 +88,7 @@ LACKING = {
     "a best learning rate at the edge of those tried": {"rates": RATES[1:]},
     "unequal tokens of training": {"changes": {"transformer": {"tokens": 999}}},
     "unequal texts": {"changes": {"transformer": {"data_fingerprint": "beef"}}},
+    "unequal parts of the test text": {"changes": {"transformer": {"test_tokens": 1952}}},
     "equal neither in parameters nor in FLOPs": {
         "changes": {"transformer": {"parameters_non_embedding": 300_000, "flops_forward": 2e6}}
     },

@@ -232,6 +232,21 @@ def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab,
     assert {row["run"] for row in rows} == {trial.planned.run for s in selections for trial in s.trials}
 
 
+@pytest.mark.slow
+def test_a_command_for_some_models_keeps_the_record_of_the_others(lab: Lab, pretend, tmp_path: Path):
+    pretend(distance(3e-3))
+    selections = selected(lab, "compare.seeds=1")
+    plans = [confirm.confirmations(one) for one in selections]
+    write_record(tmp_path, selections, plans)
+    before = list(csv.DictReader((tmp_path / SELECTION).open()))
+    write_record(tmp_path, selections[:1], plans[:1])
+    after = list(csv.DictReader((tmp_path / SELECTION).open()))
+    assert sorted(map(str, after)) == sorted(map(str, before))
+    (tmp_path / SELECTION).write_text("task,model\n,lfm2\n")  # of another program
+    write_record(tmp_path, selections[:1], plans[:1])
+    assert {row["model"] for row in csv.DictReader((tmp_path / SELECTION).open())} == {"transformer"}
+
+
 def test_the_report_reads_the_columns_that_are_recorded():
     assert set(COLUMNS) == set(selection.COLUMNS)
 
