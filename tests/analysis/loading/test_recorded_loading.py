@@ -107,6 +107,24 @@ def odd(folder: Path, write_run) -> None:
     write_run(folder, "lost", option="lost", run="lost").joinpath("metrics.csv").unlink()
 
 
+DAMAGED_SCORES = {
+    "documents": (
+        "split,document,tokens,nats",
+        ("test,0,-1,1.0", "test,0,0,1.0", "test,0,5,inf", "test,0,5,-2.5"),
+    ),
+    "answers": (
+        "split,axis,value,answers,right,nats",
+        (
+            "test,position,1,2,-1,1.0",
+            "test,position,1,2,3,1.0",
+            "test,place,1,2,1,1.0",
+            "test,difficulty,0,2,2,0.0",
+        ),
+    ),
+    "lengths": ("split,length,answers,right,nats", ("test,64,-2,-3,1.0", "test,64,0,0,0.0", "test,64,3,1")),
+}
+
+
 def told(results: Results, hidden: str) -> list[str]:
     kept = [name for name in results.runs if name not in ("folder", "setting", "sweep")]
     lines = list(recorded.flat(known(results.runs[kept].T), "runs"))
@@ -161,6 +179,17 @@ def test_sound_runs(tmp_path, write_run):
     lines += [f"{len(both.runs)} runs, {len(both.exported)} of them exported", *both.problems]
     lines += recorded.flat(known(results.columns("measures")), "columns")
     recorded.check(RECORDED / "sound.txt", [line.replace(str(tmp_path), "PLACE") for line in lines])
+
+
+def test_damaged_scores(tmp_path, write_run):
+    """A row a file, each in a run of its own: those in range are read, the others named."""
+    for name, (header, rows) in DAMAGED_SCORES.items():
+        for place, row in enumerate(rows):
+            run = write_run(tmp_path / "scores", name, place, run=f"{name}{place}", option=name)
+            (run / f"{name}.csv").write_text(f"{header}\n{row}\n")
+    results = load_results(tmp_path / "scores")
+    lines = [line for name in DAMAGED_SCORES for line in recorded.flat(known(results.table(name)), name)]
+    recorded.check(RECORDED / "scores.txt", [*lines, *results.problems])
 
 
 def test_odd_folders(tmp_path, write_run):

@@ -30,7 +30,7 @@ RIGHT = """# Log
 
 The loss is 5.12 and then 5.2, a share of 3.65 % of 16,640 steps (−1.2e4 less), about
 1.5 times as many; at most 17,000, at least 1, below 16,641 and above 0.
-It falls, and means of one are alike.
+It falls, and means of one are alike. A half may be written as 2 or as 3.
 
 <!-- check study/measures label=a
 loss is # and then # | only loss layer=0 ; only loss layer=1
@@ -43,6 +43,7 @@ at least #, | <= min steps
 below # and | > max steps
 above #. | < min steps
 It falls | only loss layer=0 < only loss layer=1
+written as # or as #. | 5 / 2 ; 5 / 2
 are alike | mean loss layer=0 = only loss layer=0
 -->
 
