@@ -29,7 +29,7 @@ test-fast: $(PEERS)
 	$(PY) -m pytest tests $(SPREAD) -m "not slow and not long and not gpu and not browser"
 
 test-long: $(ENGINES)
-	$(PY) -m pytest tests $(SPREAD) -m long
+	$(PY) -m pytest tests $(SPREAD) -m long --durations 25
 
 test-matrix:
 	$(PYTHON) tests/matrix.py

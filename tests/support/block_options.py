@@ -7,14 +7,22 @@ import re
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from support import recorded
 from zoo import ModelConfig, registry
 from zoo.cost import on_meta
 from zoo.errors import UserError
 
 WIDTH, HEADS, SEQ_LEN, VOCAB = 24, 6, 32, 11
 OUT_OF_RANGE = {int: (0, -1), float: (0.0, -1.0, float("nan"), float("inf")), str: ("none of these",)}
+
+
+def recorded_blocks(folder: Path) -> list[tuple[str, str]]:
+    """(kind, name) of the registered blocks with a recording in `folder`; of all where recordings are written."""
+    blocks = [(kind, name) for kind in registry.KINDS for name in registry.blocks(kind)]
+    return [block for block in blocks if recorded.recording or (folder / f"{'-'.join(block)}.txt").exists()]
 
 
 def options(kind: str, name: str) -> list[dataclasses.Field]:

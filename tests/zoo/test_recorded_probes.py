@@ -6,17 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from support import recorded
-from support.block_options import SEQ_LEN, VOCAB, config
+from support.block_options import SEQ_LEN, VOCAB, config, recorded_blocks
 from support.formula import fill, uniform, whole
 
-from zoo import LanguageModel, registry
+from zoo import LanguageModel
 from zoo.modules.step_buffer import set_step
 from zoo.probes import Probe, ProbeEvent, all_measures, correct_averages, event_kinds, probe_model
 from zoo.probes.rows import Row, buckets
 from zoo.probes.stream_rank import smallest_rank
 
 FOLDER = Path(__file__).parent / "recorded" / "probes"
-BLOCKS = [(kind, name) for kind in registry.KINDS for name in registry.blocks(kind)]
 
 
 def lines_of(rows: list[Row]) -> Iterator[str]:
@@ -43,15 +42,12 @@ def model_of(kind: str, name: str) -> LanguageModel:
     return model
 
 
-@pytest.mark.parametrize(("kind", "name"), BLOCKS, ids=lambda x: x)
+@pytest.mark.parametrize(("kind", "name"), recorded_blocks(FOLDER), ids=lambda x: x)
 def test_rows_of_a_small_model(kind, name):
-    path = FOLDER / f"{kind}-{name}.txt"
-    if not (path.exists() or recorded.recording):
-        pytest.skip(f"{path.name} is not recorded yet: --record writes it")
     rows = probe_model(model_of(kind, name), whole("tokens", VOCAB, 2, SEQ_LEN))
     own = [row for row in rows if row.part == kind or kind == "residual" or row.part == "head"]
     # The loss and the gates are computed in fp32.
-    recorded.check(path, lines_of(own), relative=1e-4, absolute=1e-9)
+    recorded.check(FOLDER / f"{kind}-{name}.txt", lines_of(own), relative=1e-4, absolute=1e-9)
 
 
 def event(kind: str, **values: torch.Tensor) -> ProbeEvent:
