@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.loading.rate_sweeps import unique_seeds
 from analysis.loading.results import Results
+from analysis.significance.spread import spread_of
 from analysis.units import listing
 
 LAST = 0.2
@@ -29,16 +30,24 @@ def caveats(results: Results) -> list[str]:
 
 
 def _of_one(results: Results, unit: str) -> list[str]:
-    falls, apart = last_falls(results), seeds_apart(results)
-    falling = falls[falls > max(LEAST, 0.0 if np.isnan(apart) else apart)].sort_values(ascending=False)
+    falls = last_falls(results)
+    apart = seeds_apart(results).reindex(falls.index)
+    falling = falls[falls > np.fmax(LEAST, apart)].sort_values(ascending=False)
     if falling.empty:
         return []
-    seeds = "" if np.isnan(apart) else f" (seeds of one model differ by {apart:.3f}, standard deviation)"
     each = listing((f"{label} {fall:.3f}" for label, fall in falling.items()), limit=6)
     return [
         f"still falling: in the last {LAST:.0%} of its steps the validation loss fell by, in {unit}: {each}"
-        f"{seeds}. Longer training may change the order."
+        f"{_seeds(apart[falling.index].dropna())}. Longer training may change the order."
     ]
+
+
+def _seeds(apart: pd.Series) -> str:
+    if apart.empty:
+        return ""
+    least, most = f"{apart.min():.3f}", f"{apart.max():.3f}"
+    differ = least if least == most else f"{least} to {most}"
+    return f" (seeds of one model differ by {differ}, standard deviation)"
 
 
 def last_falls(results: Results) -> pd.Series:
@@ -63,16 +72,16 @@ def last_falls(results: Results) -> pd.Series:
     return known.groupby(own).mean().dropna()
 
 
-def seeds_apart(results: Results) -> float:
-    """Return the deviation between seeds of the last validation loss, pooled over models; NaN with one seed each."""
+def seeds_apart(results: Results) -> pd.Series:
+    """Return by label the deviation between seeds of the last validation loss, shared by models that are not too noisy.
+
+    NaN where no model has two seeds; one noisy model has its own, and the others' stays what it is (`spread_of`).
+    """
     rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss"])
     last = rows.sort_values("step", kind="stable").groupby(["experiment", "run"])["loss"].last()
-    runs = unique_seeds(results.runs).join(last.rename("last"), on=["experiment", "run"])
-    groups = [group["last"].dropna() for _, group in runs.groupby("setting")]
-    several = [group for group in groups if len(group) > 1]
-    degrees = sum(len(group) - 1 for group in several)
-    return (
-        float(np.sqrt(sum(group.var() * (len(group) - 1) for group in several) / degrees))
-        if degrees
-        else np.nan
+    runs = (
+        unique_seeds(results.runs).join(last.rename("last"), on=["experiment", "run"]).dropna(subset=["last"])
     )
+    samples = {label: group["last"].to_numpy("float64") for label, group in runs.groupby("label")}
+    deviations = spread_of(list(samples.values())).deviations if samples else []
+    return pd.Series(deviations, index=list(samples), dtype="float64")

@@ -47,6 +47,11 @@ class Spread:
         """Degrees of freedom of the pooled variance: seeds less models."""
         return int((self.counts - 1).sum())
 
+    @property
+    def deviations(self) -> np.ndarray:
+        """Return the deviation over seeds of each model [k]: its own where it stands apart, else the pooled."""
+        return np.sqrt(np.where(self.apart, self.variances, self.variance))
+
     def errors(self, one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return standard errors and degrees of freedom of the differences between the means of models one and other.
 

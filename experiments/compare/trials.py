@@ -57,11 +57,13 @@ class Trial:
 def make_trial(model: int, config: Config, settings: Settings) -> Trial:
     """The trial of a model: the run of its configuration with these settings, scored on the validation split alone.
 
+    On all of it: `evaluate.windows` limits what the confirming runs are scored on, not what settings are chosen by.
+
     Its folder is one of the experiment NAME_selection. Raises UserError where that configuration cannot work.
     """
     chosen = with_settings(config, settings)
     chosen.name = f"{config.name}_selection"
-    chosen.evaluate.splits = [SPLIT]
+    chosen.evaluate.splits, chosen.evaluate.windows = [SPLIT], None
     return Trial(model, settings, plan(chosen))
 
 

@@ -40,9 +40,26 @@ def test_a_fall_at_the_end_is_told_where_it_exceeds_what_seeds_differ_by(study):
 @pytest.mark.parametrize("fall", [0.0, 0.012, -0.3])
 def test_a_fall_within_the_seeds_is_none(study, fall):
     results = study(fall)
-    assert still_falling.seeds_apart(results) == pytest.approx(0.02 / 2**0.5)
+    assert still_falling.seeds_apart(results)["transformer"] == pytest.approx(0.02 / 2**0.5)
     assert still_falling.last_falls(results)["transformer"] == pytest.approx(fall)
     assert still_falling.caveats(results) == []
+
+
+def test_one_noisy_model_does_not_hide_that_another_still_falls(tmp_path, write_run):
+    """Six models with seeds 0.01 apart that fall by 0.05, and one with seeds 2 apart."""
+    for place, apart in enumerate([0.01] * 6 + [2.0]):
+        for seed in (0, 1, 2):
+            run = write_run(tmp_path / "exp", name=f"m{place}", option=place, seed=seed)
+            last = 3.0 + apart * seed
+            with_curve(run, {200: last + 1, 240: last + 0.05, 300: last})
+    results = load_results(tmp_path / "exp")
+    apart = still_falling.seeds_apart(results).sort_values()
+    assert len(apart) == 7
+    assert apart.iloc[-1] == pytest.approx(2.0)
+    assert (apart.iloc[:-1] < 0.05).all()
+    (said,) = still_falling.caveats(results)
+    assert said.count(" 0.050") == 6
+    assert apart.index[-1] not in said.partition(": ")[2]
 
 
 def test_with_one_seed_a_hundredth_is_the_limit(study):

@@ -12,6 +12,7 @@ from experiments.compare import confirm, cost, halving, longer, rates, select
 from experiments.compare.record import write_record
 from experiments.compare.trials import Trial, combinations, make_trial, with_settings
 from experiments.configuration.presets import architectures
+from experiments.planning.plan import plan
 from experiments.runs.metric_log import read_metrics
 from zoo import LanguageModel
 from zoo import io as zoo_io
@@ -65,10 +66,10 @@ def test_grids():
 
 def test_trials_and_their_confirmation(tmp_path: Path):
     def lines() -> Iterator[str]:
-        config = _config(tmp_path, seed=4)
+        config = _config(tmp_path, seed=4, evaluate__windows=9)
         trial = make_trial(1, config, {"optim.lr": 0.03, "optim.weight_decay": 0.5})
         own = trial.planned.config
-        yield f"{own.name} {own.evaluate.splits} {own.optim} {trial.model}"
+        yield f"{own.name} {own.evaluate.splits} {own.evaluate.windows} {own.optim} {trial.model}"
         yield f"{trial.diverged} {trial.loss}"
         yield refusal(with_settings, config, {"optim.nothing": 1})
         yield refusal(with_settings, config, {"optim.weight_decay": "x"}, "compare.models: 'y'").partition(
@@ -80,9 +81,10 @@ def test_trials_and_their_confirmation(tmp_path: Path):
         best = select.Selection(config, [Trial(0, {"optim.lr": 0.01}, trial.planned)])
         found = confirm.confirmations(best)
         configs = [planned.config for planned in found]
-        yield f"{[(one.seed, one.optim.lr, one.name, one.evaluate.splits) for one in configs]}"
-        trial.planned.folder.finish({"metrics": {}})
-        yield refusal(lambda: trial.loss)
+        yield f"{[(one.seed, one.optim.lr, one.name, one.evaluate.splits, one.evaluate.windows) for one in configs]}"
+        for scored in ({}, {"test": {"loss": 1.5}}):  # settings are never chosen by a test loss
+            trial.planned.folder.finish({"metrics": scored})
+            yield refusal(lambda: trial.loss)
 
     check(RECORDED / "trials.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
 
@@ -151,7 +153,7 @@ def test_scores_beyond_the_trained_length(tmp_path: Path):
         data__tasks__mqar__length=16,
         data__tasks__mqar__pairs=2,
     )
-    (planned,) = (make_trial(0, config, {"optim.lr": 0.01}).planned,)
+    planned = plan(config)
     model = set_by_formula(LanguageModel(config.model, vocab_size=64, seq_len=16), 0.3)
     planned.folder.path.mkdir(parents=True)
     zoo_io.export(model, planned.folder.path)
