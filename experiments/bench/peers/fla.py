@@ -8,6 +8,7 @@ nsa_attention pools its blocks by the mean, with keys and values that all branch
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -54,6 +55,8 @@ def _mesa(calls: list[Call]) -> Callable[[], Any]:
 
 
 def _nsa(calls: list[Call]) -> Callable[[], Any]:
+    if find_spec("flash_attn") is None:  # fla would call None
+        raise ImportError("fla's NSA computes its window with flash-attn, which is not installed")
     from fla.ops.nsa import parallel_nsa
 
     q, _, (k, v), _, gates = calls[0].arguments
