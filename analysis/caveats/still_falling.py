@@ -75,13 +75,15 @@ def last_falls(results: Results) -> pd.Series:
 def seeds_apart(results: Results) -> pd.Series:
     """Return by label the deviation between seeds of the last validation loss, shared by models that are not too noisy.
 
-    NaN where no model has two seeds; one noisy model has its own, and the others' stays what it is (`spread_of`).
+    Seeds of one setting; of several settings under one label the largest. NaN where none has two
+    seeds; one noisy model has its own, and the others' stays what it is (`spread_of`).
     """
     rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["loss"])
     last = rows.sort_values("step", kind="stable").groupby(["experiment", "run"])["loss"].last()
     runs = (
         unique_seeds(results.runs).join(last.rename("last"), on=["experiment", "run"]).dropna(subset=["last"])
     )
-    samples = {label: group["last"].to_numpy("float64") for label, group in runs.groupby("label")}
-    deviations = spread_of(list(samples.values())).deviations if samples else []
-    return pd.Series(deviations, index=list(samples), dtype="float64")
+    groups = {key: group["last"].to_numpy("float64") for key, group in runs.groupby(["label", "setting"])}
+    deviations = spread_of(list(groups.values())).deviations if groups else []
+    found = pd.Series(deviations, index=[label for label, _ in groups], dtype="float64")
+    return found.groupby(level=0).max()
