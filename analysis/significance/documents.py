@@ -28,12 +28,13 @@ def over_documents(
 ) -> DocumentDifference:
     """Return the difference of losses, Σ one/Σ tokens - Σ other/Σ tokens, with its interval if documents were others.
 
-    Documents are drawn with replacement, for both models the same (paired), and the differences of the draws are
-    studentised: (D* - D)/e*, with e the standard error of a ratio, √(J/(J-1)·Σ(d_j - D·t_j)²)/Σt_j. Its quantiles hold
-    for skewed lengths, where those of D* itself are too narrow. Seeds are held: it is beside their interval, not in it.
+    Documents are drawn with replacement, for both models the same (paired), and the half-width is e times the quantile of
+    |D* - D|/e* over the draws: symmetric, as one tail alone is too short where lengths are skewed. The error of a ratio,
+    e = √(Σ(d_j - D·t_j)²/(1 - t_j/T))/T with T = Σt_j, allows for what a long document pulls D to itself. Seeds are held:
+    it is beside their interval, not in it.
     one, other: sums of -ln p by document, [J]; means over seeds where there are several. tokens: scored, [J].
     Fewer than two documents with tokens give NaN. The generator is seeded: equal input gives equal output.
-    Source: Efron and Tibshirani 1993, section 12.5 (bootstrap-t); Cochran 1977, section 6.4 (ratio).
+    Source: Hall 1988 (symmetric bootstrap-t); MacKinnon and White 1985 (HC2, the error).
     """
     full = tokens > 0
     gap, tokens = (np.asarray(one, "float64") - other)[full], np.asarray(tokens, "float64")[full]
@@ -48,18 +49,17 @@ def over_documents(
         again, errors = _ratio(gap[drawn], tokens[drawn])
         with np.errstate(invalid="ignore", divide="ignore"):
             statistics.append((again - difference) / errors)
-    known = np.concatenate(statistics)
+    known = np.abs(np.concatenate(statistics))
     known = known[np.isfinite(known)]
-    if not len(known):
-        return DocumentDifference(difference, error, np.nan, np.nan, number)
-    outside = (1 - confidence) / 2
-    high, low = np.quantile(known, [outside, 1 - outside])
-    return DocumentDifference(difference, error, difference - low * error, difference - high * error, number)
+    half_width = error * np.quantile(known, confidence) if len(known) else np.nan
+    return DocumentDifference(difference, error, difference - half_width, difference + half_width, number)
 
 
 def _ratio(gap: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Σ gap/Σ tokens and its standard error, by row of [draws, documents]."""
-    number, total = gap.shape[1], tokens.sum(1)
-    difference = gap.sum(1) / total
-    off = gap - difference[:, None] * tokens
-    return difference, np.sqrt(number / (number - 1) * (off**2).sum(1)) / total
+    total = tokens.sum(1, keepdims=True)
+    difference = gap.sum(1, keepdims=True) / total
+    off = gap - difference * tokens
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = np.sqrt((off**2 / (1 - tokens / total)).sum(1)) / total[:, 0]
+    return difference[:, 0], error

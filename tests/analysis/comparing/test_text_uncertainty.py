@@ -104,10 +104,11 @@ def test_one_long_document_among_short_ones_is_worth_one():
 
 
 def test_the_standard_error_is_that_of_a_ratio():
-    """Of three documents, by hand: D = 9/6 nats a token, its residuals −0.5, −1 and 1.5."""
+    """Of three documents, by hand: D = 9/6 nats a token, its residuals −0.5, −1 and 1.5, each by its leverage."""
     found = over_documents(np.array([2.0, 4.0, 9.0]), np.array([1.0, 2.0, 3.0]), np.array([1, 2, 3]))
     assert found.difference == pytest.approx(9 / 6)
-    assert found.error == pytest.approx((3 / 2 * (0.5**2 + 1.0**2 + 1.5**2)) ** 0.5 / 6)
+    assert found.error == pytest.approx((0.5**2 * 6 / 5 + 1.0**2 * 6 / 4 + 1.5**2 * 6 / 3) ** 0.5 / 6)
+    assert found.difference - found.low == pytest.approx(found.high - found.difference)
 
 
 def test_documents_without_tokens_and_too_few_of_them():

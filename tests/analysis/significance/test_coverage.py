@@ -72,7 +72,7 @@ def documents(generator: np.random.Generator, number: int, skew: float) -> tuple
 
 
 def document_coverage(number: int, studies: int, skew: float, draws: int = 400) -> float:
-    """Per cent of intervals over documents that hold the true difference."""
+    """Per cent of intervals over documents that hold the true difference; skew 0.85 is that of WikiText's test split."""
     generator, hits = np.random.default_rng(number), 0
     for _ in range(studies):
         nats, tokens = documents(generator, number, skew)
@@ -139,6 +139,6 @@ def test_no_rank_is_wrong_in_95_per_cent_of_studies():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("number", "skew"), [(30, 0.5), (60, 0.5), (200, 0.5)])
+@pytest.mark.parametrize(("number", "skew"), [(30, 0.5), (30, 0.85), (60, 0.85)])
 def test_coverage_over_documents(number, skew):
     assert document_coverage(number, 6000, skew, draws=1000) == pytest.approx(95, abs=1.2)
