@@ -177,7 +177,7 @@ def test_one_operation_of_ours_and_of_its_peer(lab: Lab):
     words = [
         "job=bench",
         "suite=static",
-        "bench.cases=[GDN]",
+        "bench.cases=[short convolution]",
         "bench.lengths=[256]",
         f"data.cache_dir={lab.folder}/cache",
     ]
@@ -190,7 +190,7 @@ def test_one_operation_of_ours_and_of_its_peer(lab: Lab):
         assert lab.run(*words, timeout=800).status == 0
     assert {path: path.stat().st_mtime_ns for path in Path(lab.folder / "cache" / "static").iterdir()} == made
     assert rows == list(csv.DictReader((lab.results / "bench" / "static.csv").open()))
-    peers = operations.OPERATIONS["GDN"].libraries[1:]
+    peers = operations.OPERATIONS["short convolution"].libraries[1:]
     assert [(r["backend"], r["mode"]) for r in rows] == [
         (library, way) for library in (OURS, *peers) for way in ("forward", "backward")
     ]
