@@ -13,13 +13,22 @@ from analysis.units import listing
 EARLY, LATE = 1 / 8, 1 / 2
 """Positions of the first EARLY of the trained length are compared with those from LATE of it on."""
 
+UNKNOWN = (
+    "context not measured: no run has its loss by position, so nothing shows that the models use theirs "
+    "(job=probe measures it)."
+)
+
 
 def caveats(results: Results) -> list[str]:
-    """Caveats about models whose loss does not fall along the context by more than their seeds differ."""
+    """Caveats about models whose loss does not fall along the context by more than their seeds differ, or is not known.
+
+    Synthetic tasks are left out: what they ask stands in the context.
+    """
     try:
         gains = context_gains(results)
     except NoData:
-        return []
+        of_text = results.runs[results.runs["task"].isna()]
+        return [UNKNOWN] if of_text["label"].nunique() > 1 else []
     weak = gains[gains["mean"] <= gains["spread"].fillna(0.0)]
     if weak.empty:
         return []

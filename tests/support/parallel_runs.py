@@ -26,7 +26,7 @@ from zoo import LanguageModel, ModelConfig, registry
 from zoo.recompute import Recompute
 
 ROOT = Path(__file__).resolve().parents[2]
-VOCAB, LENGTH, STEPS = 51, 24, 20  # a vocabulary that two does not divide
+VOCAB, LENGTH, STEPS = 51, 24, 12  # a vocabulary that two does not divide
 CPU = torch.device("cpu")
 LIKE = ModelConfig(d_model=32, n_heads=2, depth=4)
 
@@ -57,7 +57,7 @@ def models() -> dict[str, ModelConfig]:
 
 
 def configured(model: ModelConfig, **trainer) -> Config:
-    """The recipe of a case: `trainer` are its options beside twenty steps of two micro-batches."""
+    """The recipe of a case: `trainer` are its options beside twelve steps of two micro-batches."""
     config = Config(model=model)
     config.data.seq_len = LENGTH
     config.optim.warmup_steps = 5

@@ -36,7 +36,7 @@ def sparse_step(
              −1 where unused
     scale    None: K^(−1/2)
     backend  auto or torch (gathers the rows), reference (a mask over all rows)
-    returns  o [B, H, V] in q's dtype
+    returns  o [B, H, V] in q's dtype (under autocast: autocast's)
 
     Softmax in at least fp32. Raises ValueError for shapes that do not fit, and for an unknown backend.
     Source: as `sparse_attention`.

@@ -71,6 +71,7 @@ def test_a_run_that_differs_in_one_thing_gives_the_sentence_of_that_thing(
         "numbers of one machine (Example CPU, AVX512, 1 thread(s))",
         "one learning rate, 0.003, for all models",
         "still falling",
+        "context not measured",
     ]
     found = told(tmp_path / "other", write_run, changes)
     assert [text for text in found if text not in usual] == [sentence]

@@ -122,3 +122,9 @@ def test_with_one_seed_only_a_rising_loss_is_told(study):
 
 def test_runs_that_were_not_probed_have_no_such_caveat(study):
     assert context_use.caveats(study(0.0)) == []
+
+
+def test_several_models_of_text_whose_use_of_context_nobody_measured_are_told(tmp_path, write_run):
+    for name in ("transformer", "kda"):
+        write_run(tmp_path / "exp", name=name, option=name, seed=0)
+    assert context_use.caveats(load_results(tmp_path / "exp")) == [context_use.UNKNOWN]

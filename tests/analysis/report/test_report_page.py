@@ -214,6 +214,7 @@ def test_a_clean_comparison_has_only_the_notices_of_all_comparisons(quickstart):
         "not matched, more than 1% from transformer",  # its hypergraphs take fewer FLOPs
         "one learning rate, 0.003, for all models",
         "still falling",
+        "context not measured",
     ]
 
 

@@ -69,14 +69,14 @@ def test_a_sharded_checkpoint_is_a_model(states: dict[str, Path], tmp_path: Path
 @pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_training_goes_on_in_two_processes(strategy: str, tmp_path: Path):
-    """Ten steps of one process, paused, and ten of two: the weights of twenty of one."""
-    config = configured(models()["kda"], pause_at=10)
+    """Six steps of one process, paused, and six of two: the weights of twelve of one."""
+    config = configured(models()["kda"], pause_at=6)
     work = tmp_path / "work"
     whole = train(configured(models()["kda"]), tmp_path)
     train(config, tmp_path, end=str(work))
     case = {"model": "kda", "strategy": strategy, "devices": 2, "start": str(checkpoint(work))}
     found = in_processes({"case": case}, tmp_path)["case"]
-    assert len(found["losses"]) == 20  # ten steps of two micro-batches
+    assert len(found["losses"]) == 12  # six steps of two micro-batches
     limit = 0 if strategy == "ddp" else 1e-6
     for name, x in whole["weights"].items():
         torch.testing.assert_close(x, found["weights"][name], rtol=0, atol=limit, msg=name)

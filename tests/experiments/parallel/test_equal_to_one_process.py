@@ -55,7 +55,7 @@ def assert_equal(a: dict, b: dict) -> None:
 
 
 def assert_close(a: dict, b: dict, limit: float = 1e-6) -> None:
-    """Weights and losses of twenty steps, in which rounding has not grown yet."""
+    """Weights and losses of twelve steps, in which rounding has not grown yet."""
     torch.testing.assert_close(torch.tensor(a["losses"]), torch.tensor(b["losses"]), rtol=limit, atol=limit)
     assert a["weights"].keys() == b["weights"].keys()
     for name, x in a["weights"].items():
