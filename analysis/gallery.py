@@ -91,6 +91,7 @@ def draw_figures(results: Results, folder: Path, workers: int = 1) -> list[Repor
     Those of text are left out of results of synthetic tasks alone, and the other way round.
     workers: processes that draw. Above 1 they are spawned, so the program that asks for them must keep its own work
     under ``if __name__ == "__main__"``.
+    Raises ResultsError where a process that draws is killed, as for want of memory.
     """
     entries = [entry for entry in listed() if not drawn_runs(entry, results).runs.empty]
     bar = partial(tqdm, total=len(entries), desc="figures", unit="figure", file=sys.stderr, disable=None)

@@ -22,7 +22,10 @@ SHEET = "sheet of architectures"
 
 
 def inference(found: Evidence, model: str, mode: str, tokens: int) -> pd.Series:
-    """The row of inference.csv of a model's own decoding or prefill at batch 1."""
+    """The row of inference.csv of a model's own decoding or prefill at batch 1.
+
+    Raises Missing, with the command that measures it, where there is not one such row.
+    """
     table = found.table("inference.csv", INFERENCE_COMMAND)
     chosen = (table["model"] == model) & (table["mode"] == mode) & (table["tokens"] == tokens)
     rows = table[chosen & (table["batch"] == 1) & (table["backend"] != "transformers")]

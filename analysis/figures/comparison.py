@@ -33,7 +33,10 @@ AXIS = {"test_loss": "test loss (nats/token)", "test_bits_per_byte": "test bits 
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: one row per run with the metric that ranks these runs; best model first."""
+    """Make the table: one row per run with the metric that ranks these runs; best model first.
+
+    Raises NoData where no run was scored on its test split.
+    """
     runs, metric = unique_seeds(results.runs), ranking_metric(results.runs)
     runs = runs[runs[metric].notna()]
     if runs.empty:

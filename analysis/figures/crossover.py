@@ -48,7 +48,10 @@ DENSE = ("transformer", "dense", "baseline", "F", "attention")
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Read the latency table that belongs to the results and add the colours of its models."""
+    """Read the latency table that belongs to the results and add the colours of its models.
+
+    Raises NoData where no latency.csv stands beside them.
+    """
     path = results.bench(FILE)
     if path is None:
         raise NoData(f"unmeasured: no {FILE} beside these runs")

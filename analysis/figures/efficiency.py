@@ -50,7 +50,10 @@ COSTS = {"flops_training": "training FLOPs per token", "parameters": "parameters
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: one row per run with a test loss and both costs."""
+    """Make the table: one row per run with a test loss and both costs.
+
+    Raises NoData where fewer than two models have them.
+    """
     runs, metric = best_rates(results), ranking_metric(results.runs)
     runs = runs.dropna(subset=[metric, *COSTS])
     if runs["label"].nunique() < 2:

@@ -39,7 +39,10 @@ STRAIGHT = 0.1
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: mean loss (nats/token) per run and bucket of positions; seq_len: the trained length."""
+    """Make the table: mean loss (nats/token) per run and bucket of positions; seq_len: the trained length.
+
+    Raises NoData where no run has its loss by position.
+    """
     rows = select_axis(probe_measures(results, ("loss",)), "position")
     rows = rows[rows["layer"].isna()]
     if rows["run"].isna().all():

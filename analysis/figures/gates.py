@@ -35,7 +35,10 @@ COLUMNS = ("run", "label", "color", "seed", "training_set", "layer", "head", "ga
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: a row per run, layer, head, gate and part (mean; low: the share of values below 0.1)."""
+    """Make the table: a row per run, layer, head, gate and part (mean; low: the share of values below 0.1).
+
+    Raises NoData where no probed model has gates.
+    """
     names = {f"{gate}_gate_{part}": (gate, part) for gate in GATES for part in PARTS}
     if not results.table("measures")["measure"].isin(names).any():
         raise NoData(f"no model of these runs has gates, or none was probed; {advice(results)}")

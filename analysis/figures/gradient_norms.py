@@ -34,7 +34,10 @@ PARTS = 20
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: one row per training row with a positive gradient norm."""
+    """Make the table: one row per training row with a positive gradient norm.
+
+    Raises NoData where there is none.
+    """
     runs = best_rates(results)[["experiment", "run", "color", "rates", "training_set", "clip"]]
     joined = results.metrics.merge(runs, on=["experiment", "run"])
     joined = joined[(joined["split"] == "train") & (joined["grad_norm"] > 0)].dropna(subset=["step"])

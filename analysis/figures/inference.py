@@ -50,7 +50,10 @@ CLAIMED = 1024
 
 
 def table(results: Results, batch: int) -> pd.DataFrame:
-    """Read the table of suite=inference beside the results: rows of one batch size on one machine."""
+    """Read the table of suite=inference beside the results: rows of one batch size on one machine.
+
+    Raises NoData where no such table stands beside them.
+    """
     path = results.bench(FILE)
     if path is None:
         raise NoData(f"unmeasured: no {FILE} beside these runs")

@@ -59,6 +59,7 @@ def table(results: Results) -> pd.DataFrame:
 
     A group is the runs of one preset in two patterns or more, equal in all else, with the runs of other presets that
     use only letters of these patterns, such as the dense baseline of a sparse model. letters: colour by letter (JSON).
+    Raises NoData without such a group.
     """
     runs, metric = best_rates(results), ranking_metric(results.runs)
     runs = runs[runs[metric].notna()]

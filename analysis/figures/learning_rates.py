@@ -48,6 +48,7 @@ def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per run of each model that was trained with two learning rates or more.
 
     The runs are those of the selection that job=compare recorded, or without one those of the results themselves.
+    Raises NoData where no model was validated at two rates.
     """
     found = _selected(results) if len(results.selection) else _swept(results)
     found = found[found.groupby("model")["lr"].transform("nunique") > 1]

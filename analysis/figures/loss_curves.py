@@ -73,7 +73,10 @@ ZOOM_FROM = 2 / 3
 
 
 def table(results: Results, against: str = "tokens") -> pd.DataFrame:
-    """Make the table: one row per recorded loss; flops = tokens · FLOPs a token, seconds as in `_times`."""
+    """Make the table: one row per recorded loss; flops = tokens · FLOPs a token, seconds as in `_times`.
+
+    Raises NoData where no run has a row of validation.
+    """
     runs = best_rates(results).rename(columns={"steps": "last_step", "seconds": "last_second"})
     runs["machine"] = runs["gpu"].fillna(runs["cpu"]) + ", " + runs["threads"].astype("string") + " thread(s)"
     runs["company"] = conditions(runs)

@@ -53,6 +53,7 @@ def table(results: Results) -> pd.DataFrame:
     """Make the table: a row per mixer, query and key that the query may read: strength and group.
 
     seeds, training_set: of the runs that the mixers are taken from.
+    Raises NoData where no run names its mixers.
     """
     mixers = {block["letter"]: block for block in blocks(results.runs) if block.get("letter")}
     if not mixers:

@@ -54,6 +54,7 @@ def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per run, at the best rate of each size, of models trained at three sizes or more.
 
     With exponents of the model's fits (`exponents`) in every row: line_COST, floor_COST, each with _low and _high.
+    Raises NoData where no model has three sizes.
     """
     runs, metric = best_rates(results), ranking_metric(results.runs)
     runs = runs.dropna(subset=[metric, "parameters_non_embedding", "flops_training", "tokens"])

@@ -35,7 +35,10 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: a row per run, sub-block and rank (from 0) of each series' deepest model with several streams."""
+    """Make the table: a row per run, sub-block and rank (from 0) of each series' deepest model with several streams.
+
+    Raises NoData where every probed model has one stream.
+    """
     rows = select_axis(probe_measures(results, tuple(PANELS)), "rank").dropna(subset=["run"])
     rows = rows[rows["part"].isin(("mixer", "channel"))]
     rows = rows[rows.groupby("run")["start"].transform("max") > 0]

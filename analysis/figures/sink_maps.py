@@ -37,7 +37,10 @@ HEADS = ("sink", "mean")
 
 
 def table(results: Results, heads: str = "sink") -> pd.DataFrame:
-    """Make the table: attention maps of three layers a model (heads: "sink", most mass on token 0; or "mean")."""
+    """Make the table: attention maps of three layers a model (heads: "sink", most mass on token 0; or "mean").
+
+    Raises ValueError for other heads.
+    """
     if heads not in HEADS:
         raise ValueError(f"heads is {' or '.join(HEADS)}, not {heads!r}")
     maps = sentence_maps(results, "attention")

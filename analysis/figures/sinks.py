@@ -40,7 +40,10 @@ ACROSS = 3
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: a row per run, layer and head: mass (value), that of uniform attention, the model's gates."""
+    """Make the table: a row per run, layer and head: mass (value), that of uniform attention, the model's gates.
+
+    Raises NoData where no run has its mass on the first token over all positions.
+    """
     rows = select_axis(probe_measures(results, ("first_token_mass", "first_token_uniform")), SUMMARY)
     place = ["run", "layer"]
     uniform = rows[rows["measure"] == "first_token_uniform"].groupby(place)["value"].mean().rename("uniform")

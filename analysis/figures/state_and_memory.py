@@ -36,7 +36,10 @@ MEBIBYTE = 2**20
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: one row per run whose decode state is known at all three lengths."""
+    """Make the table: one row per run whose decode state is known at all three lengths.
+
+    Raises NoData where there is none.
+    """
     runs = sweeps_as_models(results.runs).dropna(subset=list(STATES))
     if runs.empty:
         raise NoData("no run recorded its decode state at 1,024, 8,192 and 131,072 tokens")

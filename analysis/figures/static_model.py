@@ -43,7 +43,7 @@ APART = 0.3
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Read the table of suite=static beside the results."""
+    """Read the table of suite=static beside the results. Raises NoData where no such table stands there."""
     path = results.bench(FILE)
     if path is None:
         raise NoData(f"not modelled: no {FILE} beside these runs (job=bench suite=static)")

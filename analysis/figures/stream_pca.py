@@ -37,7 +37,10 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: a row per run, place and rank r of each series' deepest model with several streams."""
+    """Make the table: a row per run, place and rank r of each series' deepest model with several streams.
+
+    Raises NoData where every probed model has one stream.
+    """
     rows = select_axis(probe_measures(results, tuple(PANELS)), "rank").dropna(subset=["run"])
     rows = rows[rows["part"].isin(("mixer", "head")) & (rows.groupby("run")["end"].transform("max") > 1)]
     if rows.empty:

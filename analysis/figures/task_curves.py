@@ -31,7 +31,10 @@ COLUMNS = ("run", "model", "color", "seed", "rates", "task", "chance", "step", "
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: one row per validation of a run, with the accuracy on what was scored of its split."""
+    """Make the table: one row per validation of a run, with the accuracy on what was scored of its split.
+
+    Raises NoData where no validation recorded one.
+    """
     runs = best_rates(results)
     wanted = ["experiment", "run", "model", "color", "rates", "task", "chance", "training_set"]
     rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["step", "accuracy"])

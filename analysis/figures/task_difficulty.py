@@ -47,6 +47,7 @@ def table(results: Results) -> pd.DataFrame:
     """Make the table: one row per run and bucket of difficulties (first to last, on average `difficulty`).
 
     Of the test split; value: the share of right answers.
+    Raises NoData where no run was scored on its test split.
     """
     runs = best_rates(results)
     wanted = [

@@ -39,7 +39,10 @@ COLUMNS = (
 
 
 def table(results: Results) -> pd.DataFrame:
-    """Make the table: one row per run; state_bytes: of one sequence at the task's length; series: the architecture."""
+    """Make the table: one row per run; state_bytes: of one sequence at the task's length; series: the architecture.
+
+    Raises NoData where no run has both.
+    """
     runs = best_rates(results).dropna(subset=["test_accuracy", "state_bytes_context"])
     if runs.empty:
         raise NoData(

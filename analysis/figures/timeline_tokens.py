@@ -41,6 +41,7 @@ def table(results: Results) -> pd.DataFrame:
     lift: how much likelier the token is in this choice than anywhere, (n_ct/n_c) / (n_t/N); count: n_ct, at least
     LEAST; total: n_t; share: n_c/N; information: the head's, in nats. Only the MOST_CHOICES
     most loaded choices are in the table.
+    Raises NoData where no token is LEAST times in one choice, and more often than elsewhere.
     """
     rows = one_model(routing_rows(results, "assignments"))
     heads = [group.assign(information=_information(group)) for _, group in rows.groupby(["layer", "head"])]

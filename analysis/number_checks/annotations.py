@@ -93,7 +93,10 @@ def quoted(text: str, mark: Mark, line: Line) -> list[Written]:
 
 
 def table_rows(text: str, mark: Mark) -> list[tuple[str, list[Written]]]:
-    """Yield first cell and numbers of each row of the last Markdown table before a mark."""
+    """Yield first cell and numbers of each row of the last Markdown table before a mark.
+
+    Raises ResultsError where there is none below the heading.
+    """
     before, start = prose(text, mark)
     lines = [(m.start(), m[0]) for m in re.finditer(r"^.*$", before.rstrip(), re.MULTILINE)]
     table: list[tuple[int, str]] = []

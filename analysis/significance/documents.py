@@ -28,10 +28,10 @@ def over_documents(
 ) -> DocumentDifference:
     """Return the difference of losses, Σ one/Σ tokens - Σ other/Σ tokens, with its interval if documents were others.
 
-    Documents are drawn with replacement, for both models the same (paired), and the half-width is e times the quantile of
-    |D* - D|/e* over the draws: symmetric, as one tail alone is too short where lengths are skewed. The error of a ratio,
-    e = √(Σ(d_j - D·t_j)²/(1 - t_j/T))/T with T = Σt_j, allows for what a long document pulls D to itself. Seeds are held:
-    it is beside their interval, not in it.
+    Documents are drawn with replacement, for both models the same (paired), and the half-width is e times the
+    quantile of |D* - D|/e* over the draws: symmetric, as one tail alone is too short where lengths are skewed. The
+    error of a ratio, e = √(Σ(d_j - D·t_j)²/(1 - t_j/T))/T with T = Σt_j, allows for what a long document pulls D to
+    itself. Seeds are held: it is beside their interval, not in it.
     one, other: sums of -ln p by document, [J]; means over seeds where there are several. tokens: scored, [J].
     Fewer than two documents with tokens give NaN. The generator is seeded: equal input gives equal output.
     Source: Hall 1988 (symmetric bootstrap-t); MacKinnon and White 1985 (HC2, the error).

@@ -16,8 +16,9 @@ ROUNDING = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Bounds of rounding errors of small well-conditioned problems; 1e-5 is the tolerance that the SHC document asserts."""
 
 ANOTHER_HOUR = 1.5
-"""What a ratio of times may differ by, either way, from what one process measures: between hours and days on one machine
-medians of Sinkhorn's time over Cayley's came out 1.3 times apart, which no bootstrap over one process's rounds can know."""
+"""What a ratio of times may differ by, either way, from what one process measures: between hours and days on one
+machine medians of Sinkhorn's time over Cayley's came out 1.3 times apart, which no bootstrap over rounds can know.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class Number:
     """A measured number.
 
     low, high: its interval: equal to the value for a count; from 0 to its bound for a rounding error; the 2.5 and
-    97.5 percentiles of draws, or that of paired times with room for another hour. timed: a time, which other machines need not
-    repeat.
+    97.5 percentiles of draws, or that of paired times with room for another hour. timed: a time, which other machines
+    need not repeat.
     """
 
     name: str
@@ -70,7 +71,7 @@ def in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
 
 
 def paired(name: str, peer: Sequence[float], own: Sequence[float], unit: str = "times") -> Number:
-    """The median ratio peer / own of times taken in turns, with its bootstrap interval and `ANOTHER_HOUR` around that."""
+    """The median ratio peer / own of times taken in turns; its bootstrap interval with room for `ANOTHER_HOUR`."""
     value, low, high = timing.ratios(list(peer), list(own))
     return Number(name, value, low / ANOTHER_HOUR, high * ANOTHER_HOUR, unit, timed=True)
 

@@ -72,7 +72,7 @@ def documents(generator: np.random.Generator, number: int, skew: float) -> tuple
 
 
 def document_coverage(number: int, studies: int, skew: float, draws: int = 400) -> float:
-    """Per cent of intervals over documents that hold the true difference; skew 0.85 is that of WikiText's test split."""
+    """Per cent of intervals over documents that hold the true difference; WikiText's test split has a skew of 0.85."""
     generator, hits = np.random.default_rng(number), 0
     for _ in range(studies):
         nats, tokens = documents(generator, number, skew)

@@ -63,7 +63,10 @@ class Cell:
         }
 
     def measure(self) -> list[dict[str, Any]]:
-        """The model's row, and that of its equal in transformers."""
+        """The model's row, and that of its equal in transformers.
+
+        Raises Crashed, with the rows so far, where a model's process ends in an error.
+        """
         seconds = self._expected_s(OWN)
         if seconds > LIMIT_S:
             return self._print([self._note(f"left out: it would take about {seconds:.0f} s")])
