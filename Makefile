@@ -11,8 +11,8 @@ DOCS := $(VENV)/.archzoo-docs
 ENGINES := $(VENV)/.archzoo-engines
 # One thread a worker: two workers with two threads each on two cores are many times slower.
 export OMP_NUM_THREADS ?= 1
-# A test process a core, at most four.
-SPREAD ?= -n auto --maxprocesses 4
+# A test process a core, at most four; tests of a group (xdist_group) share what they set up, in one process.
+SPREAD ?= -n auto --maxprocesses 4 --dist loadgroup
 export PYTHONUNBUFFERED := 1
 
 .PHONY: run test test-fast test-long test-matrix lint check-log docs format gpu clean help

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import pandas as pd
 
@@ -47,6 +48,7 @@ def study_of(evidence: Evidence, config: str) -> Results:
     return evidence.study(f"papers_{config}", f"python run.py +experiment=papers headline={config}")
 
 
+@lru_cache(maxsize=16)
 def at_length(study: Results, tokens: int) -> Results:
     """Return the runs with their test accuracies on sequences of so many tokens. Raises Missing where none was."""
     lengths = study.table("lengths")
@@ -131,7 +133,8 @@ def of_model(study: Results, model: str) -> pd.DataFrame:
     return runs[names == model]
 
 
+@lru_cache(maxsize=16)
 def _tested(study: Results) -> pd.DataFrame:
-    """The runs of a study with a test accuracy, each model's at its best rate."""
+    """The runs of a study with a test accuracy, each model's at its best rate; every number asks for them."""
     runs = with_final_validation(study.of_tasks)
     return at_best_rates(runs[runs["test_accuracy"].notna()])

@@ -36,7 +36,7 @@ LONGEST = 2**20
 """Bytes of the longest config or record that a report carries."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Results:
     """Results of any number of runs as pandas frames.
 

@@ -3,7 +3,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.contract_cases import assert_same, boundaries, build, fast_for_mixers, gradients, keys, tokens
+from support.contract_cases import (
+    Case,
+    assert_same,
+    boundaries,
+    build,
+    cases,
+    fast_for_mixers,
+    gradients,
+    keys,
+    tokens,
+)
 from torch import Tensor
 
 from zoo import Context, LanguageModel, ModelConfig
@@ -21,16 +31,22 @@ def results(model: LanguageModel, compute, cu_seqlens: Tensor | None) -> dict[st
     return {"logits": logits, **aux, **grads}
 
 
-@fast_for_mixers
-@pytest.mark.parametrize(
-    "cu_seqlens",
-    [pytest.param(None, id="plain"), pytest.param(CU_SEQLENS, id="packed", marks=pytest.mark.long)],
-)
-@pytest.mark.slow
-def test_compiled_equals_eager(case, cu_seqlens):
+def assert_compiled_equals_eager(case: Case, cu_seqlens: Tensor | None) -> None:
     model = build(case.config(depth=1)).train()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_same(results(model, compiled, cu_seqlens), results(model, model, cu_seqlens))
+
+
+@fast_for_mixers
+@pytest.mark.slow
+def test_compiled_equals_eager(case: Case):
+    assert_compiled_equals_eager(case, None)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [case for case in cases() if not case.variant], ids=str)
+def test_compiled_equals_eager_on_packed_sequences(case: Case):
+    assert_compiled_equals_eager(case, CU_SEQLENS)
 
 
 @pytest.mark.long

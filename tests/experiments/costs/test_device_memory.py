@@ -7,6 +7,7 @@ import torch
 from support.measured_memory import CASES, ROWS, case
 from support.parallel_runs import LENGTH, VOCAB, models, torchrun
 from support.program import ROOT, Lab
+from support.shared import once
 
 from experiments.configuration.schema import Config
 from experiments.costs import device_memory
@@ -15,9 +16,12 @@ from experiments.costs import model_costs as costs
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory) -> dict[str, int]:
-    file = tmp_path_factory.mktemp("memory") / "found.pt"
-    torchrun("support.measured_memory", str(file))
-    return torch.load(file, weights_only=True)
+    def measure() -> dict[str, int]:
+        file = tmp_path_factory.mktemp("memory") / "found.pt"
+        torchrun("support.measured_memory", str(file))
+        return torch.load(file, weights_only=True)
+
+    return once(tmp_path_factory, "measured_memory", measure)
 
 
 def counted(config: Config, monkeypatch: pytest.MonkeyPatch, rows: int) -> device_memory.DeviceMemory:

@@ -14,6 +14,7 @@ import zoo
 from zoo.errors import UserError
 from zoo.sharded_files import INDEX, read_whole
 
+pytestmark = pytest.mark.xdist_group("checkpoints")  # or every test process makes its own
 MODEL = "orthgsa"  # with a scalar parameter, rows that two does not divide, groups and schedules
 
 

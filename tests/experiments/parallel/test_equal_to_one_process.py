@@ -13,6 +13,7 @@ import torch
 from support.parallel_runs import configured, in_processes, models, train
 from support.shared import once
 
+pytestmark = pytest.mark.xdist_group("equal to one process")  # or every test process trains the models
 FSDP = {"strategy": "fsdp", "devices": 2}
 DDP = {"strategy": "ddp", "devices": 2}
 
