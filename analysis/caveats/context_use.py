@@ -14,7 +14,7 @@ EARLY, LATE = 1 / 8, 1 / 2
 """Positions of the first EARLY of the trained length are compared with those from LATE of it on."""
 
 UNKNOWN = (
-    "context not measured: no run has its loss by position, so nothing shows that the models use theirs "
+    "context not measured: no run has its loss early and late in it, so nothing shows that the models use theirs "
     "(job=probe measures it)."
 )
 
