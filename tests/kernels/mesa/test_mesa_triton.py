@@ -122,6 +122,7 @@ def test_the_solver_is_as_exact_as_fp32(tokens, cosine, steps, monkeypatch):
 def test_a_program_for_half_a_chunk_solves_the_same_systems(tokens, monkeypatch):
     """Keys wider than 64, whose states are held, after a state and gates; states are of bf16 parts."""
     monkeypatch.setattr(triton_ops, "_precisions", lambda *_: Precisions("parts", "ieee"))
+    monkeypatch.setattr(Tuned, "all", [])  # which keeps what is made, for as long as the process runs
     only = Tuned(triton_solve._solve, [triton.Config({"R": tokens})], ["K"])
     monkeypatch.setattr(triton_solve, "_solve_resident", only)
     given = last_chunk(256, 0.0, width=72)
