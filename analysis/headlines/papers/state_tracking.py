@@ -44,12 +44,13 @@ HEADLINES = (
     ),
     Headline(
         4,
-        "Do PaTH's positions track words over A5 where rotary ones do not?",
+        "Do PaTH's positions track items that are swapped, words over S5, where rotary ones do not?",
         PATH,
-        "PaTH tracks A5 in fewer layers than RoPE and FoX",
+        "one layer of PaTH with two heads can follow swaps of five points, and A5 takes fewer layers than with RoPE or FoX",
         f"PaTH: {RULE}, than rotary positions and than a forget gate alone",
-        beats("path_a5", FORMS[0], FORMS[3], FORMS[2], beside=FORMS[1:2]),
-        config="path_a5",
-        differs="words of 8 elements (paper: longer ones); 2 layers, width 64, 4,000 steps",
+        beats("path_tracking", FORMS[0], FORMS[3], FORMS[2], beside=FORMS[1:2], longer=(37, 69)),
+        config="path_tracking",
+        differs="8 swaps of five boxes and tests of 32, after each the item in one box asked for (paper: words over all "
+        "of A5, their product asked for, up to 20 elements); one layer, width 64, 800 steps",
     ),
 )

@@ -43,6 +43,7 @@ def digest(*arrays: Any) -> str:
 
 # Task -> options beside its defaults, of which each may change sequences.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "entity_tracking": ({"boxes": 2}, {"items": 3}, {"swaps": 4}),
     "flip_flop": ({"operations": 6}, {"ignore": 0.1}, {"ignore": 0.0}),
     "fuzzy_recall": ({"length": 40}, {"entries": 2}, {"key_tokens": 5}, {"value_tokens": 3}, {"longest": 1}),
     "induction": ({"length": 30}, {"shortest": 2}, {"longest": 9}, {"vocab": 30}),
@@ -102,6 +103,7 @@ def test_sequences_of_a_task(name: str):
 
 
 REFUSED_OPTIONS = {
+    "entity_tracking": ({"boxes": 1}, {"items": 1}, {"swaps": 0}),
     "flip_flop": ({"operations": 1}, {"operations": 2}, {"ignore": 1.0}, {"ignore": -0.1}, {"ignore": 0.999}),
     "fuzzy_recall": (
         {"entries": 0},

@@ -136,6 +136,23 @@ def induction(words: list[str]) -> Answers:
     return {i: (word, words[: i + 1].count(words[period - 1])) for i, word in enumerate(following)}
 
 
+def entity_tracking(words: list[str]) -> Answers:
+    """Follows the item in the box that is asked for, from the question back to the beginning."""
+    found, swaps = {}, 0
+    boxes = dict(word.split(":") for word in words if ":" in word)
+    for i, word in enumerate(words[len(boxes) :], len(boxes)):
+        if word[0] != "?":
+            swaps += 1
+            continue
+        box = word[1:]
+        for earlier in reversed(words[:i]):
+            one, _, other = earlier.partition("-")
+            if other and box in (one, other):
+                box = other if box == one else one
+        found[i] = (boxes[box], swaps)
+    return found
+
+
 READERS: dict[str, Callable[[list[str]], Answers]] = {
     "mqar": mqar,
     "selective_copy": selective_copy,
@@ -148,6 +165,7 @@ READERS: dict[str, Callable[[list[str]], Answers]] = {
     "noisy_recall": noisy_recall,
     "fuzzy_recall": fuzzy_recall,
     "induction": induction,
+    "entity_tracking": entity_tracking,
 }
 MANY = pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.long)])
 OTHERS = {
@@ -157,6 +175,7 @@ OTHERS = {
     "noisy_recall": {"length": 18, "share": 0.9},
     "fuzzy_recall": {"entries": 8, "length": 54, "longest": 3},
     "needle": {"needles": 4, "context": 8},
+    "entity_tracking": {"boxes": 2, "items": 3, "swaps": 5},
     "induction": {"length": 7, "shortest": 2, "longest": 6, "vocab": 6},
 }
 

@@ -138,6 +138,7 @@ OTHER = {
     "noisy_recall": {"length": 40, "keys": 6, "values": 6, "noise": 4, "share": 0.5},
     "fuzzy_recall": {"length": 48, "entries": 3, "key_tokens": 6, "value_tokens": 6, "longest": 2},
     "induction": {"length": 40, "shortest": 4, "longest": 12, "vocab": 32},
+    "entity_tracking": {"boxes": 4, "items": 8, "swaps": 12},
     "memorisation": {"facts": 64, "values": 64, "asked": 8, "facts_seed": 1},
 }
 
@@ -196,6 +197,9 @@ def test_every_option_changes_the_sequences_and_their_hash(name: str, option: st
         ("induction", {"shortest": 1}, "data.tasks.induction.shortest=1 must be at least 2"),
         ("induction", {"longest": 7}, "data.tasks.induction.longest=7 must be at least 8"),
         ("induction", {"vocab": 23}, "too few different tokens"),
+        ("entity_tracking", {"boxes": 1}, "must be at least 2"),
+        ("entity_tracking", {"items": 1}, "must be at least 2"),
+        ("entity_tracking", {"swaps": 0}, "must be at least 1"),
     ],
 )
 def test_options_that_cannot_work_are_refused(name: str, options: dict, says: str):

@@ -47,7 +47,7 @@ def test_every_headline_composes_and_its_models_build_with_equal_parameters(lab:
     lab.arguments = lambda *words: list(words)
     configs = {config.name: config for config in lab.compose("--multirun", "+experiment=papers")}
     assert sorted(configs) == [f"papers_{name}" for name in headlines()]
-    assert {"papers_parity", "papers_recall", "papers_path_a5", "papers_needle"} <= set(configs)
+    assert {"papers_parity", "papers_recall", "papers_path_tracking", "papers_needle"} <= set(configs)
     for config in configs.values():
         assert (config.job, config.match, config.compare.seeds) == ("papers", "params", 3)
         longer_tasks(config)
