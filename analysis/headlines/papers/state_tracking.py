@@ -46,11 +46,11 @@ HEADLINES = (
         4,
         "Do PaTH's positions track items that are swapped, words over S5, where rotary ones do not?",
         PATH,
-        "one layer of PaTH with two heads can follow swaps of five points, and A5 takes fewer layers than with RoPE or FoX",
+        "one layer of PaTH with two heads can follow swaps of five points; A5 takes fewer layers than RoPE or FoX need",
         f"PaTH: {RULE}, than rotary positions and than a forget gate alone",
         beats("path_tracking", FORMS[0], FORMS[3], FORMS[2], beside=FORMS[1:2], longer=(37, 69)),
         config="path_tracking",
-        differs="8 swaps of five boxes and tests of 32, after each the item in one box asked for (paper: words over all "
-        "of A5, their product asked for, up to 20 elements); one layer, width 64, 800 steps",
+        differs="8 swaps of five boxes and tests of 32, after each of which the item in one box is asked for (paper: "
+        "words over all of A5, whose product is asked for); one layer, width 64, 800 steps",
     ),
 )

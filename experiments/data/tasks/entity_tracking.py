@@ -37,10 +37,10 @@ class EntityTracking(Task):
         tokens   1:a2 2:a9 3:a3  1-3  ?1  2-3  ?3
         targets    .    .    .    .   a3   .   a9
 
-    A swap is of any two boxes, or of a box with itself (1-1), each of the b(b − 1)/2 + 1 equally likely; a question is of
-    any box. Answers are not shown. The contents of five boxes are words over S5, which is not solvable; unlike
-    `permutations` a question asks for one point's image, so that one value says it. The paper's operations also put
-    and remove items, in English.
+    A swap is of any two boxes, or 1-1, which changes nothing, all equally likely; a question is of any box. Answers are
+    not shown. The contents of five boxes are words over S5, which is not solvable; unlike `permutations` a question
+    asks for the image of one point. Boxes may hold items of the same kind. The paper's operations also put and remove
+    items, in English.
     """
 
     rule = "entity_tracking 1"
