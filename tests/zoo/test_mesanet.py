@@ -78,13 +78,15 @@ def test_decoding_is_forward_at_any_number_of_steps():
         torch.testing.assert_close(torch.cat(outputs, 1), m(x, ctx)[0], rtol=0, atol=1e-10)
 
 
-def test_it_starts_with_lambda_one_and_gates_at_a_half():
-    model = LanguageModel(from_dict(ModelConfig, PRESET), vocab_size=32, seq_len=T)
+@pytest.mark.parametrize(("bias", "kept"), [(4.0, 0.982014), (0.0, 0.5)])
+def test_it_starts_with_lambda_one_writing_half_and_keeping_what_forget_bias_says(bias, kept):
+    preset = {**PRESET, "mixers": {"mesanet": {"forget_bias": bias}}}
+    model = LanguageModel(from_dict(ModelConfig, preset), vocab_size=32, seq_len=T)
     m = model.layers[0].mixer
     torch.testing.assert_close(0.25 + F.softplus(m.lamb), torch.ones_like(m.lamb))
     g, beta = m._gates(torch.zeros(1, 1, 64))
     torch.testing.assert_close(beta, torch.full_like(beta, 0.5))
-    torch.testing.assert_close(g.exp(), torch.full_like(g, 0.5 * (1 - 0.0025 / 4)))
+    torch.testing.assert_close(g.exp(), torch.full_like(g, kept * (1 - 0.0025 / 4)))
 
 
 @pytest.mark.parametrize(("heads", "own"), [(12, 6), (4, 2), (2, 1), (1, 1), (3, 3)])

@@ -94,14 +94,14 @@ def test_without_both_parts_it_is_attention_without_positions():
     torch.testing.assert_close(path(batch)[0], plain(batch)[0])
 
 
-def test_it_starts_with_half_gates_and_projections():
-    """Zero biases and x = 0: g = log ½, β = 1; w has length 1 or, where there is nothing to normalise, 0."""
+def test_it_starts_with_nearly_open_gates_and_projections():
+    """x = 0: g = log σ(4), β = 1; w has length 1 or, where there is nothing to normalise, 0."""
     fresh = LanguageModel(config(), vocab_size=11, seq_len=16).layers[0].mixer
     x = torch.zeros(2, 3, 32)
     w, beta = fresh.turn(x, Context.of(torch.zeros(2, 3, dtype=torch.int64)))
     assert torch.equal(beta, torch.ones(2, 3, 4))
     assert torch.equal(w, torch.zeros(2, 3, 4, 8))
-    torch.testing.assert_close(fresh._log_gate(x), torch.full((2, 3, 4), 0.5).log())
+    torch.testing.assert_close(fresh._log_gate(x).exp(), torch.full((2, 3, 4), 0.9820138))
 
 
 def test_its_w_have_length_1_at_the_start():

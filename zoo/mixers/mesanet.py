@@ -12,7 +12,7 @@ import kernels
 from zoo.context import Context
 from zoo.context_parallel import mesa_state_before
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
+from zoo.modules import ForgetGate, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.options import added, at_least, default_recurrent_heads, head_width
 from zoo.probes import Measure, ProbeEvent, Row, by_head, register_event, register_measure
 from zoo.probes.recurrence_events import recurrence_values
@@ -29,7 +29,7 @@ class MesaNetConfig:
 
     n_heads: None for half the model's, so that a head is twice as wide (all of them where they are odd);
     cg_steps: steps of the conjugate gradient a token; kernel_size: taps of the short convolutions;
-    value_conv: convolve the values too; head_width: K (None: D/H).
+    value_conv: convolve the values too; head_width: K (None: D/H); forget_bias: b_γ before training.
     """
 
     n_heads: int | None = None
@@ -37,6 +37,7 @@ class MesaNetConfig:
     kernel_size: int = 4
     value_conv: bool = False
     head_width: int | None = added(None, before=None)
+    forget_bias: float = added(4.0, before=0.0)
 
 
 @dataclass
@@ -87,6 +88,7 @@ class MesaNet(Mixer):
         super().__init__()
         for key in ("cg_steps", "kernel_size"):
             at_least(getattr(config, key), 1, f"mesanet.{key}")
+        at_least(config.forget_bias, 0, "mesanet.forget_bias")
         default = default_recurrent_heads(dims.n_heads)
         self.heads = default if config.n_heads is None else config.n_heads
         self.width = head_width(dims.d_model, self.heads, "mesanet.n_heads", config.head_width)
@@ -94,7 +96,8 @@ class MesaNet(Mixer):
         self.cg_steps = config.cg_steps
         self.backend = dims.backend
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dims.d_model, inner, bias=False) for _ in range(3))
-        self.beta_proj, self.gamma_proj = (nn.Linear(dims.d_model, self.heads) for _ in range(2))
+        self.beta_proj = nn.Linear(dims.d_model, self.heads)
+        self.gamma_proj = ForgetGate(dims.d_model, self.heads, config.forget_bias)
         self.convolutions = nn.ModuleDict(
             {
                 name: ShortConvolution(inner, config.kernel_size, "silu", backend=dims.backend)
@@ -174,9 +177,8 @@ class MesaNet(Mixer):
 
     def _gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """log γ and β, [B, T, H], in at least fp32."""
-        beta, gamma = (fp32_linear(x, p.weight) + p.bias for p in (self.beta_proj, self.gamma_proj))
-        beta = torch.sigmoid(beta)
-        return F.logsigmoid(gamma) + torch.log1p(-FORGETTING * beta.square()), beta
+        beta = torch.sigmoid(fp32_linear(x, self.beta_proj.weight) + self.beta_proj.bias)
+        return self.gamma_proj(x) + torch.log1p(-FORGETTING * beta.square()), beta
 
 
 register_event("solver", residuals="[steps + 1, B, T, H]: ‖q − (H + Λ)x‖ / ‖q‖ after so many steps")

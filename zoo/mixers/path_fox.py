@@ -4,14 +4,21 @@ import functools
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
 from zoo.context_parallel import by_heads
 from zoo.interfaces import Aux, Dims, Mixer
-from zoo.modules import OutputProjection, RowCache, ShortConvolution, by_sequence, fp32_linear, l2norm
+from zoo.modules import (
+    ForgetGate,
+    OutputProjection,
+    RowCache,
+    ShortConvolution,
+    by_sequence,
+    fp32_linear,
+    l2norm,
+)
 from zoo.options import added, at_least, head_width, kv_heads
 from zoo.probes.attention_events import attention_values
 from zoo.registry import register_mixer
@@ -27,7 +34,7 @@ class PathFoxConfig:
     n_heads, n_kv_heads: None for the model's heads, and as many KV heads; rank: of the low-rank map to w (None: 32,
     in models narrower than 256 an eighth of the width); householder: False leaves the forgetting transformer (FoX);
     forget_gate: False leaves PaTH, and both False causal attention without positions; head_width: K
-    (None: D/H).
+    (None: D/H); forget_bias: b_f before training.
     """
 
     n_heads: int | None = None
@@ -36,6 +43,7 @@ class PathFoxConfig:
     householder: bool = True
     forget_gate: bool = True
     head_width: int | None = added(None, before=None)
+    forget_bias: float = added(4.0, before=0.0)
 
 
 @dataclass
@@ -72,7 +80,7 @@ class PathFox(Mixer):
 
         q, k, v = x·W_q, x·W_k, x·W_v                   [B, T, H, K], [B, T, Hkv, K], [B, T, Hkv, K]
         w = L2norm(SiLU(conv3(x·W_low·W_up)))           [B, T, Hkv, K], normalised per head; no positions elsewhere
-        β = 2σ(x·W_β + b_β),  g = log σ(x·W_f + b_f)    [B, T, Hkv], [B, T, H]; b_β = b_f = 0 at the start
+        β = 2σ(x·W_β + b_β),  g = log σ(x·W_f + b_f)    [B, T, Hkv], [B, T, H]; b_β = 0, b_f = forget_bias at the start
         a_ij = k_jᵀ·H_{j+1}·…·H_i·q_i / √K + Σ_{s=j+1..i} g_s,     H_s = I − β_s·w_s·w_sᵀ
         o_i = Σ_{j ≤ i} softmax_j(a_ij)·v_j,  y = o·W_o
 
@@ -91,6 +99,7 @@ class PathFox(Mixer):
         self.backend, self.step_backend = dims.backend, dims.step_backend
         rank = max(1, min(RANK, dims.d_model // 8)) if config.rank is None else config.rank
         at_least(rank, 1, "path_fox.rank")
+        at_least(config.forget_bias, 0, "path_fox.forget_bias")
         inner, inner_kv = self.heads * self.width, self.kv_heads * self.width
         self.q_proj = nn.Linear(dims.d_model, inner, bias=False)
         self.k_proj = nn.Linear(dims.d_model, inner_kv, bias=False)
@@ -98,7 +107,7 @@ class PathFox(Mixer):
         self.o_proj = OutputProjection(inner, dims.d_model, bias=False)
         factors = dims.d_model, rank, self.kv_heads, self.width, dims.backend
         self.turn = HouseholderFactors(*factors) if config.householder else None
-        self.forget = nn.Linear(dims.d_model, self.heads) if config.forget_gate else None
+        self.forget = ForgetGate(dims.d_model, self.heads, config.forget_bias) if config.forget_gate else None
 
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
@@ -147,7 +156,7 @@ class PathFox(Mixer):
 
     def _log_gate(self, x: Tensor) -> Tensor | None:
         """g [..., H] in at least fp32."""
-        return None if self.forget is None else F.logsigmoid(_logits(self.forget, x))
+        return None if self.forget is None else self.forget(x)
 
 
 class HouseholderFactors(nn.Module):
@@ -174,9 +183,4 @@ class HouseholderFactors(nn.Module):
         return l2norm(y.unflatten(-1, (-1, self.width)))
 
     def _beta(self, x: Tensor) -> Tensor:
-        return 2 * torch.sigmoid(_logits(self.beta, x))
-
-
-def _logits(gate: nn.Linear, x: Tensor) -> Tensor:
-    y = fp32_linear(x, gate.weight)
-    return y + gate.bias.to(y.dtype)
+        return 2 * torch.sigmoid(fp32_linear(x, self.beta.weight) + self.beta.bias)

@@ -3,7 +3,7 @@
 from zoo.modules.caches import GroupedKVCache, KVCache, RowCache
 from zoo.modules.convolution import ShortConvolution
 from zoo.modules.decay import LogDecay
-from zoo.modules.gate import Gate
+from zoo.modules.gate import ForgetGate, Gate
 from zoo.modules.linear import INIT_STD, OutputProjection, fp32_linear, output_std
 from zoo.modules.norm import NORM_EPS, RMSNorm, l2norm
 from zoo.modules.parameter_groups import ParameterGroup
@@ -13,6 +13,7 @@ from zoo.modules.step_buffer import StepBuffer
 __all__ = [
     "INIT_STD",
     "NORM_EPS",
+    "ForgetGate",
     "Gate",
     "GroupedKVCache",
     "KVCache",
