@@ -28,7 +28,7 @@ HEADLINES = (
         "30 steps: more right answers by a twentieth or more, with the whole interval, than the delta rule",
         solver,
         config="mesa_regression",
-        differs="6 dimensions, 14 points of bits, weights that are signs, outputs in 64 bins (paper: real-valued, squared "
-        "loss); one layer of width 64; 2,000 steps",
+        differs="6 dimensions, 14 points of bits, weights that are signs, outputs in 64 bins (paper: real-valued, "
+        "squared loss); one layer of width 64; 2,000 steps",
     ),
 )
