@@ -31,6 +31,10 @@ OF_TASK = (
 """Columns of a setting that a synthetic task decides; labels name its options instead."""
 
 
+SCORED = ("validation_stride", "validation_tokens", "test_stride", "test_tokens")
+"""What was scored, which labels name only where models differ in nothing else: evaluate.stride, evaluate.windows."""
+
+
 def labels(
     runs: pd.DataFrame, key: str, leave_out: tuple[str, ...] = (), within: str | None = None
 ) -> pd.Series:
@@ -46,15 +50,23 @@ def labels(
             continue
         columns = [column for column in _columns(group) if column not in leave_out]
         differing = [column for column in columns if _differs(group, column, groups)]
-        shown = group[differing].drop(
-            columns=["data_fingerprint", *_determined_by_depth(group)], errors="ignore"
-        )
-        described = shown.apply(_describe, axis=1) if not shown.empty else pd.Series("", index=group.index)
-        alike = [described, groups[group.index]]
-        ambiguous = group[key].groupby(alike).transform("nunique") > 1
+        hidden = {"data_fingerprint", *_determined_by_depth(group)}
+        shown = [column for column in differing if column not in hidden]
+        described, ambiguous = _described_by(shown, group, key, groups)
+        if ambiguous.any():
+            shown += [column for column in SCORED if column in group and _differs(group, column, groups)]
+            described, ambiguous = _described_by(shown, group, key, groups)
         suffix = described.where(~ambiguous, (described + " #" + group[key].str[:6]).str.strip())
         labels[group.index] = labels[group.index] + " (" + suffix + ")"
     return labels
+
+
+def _described_by(
+    columns: list[str], group: pd.DataFrame, key: str, groups: pd.Series
+) -> tuple[pd.Series, pd.Series]:
+    """Describe every row by these columns, and say where several values of ``key`` are described alike."""
+    described = group[columns].apply(_describe, axis=1) if columns else pd.Series("", index=group.index)
+    return described, group[key].groupby([described, groups[group.index]]).transform("nunique") > 1
 
 
 def _differs(group: pd.DataFrame, column: str, groups: pd.Series) -> bool:
