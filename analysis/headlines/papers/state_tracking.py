@@ -51,6 +51,6 @@ HEADLINES = (
         beats("path_tracking", FORMS[0], FORMS[3], FORMS[2], beside=FORMS[1:2], longer=(37, 69)),
         config="path_tracking",
         differs="8 swaps of five boxes and tests of 32, after each of which the item in one box is asked for (paper: "
-        "words over all of A5, whose product is asked for); one layer, width 64, 1,500 steps",
+        "words over all of A5, whose product is asked for); one layer, width 64, 3,000 steps",
     ),
 )
