@@ -122,6 +122,7 @@ def test_the_decode_state_is_constant_in_time(dtype):
     ("options", "message"),
     [
         ({"cg_steps": 0}, "mesanet.cg_steps=0"),
+        ({"forget_bias": -1.0}, "mesanet.forget_bias=-1.0 must be at least 0"),
         ({"kernel_size": 0}, "kernel_size=0 must be at least 1"),
         ({"n_heads": 3}, "mesanet.n_heads=3 does not divide"),
     ],

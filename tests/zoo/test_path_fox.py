@@ -170,6 +170,7 @@ def test_it_costs_1_03_of_plain_attention_at_reference_width():
     [
         ({"n_kv_heads": 3}, "path_fox.n_kv_heads=3 does not divide n_heads=4"),
         ({"rank": 0}, "path_fox.rank=0 must be at least 1"),
+        ({"forget_bias": float("nan")}, "path_fox.forget_bias=nan must be at least 0"),
         ({"n_heads": 5}, "n_heads=5 does not divide model.d_model=32"),
     ],
 )
