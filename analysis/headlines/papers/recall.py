@@ -68,7 +68,7 @@ HEADLINES = (
         f"KDA: {RULE}, than with one decay a head",
         beats("kimi_mqar", "kda_pure", "kda_pure decay=head"),
         config="kimi_mqar",
-        differs="32 tokens and 8 pairs (paper: 256 to 2,048 tokens); 2 layers of width 64, all else of KDA equal; 300 "
+        differs="16 tokens and 4 pairs (paper: 256 to 2,048 tokens); 2 layers of width 64, all else of KDA equal; 300 "
         "steps",
     ),
     Headline(
