@@ -37,7 +37,7 @@ def by_definition(m: MesaNet, x: Tensor) -> Tensor:
     for name, convolution in m.convolutions.items():
         parts[name] = convolved(parts[name], convolution.weight)
     beta = torch.sigmoid(m.beta_proj(x))
-    gamma = torch.sigmoid(m.gamma_proj(x)) * (1 - 0.0025 * beta**2)
+    gamma = torch.sigmoid(x @ m.gamma_proj.weight.T + m.gamma_proj.bias) * (1 - 0.0025 * beta**2)
     q, k, v = (parts[name].unflatten(-1, (m.heads, m.width)) for name in "qkv")
     q, k = (y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
     o = torch.zeros_like(v)
