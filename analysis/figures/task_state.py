@@ -85,7 +85,7 @@ def _state_axis(axes: Axes, sizes: pd.Series) -> None:
         axes.set_xlim(
             2 ** (math.ceil(math.log2(sizes.min())) - 1.1), 2 ** (math.floor(math.log2(sizes.max())) + 1.1)
         )
-        byte_axis(axes.xaxis)
+        byte_axis(axes.xaxis, most=6)  # a panel is half as wide as a figure
     axes.tick_params(axis="x", labelsize=7.5)
 
 

@@ -71,7 +71,8 @@ class Results:
     def selection(self) -> pd.DataFrame:
         """The settings that job=compare tried before these runs (`analysis.loading.selection`); no row without any.
 
-        Records that cannot be read are named in `problems` from then on.
+        A row that stands in several records, of runs and of what was published of them, is one. Records that cannot be
+        read are named in `problems` from then on.
         """
         found = []
         for place in selection.folders(self.places):
@@ -80,7 +81,7 @@ class Results:
                     found.append(selection.read_selection(place))
                 except UNREADABLE as error:
                     self._add_problem(f"{place}: {selection.FILE} cannot be read ({error})")
-        return pd.concat(found, ignore_index=True) if found else selection.none()
+        return pd.concat(found).drop_duplicates(ignore_index=True) if found else selection.none()
 
     @cached_property
     def of_text(self) -> Results:

@@ -75,10 +75,10 @@ def plain_log_ticks(axis: Axis, multiples: tuple[float, ...] = (1.0, 2.0, 5.0)) 
     axis.set_minor_formatter(NullFormatter())
 
 
-def byte_axis(axis: Axis) -> None:
-    """Tick an axis of bytes at powers of two with their unit, at most eight ticks."""
+def byte_axis(axis: Axis, most: int = 8) -> None:
+    """Tick an axis of bytes at powers of two with their unit, at most `most` ticks."""
     low, high = axis.get_view_interval()
-    step = max(1, math.ceil(math.log2(high / low) / 7))
+    step = max(1, math.ceil(math.log2(high / low) / (most - 1)))
     axis.set_major_locator(FixedLocator([2**power for power in range(0, 60, step)]))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))

@@ -315,3 +315,5 @@ def test_the_records_of_selections_in_a_folder_of_experiments_are_read_together(
         )
     assert list(load_results(tmp_path).selection["model"]) == ["kda", "mla"], "report/ holds no experiments"
     assert list(load_results(tmp_path / "tuesday").selection["model"]) == ["mla"]
+    shutil.copytree(tmp_path / "tuesday", tmp_path / "wednesday")
+    assert list(load_results(tmp_path).selection["model"]) == ["kda", "mla"], "a copy adds no trial"
