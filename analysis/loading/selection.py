@@ -50,9 +50,7 @@ def read_selection(folder: Path) -> pd.DataFrame:
     task: of synthetic tasks, the task with its options, which is the runs' training_set; empty for text, and in records
     from before there were tasks. seconds, of training: NaN in records from before they were kept.
     """
-    text = StringIO(read_text(folder, FILE))
-    # A row that was read and published is the same row when it is read again: pandas' faster parser rounds otherwise.
-    frame = pd.read_csv(text, dtype=dict.fromkeys(_TEXTS, "str"), float_precision="round_trip")
+    frame = pd.read_csv(StringIO(read_text(folder, FILE)), dtype=dict.fromkeys(_TEXTS, "str"))
     frame = frame.assign(task=frame.get("task", ""), seconds=frame.get("seconds", math.nan))
     missing = [name for name in COLUMNS if name not in frame]
     if missing:
