@@ -16,14 +16,17 @@ from experiments.planning.plan import Plan, plan, tell_changed
 from experiments.runs.folders import RunFailed, RunPaused
 from experiments.sweeps.display import SweepDisplay, cell_names
 from experiments.system import machine
+from zoo.errors import UserError
 
 
 def run_sweep(configs: list[Config]) -> None:
     """Train all cells that are not complete. Raises RunFailed at the end if any failed, RunPaused if any paused.
 
-    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once.
+    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once; in two folders
+    they are refused.
     """
     plans = list({p.folder.path: p for p in (plan(config) for config in configs)}.values())
+    _refuse_copies(plans)
     try:
         failed = train_all(plans)
     except CellsLeft as left:  # as the command said
@@ -36,6 +39,18 @@ def run_sweep(configs: list[Config]) -> None:
         raise RunPaused(
             f"{paused} of {len(plans)} cells paused; the same command goes on, trainer.pause_at left out"
         )
+
+
+def _refuse_copies(plans: list[Plan]) -> None:
+    """Raise UserError for cells that differ in nothing but their folder: they would be one run, trained twice."""
+    first: dict[str, Plan] = {}
+    for planned in plans:
+        other = first.setdefault(planned.run, planned)
+        if other is not planned:
+            raise UserError(
+                f"{other.folder.path} and {planned.folder.path} would be the same run: they differ in the folder alone "
+                "(name, results); give the sweep one name and sweep over settings"
+            )
 
 
 def train_all(plans: list[Plan]) -> list[Plan]:

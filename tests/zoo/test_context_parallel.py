@@ -156,6 +156,16 @@ def test_a_convolution_longer_than_a_shard_is_refused(monkeypatch):
         zoo.context_parallel.inputs_before(Context.of(tokens(1, 8)).cut(), torch.zeros(1, 2, 5), 3)
 
 
+@pytest.mark.parametrize("begin", [14, 15, 16, 17, 18])
+def test_a_convolution_sees_the_tokens_before_a_shard_from_the_sequences_first_on(begin, monkeypatch):
+    rank_of_four(monkeypatch, 1)  # tokens 18 to 35
+    before = torch.arange(15.0, 18.0)[None, :, None]
+    monkeypatch.setattr(zoo.context_parallel.operations, "halo", lambda last, shard: before)
+    cut = Context.of(tokens(1, 72), torch.tensor([0, begin, 72], dtype=torch.int32)).cut()
+    seen = zoo.context_parallel.inputs_before(cut, torch.zeros(1, 18, 1), 3)
+    assert seen.flatten().tolist() == [float(place) if place >= begin else 0.0 for place in (15, 16, 17)]
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_pieces_are_all_queries_in_order_and_their_shares_sum_to_one(rank, monkeypatch):
     rank_of_four(monkeypatch, rank)

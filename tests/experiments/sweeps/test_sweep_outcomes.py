@@ -18,6 +18,7 @@ from experiments.planning.plan import Plan, plan
 from experiments.sweeps import sweep
 from experiments.sweeps.display import cell_names
 from experiments.sweeps.sweep import Sweep
+from zoo.errors import UserError
 
 
 @pytest.fixture
@@ -96,6 +97,11 @@ def test_equal_cells_are_trained_once(lab: Lab, monkeypatch, capsys):
     sweep.run_sweep([*configs, *lab.compose("--multirun", "seed=1,0")])
     assert [p.config.seed for p in trained] == [0, 1]
     assert "2 cells: 0 complete, 2 to train" in capsys.readouterr().out
+
+
+def test_one_run_in_two_folders_is_refused(lab: Lab):
+    with pytest.raises(UserError, match=r"a/\w+ and .*b/\w+ would be the same run"):
+        sweep.run_sweep(lab.compose("--multirun", "name=a,b"))
 
 
 @pytest.mark.slow
