@@ -17,7 +17,8 @@ from experiments.compare import confirm, halving, rates, select
 from experiments.compare.record import COLUMNS, write_record
 from experiments.compare.select import Selection, start
 from experiments.compare.trials import RATE
-from experiments.runs.folders import RunFailed, RunFolder
+from experiments.runs.folders import METRICS, RunFailed, RunFolder
+from experiments.runs.metric_log import MetricLog
 from experiments.system.paths import SELECTION
 from zoo.errors import UserError
 
@@ -230,6 +231,25 @@ def test_the_record_tells_every_run_the_chosen_one_and_who_confirms_it(lab: Lab,
     assert rows[0]["confirmed_by"] == plans[0][0].run
     assert (rows[2]["validation_loss"], float(rows[0]["validation_loss"])) == ("", 0.0)
     assert {row["run"] for row in rows} == {trial.planned.run for s in selections for trial in s.trials}
+
+
+@pytest.mark.slow
+def test_the_record_has_the_seconds_of_the_last_row_that_has_any(lab: Lab, pretend, tmp_path: Path):
+    pretend(distance(3e-3))
+    (one, *_) = selected(lab)
+    path = one.trials[0].planned.folder.path / METRICS
+    path.unlink(missing_ok=True)
+    log = MetricLog(path, [])
+    log.cut(0)
+    for step, split, seconds in ((10, "train", 1.5), (20, "train", 4.25), (20, "validation", "")):
+        log.append({"step": step, "split": split, "seconds": seconds})
+    write_record(tmp_path, [one], [[]])
+    (row,) = (
+        row
+        for row in csv.DictReader((tmp_path / SELECTION).open())
+        if row["run"] == one.trials[0].planned.run
+    )
+    assert row["seconds"] == "4.25"
 
 
 @pytest.mark.slow

@@ -79,6 +79,17 @@ def test_the_strategies_of_a_model(monkeypatch: pytest.MonkeyPatch):
     assert one.activations == ddp.activations == two.activations == three.activations
 
 
+@pytest.mark.slow
+def test_two_layers_that_are_gathered_are_the_largest_wherever_they_stand(monkeypatch: pytest.MonkeyPatch):
+    config = Config()
+    config.model.d_model, config.model.depth, config.model.n_heads = 32, 4, 2
+    config.data.seq_len, config.trainer.devices, config.trainer.strategy = LENGTH, 4, "fsdp"
+    gathered = []
+    for config.model.pattern in ("KKFF", "FFKK", "FFFF"):
+        gathered.append(counted(config, monkeypatch, rows=2).gathered)
+    assert gathered[0] == gathered[1] > gathered[2]
+
+
 @pytest.mark.parametrize("letter", ["F", "K", "S"])
 @pytest.mark.slow
 def test_a_shard_of_a_sequence_needs_its_share_of_the_activations(
