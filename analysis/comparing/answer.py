@@ -203,10 +203,11 @@ def _first_places(family: Family, shown: pd.Series) -> list[str]:
 def _method(family: Family) -> list[str]:
     """Sentences on how it was decided; none where no deviation over seeds is known."""
     spread, unit, models = family.spread, _unit(family), len(family.table)
-    deviation = math.sqrt(spread.variance) if spread.degrees else math.nan
-    if not deviation > 0:
+    if not spread.degrees or not (spread.deviations > 0).any():
         return []
-    return [_intervals(family, deviation, unit), _needed(deviation, models, unit), *_pairing(family)]
+    deviation = math.sqrt(spread.variance)
+    needed = [_needed(deviation, models, unit)] if deviation > 0 else []
+    return [_intervals(family, deviation, unit), *needed, *_pairing(family)]
 
 
 def _intervals(family: Family, deviation: float, unit: str) -> str:
@@ -221,11 +222,16 @@ def _intervals(family: Family, deviation: float, unit: str) -> str:
     else:
         apart = list(family.table.index[spread.apart])
         verb, each = ("is", "its own deviation") if len(apart) == 1 else ("are", "deviations of their own")
+        shared = (
+            f"For the others one, {deviation:.2g} {unit} ({spread.degrees} degrees of freedom), in which what is noisier "
+            "counts as if it were just not too noisy"
+            if deviation > 0
+            else "Seeds of the others made no difference"
+        )
         how = (
             f"{listing(apart, 12)} {verb} noisier over seeds than the others (Cochran's test, p = {spread.unequal:.2g})"
-            f": {each}, with long intervals that more seeds would shorten. For the others one, {deviation:.2g} {unit} "
-            f"({spread.degrees} degrees of freedom), in which what is noisier counts as if it were just not too noisy"
-            ". Welch's test with Bonferroni's correction"
+            f": {each}, with long intervals that more seeds would shorten. {shared}. Welch's test with Bonferroni's "
+            "correction"
         )
     return (
         f"{how}: all intervals together hold the true differences in 95 % of studies of equally noisy models, and "

@@ -227,6 +227,19 @@ def test_a_noisy_model_is_told(study):
 
 
 @pytest.mark.slow
+def test_noisy_models_are_told_also_where_the_others_seeds_are_all_alike(study):
+    results = study()
+    for name, center in CENTERS.items():
+        of_model = (results.runs["name"] == name) & (results.runs["lr"] == 3e-3)
+        results.runs.loc[of_model, "test_loss"] = center
+    wild = {"name": "wild", "label": "wild", "setting": "wild", "sweep": "wild", "pattern": "WWWW"}
+    found = said(added(results, "kda", [1.0, 3.0, 5.0], **wild))
+    (how,) = [sentence for sentence in found if "wild is noisier over seeds than the others" in sentence]
+    assert "Seeds of the others made no difference. Welch's test" in how
+    assert not any("four times in five" in sentence for sentence in found), "no deviation, no number of seeds"
+
+
+@pytest.mark.slow
 def test_what_was_equal_is_said(study):
     results = study({"kda": {"parameters_non_embedding": 220_000, "threads": 2, "tokens": 999}})
     runs = families(with_final_validation(results), "test_loss")[0].runs

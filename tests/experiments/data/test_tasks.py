@@ -30,12 +30,7 @@ def settings(name: str, batch_size: int = 8, **options) -> DataConfig:
 
 def answered(task_set: TaskSet, split: str, count: int):
     """(position, token there, answer) of every answer of so many sequences; training of seed 0."""
-    if split == "train":
-        batch = TaskSet(dataclasses.replace(task_set.config, batch_size=count)).batches(0).batch(0)
-        tokens, targets = batch["tokens"].numpy(), batch["targets"].numpy()
-    else:
-        part = task_set.held_out(split).first(count)
-        tokens, targets = part.tokens, part.targets
+    tokens, targets = sequences(task_set, split, count)
     rows, places = np.nonzero(targets != IGNORE)
     return np.stack([places, tokens[rows, places], targets[rows, places]], axis=1)
 
@@ -116,6 +111,109 @@ def test_the_control_sees_what_is_told():
     places = np.arange(400) % 8
     told = np.stack([places, places % 3, places % 3], axis=1)
     assert control(told, told, [1]) == control(told, told, [0]) == 1.0
+
+
+CHANCE = None
+COPIED = {
+    **dict.fromkeys(("regression", "parity", "permutations", "entity_tracking", "memorisation"), CHANCE),
+    "palindrome": 1.0,  # the rule is a place
+    "selective_copy": 1.0,  # the rule is an order
+    "stack": 0.65,  # a pop after a push
+    "flip_flop": 0.70,  # of two values
+    "mqar": 0.40,  # short gaps are likelier: early pairs are asked for early, as in the paper's code
+    "induction": 0.35,
+    "needle": 0.36,  # one of four values
+    "noisy_recall": 0.28,
+    "fuzzy_recall": 0.33,
+}
+"""What copying from one place may give at the default options; a newcomer's task may be a copy by rule."""
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_copying_by_place_or_by_order_tells_no_more_than_is_stated(name: str):
+    """A control that copies a token of the sequence, never reading a key, stays at the floor that the task has."""
+    task_set = TaskSet(settings(name))
+    floor = COPIED[name] or task_set.task.chance
+    found = copying(*(sequences(task_set, split, 250) for split in ("train", "test")))
+    for rule, (right, count) in found.items():
+        limit = floor + 5 * np.sqrt(floor * (1 - floor) / count)
+        assert right <= limit, f"{name}: {right:.3f} by {rule}, floor {floor:.3f}"
+
+
+def test_the_keys_of_short_recall_are_worth_more_than_their_places():
+    """The two-core setting: every slot is taken, so that a place tells the pair in 0.38 of the cases, chance is 1/32."""
+    task_set = TaskSet(settings("mqar", length=16))
+    found = copying(*(sequences(task_set, split, 1000) for split in ("train", "test")))
+    assert 0.36 < max(right for right, _ in found.values()) < 0.41
+
+
+@pytest.mark.parametrize(
+    ("leak", "rule"),
+    [("beside", "distance"), ("first", "place"), ("ordered", "order")],
+)
+def test_the_copying_control_sees_what_is_told(leak: str, rule: str):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(1, 9, (300, 12))
+    targets = np.full(tokens.shape, IGNORE)
+    asked = np.sort(rng.permuted(np.tile(np.arange(6, 12), (300, 1)), axis=1)[:, :2], axis=1)
+    for row, places in enumerate(asked):
+        if leak == "beside":
+            targets[row, places] = tokens[row, places - 1]
+        elif leak == "first":
+            targets[row, places] = tokens[row, 2]
+        else:  # two values among keys, at places that differ, asked for in their order
+            values = np.sort(rng.permutation(6)[:2])
+            tokens[row] += 20
+            tokens[row, values] -= 20
+            targets[row, places] = tokens[row, values]
+    half = (tokens[:150], targets[:150]), (tokens[150:], targets[150:])
+    assert copying(*half)[rule][0] == 1.0
+
+
+def sequences(task_set: TaskSet, split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and targets of so many sequences; training of seed 0."""
+    if split == "train":
+        batch = TaskSet(dataclasses.replace(task_set.config, batch_size=count)).batches(0).batch(0)
+        return batch["tokens"].numpy(), batch["targets"].numpy()
+    part = task_set.held_out(split).first(count)
+    return part.tokens, part.targets
+
+
+Parts = tuple[np.ndarray, np.ndarray]
+
+
+def copying(known: Parts, asked: Parts) -> dict[str, tuple[float, int]]:
+    """The share of right answers, and their number, by each rule of where to copy from.
+
+    place: one place for each place that is asked at; distance: so many tokens back, the same for all; order: the m-th
+    token that can be an answer, m by how many were asked for before. Where to copy from is what trains best.
+    """
+    values = np.unique(known[1][known[1] != IGNORE])
+    found = {}
+    for rule in ("place", "distance", "order"):
+        hits: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(known[0].shape[1]))
+        for case, row, answer in copies(known, values, rule):
+            hits[case][: len(row)] += row == answer
+        source = {case: int(count.argmax()) for case, count in hits.items()}
+        right = [
+            source.get(case, 0) < len(row) and row[source.get(case, 0)] == answer
+            for case, row, answer in copies(asked, values, rule)
+        ]
+        found[rule] = float(np.mean(right)), len(right)
+    return found
+
+
+def copies(parts: Parts, values: np.ndarray, rule: str):
+    """Yield of every answer its case, the tokens that could be copied by the rule, and the answer."""
+    for tokens, targets in zip(*parts, strict=True):
+        for nth, place in enumerate(np.flatnonzero(targets != IGNORE)):
+            seen = tokens[: place + 1]
+            if rule == "place":
+                yield int(place), seen, targets[place]
+            elif rule == "distance":
+                yield 0, seen[::-1], targets[place]
+            else:
+                yield nth, seen[np.isin(seen, values)], targets[place]
 
 
 OTHER = {
