@@ -223,8 +223,8 @@ def _intervals(family: Family, deviation: float, unit: str) -> str:
         apart = list(family.table.index[spread.apart])
         verb, each = ("is", "its own deviation") if len(apart) == 1 else ("are", "deviations of their own")
         shared = (
-            f"For the others one, {deviation:.2g} {unit} ({spread.degrees} degrees of freedom), in which what is noisier "
-            "counts as if it were just not too noisy"
+            f"For the others one, {deviation:.2g} {unit} ({spread.degrees} degrees of freedom), in which what is "
+            "noisier counts as if it were just not too noisy"
             if deviation > 0
             else "Seeds of the others made no difference"
         )

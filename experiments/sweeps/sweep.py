@@ -22,8 +22,8 @@ from zoo.errors import UserError
 def run_sweep(configs: list[Config]) -> None:
     """Train all cells that are not complete. Raises RunFailed at the end if any failed, RunPaused if any paused.
 
-    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once; in two folders
-    they are refused.
+    Every configuration is checked before the first cell trains (UserError). Equal cells are trained once; in two
+    folders they are refused.
     """
     plans = list({p.folder.path: p for p in (plan(config) for config in configs)}.values())
     _refuse_copies(plans)

@@ -46,8 +46,8 @@ class MQAR(Task):
     Keys are different from each other, and values are. The places after the pairs are cut into slots of two, and a key
     is asked for in the g-th slot (from 1) with weight a·g^(a−1), no two in one. The paper has vocab=8192 and
     length, pairs = 64, 4; 128, 8; 256, 16; 512, 64, and its published code power=0.01 and blanks between. Chance: one
-    value of all. Guessing among the values of the sequence gives 1/pairs, and more where the place tells the pair, since
-    short gaps are likelier: 0.38 with 16 tokens and four pairs, 0.32 with 32.
+    value of all. Guessing among the values of the sequence gives 1/pairs, and more where the place tells the pair,
+    since short gaps are likelier: 0.38 with 16 tokens and four pairs, 0.32 with 32.
     """
 
     rule = "mqar 1"

@@ -141,7 +141,7 @@ def test_copying_by_place_or_by_order_tells_no_more_than_is_stated(name: str):
 
 
 def test_the_keys_of_short_recall_are_worth_more_than_their_places():
-    """The two-core setting: every slot is taken, so that a place tells the pair in 0.38 of the cases, chance is 1/32."""
+    """The two-core setting: every slot is taken, so that a place tells the pair in 0.38 of the cases (chance 1/32)."""
     task_set = TaskSet(settings("mqar", length=16))
     found = copying(*(sequences(task_set, split, 1000) for split in ("train", "test")))
     assert 0.36 < max(right for right, _ in found.values()) < 0.41
