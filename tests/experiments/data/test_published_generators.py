@@ -1,0 +1,79 @@
+"""Our tasks against what the papers' own generators make of their seeds."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from support.task_readers import READERS
+
+from experiments.data import TASKS
+from experiments.data.draws import Draws
+from experiments.data.task_registry import IGNORE
+
+ZOOLOGY = {
+    (64, 500, 16, 4, 123): "4f83651f37d80c7850558f59c18777769f0dea8e046ddeef1dd07962910e19e3",
+    (8192, 200, 64, 4, 123): "99f79f3db83aca0a37d2956b28846a08a5951cd69f6172f2bf92d8978618d649",
+    (8192, 50, 256, 16, 0): "0f210d093e2e48f3b5e8e020dce7ae073af668ca25e9df7066a96a23931f9a79",
+}
+"""(vocab, sequences, length, pairs, seed) -> SHA-256 of inputs and labels, int64, little-endian, as `multiquery_ar` of
+HazyResearch/zoology (commit dbcb60d, random_non_queries=False) makes them of that seed; labels are −100 elsewhere."""
+
+
+def zoology(vocab: int, count: int, length: int, pairs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels [count, length] of that generator: its draws, in its order, from NumPy's legacy stream."""
+    stream = np.random.RandomState(seed)
+
+    def rows(choices: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        return np.stack([stream.choice(choices, pairs, replace=False, p=weights) for _ in range(count)])
+
+    keys, values = rows(np.arange(1, vocab // 2)), rows(np.arange(vocab // 2, vocab))
+    slots = np.arange((length - 2 * pairs) // 2)
+    weights = 0.01 * (slots + 1) ** (0.01 - 1)
+    places = 2 * pairs + 2 * rows(slots, weights / weights.sum())
+    inputs, labels = np.zeros((count, length), np.int64), np.full((count, length), -100)
+    inputs[:, 0 : 2 * pairs : 2], inputs[:, 1 : 2 * pairs : 2] = keys, values
+    np.put_along_axis(inputs, places, keys, 1)
+    np.put_along_axis(labels, places, values, 1)
+    return inputs, labels
+
+
+@pytest.mark.parametrize("settings", ZOOLOGY)
+def test_the_rule_of_mqar_answers_the_papers_own_sequences(settings: tuple[int, ...]):
+    inputs, labels = zoology(*settings)
+    little = b"".join(part.astype("<i8").tobytes() for part in (inputs, labels))
+    assert hashlib.sha256(little).hexdigest() == ZOOLOGY[settings], "not the published generator's data"
+    task = mqar(*settings)
+    for tokens, asked in zip(inputs, labels, strict=True):
+        answers = READERS["mqar"]([task.word(token) for token in tokens.tolist()])
+        wanted = {int(i): task.word(int(asked[i])) for i in np.flatnonzero(asked != -100)}
+        assert {place: word for place, (word, _) in answers.items()} == wanted
+
+
+@pytest.mark.parametrize(("length", "pairs"), [(16, 4), (64, 4), (64, 8)])
+def test_questions_of_mqar_stand_where_the_papers_do(length: int, pairs: int):
+    """How often each pair is asked for in each slot, in two samples: within five standard errors of a difference."""
+    count = 2000
+    _, labels = zoology(128, count, length, pairs, 7)
+    task = mqar(128, count, length, pairs)
+    drawn = [task.draw(Draws(11, place)) for place in range(count)]
+    theirs = frequencies(zoology(128, count, length, pairs, 7)[0], labels != -100, pairs)
+    ours = frequencies(
+        np.stack([d.tokens for d in drawn]), np.stack([d.targets for d in drawn]) != IGNORE, pairs
+    )
+    error = np.sqrt((ours * (1 - ours) + theirs * (1 - theirs) + 1 / count) / count)
+    assert (np.abs(ours - theirs) <= 5 * error).all()
+    assert ours.sum() == pytest.approx(pairs)
+
+
+def mqar(vocab: int, _count: int, length: int, pairs: int, _seed: int = 0):
+    """Our task with those settings."""
+    return TASKS["mqar"](TASKS["mqar"].config(vocab=vocab, length=length, pairs=pairs))
+
+
+def frequencies(tokens: np.ndarray, asked: np.ndarray, pairs: int) -> np.ndarray:
+    """The share of sequences [pairs, places] in which a pair is asked for at a place."""
+    keys = tokens[:, 0 : 2 * pairs : 2]
+    same = (tokens[:, None, :] == keys[:, :, None]) & asked[:, None, :]
+    return same.mean(0)
