@@ -9,22 +9,12 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from support.tree_copy import ROOT, contents, copy_tree, python
+from support.tree_copy import contents, copy_tree, python, shown
 
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, TaskSet, task_registry
 from experiments.training.lightning_modules import SyntheticTask
 from zoo import LanguageModel, discovery
-
-FILE = re.compile(
-    r"^```python\n(# ((?:zoo|analysis|experiments)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL
-)
-
-
-def shown(page: str) -> dict[str, str]:
-    """Path -> source of the files that a page shows in full."""
-    return {path: source for source, path in FILE.findall((ROOT / page).read_text(encoding="utf-8"))}
-
 
 MIXER, EXTENSIONS = shown("README.md"), shown("docs/extend.md")
 

@@ -7,7 +7,7 @@ registry: a new file in zoo/mixers/, zoo/residuals/ or zoo/channels/ is tested a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any, TypeVar
 
 import pytest
@@ -108,13 +108,18 @@ def cases() -> list[Case]:
     return out
 
 
-def _parametrised(fast: Callable[[Case], bool], others: pytest.MarkDecorator) -> pytest.MarkDecorator:
-    params = [pytest.param(case, id=str(case), marks=[] if fast(case) else [others]) for case in cases()]
+def _parametrised(
+    fast: Callable[[Case], bool], others: pytest.MarkDecorator, kinds: Container[str] = registry.KINDS
+) -> pytest.MarkDecorator:
+    chosen = [case for case in cases() if case.kind in kinds]
+    params = [pytest.param(case, id=str(case), marks=[] if fast(case) else [others]) for case in chosen]
     return pytest.mark.parametrize("case", params)
 
 
 # Blocks with their defaults are in the fast subset, variants outside it.
 every_case = _parametrised(lambda case: not case.variant, pytest.mark.slow)
+# What only a mixer can break.
+every_mixer = _parametrised(lambda case: not case.variant, pytest.mark.slow, kinds=("mixer",))
 # Where variants add little to their defaults.
 defaults_first = _parametrised(lambda case: not case.variant, pytest.mark.long)
 # For expensive contracts: of the defaults only mixers, and the others in make test-long.

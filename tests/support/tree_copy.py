@@ -2,12 +2,21 @@
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+FILE = re.compile(
+    r"^```python\n(# ((?:zoo|analysis|experiments)/[\w/]+\.py)\n.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+def shown(page: str) -> dict[str, str]:
+    """Path -> source of the files that a page shows in full."""
+    return {path: source for source, path in FILE.findall((ROOT / page).read_text(encoding="utf-8"))}
 
 
 def copy_tree(folder: Path) -> None:

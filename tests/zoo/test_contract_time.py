@@ -1,12 +1,25 @@
-"""Contracts over time: the future changes nothing, and decoding token by token is the forward pass."""
+"""Contracts over time: the future changes nothing, decoding is the forward pass, memory ends at no fixed place."""
 
 import pytest
 import torch
-from support.contract_cases import LONG, SEQ_LEN, VOCAB, Case, build, every_case, keys, tokens
+from support.contract_cases import (
+    LONG,
+    SEQ_LEN,
+    VOCAB,
+    WIDTH,
+    Case,
+    build,
+    every_case,
+    every_mixer,
+    keys,
+    tokens,
+)
 from support.margins import below
+from torch import Tensor
 
 import kernels
 from zoo import Context
+from zoo.interfaces import Mixer
 
 
 @every_case
@@ -55,22 +68,82 @@ def test_a_single_token_is_a_sequence(case):
     torch.testing.assert_close(step, model(one)[0][:, 0], rtol=0, atol=1e-9)
 
 
+PLACES, AFTER, DRAWS = 132, 32, 40
+"""Tokens that are changed, so that a cut at every 16th to 128th shows; tokens after the last of them; draws at most."""
+
+
+@every_mixer
+def test_memory_does_not_end_at_fixed_places(case):
+    """Where memory is cut in forward and in decoding alike, they agree, and every other contract is kept."""
+    assert_memory_goes_on(build(case.config(depth=1)).eval().layers[0].mixer)
+
+
+def assert_memory_goes_on(mixer: Mixer, draws: int = DRAWS) -> None:
+    """Every token's reach, the largest over draws, is at least half the median, or half the way to the end.
+
+    Mixers that select, route or forget by what they read need several draws, and only where one fell short.
+    """
+    places = torch.arange(PLACES)
+    reached = reach(mixer, places, 0)
+    for seed in range(1, draws + 1):
+        usual = reached.quantile(0.5)
+        short = places[reached < usual.clamp_max(PLACES + AFTER - 1 - places) / 2]
+        if len(short) == 0 or seed == draws:
+            break
+        reached[short] = reached[short].maximum(reach(mixer, short, seed))
+    ends = sorted({*short.tolist()} - {*(short - 1).tolist()})  # of runs of such tokens
+    assert not ends, f"a memory of {usual:.0f} tokens ends after token {', '.join(map(str, ends))}"
+
+
+@torch.no_grad()
+def reach(mixer: Mixer, places: Tensor, seed: int) -> Tensor:
+    """How many tokens after each place outputs change, by more than rounding, with its token: fp64 [places]."""
+    generator = torch.Generator().manual_seed(seed)
+    before = torch.randn(PLACES + AFTER, WIDTH, generator=generator, dtype=torch.float64)
+    rows = before.repeat(len(places) + 1, 1, 1)  # the last one is left as it is
+    rows[range(len(places)), places] = torch.randn(
+        len(places), WIDTH, generator=generator, dtype=torch.float64
+    )
+    y, _ = mixer(rows, Context.of(rows[..., 0]))
+    changed = (y[:-1] - y[-1]).abs().amax(-1) > 1e-9 * y.abs().max()
+    last = (changed * torch.arange(PLACES + AFTER)).amax(1)
+    return (last - places).clamp_min(0).double()
+
+
 OPERATIONS = {"kda": "delta_rule", "mesanet": "mesa", "mom": "memory_mixture"}
+
+
+def forgetful(operation, every: int):
+    """The operation with sequences cut at every so many tokens, as if the state were multiplied by 0 there."""
+
+    def cut(*inputs, cu_seqlens=None, **options):
+        length = inputs[0].shape[1]
+        if length <= every:  # a step, or a sequence of one piece
+            return operation(*inputs, cu_seqlens=cu_seqlens, **options)
+        pieces = [slice(begin, begin + every) for begin in range(0, length, every)]
+        parts = [[x[:, piece] if x.dim() > 2 else x for x in inputs] for piece in pieces]
+        return torch.cat([operation(*part, **options)[0] for part in parts], 1), None
+
+    return cut
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @torch.no_grad()
 def test_a_state_that_is_lost_between_chunks_would_be_noticed(name, monkeypatch):
-    """Sequences cut at token 64, as if the state were multiplied by 0 where a chunk begins."""
-    operation = getattr(kernels, OPERATIONS[name])
-
-    def forgetful(*inputs, cu_seqlens=None, **options):
-        inputs = list(inputs)
-        if inputs[0].shape[1] <= 64:  # a step, or a sequence of one chunk
-            return operation(*inputs, cu_seqlens=cu_seqlens, **options)
-        parts = [[x[:, cut] if x.dim() > 2 else x for x in inputs] for cut in (slice(64), slice(64, None))]
-        return torch.cat([operation(*part, **options)[0] for part in parts], 1), None
-
-    monkeypatch.setattr(kernels, OPERATIONS[name], forgetful)
+    """Sequences cut at token 64, where a chunk begins."""
+    monkeypatch.setattr(kernels, OPERATIONS[name], forgetful(getattr(kernels, OPERATIONS[name]), 64))
     with pytest.raises(AssertionError):
         assert_steps_are_forward(Case("mixer", name), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "every"), [("kda", 16), ("kda", 32), ("kda", 64), ("kda", 128), ("mesanet", 64), ("mom", 64)]
+)
+def test_a_memory_that_ends_at_fixed_places_would_be_noticed(name, every, monkeypatch):
+    """In as few draws as the mixer itself passes with."""
+    mixer = build(Case("mixer", name).config(depth=1)).eval().layers[0].mixer
+    assert_memory_goes_on(mixer, draws=3)
+    monkeypatch.setattr(kernels, OPERATIONS[name], forgetful(getattr(kernels, OPERATIONS[name]), every))
+    with pytest.raises(AssertionError, match=r"a memory of \d+ tokens ends after token"):
+        assert_memory_goes_on(mixer, draws=3)

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from support.program import Lab
-from support.tree_copy import copy_tree, python
+from support.tree_copy import copy_tree, python, shown
 
 from experiments.configuration.schema import Config
 from experiments.verdict import contracts, sizes, speeds, stages
@@ -41,6 +41,36 @@ class Broken(KDA):
 PEEKS = "return super().forward(x.roll(-1, 1), ctx)"
 FORGETS = """parts = [self.extend(part, self.init_state(len(x), dtype=x.dtype))[0] for part in x.split(16, 1)]
         return torch.cat(parts, 1), {}"""
+
+CUT = """
+import torch
+import torch.nn.functional as F
+from zoo.mixers.ema import EMA, EMAConfig, scan
+from zoo.registry import register_mixer
+
+
+@register_mixer(
+    "broken", letter="Z", config=EMAConfig, title="Broken", family="recurrent", color="#123456", source="none"
+)
+class Broken(EMA):
+    # README's moving average, h = 0 at every 16th token wherever h is carried. State: h and the count of tokens.
+    def forward(self, x, ctx):
+        return self._carry(x, ctx.positions, torch.zeros_like(x[:, 0]))[0], {}
+
+    def init_state(self, batch_size, **options):
+        return F.pad(super().init_state(batch_size, **options), (0, 1))
+
+    def extend(self, x, state):
+        positions = state[:, -1:].long() + torch.arange(x.shape[1], device=x.device)
+        y, h = self._carry(x, positions, state[:, :-1])
+        return y, torch.cat([h, positions[:, -1:] + 1.0], 1)
+
+    def _carry(self, x, positions, before):
+        a = torch.sigmoid(self.decay)
+        carry, new = a * (positions % 16 > 0).unsqueeze(-1), (1 - a) * self.v_proj(x)
+        h = scan(torch.cat([carry[:, :1] * before.unsqueeze(1) + new[:, :1], new[:, 1:]], 1), carry)
+        return self._out(h.to(x.dtype), x), h[:, -1]
+"""
 
 
 def test_the_models_are_the_transformer_with_the_block_in_every_layer_and_its_nearest_relative():
@@ -131,20 +161,34 @@ def test_a_table_is_measured_once_and_a_changed_block_needs_a_new_name(tmp_path,
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("body", "contract"),
+    ("source", "breaks", "contract"),
     [
-        pytest.param(PEEKS, "the future changes nothing", id="looks a token ahead"),
-        pytest.param(FORGETS, "step repeated is forward", id="forgets at every 16th token"),
+        pytest.param(
+            BROKEN.replace("{body}", PEEKS), "", "the future changes nothing", id="looks a token ahead"
+        ),
+        pytest.param(
+            BROKEN.replace("{body}", FORGETS),
+            "",
+            "step repeated is forward",
+            id="forgets at every 16th token",
+        ),
+        pytest.param(
+            CUT,
+            "1 of",
+            "memory does not end at fixed places",
+            id="forgets there in forward and decoding alike",
+        ),
     ],
 )
 def test_a_block_that_breaks_a_contract_is_condemned_and_not_trained(
-    tmp_path: Path, body: str, contract: str
+    tmp_path: Path, source: str, breaks: str, contract: str
 ):
     tree = tmp_path / "tree"
     copy_tree(tree)
-    (tree / "zoo/mixers/broken.py").write_text(BROKEN.replace("{body}", body), encoding="utf-8")
+    for path, text in {**shown("README.md"), "zoo/mixers/broken.py": source}.items():
+        (tree / path).write_text(text, encoding="utf-8")
     said = python(tree, "run.py", "job=verdict", "block=broken", "trainer.progress=false")
-    assert "broken is condemned: it breaks" in said
+    assert f"broken is condemned: it breaks {breaks}" in said
     folder = tree / "results/verdict_broken"
     assert f"Broken: {contract}" in (folder / "verdict/verdict.md").read_text(encoding="utf-8")
     assert [path.name for path in folder.iterdir()] == ["verdict"]
