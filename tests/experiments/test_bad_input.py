@@ -177,12 +177,14 @@ def test_loggers_that_are_not_installed_are_refused_with_their_extra(lab: Lab, m
 def test_a_tilde_is_the_home_folder(lab: Lab, monkeypatch):
     """In quotes no shell replaces it, and a folder named ~ is one that nobody should have to remove."""
     monkeypatch.setenv("HOME", "/home/of_someone")
-    (config,) = lab.compose('results="~/x"', 'run="~/x/a/b"', 'runs="/x/~"')
+    (config,) = lab.compose('results="~/x"', 'run="~/x/a/b"', 'runs="~/x/a"')
     assert (config.results, config.run, config.runs) == (
         "/home/of_someone/x",
         "/home/of_someone/x/a/b",
-        "/x/~",
+        "/home/of_someone/x/a",
     )
+    (config,) = lab.compose('runs="/x/~"')
+    assert config.runs == "/x/~"
 
 
 @pytest.mark.slow

@@ -270,6 +270,19 @@ def test_a_finished_run_is_scored_again_and_on_longer_sequences(finished: TaskLa
             experiments.evaluate(run, device="cpu", **options)
 
 
+@pytest.mark.slow
+def test_as_many_tokens_of_another_meaning_are_not_those_of_the_run(task_lab: TaskLab):
+    """What was a value in training would be asked for as a key."""
+    outcome = task_lab.here("data=needle", "data.tasks.needle.context=12", "trainer.max_steps=1")
+    assert outcome.status == 0, outcome
+    run, other = task_lab.run_folder(), DataConfig(name="needle")
+    other.tasks.needle.context, other.tasks.needle.keys, other.tasks.needle.values = 12, 20, 12
+    trained = TaskSet(recorded_data(run / "config.yaml")).task
+    assert TaskSet(other).task.vocab_size == trained.vocab_size
+    with pytest.raises(UserError, match="are not those that the run was trained on"):
+        experiments.evaluate(run, other, windows=8, device="cpu")
+
+
 @LONG
 def test_the_options_of_a_command_change_the_sequences_scored(finished: TaskLab, monkeypatch):
     outcome = without_tiny(

@@ -314,3 +314,16 @@ def test_a_complete_run_is_scored_on_more_splits_without_training(lab: Lab):
     (other,) = lab.results.glob("whole/*")
     assert other.name == run.path.name
     assert RunFolder(other).summary()["metrics"]["test"] == after["metrics"]["test"]
+
+
+@pytest.mark.slow
+def test_splits_that_are_scored_one_after_the_other_each_keep_their_own_record(lab: Lab):
+    recorded = []
+    for splits in ("[]", "[validation]", "[validation,test]"):
+        outcome = lab.here("trainer.max_steps=1", f"evaluate.splits={splits}")
+        assert outcome.status == 0, outcome.err
+        recorded.append(RunFolder(lab.run_folder()).summary().get("scored_later", {}))
+    trained, first, both = recorded
+    assert (trained, first.keys()) == ({}, {"validation"})
+    assert both == {**first, "test": both["test"]}
+    assert both["test"].keys() == {"commit", "finished"}

@@ -145,6 +145,19 @@ def test_local_folder(wikitext_folder, cache, name, article_rows):
     assert corpus.describe()["validation"] == f"{SOURCES[name].folder} validation"
 
 
+def test_rows_of_large_strings_are_read_like_any(wikitext_folder, cache, article_rows):
+    """As polars writes them."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    (file,) = wikitext_folder.glob("test-*")
+    rows = article_rows(5, seed=4)
+    pq.write_table(pa.table({"text": pa.array(rows, pa.large_string())}), file)
+    cfg = DataConfig(name="wikitext2", path=str(wikitext_folder), tokenizer="bytes", seq_len=32)
+    cfg.cache_dir = str(cache)
+    check(cfg)
+    corpus = prepare(cfg, progress=False)
+    assert decoded(corpus, "test").replace("<|endoftext|>", "") == "".join(rows)
+
+
 def test_training_split_replaced(wikitext_folder, cache, tmp_path, article_rows):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for file in wikitext_folder.glob("train-*"):

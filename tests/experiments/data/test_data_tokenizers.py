@@ -134,6 +134,17 @@ def test_gpt2_merges_are_applied(config, tmp_path):
     assert corpus.describe()["vocab_size"] == 259
 
 
+def test_gpt2_tables_with_other_merges_make_another_corpus(config, tmp_path):
+    """The vocabulary is the same, but not what a word is cut into."""
+    cfg = config(tokenizer="gpt2", gpt2_path=tiny_gpt2(tmp_path))
+    first = prepare(cfg, progress=False)
+    (tmp_path / "vocab.bpe").write_text("#version: 0.2\nt h\n")
+    second = prepare(cfg, progress=False)
+    assert second.fingerprint != first.fingerprint
+    assert [len(corpus.tokenizer.encode("the")) for corpus in (first, second)] == [1, 2]
+    assert len(second.splits["test"].tokens) > len(first.splits["test"].tokens)
+
+
 def test_gpt2_merges_of_number_signs_are_no_comments(tmp_path):
     """GPT-2 has tokens ##, #### and longer; without their merges a heading would be other tokens than GPT-2's."""
     tokens = [*sorted(ByteLevel.alphabet()), "##", "####", SEPARATOR]

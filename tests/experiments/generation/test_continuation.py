@@ -61,6 +61,14 @@ def test_text_ends_before_the_first_stop_text_and_shows_nothing_of_it(tokenizer:
     assert tokenizer.decode(made.tokens).startswith(made.text)
 
 
+def test_of_stop_texts_that_come_with_one_token_the_first_in_the_text_ends_it():
+    """Not the first of the list."""
+    tokenizer = train([TEXT], 300)
+    (token,) = tokenizer.encode(" selten")
+    made, shown = feed(tokenizer, [token], "n", "e", "never")
+    assert (made.text, shown, made.ended) == (" s", [" s"], True)
+
+
 def test_what_may_become_a_stop_text_is_held_back():
     made, shown = feed(ByteTokenizer(), list(b"one\n\nQ: two\n\nA:"), "\n\nA:", "\n\nQ!")
     assert made.text == "one\n\nQ: two"

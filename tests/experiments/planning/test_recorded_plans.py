@@ -174,6 +174,7 @@ REFUSED = (
     {"model__pattern": "Z"},
     {"model__depth": 0},
     {"trainer__compile": True, "trainer__recompute": "full"},
+    {"trainer__compile": True, "trainer__recompute": "selective"},
     {"trainer__compile": True},
     {"trainer__devices": 2, "trainer__accumulate": 3},
     {"trainer__devices": 2, "trainer__accumulate": 4},

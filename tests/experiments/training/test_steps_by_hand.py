@@ -97,6 +97,24 @@ def test_a_run_is_the_loop_that_the_recipe_describes(tmp_path):
     assert float(task.last_step["grad_norm"]) == pytest.approx(norms[-1], rel=1e-4)
 
 
+def test_training_in_bf16_multiplies_in_bf16_and_keeps_weights_and_moments_in_fp32(tmp_path):
+    """Updates below about a 256th of a weight would be lost in bf16."""
+    silence_lightning()
+    made = config()
+    made.trainer.precision = "bf16"
+    task, products = LanguageModelling(model_of(made), made, RandomBatches(), {}), set()
+    for layer in task.model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_hook(lambda _layer, _inputs, product: products.add(product.dtype))
+    trainer = make_trainer(made, torch.device("cpu"), [], tmp_path)
+    trainer.fit(task)
+    (optimizer,) = trainer.optimizers
+    moments = [state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    assert len(moments) == 2 * len(list(task.model.parameters()))
+    assert {x.dtype for x in [*task.model.parameters(), *moments]} == {torch.float32}
+    assert products == {torch.bfloat16}
+
+
 def test_what_a_step_saw_is_told_apart():
     made = config()
     task = LanguageModelling(model_of(made).train(), made, RandomBatches(), {})
