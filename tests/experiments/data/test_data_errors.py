@@ -48,6 +48,7 @@ def test_settings(config, refused, changes, message):
         (b"", "is empty; give a file with text"),
         (b" \n\r\n\t", "is empty"),
         (b"text with a \x00 in it", "is binary, not text: byte 12 is NUL"),
+        (b"\x00 at the start", "is binary, not text: byte 0 is NUL"),
         (b"caf\xe9 in latin-1", "is not UTF-8 text: byte 3 is 0xe9; convert it"),
         ("UTF-16".encode("utf-16"), "is not UTF-8 text: byte 0 is 0xff"),
         (b"\xef\xbb\xbfmark \xff", "byte 8 is 0xff"),
