@@ -9,13 +9,16 @@ import pandas as pd
 
 from analysis.block_verdict.measured import Measured
 
-BETTER, WORSE, LEAD, EQUAL = "better", "worse", "lead", "equal"
+BETTER, WORSE, LEAD, EQUAL, UNLEARNED = "better", "worse", "lead", "equal", "unlearned"
 CLOSE = 0.01
 """Counts that differ by less, as a share, are called equal."""
 
 
 class Finding(NamedTuple):
-    """A sentence; side: BETTER, WORSE, LEAD (shown, but no verdict) or EQUAL; peer: the model compared with."""
+    """A sentence, and peer, the model compared with.
+
+    side: BETTER, WORSE, LEAD (shown, but no verdict), EQUAL, or UNLEARNED (of a task that no model has learned).
+    """
 
     side: str
     peer: str

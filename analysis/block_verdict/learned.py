@@ -7,17 +7,30 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.block_verdict.findings import BETTER, EQUAL, LEAD, WORSE, Finding
+from analysis.block_verdict.findings import BETTER, EQUAL, LEAD, UNLEARNED, WORSE, Finding
 from analysis.block_verdict.measured import Measured
-from analysis.comparing.answer import UNITS, difference_text
+from analysis.comparing.answer import UNITS, accuracy_text, difference_text
 from analysis.comparing.comparison_table import NAMES, order_metric, with_final_validation
+from analysis.comparing.learned_tasks import LEARNED, accuracies, any_learned
 from analysis.comparing.verdicts import WRONG, Family, families
 from analysis.loading.rate_sweeps import at_best_rates
 from analysis.loading.results import Results
+from analysis.loading.tasks import architectures
+from analysis.significance.intervals import estimate
+
+TESTS = (
+    "On a text or task the intervals of all models' differences from one of them hold together (Dunnett's test, or "
+    "Welch's with Bonferroni's correction). \"Better than every other model\" in the comparison of all is another "
+    "test, every pair of models by Holm's correction: either may show a difference that the other does not."
+)
+"""By which test losses and accuracies differ on this page, and why a comparison may say otherwise of a pair."""
 
 
 def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
-    """Yield a finding for every peer and every text or task: better or worse where the interval does not hold zero."""
+    """Yield a finding for every peer and every text or task: better or worse where the interval does not hold zero.
+
+    Of a task that no model has learned it is neither, whatever the interval.
+    """
     runs = with_final_validation(results)
     metric, chosen = order_metric(runs), at_best_rates(runs)
     for peer in measured.peers:
@@ -28,7 +41,7 @@ def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
         for family in families(runs, metric, baseline):
             row = family.table[family.table["model"] == own]
             if len(row) and family.baseline is not None:
-                yield _finding(family, row.iloc[0], peer)
+                yield _finding(family, row.iloc[0], measured.name, peer)
 
 
 def _model(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:
@@ -41,26 +54,73 @@ def _model(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:
     return runs.loc[same, "model"].iloc[0] if same.any() else None
 
 
-def _finding(family: Family, row: pd.Series, peer: str) -> Finding:
-    told = _told(family, row)
+def _finding(family: Family, row: pd.Series, block: str, peer: str) -> Finding:
+    """The finding of a row of a family's table, whose baseline is the peer."""
+    told = f"{_told(family, row, block, peer)}{_interval(family, row, peer)}"
+    if family.metric != WRONG:
+        return Finding(_side(row), peer, f"{told}: {_judged(row, peer)}.")
+    if not any_learned(family.runs):
+        why = _none_learned(family, {row.name: block, family.baseline: peer})
+        return Finding(UNLEARNED, peer, f"{told}: tells little, as {why}.")
+    return Finding(_side(row), peer, f"{told}: {_judged(row, peer)}{_both_learned(family, row)}.")
+
+
+def _side(row: pd.Series) -> str:
+    """The side of a difference: EQUAL unless its interval is without zero."""
+    if pd.isna(row["difference_ci"]) or row["difference_p"] >= 0.05:
+        return EQUAL
+    return LEAD if row["lead"] else BETTER if row["difference"] < 0 else WORSE
+
+
+def _judged(row: pd.Series, peer: str) -> str:
+    """What follows from a difference and its interval: "better than transformer"."""
     if pd.isna(row["difference_ci"]):
-        return Finding(
-            EQUAL, peer, f"{told} beside {peer}: too few seeds, or none that differ, to tell from chance."
-        )
-    shown = row["difference_p"] < 0.05
-    side = EQUAL if not shown else BETTER if row["difference"] < 0 else WORSE
+        return "too few seeds, or none that differ, for an interval of the difference"
+    side = _side(row)
+    if side == LEAD:
+        return f"{'ahead of' if row['difference'] < 0 else 'behind'} {peer}, but {row['lead']}"
     verb = {BETTER: "better than", WORSE: "worse than", EQUAL: "not shown to differ from"}[side]
-    if shown and row["lead"]:
-        verb = "ahead of" if side == BETTER else "behind"
-        return Finding(LEAD, peer, f"{told}, 95 % interval: {verb} {peer}, but {row['lead']}.")
-    return Finding(side, peer, f"{told}, 95 % interval: {verb} {peer}.")
+    return f"{verb} {peer}"
 
 
-def _told(family: Family, row: pd.Series) -> str:
-    """The difference in words: "Test loss on pydocs: −0.03 ± 0.02 nats/token"; of a task that of accuracies."""
+def _none_learned(family: Family, names: dict[str, str]) -> str:
+    """That no model has learned the task, with the one that has the most right answers; names: by label, of the two."""
+    best = accuracies(family.runs).index[0]
+    name = names.get(best) or architectures(family.runs[family.runs["label"] == best]).iloc[0]
+    return f"no model has {LEARNED:.0%} right on average (the best, {name}: {_accuracy(family, best)})"
+
+
+def _both_learned(family: Family, row: pd.Series) -> str:
+    """That both have learned the task, where they have; else ""."""
+    if accuracies(family.runs)[[row.name, family.baseline]].min() < LEARNED:
+        return ""
+    return f"; both learned it ({LEARNED:.0%} right or more), so that only a harder task could tell more"
+
+
+def _accuracy(family: Family, label: str) -> str:
+    """A model's share of right answers with its interval over seeds, as the tables have it."""
+    mean, half_width, _ = estimate(family.runs.loc[family.runs["label"] == label, "test_accuracy"])
+    return accuracy_text(mean, half_width)
+
+
+def _told(family: Family, row: pd.Series, block: str, peer: str) -> str:
+    """The difference in words: "Test loss on pydocs: −0.03 ± 0.02 nats/token"; of a task accuracies and theirs."""
     of_task = family.metric == WRONG
     signed = row.mask(row.index == "difference", -row["difference"]) if of_task else row
     (shown,) = pd.DataFrame([signed]).rename_axis("label").reset_index().itertuples()
-    what = "Accuracy" if of_task else NAMES[family.metric].capitalize()
-    unit = "" if of_task else f" {UNITS.get(family.metric, 'nats/token')}"
-    return f"{what} on {family.task or family.runs['test_set'].iloc[0]}: {difference_text(shown)}{unit}"
+    if of_task:
+        return (
+            f"Accuracy on {family.task}: {block} {_accuracy(family, row.name)}, {peer} "
+            f"{_accuracy(family, family.baseline)}, chance {family.runs['chance'].iloc[0]:.3f}; difference "
+            f"{difference_text(shown)}"
+        )
+    text = family.task or family.runs["test_set"].iloc[0]
+    unit = UNITS.get(family.metric, "nats/token")
+    return f"{NAMES[family.metric].capitalize()} on {text}: {difference_text(shown)} {unit}"
+
+
+def _interval(family: Family, row: pd.Series, peer: str) -> str:
+    """What stands behind "±" of a difference; where it has none, whom it is from."""
+    if pd.isna(row["difference_ci"]):
+        return f" beside {peer}"
+    return ", 95 % intervals" if family.metric == WRONG else ", 95 % interval"

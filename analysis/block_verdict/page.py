@@ -14,6 +14,7 @@ from analysis.block_verdict.findings import (
     BETTER,
     EQUAL,
     LEAD,
+    UNLEARNED,
     WORSE,
     Finding,
     broken_sentences,
@@ -21,7 +22,7 @@ from analysis.block_verdict.findings import (
     count_findings,
     speed_findings,
 )
-from analysis.block_verdict.learned import learned_findings
+from analysis.block_verdict.learned import TESTS, learned_findings
 from analysis.block_verdict.measured import FOLDER, RECORD, TABLES, Measured, read_measured
 from analysis.block_verdict.untold import untold
 from analysis.files import refuse_link, write_atomically, write_text
@@ -34,6 +35,7 @@ _HEADINGS = {
     WORSE: "Worse",
     LEAD: "Leads, no verdicts",
     EQUAL: "Equal, or not shown to differ",
+    UNLEARNED: "No model learned it",
 }
 
 
@@ -45,7 +47,10 @@ class Beside(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What the page shows: sentences first, then the tables behind them."""
+    """What the page shows: sentences first, then the tables behind them.
+
+    tests: by which test losses and accuracies were found to differ; "" where none was compared.
+    """
 
     name: str
     title: str
@@ -53,6 +58,7 @@ class Page(NamedTuple):
     contracts: str
     broken: list[str]
     beside: list[Beside]
+    tests: str
     untold: list[str]
     measured: Measured
     report: bool
@@ -60,9 +66,8 @@ class Page(NamedTuple):
 
 def gather(measured: Measured, results: Results | None) -> Page:
     """Gather the page; results: the runs of the verdict, None where nothing was trained."""
-    findings = [*count_findings(measured), *speed_findings(measured)]
-    if results is not None:
-        findings = [*learned_findings(measured, results), *findings]
+    learned = [] if results is None else list(learned_findings(measured, results))
+    findings = [*learned, *count_findings(measured), *speed_findings(measured)]
     block = measured.record["block"]
     return Page(
         measured.name,
@@ -71,6 +76,7 @@ def gather(measured: Measured, results: Results | None) -> Page:
         contract_sentence(measured),
         broken_sentences(measured.condemned),
         [Beside(peer, _grouped(findings, peer)) for peer in measured.peers] if findings else [],
+        TESTS if learned else "",
         untold(measured, None if results is None else results.runs),
         measured,
         results is not None,

@@ -155,13 +155,15 @@ def _differences(rows: pd.DataFrame, baseline: str, unit: str) -> list[str]:
             each = [
                 _difference(row, unit if place == 0 else "") for place, row in enumerate(side.itertuples())
             ]
-            told = listing([f"{side['shown'].iloc[0]} {verb} {baseline} {each[0]}", *_rest(side, each)], 20)
+            told = f"{side['shown'].iloc[0]} {verb} {baseline} {each[0]}{_rest(side, each)}"
             found.append(f"A lead, no verdict ({lead}): {told}." if lead else f"{told}.")
     return found
 
 
-def _rest(side: pd.DataFrame, each: list[str]) -> list[str]:
-    return [f"{name} {told}" for name, told in zip(side["shown"].iloc[1:], each[1:], strict=True)]
+def _rest(side: pd.DataFrame, each: list[str]) -> str:
+    """The models after the first, which are no losers of it: ", and so are mesanet by 0.14 (...) and ..."."""
+    rest = [f"{name} {told}" for name, told in zip(side["shown"].iloc[1:], each[1:], strict=True)]
+    return f", and so {'is' if len(rest) == 1 else 'are'} {listing(rest, 19)}" if rest else ""
 
 
 def _difference(row: tuple, unit: str) -> str:

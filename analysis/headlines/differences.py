@@ -9,6 +9,7 @@ from functools import lru_cache
 import pandas as pd
 
 from analysis.comparing.comparison_table import with_final_validation
+from analysis.comparing.learned_tasks import LEARNED, any_learned
 from analysis.comparing.verdicts import families
 from analysis.ledger.evidence import Evidence, Missing, origin, seeds_check
 from analysis.ledger.rules import INCONCLUSIVE, Check, Lack, Needed, at_least, at_most
@@ -18,8 +19,6 @@ from analysis.loading.tasks import architectures
 
 GAP = 0.05
 """A gap: a twentieth of the answers, which the whole interval has to reach, or to stay below."""
-LEARNED = 0.95
-"""A model has learned a task where so many answers of the test split are right; docs/tasks.md asks it of some model."""
 
 Judge = Callable[[Evidence], Iterator[Check | Lack]]
 
@@ -80,7 +79,7 @@ def level(study: Results, one: str, other: str) -> Iterator[Check | Lack]:
 
 def _unlearned(study: Results) -> list[str]:
     """Why nothing of a study counts: no model has learned its task."""
-    if (_tested(study).groupby("label")["test_accuracy"].mean() >= LEARNED).any():
+    if any_learned(_tested(study)):
         return []
     return [f"no model has {LEARNED:.0%} of the answers right, so that the setting does not count"]
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from analysis.headlines.differences import LEARNED, accuracy, ahead, beats, level, study_of
+from analysis.comparing.learned_tasks import LEARNED
+from analysis.headlines.differences import accuracy, ahead, beats, level, study_of
 from analysis.headlines.entries import Headline
 from analysis.ledger.evidence import Evidence
 from analysis.ledger.rules import TRAINING, Check, Lack
