@@ -124,6 +124,26 @@ def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
     ]
 
 
+@pytest.mark.slow
+def test_the_losses_of_a_channel_mixer_are_not_the_transformers(tmp_path, write_run):
+    """Its models have the transformer's mixers and residuals."""
+    folder = write(tmp_path / "exp", sizes=(), speeds=())
+    channels = {"transformer": "swiglu", "relu2": "mlp"}
+    models = {
+        name: {"pattern": "F", "residual": {"name": "add"}, "channel": {"name": channel}}
+        for name, channel in channels.items()
+    }
+    record = {**RECORD, "block": {**RECORD["block"], "kind": "channel", "name": "relu2"}, "models": models}
+    (folder / "verdict" / "verdict.json").write_text(json.dumps({**record, "relative": None}))
+    for name, loss in (("transformer", 3.0), ("relu2", 2.5)):
+        for seed in range(3):
+            model = {"preset": name if name == "transformer" else None, "channel": channels[name]}
+            write_run(folder, name, seed, loss + 0.01 * seed, model=model, option=name)
+    found = sections(write_verdict(folder, load_results(folder)))
+    (said,) = found["Beside transformer: Leads, no verdicts"]
+    assert said.startswith("Test loss on pydocs: −0.500 ± 0.0")
+
+
 def test_a_block_that_breaks_a_contract_is_condemned_on_the_first_screen(tmp_path):
     page = write_verdict(write(tmp_path, BROKEN, sizes=(), speeds=()), None)
     text = page.read_text()

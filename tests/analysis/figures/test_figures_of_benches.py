@@ -106,6 +106,15 @@ def test_a_table_of_inference_that_cannot_serve_says_why(inference_csv, tmp_path
         inference.read(tmp_path / "short.csv", batch=1)
 
 
+def test_times_of_inference_in_two_precisions_are_never_joined(inference_csv):
+    table = pd.read_csv(inference_csv)
+    shorter = table[table["tokens"] < 4096].assign(precision="bfloat16")
+    pd.concat([shorter, table]).to_csv(inference_csv, index=False)
+    rows = inference.read(inference_csv, batch=8)
+    assert set(rows["precision"]) == {"float32"}
+    assert len(rows) == len(table[table["batch"] == 8])
+
+
 def test_modelled_times_and_ratios_are_drawn_an_operation_a_line(static_csv):
     table = static_model.read(static_csv)
     times, ratios = static_model.draw(table).axes

@@ -121,3 +121,10 @@ def test_two_sizes_are_no_law(tmp_path, write_run):
     study(tmp_path / "exp", write_run, widths=(32, 64), steep=0.12)
     with pytest.raises(NoData, match=r"at 3 sizes or more: python run.py --multirun \+experiment=scaling"):
         scaling.table(load_results(tmp_path / "exp"))
+
+
+def test_three_seeds_of_one_size_are_no_law(tmp_path, write_run):
+    for seed in range(3):
+        write_run(tmp_path / "exp", seed=seed, loss=3.0 + 0.01 * seed)
+    with pytest.raises(NoData, match="no model was tested at 3 sizes or more"):
+        scaling.table(load_results(tmp_path / "exp"))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
+from support.task_runs import write_task_run
 
 from analysis import load_results
 from analysis.figures import learning_rates, loss_curves
+from analysis.loading import selection
 from analysis.loading.rate_sweeps import best_rates
 
 
@@ -59,6 +63,27 @@ def test_the_whole_validation_split_chooses_where_every_run_was_scored_on_it(swe
     """While training only the beginning of the split may be scored, and here it prefers another rate."""
     curves = {1e-3: [[3.0]], 1e-2: [[2.9]]}
     assert rates(swept(curves, whole={1e-3: 2.8, 1e-2: 3.1})) == [1e-3]
+
+
+def test_runs_without_an_identity_are_a_sweep_too(swept):
+    for folder in swept({1e-3: [[3.0]], 1e-2: [[3.5]]}).runs["folder"]:
+        (Path(folder) / "identity.json").unlink()
+    assert rates(load_results(Path(folder).parent)) == [1e-3]
+
+
+def test_a_recorded_selection_counts_the_rates_that_were_tried_on_the_task(tmp_path, write_run):
+    tried = {"mqar": (1e-3, 3e-3), "parity": (3e-3, 1e-2, 3e-2)}
+    for task in tried:
+        write_task_run(write_run, tmp_path / "exp", "kda", task)
+    runs = load_results(tmp_path / "exp").runs
+    rows = [
+        {"task": run.training_set, "model": "kda", "lr": lr, "chosen": lr == 3e-3, "confirmed_by": run.run}
+        for run in runs.itertuples()
+        for lr in tried[run.data]
+    ]
+    pd.DataFrame(rows, columns=selection.COLUMNS).to_csv(tmp_path / "exp" / selection.FILE, index=False)
+    best = best_rates(load_results(tmp_path / "exp"))
+    assert dict(zip(best["data"], best["rates"], strict=True)) == {"mqar": 2, "parity": 3}
 
 
 @pytest.mark.slow

@@ -45,6 +45,14 @@ def test_answers_are_a_table_and_come_back_from_an_export(tmp_path, write_run):
     )
 
 
+def test_text_and_tasks_have_tables_of_their_own(tmp_path, write_run):
+    write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    write_run(tmp_path / "exp", "kda")
+    results = load_results(tmp_path / "exp")
+    assert results.of_text.table("answers").empty
+    assert set(results.of_tasks.table("answers")["label"]) == {"kda parity"}
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [

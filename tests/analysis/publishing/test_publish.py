@@ -12,7 +12,7 @@ import yaml
 
 from analysis import ResultsError, load_results
 from analysis.publishing import configurations
-from analysis.publishing.provenance import without_paths
+from analysis.publishing.provenance import probing, without_paths
 from analysis.publishing.publish import Publication, missing_parts, publish
 
 ASKED = Publication("Does it work?", command="python run.py job=publish runs=/home/me/results/exp")
@@ -248,6 +248,20 @@ def test_tables_of_an_interrupted_pass_are_refused(tmp_path, probed_runs):
     record.unlink()
     with pytest.raises(ResultsError, match=r"interrupted pass.*job=probe"):
         publish(load_results(probed_runs), tmp_path / "published", ASKED)
+
+
+def test_passes_of_different_code_are_told_apart(probed_runs):
+    (record,) = probed_runs.glob("*/probes/probes.json")
+    (other,) = (run for run in probed_runs.iterdir() if run != record.parents[1])
+    shutil.copytree(record.parent, other / "probes")
+    (passed,) = probing(load_results(probed_runs), [])
+    assert sorted(passed.runs) == sorted(run.name for run in probed_runs.iterdir())
+    (other / "probes" / "probes.json").write_text(record.read_text().replace("c0ffee", "decaf"))
+    passes = probing(load_results(probed_runs), [])
+    assert {one.commit: one.runs for one in passes} == {
+        "c0ffee": [record.parents[1].name],
+        "decaf": [other.name],
+    }
 
 
 @pytest.mark.slow
