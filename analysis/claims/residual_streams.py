@@ -16,8 +16,8 @@ DEEP_COMMAND = (
     "python run.py job=probe runs=results/residual_rates_24"
 )
 TENFOLD_COMMAND = (
-    "python run.py +experiment=coefficient_rates data=wikitext103; "
-    "python run.py job=probe runs=results/coefficient_rates"
+    "python run.py +experiment=residuals data=wikitext103 model.depth=12,24 model.residual.ohc.lr_scale=10 "
+    "model.residual.ohc.gain=null; python run.py job=probe runs=results/residuals"
 )
 STEPS_COMMAND = (
     "python run.py job=bench suite=steps model.d_model=256 model.n_heads=4 'bench.cases=[orthgsa,shc]'"

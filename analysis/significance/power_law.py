@@ -45,8 +45,9 @@ def fit_with_floor(sizes: Sequence[float], losses: Sequence[float]) -> Exponent 
     """Return α and E ≥ 0 of L = E + A·N^(−α), A ≥ 0, by least relative squares; None below four different sizes.
 
     With three sizes the law has as many parameters as points, and any of a family of curves goes through all of them.
-    The interval is the profile's: every α whose sum of squares is at most 1 + t(n − 3)²/(n − 3) times the least. An end
-    that reaches the ends of the search, 0.001 and 5, is 0 or infinite: the data do not bound it.
+    The interval is the profile's: every α whose sum of squares is at most 1 + t(n − 3)²/(n − 3) times the least, up to
+    the next step of the search beyond them. An end that reaches the ends of the search, 0.001 and 5, is 0 or infinite:
+    the data do not bound it.
     """
     if len(set(sizes)) < SIZES_FOR_A_FLOOR:
         return None
@@ -58,8 +59,8 @@ def fit_with_floor(sizes: Sequence[float], losses: Sequence[float]) -> Exponent 
     degrees = len(x) - 3
     limit = squares[best] * (1 + student_t(degrees) ** 2 / degrees)
     (inside,) = np.nonzero(squares <= limit)
-    low = 0.0 if inside[0] == 0 else float(_EXPONENTS[inside[0]])
-    high = math.inf if inside[-1] == len(_EXPONENTS) - 1 else float(_EXPONENTS[inside[-1]])
+    low = 0.0 if inside[0] == 0 else float(_EXPONENTS[inside[0] - 1])
+    high = math.inf if inside[-1] == len(_EXPONENTS) - 1 else float(_EXPONENTS[inside[-1] + 1])
     return Exponent(float(_EXPONENTS[best]), low, high, fits[best][1])
 
 

@@ -68,10 +68,11 @@ def test_what_the_data_do_not_bound_is_open():
 
 
 @pytest.mark.long
-def test_the_profile_with_a_floor_covers():
+@pytest.mark.parametrize("noise", [0.001, 0.003])  # intervals of some and of many steps of the search
+def test_the_profile_with_a_floor_covers(noise: float):
     generator, sizes = np.random.default_rng(0), np.geomspace(1e5, 3e6, 8)
     true = np.array(law(sizes, 0.5, floor=2.0, factor=300))
-    found = [fit_with_floor(sizes, true * np.exp(0.003 * generator.standard_normal(8))) for _ in range(200)]
+    found = [fit_with_floor(sizes, true * np.exp(noise * generator.standard_normal(8))) for _ in range(200)]
     assert np.mean([one.low <= 0.5 <= one.high for one in found]) == pytest.approx(0.95, abs=0.04)
 
 

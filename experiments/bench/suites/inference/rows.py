@@ -7,7 +7,7 @@ from typing import Any
 from experiments.bench import timing
 
 FEWEST_PAIRS = 3
-"""Of fewer, a bootstrap interval would be their range and no more."""
+"""Of fewer, a range says nothing of the median; `timing.bootstrap_interval` says what it covers from here on."""
 
 RATIOS = ("ratio", "ratio_transformer", "ratio_forward", "ratio_shortest")
 
