@@ -91,8 +91,8 @@ def ratios(peer: list[float], own: list[float]) -> tuple[float, float, float]:
 def bootstrap_interval(ratios: list[float], draws: int = 10_000) -> tuple[float, float]:
     """95 % percentile bootstrap interval of the median.
 
-    Of up to five ratios it is their range, which holds the median of all in 1 − 2^(1 − n) of cases: 75 % for three, 88 %
-    for four, 94 % for five.
+    Of up to five ratios it is their range, which holds the median of all in 1 − 2^(1 − n) of cases: 75 % for three,
+    88 % for four, 94 % for five.
     """
     generator = random.Random(0)
     medians = sorted(statistics.median(generator.choices(ratios, k=len(ratios))) for _ in range(draws))
