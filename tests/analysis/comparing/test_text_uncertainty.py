@@ -111,6 +111,16 @@ def test_the_standard_error_is_that_of_a_ratio():
     assert found.difference - found.low == pytest.approx(found.high - found.difference)
 
 
+def test_documents_of_unequal_length_make_a_long_interval():
+    """Two documents have most tokens: drawn without one of them a difference has another error, and is judged by it."""
+    lengths = np.array([10, 12, 9, 400, 11, 8, 300, 10])
+    gaps = np.random.default_rng(3).standard_normal(8) * np.sqrt(lengths)
+    found = over_documents(gaps, 0 * gaps, lengths)
+    assert (found.high - found.difference) / found.error > 3.5, (
+        "deviations over the one error of all give 2.6"
+    )
+
+
 def test_documents_without_tokens_and_too_few_of_them():
     ones = np.ones(3)
     assert over_documents(ones, 0 * ones, np.array([0, 0, 5])).documents == 1

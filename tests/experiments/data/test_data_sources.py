@@ -289,17 +289,19 @@ def test_pydocs(cache):
 def test_a_paragraph_stands_in_one_document_of_the_standard_library():
     """Twins and licence headers would otherwise be in training and test; short paragraphs may come again."""
     licence, short = "this is a licence header " * 10, "see above"
-    own = {name: f"what the module {name} is for " * 10 for name in "abc"}
+    own = {name: f"what the module {name} is for " * 10 for name in "abcd"}
     named = [
         ("a", [licence, own["a"], licence]),
         ("b", [own["b"], short, licence]),
-        ("c", [licence, own["c"], short]),
+        ("c", [own["c"], short]),
+        ("d", [licence, own["d"], short]),
     ]
     found = dict(pydocs._distinct(named))
     assert found["a"] == f"{licence}\n\n{own['a']}\n\n{licence}\n"
     assert found["b"] == f"{own['b']}\n\n{short}\n"
     assert found["c"] == f"{own['c']}\n\n{short}\n"
-    assert dict(pydocs._distinct([*named, ("d", [licence, short])])) == found  # too little is left of it
+    assert found["d"] == f"{own['d']}\n\n{short}\n", "seen three documents before"
+    assert dict(pydocs._distinct([*named, ("e", [licence, short])])) == found  # too little is left of it
 
 
 @pytest.mark.parametrize(

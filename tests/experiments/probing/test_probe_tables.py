@@ -17,6 +17,7 @@ import zoo
 from analysis.loading.probe_tables import TABLES, columns_of
 from experiments.configuration.schema import ProbeConfig
 from experiments.data import DataConfig, Split
+from experiments.data.task_registry import IGNORE
 from experiments.data.tokenization import TOKENIZERS
 from experiments.probing import per_token, probe_tables
 from experiments.probing.held_out import (
@@ -27,6 +28,7 @@ from experiments.probing.held_out import (
     position_buckets,
 )
 from experiments.probing.probe_run import _make_tables
+from experiments.probing.task_sequences import answer_attention
 from experiments.runs.load_run import LoadedRun
 from zoo.errors import UserError
 from zoo.probes import Row, all_measures
@@ -241,6 +243,16 @@ def test_a_given_sentence_is_read_after_the_separator_and_named(monkeypatch, tmp
     with pytest.raises(UserError, match=r"has 16 tokens.* trained on 16 at a time.* shorten it to 15 tokens"):
         tables_of_random_text(monkeypatch, tmp_path, {"validation": 100}, sentence="x" * 16)
     tables_of_random_text(monkeypatch, tmp_path, {"validation": 100}, sentence="x" * 15)
+
+
+def test_an_answer_that_comes_after_its_question_was_not_seen():
+    """Token 3 is asked for at place 1, before it comes, and at place 3, after: one question, one place of four."""
+    config = zoo.ModelConfig(pattern="F", depth=1, d_model=8, n_heads=2)
+    model = zoo.LanguageModel(config, vocab_size=8, seq_len=5).eval()
+    targets = torch.tensor([[IGNORE, 3, IGNORE, 3, IGNORE]])
+    rows = answer_attention(model, torch.tensor([[1, 2, 3, 2, 3]]), targets, 1)
+    uniform = {(row.head, row.value, row.count) for row in rows if row.measure == "answer_uniform"}
+    assert uniform == {(0, 0.25, 1), (1, 0.25, 1)}
 
 
 def test_rows_of_batches_are_averaged_by_count():

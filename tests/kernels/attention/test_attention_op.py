@@ -122,6 +122,10 @@ def test_autocast_decides_the_dtype(backend):
         (lambda q, k, v: ((q, k, v), {"cu_seqlens": packed(5)}), r"B = 1 .*q \(2, 5, 4, 8\)"),
         (lambda q, k, v: ((q[:1, :3], k[:1], v[:1]), {"cu_seqlens": packed(3)}), r"Tq = Tk, got q \(1, 3,"),
         (lambda q, k, v: ((q[:1], k[:1], v[:1]), {"cu_seqlens": packed(2, 2)}), r"T = 5, got \[0, 2, 4\]"),
+        (
+            lambda q, k, v: ((q[:1], k[:1], v[:1]), {"cu_seqlens": torch.tensor([0, 4, 2, 5]).int()}),
+            r"to rise from 0 to T = 5, got \[0, 4, 2, 5\]",
+        ),
         (lambda q, k, v: ((q[:1], k[:1], v[:1]), {"cu_seqlens": packed(5).long()}), r"int32.*int64 \(2,\)"),
         (lambda q, k, v: ((q, k.float(), v), {}), "one dtype"),
     ],

@@ -85,3 +85,15 @@ def test_errors_name_what_is_wrong():
         hyper_coefficients(x, phi, scale, bias[:6])
     with pytest.raises(ValueError, match=r"needs streams \[B, T, n, D\], got \(5, 2, 6\)"):
         hyper_coefficients(x[0], phi, scale, bias)
+
+
+@pytest.mark.parametrize("backend", ["torch", "reference"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16], ids=["fp64", "fp32", "bf16"]
+)
+def test_streams_are_handed_on_as_they_are(dtype, backend):
+    x, *rest = inputs(dtype=dtype)
+    handed = hyper_coefficients(x, *(y.to(torch.float32) if dtype is torch.bfloat16 else y for y in rest),
+                                hand_on=True, backend=backend)[3]  # fmt: skip
+    assert handed.dtype == dtype
+    assert torch.equal(handed, x)
