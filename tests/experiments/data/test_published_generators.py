@@ -10,7 +10,7 @@ from support.task_readers import READERS
 
 from experiments.data import TASKS
 from experiments.data.draws import Draws
-from experiments.data.task_registry import IGNORE
+from experiments.data.task_registry import IGNORE, Task
 
 ZOOLOGY = {
     (64, 500, 16, 4, 123): "4f83651f37d80c7850558f59c18777769f0dea8e046ddeef1dd07962910e19e3",
@@ -44,7 +44,8 @@ def test_the_rule_of_mqar_answers_the_papers_own_sequences(settings: tuple[int, 
     inputs, labels = zoology(*settings)
     little = b"".join(part.astype("<i8").tobytes() for part in (inputs, labels))
     assert hashlib.sha256(little).hexdigest() == ZOOLOGY[settings], "not the published generator's data"
-    task = mqar(*settings)
+    vocab, _, length, pairs, _ = settings
+    task = mqar(vocab, length, pairs)
     for tokens, asked in zip(inputs, labels, strict=True):
         answers = READERS["mqar"]([task.word(token) for token in tokens.tolist()])
         wanted = {int(i): task.word(int(asked[i])) for i in np.flatnonzero(asked != -100)}
@@ -55,10 +56,10 @@ def test_the_rule_of_mqar_answers_the_papers_own_sequences(settings: tuple[int, 
 def test_questions_of_mqar_stand_where_the_papers_do(length: int, pairs: int):
     """How often each pair is asked for in each slot, in two samples: within five standard errors of a difference."""
     count = 2000
-    _, labels = zoology(128, count, length, pairs, 7)
-    task = mqar(128, count, length, pairs)
+    inputs, labels = zoology(128, count, length, pairs, 7)
+    task = mqar(128, length, pairs)
     drawn = [task.draw(Draws(11, place)) for place in range(count)]
-    theirs = frequencies(zoology(128, count, length, pairs, 7)[0], labels != -100, pairs)
+    theirs = frequencies(inputs, labels != -100, pairs)
     ours = frequencies(
         np.stack([d.tokens for d in drawn]), np.stack([d.targets for d in drawn]) != IGNORE, pairs
     )
@@ -67,7 +68,7 @@ def test_questions_of_mqar_stand_where_the_papers_do(length: int, pairs: int):
     assert ours.sum() == pytest.approx(pairs)
 
 
-def mqar(vocab: int, _count: int, length: int, pairs: int, _seed: int = 0):
+def mqar(vocab: int, length: int, pairs: int) -> Task:
     """Our task with those settings."""
     return TASKS["mqar"](TASKS["mqar"].config(vocab=vocab, length=length, pairs=pairs))
 
