@@ -62,8 +62,8 @@ def contract_sentence(measured: Measured) -> str:
     if broken.empty:
         return f"{measured.name} keeps all {len(rows)} contracts ({rows['cases'].sum()} cases)."
     return (
-        f"{measured.name} is condemned: it breaks {len(broken)} of {len(rows)} contracts, so that no loss of it would "
-        "mean anything, and nothing was trained."
+        f"{measured.name} is condemned: it breaks {len(broken)} of {len(rows)} contracts, so that its losses "
+        "would not mean what they seem to, and nothing was trained."
     )
 
 
