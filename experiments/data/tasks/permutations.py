@@ -44,8 +44,9 @@ class Permutations(Task):
 
     (g ∘ h)(x) = g(h(x)): later elements act on what earlier ones made. The answers are not shown to the model: with
     the last product and the next element every model could go on. The first product is the first element, so it is not
-    asked for. S5 and A5 are not solvable, so that their words are hard for all of NC¹. The paper has lengths up to 25,
-    each trained by itself. Words of few elements are met in training, held-out sequences never.
+    asked for. S5 and A5 are not solvable, so that their words are hard for all of NC¹. The paper's data multiply from
+    the left, g_0 ∘ … ∘ g_t, which is the same with every element named by its inverse; it has lengths up to 25, each
+    trained by itself. Words of few elements are met in training, held-out sequences never.
 
     A swap of two points is a Householder reflection, so one delta rule with negative eigenvalues follows words of
     `swaps`; every element of the group is still a possible answer.

@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 import pytest
+from support.task_controls import copying
 from support.task_readers import READERS
 
 from experiments.data import TASKS
@@ -57,15 +58,32 @@ def test_questions_of_mqar_stand_where_the_papers_do(length: int, pairs: int):
     """How often each pair is asked for in each slot, in two samples: within five standard errors of a difference."""
     count = 2000
     inputs, labels = zoology(128, count, length, pairs, 7)
-    task = mqar(128, length, pairs)
-    drawn = [task.draw(Draws(11, place)) for place in range(count)]
     theirs = frequencies(inputs, labels != -100, pairs)
-    ours = frequencies(
-        np.stack([d.tokens for d in drawn]), np.stack([d.targets for d in drawn]) != IGNORE, pairs
-    )
+    tokens, targets = ours_drawn(128, count, length, pairs)
+    ours = frequencies(tokens, targets != IGNORE, pairs)
     error = np.sqrt((ours * (1 - ours) + theirs * (1 - theirs) + 1 / count) / count)
     assert (np.abs(ours - theirs) <= 5 * error).all()
     assert ours.sum() == pytest.approx(pairs)
+
+
+@pytest.mark.parametrize("length", [16, 64])
+def test_copying_gets_of_mqar_what_it_gets_of_the_papers_own(length: int):
+    """What a place tells is the paper's power law: no more of ours. A sequence's share deviates by at most a half."""
+    count = 1000
+    samples = zoology(64, 2 * count, length, 4, 5), ours_drawn(64, 2 * count, length, 4)
+    theirs, ours = (
+        copying((tokens[:count], targets[:count]), (tokens[count:], targets[count:]))
+        for tokens, targets in samples
+    )
+    for rule, (right, _) in ours.items():
+        assert abs(right - theirs[rule][0]) <= 5 * 0.5 * (2 / count) ** 0.5, rule
+
+
+def ours_drawn(vocab: int, count: int, length: int, pairs: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and targets [count, length] of our task with those settings."""
+    task = mqar(vocab, length, pairs)
+    drawn = [task.draw(Draws(11, place)) for place in range(count)]
+    return np.stack([one.tokens for one in drawn]), np.stack([one.targets for one in drawn])
 
 
 def mqar(vocab: int, length: int, pairs: int) -> Task:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from support.task_controls import copying, counting
 
 from experiments import data
 from experiments.data import TASKS, DataConfig, TaskSet
@@ -91,26 +91,17 @@ def test_nothing_is_told_by_place_or_by_the_token_at_hand(name: str, count: int)
     known, asked = (answered(task_set, split, count) for split in ("train", "test"))
     chance = task_set.task.chance
     for columns in ([0], [1], [0, 1]):
-        right = control(known, asked, columns)
+        right = counting(known, asked, columns)
         # Answers of a sequence hang together; seven standard errors of independent ones leave room for that.
         limit = chance + 7 * np.sqrt(chance * (1 - chance) / len(asked))
         assert right <= limit, f"{name}: {right:.3f} by {columns}, chance {chance:.3f}"
-
-
-def control(known: np.ndarray, asked: np.ndarray, columns: list[int]) -> float:
-    """Share of answers that are the most frequent one of training in the same case."""
-    counts: dict[tuple, collections.Counter] = collections.defaultdict(collections.Counter)
-    for row in known.tolist():
-        counts[tuple(row[i] for i in columns)][row[-1]] += 1
-    guesses = {case: found.most_common(1)[0][0] for case, found in counts.items()}
-    return float(np.mean([guesses.get(tuple(row[i] for i in columns)) == row[-1] for row in asked.tolist()]))
 
 
 def test_the_control_sees_what_is_told():
     """Were the answer shown before it is asked for, or always the same at a place, the control would find it."""
     places = np.arange(400) % 8
     told = np.stack([places, places % 3, places % 3], axis=1)
-    assert control(told, told, [1]) == control(told, told, [0]) == 1.0
+    assert counting(told, told, [1]) == counting(told, told, [0]) == 1.0
 
 
 CHANCE = None
@@ -177,43 +168,6 @@ def sequences(task_set: TaskSet, split: str, count: int) -> tuple[np.ndarray, np
         return batch["tokens"].numpy(), batch["targets"].numpy()
     part = task_set.held_out(split).first(count)
     return part.tokens, part.targets
-
-
-Parts = tuple[np.ndarray, np.ndarray]
-
-
-def copying(known: Parts, asked: Parts) -> dict[str, tuple[float, int]]:
-    """The share of right answers, and their number, by each rule of where to copy from.
-
-    place: one place for each place that is asked at; distance: so many tokens back, the same for all; order: the m-th
-    token that can be an answer, m by how many were asked for before. Where to copy from is what trains best.
-    """
-    values = np.unique(known[1][known[1] != IGNORE])
-    found = {}
-    for rule in ("place", "distance", "order"):
-        hits: dict[int, np.ndarray] = collections.defaultdict(lambda: np.zeros(known[0].shape[1]))
-        for case, row, answer in copies(known, values, rule):
-            hits[case][: len(row)] += row == answer
-        source = {case: int(count.argmax()) for case, count in hits.items()}
-        right = [
-            source.get(case, 0) < len(row) and row[source.get(case, 0)] == answer
-            for case, row, answer in copies(asked, values, rule)
-        ]
-        found[rule] = float(np.mean(right)), len(right)
-    return found
-
-
-def copies(parts: Parts, values: np.ndarray, rule: str):
-    """Yield of every answer its case, the tokens that could be copied by the rule, and the answer."""
-    for tokens, targets in zip(*parts, strict=True):
-        for nth, place in enumerate(np.flatnonzero(targets != IGNORE)):
-            seen = tokens[: place + 1]
-            if rule == "place":
-                yield int(place), seen, targets[place]
-            elif rule == "distance":
-                yield 0, seen[::-1], targets[place]
-            else:
-                yield nth, seen[np.isin(seen, values)], targets[place]
 
 
 OTHER = {
