@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.block_verdict.measured import Measured
+from analysis.caveats.machines import place
 from analysis.units import engineering, listing, whole
 
 
@@ -19,6 +20,8 @@ def untold(measured: Measured, runs: pd.DataFrame | None) -> list[str]:
             f"Larger models: these have {sizes} parameters beside the embedding.",
             f"Longer training: each run saw {budgets} tokens; an order may turn with more.",
             f"Longer contexts: trained with {contexts} tokens.",
+            f"Losses elsewhere: trained on {listing(place(runs).unique())}; another processor rounds otherwise, as if "
+            "seeds were others, and may show a difference that is not shown here, or not show one that is.",
         ]
         if runs["chance"].isna().all():
             found.append("Recall, state tracking and other abilities: only a text was trained on here.")
