@@ -17,7 +17,7 @@ CLOSE = 0.01
 class Finding(NamedTuple):
     """A sentence, and peer, the model compared with.
 
-    side: BETTER, WORSE, LEAD (shown, but no verdict), EQUAL, or UNLEARNED (of a task that no model has learned).
+    side: BETTER, WORSE, LEAD (shown, but no verdict), EQUAL, or UNLEARNED (of a task that neither has learned).
     """
 
     side: str
@@ -50,8 +50,14 @@ def speed_findings(measured: Measured) -> Iterator[Finding]:
             side,
             row.peer,
             f"{row.mode.capitalize()} at {row.tokens:,} tokens: {verb}, {row.ratio:.2f} times {row.peer}'s speed (95 % "
-            f"interval {row.ratio_low:.2f} to {row.ratio_high:.2f}).",
+            f"interval {_end(row.ratio_low)} to {_end(row.ratio_high)}).",
         )
+
+
+def _end(ratio: float) -> str:
+    """The end of an interval, with as many digits as show on which side of 1 it is."""
+    digits = next((n for n in (2, 3, 4) if round(ratio, n) != 1 or ratio == 1), 5)
+    return f"{ratio:.{digits}f}"
 
 
 def contract_sentence(measured: Measured) -> str:

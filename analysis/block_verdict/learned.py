@@ -29,7 +29,8 @@ TESTS = (
 def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
     """Yield a finding for every peer and every text or task: better or worse where the interval does not hold zero.
 
-    Of a task that no model has learned it is neither, whatever the interval.
+    Of a task that neither has learned it is neither, whatever the interval: places, and words that training showed,
+    answer some questions without the rule.
     """
     runs = with_final_validation(results)
     metric, chosen = order_metric(runs), at_best_rates(runs)
@@ -59,8 +60,8 @@ def _finding(family: Family, row: pd.Series, block: str, peer: str) -> Finding:
     told = f"{_told(family, row, block, peer)}{_interval(family, row, peer)}"
     if family.metric != WRONG:
         return Finding(_side(row), peer, f"{told}: {_judged(row, peer)}.")
-    if not any_learned(family.runs):
-        why = _none_learned(family, {row.name: block, family.baseline: peer})
+    if accuracies(family.runs)[[row.name, family.baseline]].max() < LEARNED:
+        why = _unlearned(family, {row.name: block, family.baseline: peer})
         return Finding(UNLEARNED, peer, f"{told}: tells little, as {why}.")
     return Finding(_side(row), peer, f"{told}: {_judged(row, peer)}{_both_learned(family, row)}.")
 
@@ -83,11 +84,12 @@ def _judged(row: pd.Series, peer: str) -> str:
     return f"{verb} {peer}"
 
 
-def _none_learned(family: Family, names: dict[str, str]) -> str:
-    """That no model has learned the task, with the one that has the most right answers; names: by label, of the two."""
+def _unlearned(family: Family, names: dict[str, str]) -> str:
+    """That neither has learned the task, and which model has the most right answers; names: of the two, by label."""
     best = accuracies(family.runs).index[0]
     name = names.get(best) or architectures(family.runs[family.runs["label"] == best]).iloc[0]
-    return f"no model has {LEARNED:.0%} right on average (the best, {name}: {_accuracy(family, best)})"
+    who = "neither" if any_learned(family.runs) else "no model"
+    return f"{who} has {LEARNED:.0%} right on average (the best, {name}: {_accuracy(family, best)})"
 
 
 def _both_learned(family: Family, row: pd.Series) -> str:

@@ -35,7 +35,7 @@ _HEADINGS = {
     WORSE: "Worse",
     LEAD: "Leads, no verdicts",
     EQUAL: "Equal, or not shown to differ",
-    UNLEARNED: "No model learned it",
+    UNLEARNED: "Learned by neither",
 }
 
 

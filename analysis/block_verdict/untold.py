@@ -25,10 +25,13 @@ def untold(measured: Measured, runs: pd.DataFrame | None) -> list[str]:
         ]
         if runs["chance"].isna().all():
             found.append("Recall, state tracking and other abilities: only a text was trained on here.")
-    lengths = listing(whole(value) for value in sorted(measured.speeds["tokens"].unique()))
-    if lengths:
+    if not measured.speeds.empty:
+        lengths = listing(whole(value) for value in sorted(measured.speeds["tokens"].unique()))
         machines = listing(measured.speeds["machine"].unique())
-        found.append(f"Speed elsewhere: measured at {lengths} tokens, batch 1, on {machines}.")
+        found.append(
+            f"Speed elsewhere: measured at {lengths} tokens, batch 1, on {machines}, in one process; another may lie "
+            "outside these intervals by some per cent."
+        )
         if (measured.speeds["device"] == "cpu").all():
             found.append("Speed on a GPU: unmeasured.")
     return [*found, "Other options: the block was taken with its defaults."]

@@ -19,6 +19,9 @@ from experiments.system.paths import ROOT
 
 PACKAGES = ("torch", "triton", "lightning", "hydra-core", "datasets", "tokenizers", "numpy")
 
+ROOMS = ("zoo", "kernels", "experiments", "analysis", "conf")
+"""Folders whose files are part of what runs, whether git knows them or not."""
+
 INSTRUCTIONS = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that make MKL and oneDNN use other instructions than the processor's best."""
 
@@ -43,14 +46,14 @@ def command() -> str:
 def commit() -> tuple[str | None, bool | None]:
     """The commit of the source tree and whether it has uncommitted changes; (None, None) outside git.
 
-    Changes below results/ do not count.
+    Changes below results/ do not count, and of files that git does not know only those in the rooms of code do: a new
+    block, or a new experiment.
     """
     head = _git("rev-parse", "HEAD")
-    return (
-        (head or None, None)
-        if not head
-        else (head, bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":(exclude)results")))
-    )
+    if not head:
+        return None, None
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ":(exclude)results")
+    return head, bool(changed or _git("ls-files", "--others", "--exclude-standard", "--", *ROOMS))
 
 
 def _git(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""Controls that answer a task without its rule: by counting answers, or by copying from a place."""
+"""Controls that answer a task without its rule: by counting, copying from a place, or remembering training."""
 
 from __future__ import annotations
 
@@ -53,3 +53,20 @@ def copies(parts: Parts, values: np.ndarray, rule: str) -> Iterator[tuple[int, n
                 yield 0, seen[::-1], targets[place]
             else:
                 yield nth, seen[np.isin(seen, values)], targets[place]
+
+
+def remembering(known: Parts, asked: Parts) -> np.ndarray:
+    """The share of right answers of every place [T], of one who knows the answers after all that training showed.
+
+    NaN where nothing is asked. What was not shown counts as wrong.
+    """
+    table = {
+        tokens[: t + 1].tobytes(): targets[t]
+        for tokens, targets in zip(*known, strict=True)
+        for t in range(len(tokens))
+    }
+    tokens, targets = asked
+    right = (
+        np.array([[table.get(row[: t + 1].tobytes()) for t in range(len(row))] for row in tokens]) == targets
+    )
+    return np.where((targets != IGNORE).any(0), right.mean(0), np.nan)

@@ -75,6 +75,16 @@ def test_what_was_counted_and_timed_stands_on_the_side_that_its_interval_says(tm
     assert "Speed on a GPU: unmeasured." in found["What this cannot tell"]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(0.9985, 1.1, "0.999 to 1.10"), (1.0004, 1.1, "1.0004 to 1.10"), (0.8, 0.99996, "0.80 to 0.99996")],
+)
+def test_the_interval_of_a_speed_shows_on_which_side_of_one_it_ends(tmp_path, low, high, shown):
+    speeds = [("kda", "transformer", "decode", (low + high) / 2, low, high)]
+    page = write_verdict(write(tmp_path, speeds=speeds), None)
+    assert f"(95 % interval {shown})" in page.with_name("verdict.md").read_text()
+
+
 RATES = (1e-3, 3e-3, 1e-2)
 
 

@@ -216,11 +216,16 @@ def test_facts_of_a_machine(tmp_path: Path, monkeypatch):
         yield f"{machine.load()}"
         monkeypatch.setattr(sys, "argv", ["run.py", "a b", "c=1"])
         yield machine.command()
-        answers = {"rev-parse": "abc", "status": " M x"}
+        answers = {}
         monkeypatch.setattr(machine, "_git", lambda *words: answers[words[0]])
-        for head, status in (("abc", " M x"), ("abc", ""), ("", "")):
-            answers.update({"rev-parse": head, "status": status})
-            yield f"{head!r} {status!r}: {machine.commit.__wrapped__()}"
+        for head, status, new in (
+            ("abc", " M x", ""),
+            ("abc", "", "zoo/mixers/x.py"),
+            ("abc", "", ""),
+            ("", "", ""),
+        ):
+            answers.update({"rev-parse": head, "status": status, "ls-files": new})
+            yield f"{head!r} {status!r} {new!r}: {machine.commit.__wrapped__()}"
         yield (
             f"{paths.CONF.relative_to(paths.ROOT)} {paths.PUBLISHED.relative_to(paths.ROOT)} "
             f"{paths.SELECTION}"
