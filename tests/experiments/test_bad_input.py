@@ -109,6 +109,7 @@ def test_named_mistakes_in_a_process_of_their_own(
         (["optim.beta2=1"], "optim.beta2=1.0"),
         (["trainer.val_every=0"], "trainer.val_every=0"),
         (["trainer.max_minutes=0"], "trainer.max_minutes=0.0"),
+        (["trainer.max_minutes=nan"], "trainer.max_minutes=nan must be above 0"),
         (["data.batch_size=0"], "data.batch_size"),
         (["data.seq_len=0"], "data.seq_len"),
         (["data.seq_len=100000"], "the text is too small"),

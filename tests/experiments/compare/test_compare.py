@@ -13,13 +13,15 @@ import pytest
 from support.program import Lab, assert_same_run, last_checkpoint
 
 from analysis.loading import selection
-from experiments.compare import confirm, halving, rates, select
+from experiments.compare import confirm, cost, halving, rates, select
 from experiments.compare.record import COLUMNS, write_record
 from experiments.compare.select import Selection, start
-from experiments.compare.trials import RATE
+from experiments.compare.trials import RATE, Trial
+from experiments.configuration.schema import Config
 from experiments.runs.folders import METRICS, RunFailed, RunFolder
 from experiments.runs.metric_log import MetricLog
 from experiments.system.paths import SELECTION
+from experiments.training.nonfinite import NonFinite
 from zoo.errors import UserError
 
 MODELS = ["--multirun", "model=transformer,lfm2", "model.depth=1", "model.d_model=16", "job=compare"]
@@ -139,6 +141,28 @@ def test_halving_trains_the_better_half_to_the_end_and_the_grid_still_grows(
     told = selection.read_selection(tmp_path)
     assert told["status"].tolist() == ["pruned", "complete", "complete", "complete", "complete"] * 2
     assert told["validation_loss"].isna().tolist() == [True, False, False, False, False] * 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "complete", "loss"),
+    [
+        (["60,validation,3", "90,train,1"], False, None),
+        (["60,validation,3", "90,train,1", "90,validation,4"], False, 4.0),
+        (["60,validation,3", "90,validation,4", "120,validation,2", "400,validation,1"], True, 4.0),
+        (["30,validation,2", "60,validation,3"], True, 3.0),
+    ],
+    ids=["not there yet", "there", "trained to the end since", "ended before by its patience"],
+)
+def test_trials_are_halved_by_their_last_validation_in_the_first_quarter(
+    tmp_path: Path, rows: list[str], complete: bool, loss: float | None
+):
+    (tmp_path / METRICS).write_text("\n".join(["step,split,loss", *rows, ""]))
+    if complete:
+        (tmp_path / "summary.json").write_text("{}")
+    config = Config()
+    config.trainer.max_steps, config.trainer.val_every = 400, 30
+    planned = SimpleNamespace(config=config, folder=RunFolder(tmp_path))
+    assert halving.early_loss(SimpleNamespace(diverged=False, planned=planned)) == loss
 
 
 @pytest.mark.slow
@@ -262,9 +286,57 @@ def test_a_command_for_some_models_keeps_the_record_of_the_others(lab: Lab, pret
     write_record(tmp_path, selections[:1], plans[:1])
     after = list(csv.DictReader((tmp_path / SELECTION).open()))
     assert sorted(map(str, after)) == sorted(map(str, before))
+    other = {**before[0], "task": "mqar (length 16)"}  # the same model, of another task
+    with (tmp_path / SELECTION).open("a", newline="") as file:
+        csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(other)
+    write_record(tmp_path, selections[:1], plans[:1])
+    assert other in list(csv.DictReader((tmp_path / SELECTION).open()))
     (tmp_path / SELECTION).write_text("task,model\n,lfm2\n")  # of another program
     write_record(tmp_path, selections[:1], plans[:1])
     assert {row["model"] for row in csv.DictReader((tmp_path / SELECTION).open())} == {"transformer"}
+
+
+def test_a_failure_is_an_outcome_only_where_the_loss_was_not_finite(tmp_path: Path):
+    """A run that had no memory, say, is tried again: its rate may be the best."""
+    trial = Trial(0, {RATE: 1e-3}, SimpleNamespace(folder=RunFolder(tmp_path)))
+    for error, diverged in ((MemoryError("no memory left"), False), (NonFinite("the loss", 3, "head"), True)):
+        trial.planned.folder.fail(error)
+        assert (trial.diverged, trial.loss) == (diverged, math.inf)
+
+
+def test_confirming_runs_that_did_not_end_are_counted_and_told(monkeypatch):
+    complete, failed = SimpleNamespace(done=True), SimpleNamespace(done=False)
+    monkeypatch.setattr(confirm, "train_all", lambda plans: None)
+    confirm.confirm([[complete], [complete]])
+    with pytest.raises(RunFailed, match="1 of 2 confirming runs are not complete; the same command goes on"):
+        confirm.confirm([[complete], [failed]])
+
+
+def test_the_time_of_a_step_is_of_a_whole_batch_and_without_the_first_step(monkeypatch):
+    """The first step makes what later ones find; here it takes 100 seconds, and each other one 2."""
+    asked, clock = [], [0.0]
+
+    class Step:
+        seconds = 100.0
+
+        def __init__(self, config, model, tokens) -> None:
+            pass
+
+        def __call__(self) -> None:
+            clock[0] += self.seconds
+            self.seconds = 2.0
+
+    monkeypatch.setattr(cost, "make_model", lambda *_: None)
+    monkeypatch.setattr(
+        cost, "random_tokens", lambda config, batch, length, device: asked.append((batch, length))
+    )
+    monkeypatch.setattr(cost, "TrainingStep", Step)
+    monkeypatch.setattr(cost.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(cost.torch, "set_num_threads", lambda count: None)
+    config = Config()
+    config.data.batch_size, config.data.seq_len = 5, 24
+    assert cost.step_seconds(config) == 2.0
+    assert asked == [(5, 24)]
 
 
 def test_the_report_reads_the_columns_that_are_recorded():

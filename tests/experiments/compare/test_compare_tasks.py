@@ -96,6 +96,13 @@ def test_a_recipe_without_settings_for_the_data_is_refused(lab: Lab):
     check_recipe(None, "parity")
 
 
+@pytest.mark.slow
+def test_a_recipe_has_to_have_settings_for_every_task_of_a_sweep(lab: Lab):
+    lab.arguments = lambda *words: list(words)
+    with pytest.raises(UserError, match="recipe=two_core has no settings for data=parity"):
+        lab.compose("--multirun", "recipe=two_core", "data=mqar,parity")
+
+
 @pytest.mark.parametrize(
     ("words", "models", "tasks"),
     [pytest.param("model=mom", 1, 6, marks=pytest.mark.long), ("size=smoke", 4, 2)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from support.recorded import check
 from support.steady import changed, masked, refusal, set_by_formula, tiny_config
 
@@ -12,10 +13,12 @@ from experiments.compare import confirm, cost, halving, longer, rates, select
 from experiments.compare.record import write_record
 from experiments.compare.trials import Trial, combinations, make_trial, with_settings
 from experiments.configuration.presets import architectures
-from experiments.planning.plan import plan
+from experiments.jobs import compare
+from experiments.planning.plan import Plan, plan
 from experiments.runs.metric_log import read_metrics
 from zoo import LanguageModel
 from zoo import io as zoo_io
+from zoo.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -143,6 +146,33 @@ def test_a_selection_and_its_record(tmp_path: Path, pretend):
             yield refusal(select._require, value)
 
     check(RECORDED / "selection.txt", masked(list(lines()), {str(tmp_path): "<results>"}))
+
+
+@pytest.mark.parametrize(("tried", "beyond"), [([1e-300, 1e-200], "0"), ([1e200, 1e300], "inf")])
+def test_a_grid_that_may_grow_to_a_rate_that_is_none_is_refused_at_either_end(
+    tmp_path: Path, tried: list[float], beyond: str
+):
+    with pytest.raises(UserError, match=f"compare.extend=1 may lead to optim.lr={beyond}: "):
+        select.start([_config(tmp_path, compare__rates=tried, compare__extend=1)])
+
+
+@pytest.mark.slow
+def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path, pretend, monkeypatch):
+    pretend(lambda config: config.optim.lr)
+    scored: list[Plan] = []
+    monkeypatch.setattr(longer, "score_longer", scored.extend)
+    config = _config(
+        tmp_path,
+        compare__models=["transformer", "kda_pure"],
+        compare__longer="length=48",
+        compare__seeds=2,
+        compare__extend=0,
+        data__tasks__mqar__length=16,
+        data__tasks__mqar__pairs=2,
+    )
+    compare.run_sweep([config])
+    runs = [(planned.config.model.preset, planned.config.seed) for planned in scored]
+    assert runs == [("transformer", 1), ("transformer", 2), ("kda_pure", 1), ("kda_pure", 2)]
 
 
 def test_scores_beyond_the_trained_length(tmp_path: Path):

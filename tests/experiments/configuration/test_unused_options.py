@@ -77,6 +77,14 @@ def test_a_sweep_is_judged_by_all_its_cells_and_not_by_what_files_set(lab: Lab, 
 
 
 @pytest.mark.slow
+def test_a_key_that_is_given_with_plus_signs_is_given_as_any_other(lab: Lab):
+    """job=evaluate and generate tell by these keys that they take no model from the command."""
+    (config,) = lab.compose("++model.residual.mhc.iters=3", "optim.clip=7")
+    assert config.model.residual.mhc.iters == 3
+    assert {"model.residual.mhc.iters", "optim.clip"} <= config.given
+
+
+@pytest.mark.slow
 def test_a_command_with_such_an_option_does_the_same_and_says_so(lab: Lab):
     plain = lab.here("job=cost", "cost.lengths=[16]")
     noted = lab.here("job=cost", "cost.lengths=[16]", "model.residual.mhc.iters=5")

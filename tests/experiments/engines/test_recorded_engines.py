@@ -31,6 +31,8 @@ from experiments.engines.exits import exit_reason
 from experiments.planning.plan import plan
 from experiments.runs.folders import RunPaused
 from experiments.system import preemption
+from experiments.system.progress import unheard
+from zoo.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -102,6 +104,52 @@ def test_records_of_cells(place: Path):
         yield f"{heard}"
 
     check(RECORDED / "records.txt", masked(list(lines()), _named(plans, place)))
+
+
+def test_a_cell_that_trains_elsewhere_draws_no_bar_and_knows_who_trains_beside_it(place: Path, monkeypatch):
+    trained = []
+    monkeypatch.setattr(
+        cell,
+        "execute",
+        lambda planned, sink, workers: trained.append(
+            (planned.run, planned.config.trainer.progress, workers)
+        ),
+    )
+    (planned,) = _plans(1, trainer__progress=True)
+    assert cell.train_record(cell.write_record(planned), unheard, 3) == (interface.DONE, "")
+    assert trained == [(planned.run, False, 3)]
+
+
+def test_a_cell_is_found_from_any_folder_and_goes_to_that_of_its_sweep(place: Path, monkeypatch):
+    (planned,) = _plans(1)
+    record = cell.write_record(planned)
+    monkeypatch.chdir(record.parent)
+    found = cell.enter_record(Path(record.name))
+    assert Path.cwd().samefile(place)
+    assert found.folder.path.is_absolute()
+    assert found.folder.path.parent.samefile(planned.folder.path.parent)
+
+
+@pytest.mark.parametrize("linked", [".nodes", ".cells", ".cells/<run>.json"])
+def test_no_record_of_a_cell_is_written_through_a_link(place: Path, linked: str):
+    (planned,) = _plans(1)
+    link = planned.folder.path.parent / linked.replace("<run>", planned.run)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(place / "elsewhere", target_is_directory=linked == ".cells")
+    with pytest.raises(UserError, match="nothing is written through links"):
+        cell.write_record(planned)
+    assert not (place / "elsewhere").exists()
+
+
+def test_every_experiment_of_a_sweep_has_a_list_of_its_own_cells(place: Path):
+    (one,) = _plans(1)
+    other = plan(changed(one.config, seed=1, name="other"))
+    engine = command_list.CommandList([one, other])
+    for planned in (one, other):
+        engine.submit(planned)
+    engine.changed()
+    files = [planned.folder.path.parent / command_list.COMMANDS for planned in (one, other)]
+    assert [command_list.listed(file) for file in files] == [[one.run], [other.run]]
 
 
 def test_the_list_of_commands(place: Path):

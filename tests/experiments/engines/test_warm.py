@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments.configuration.schema import Config
+from experiments.engines import cell, warm
+from experiments.engines.interface import PAUSED
 from experiments.engines.warm import Warm
 from experiments.system.paths import ROOT
 from experiments.system.torchrun import END, PARENT
@@ -81,3 +83,25 @@ def test_a_starter_of_cells_that_ends_without_a_word_is_told(
 ):
     without(tmp_path, monkeypatch, "lightning", f"import os\n{end}")
     assert Warm(1).train(tmp_path / "cell.json", 1) == (None, f"the process that starts cells: {said}")
+
+
+@linux
+def test_a_cell_trains_on_the_gpus_that_its_starter_sees_now(monkeypatch):
+    """They may be others than those that the starter of cells saw when it began."""
+    monkeypatch.setattr(
+        cell,
+        "train_record",
+        lambda record, sink, workers: (PAUSED, f"{record} on {os.environ[warm.GPUS]}, {workers} at once"),
+    )
+    monkeypatch.setenv(warm.GPUS, "0")
+    for gpus, seen in (("2,3", "2,3"), (None, "0")):
+        asked = {"record": "cell.json", "workers": 4, "gpus": gpus}
+        assert warm._in_a_fork(asked) == (PAUSED, f"cell.json on {seen}, 4 at once")
+
+
+def test_a_starter_of_cells_has_their_threads_before_it_imports_anything(monkeypatch):
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(warm.subprocess, "Popen", lambda command, env, **streams: started.append(env))
+    Warm(3)
+    assert [started[0][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["3", "3"]
+    assert started[0][PARENT] == str(os.getpid())

@@ -21,7 +21,7 @@ from experiments.configuration.presets import label
 from experiments.configuration.schema import Config
 from experiments.data import TaskSet
 from experiments.data.tasks.mqar import MQARConfig
-from experiments.jobs import papers
+from experiments.jobs import compare, papers
 from experiments.planning.plan import apply_match
 from zoo.cost import on_meta, parameters_non_embedding
 from zoo.errors import UserError
@@ -156,6 +156,21 @@ def test_headlines_keep_their_experiments_apart(lab: Lab):
     config.compare.models = []
     with pytest.raises(UserError, match="headline=NAME"):
         papers.run(config)
+
+
+def test_one_headline_without_models_is_refused_before_the_others_are_looked_at(config: Config, monkeypatch):
+    monkeypatch.setattr(papers, "_cost", None)
+    with pytest.raises(UserError, match="headline=NAME"):
+        papers.run_sweep([replace(with_entries(config, "transformer"), name="named"), config])
+
+
+def test_every_headline_is_compared_by_itself(config: Config, monkeypatch):
+    compared: list[list[Config]] = []
+    monkeypatch.setattr(compare, "run_sweep", compared.append)
+    monkeypatch.setattr(papers, "_cost", lambda config: (60.0, 120.0, config.name))
+    both = [replace(with_entries(config, "transformer"), name=name) for name in ("one", "two")]
+    papers.run_sweep(both)
+    assert compared == [[both[0]], [both[1]]]
 
 
 @pytest.mark.long

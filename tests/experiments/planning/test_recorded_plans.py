@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.program import write_text
 from support.recorded import check, flat
-from support.steady import changed, differences, forget_texts, leaves, refusal, tiny_config
+from support.steady import changed, differences, forget_texts, leaves, refusal, said, tiny_config
 
 from experiments.configuration.learning_rates import studied_rate
 from experiments.configuration.presets import architectures
@@ -19,10 +19,12 @@ from experiments.planning import checks
 from experiments.planning.plan import (
     apply_match,
     as_format_1,
+    block_files,
     identify,
     plan,
     recorded_config,
     run_name,
+    tell_changed,
 )
 from experiments.planning.plan_records import from_record, to_record
 from zoo.errors import UserError
@@ -344,6 +346,15 @@ def test_plans_as_records(place: Path):
         yield f"beside both: {plan(config).run == planned.run}, format {plan(config).identity['format']}"
 
     check(RECORDED / "records.txt", lines())
+
+
+def test_a_run_that_has_no_checkpoint_starts_anew_and_nothing_is_told_of_its_blocks(place: Path):
+    planned = plan(tiny_config(data__name="text", data__path="book.txt", results="results"))
+    before = dict.fromkeys(block_files(planned.config.model, planned.letters), "0" * 16)
+    planned.folder.begin(planned.yaml(), planned.identity, before)
+    with said() as printed:
+        tell_changed([planned])
+    assert printed == []
 
 
 def test_sizes_that_follow_from_others():

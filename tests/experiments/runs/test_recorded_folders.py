@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from support.recorded import check, flat
 from support.steady import files_in, masked, refusal, said, set_by_formula, tiny_config
 
+from experiments.data import DataConfig
 from experiments.data.tokenization.byte_tokenizer import ByteTokenizer
 from experiments.runs import folders
+from experiments.runs import load_run as load_run_module
 from experiments.runs.folders import RunFolder
-from experiments.runs.load_run import load_corpus, load_run, recorded_data
+from experiments.runs.load_run import LoadedRun, load_corpus, load_run, recorded_data
 from zoo import LanguageModel
 from zoo import io as zoo_io
 from zoo.errors import UserError
@@ -93,6 +99,17 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
     check(RECORDED / "folders.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
 
 
+def test_a_failure_that_cannot_be_recorded_is_not_hidden_by_another(tmp_path: Path, monkeypatch):
+    """Where the disk is full the error of the run itself is what its command tells."""
+
+    def full(path: Path, values: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folders, "write_json", full)
+    RunFolder(tmp_path).fail(ValueError("the run's own"))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_loading(tmp_path: Path):
     """A run with and without what it needs; the text that it was trained on, changed or not."""
     model = set_by_formula(LanguageModel(tiny_config().model, vocab_size=257, seq_len=16))
@@ -139,3 +156,16 @@ def test_failures_as_records():
         found = folders.failure_record(error)
     found["traceback"] = found["traceback"].splitlines()[-1]
     check(RECORDED / "failure.txt", masked(list(flat(json.loads(json.dumps(found)))), {}))
+
+
+@pytest.mark.parametrize("key", ["path", "train_path", "gpt2_path", "cache_dir"])
+def test_a_text_that_moved_is_read_where_the_command_says(tmp_path: Path, monkeypatch, key: str):
+    own, tokenizer = DataConfig(path="a", train_path="b", gpt2_path="c"), ByteTokenizer()
+    monkeypatch.setattr(load_run_module.data, "check", lambda asked: None)
+    monkeypatch.setattr(
+        load_run_module.data,
+        "prepare",
+        lambda asked, progress: SimpleNamespace(config=asked, tokenizer=tokenizer),
+    )
+    found = load_corpus(LoadedRun(None, tokenizer, tmp_path, own), DataConfig(**{key: "moved"}))
+    assert found.config == dataclasses.replace(own, **{key: "moved"})

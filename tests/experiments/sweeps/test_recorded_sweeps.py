@@ -137,6 +137,39 @@ def test_what_a_sweep_prints(place: Path, monkeypatch):
     check(RECORDED / "printed.txt", masked(list(lines()), {str(place): "<place>"}))
 
 
+def test_a_cell_that_was_complete_when_its_node_vanished_is_not_submitted_again(place: Path, monkeypatch):
+    (config,) = _configs(1, evaluate__splits=["test"])
+    planned, log = plan(config), []
+
+    def complete_and_lost(cell) -> State:
+        _complete({"test": {"loss": 1.0, "bits_per_byte": 1.0}})(cell)
+        return State(ended=True, lost=True, why="its node is gone")
+
+    engine = _Pretended({planned.run: [complete_and_lost]}, log)
+    monkeypatch.setattr(sweep, "make_engine", lambda todo: engine)
+    with said() as printed:
+        assert sweep.train_all([planned]) == []
+    assert log == [f"submit {planned.run}", "close"]
+    assert printed[-1].endswith("done: test loss 1.0000, 1.0000 bits/byte")
+
+
+def test_every_text_of_a_sweep_is_prepared_once_before_its_cells(place: Path, monkeypatch):
+    prepared: list[str] = []
+    monkeypatch.setattr(sweep.data, "prepare", lambda text, progress: prepared.append(text.path))
+    one, other = _configs(2)
+    cells = [one, other, changed(other, data__path="another.txt"), changed(other, optim__lr=0.1)]
+    sweep._prepare([SimpleNamespace(config=config) for config in cells])
+    assert prepared == ["book.txt", "another.txt"]
+
+
+def test_the_peak_is_measured_with_the_threads_that_cells_have(monkeypatch):
+    done: list[object] = []
+    monkeypatch.setattr(sweep.torch, "set_num_threads", done.append)
+    monkeypatch.setattr(sweep.peak_flops, "peak", lambda device, cache: done.append(device.type))
+    sweep._measure_peak(tiny_config(trainer__threads=3))
+    assert done == [3, "cpu"]
+
+
 def test_names_of_cells(place: Path):
     """Models and seeds; where these are equal, the settings in which cells differ."""
 

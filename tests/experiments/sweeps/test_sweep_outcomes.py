@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 from support.program import Lab
 
+from experiments.configuration.schema import Config
 from experiments.engines import pool
 from experiments.engines.exits import exit_reason
 from experiments.engines.interface import State
@@ -105,17 +108,45 @@ def test_one_run_in_two_folders_is_refused(lab: Lab):
 
 
 @pytest.mark.slow
-def test_a_worker_tells_its_run_how_many_train_at_once(planned: Plan, monkeypatch):
-    """It stands in the summary, where reports see that a speed was not of a machine alone."""
+def test_a_worker_tells_its_run_how_many_train_at_once_and_draws_no_bar(planned: Plan, monkeypatch):
+    """The number stands in the summary, where reports see that a speed was not of a machine alone."""
     told = []
     monkeypatch.setattr(pool, "signal", mock.Mock())
     monkeypatch.setattr(pool.forkserver, "ensure_running", lambda: None)
-    monkeypatch.setattr(pool, "execute", lambda planned, sink, workers=1: told.append(workers))
-    planned.config.sweep.workers = 3
+    monkeypatch.setattr(
+        pool,
+        "execute",
+        lambda planned, sink, workers=1: told.append((workers, planned.config.trainer.progress)),
+    )
+    planned.config.sweep.workers, planned.config.trainer.progress = 3, True
     workers = Pool([planned] * 4)
     workers.context = mock.Mock(Pipe=lambda: (mock.Mock(), mock.Mock()), Process=StartedHere)
     workers.submit(planned)
-    assert told == [3]
+    assert told == [(3, False)]
+
+
+def asking(threads: int) -> SimpleNamespace:
+    """A cell that asks for so many threads."""
+    config = Config()
+    config.trainer.threads = threads
+    return SimpleNamespace(config=config, run=f"of {threads} threads")
+
+
+def test_a_pool_has_threads_for_the_cell_that_asks_for_most(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    Pool([asking(1), asking(3), asking(2)])
+    assert [os.environ[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["3", "3"]
+
+
+def test_a_phase_without_steps_is_shown_as_any_other(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    planned = asking(1)
+    made = Pool([planned])
+    channel = mock.Mock(poll=lambda: True, recv=lambda: ("test", 0, 0, ""))
+    made.running[planned.run] = (mock.Mock(), channel)
+    assert made.state(planned) == State("test 0/0 ", 0.0)
 
 
 class StartedHere:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -26,6 +27,17 @@ def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
     heard = list(messages.heard(process.stdout, tmp_path))
     process.wait()
     assert sorted(message["record"]["traceback"] for message in heard) == ["a" * 50000, "b" * 50000]
+
+
+def test_words_that_were_printed_before_a_message_come_before_it(monkeypatch):
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        print("words")
+        messages.tell(outcome="paused")
+        monkeypatch.undo()
+    with os.fdopen(read) as told:
+        assert told.read().startswith(f"words\n{messages.MARK}")
 
 
 def test_a_message_is_heard_as_it_was_told_and_other_words_are_printed(

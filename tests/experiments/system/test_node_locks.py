@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from experiments.runs.folders import NODES, RunFolder
 from experiments.system import locks
@@ -40,6 +41,20 @@ def test_a_claim_keeps_others_out_and_is_gone_afterwards(tmp_path: Path, monkeyp
         with pytest.raises(Held), locked(tmp_path / "lock", "", wait=False):
             pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_heart_beats_often_enough_that_two_late_beats_lose_no_claim(tmp_path: Path, monkeypatch):
+    made: dict[str, float] = {}
+
+    def lease(path: Path, **options: float) -> FileLock:
+        made.update(options)
+        return FileLock(path)
+
+    monkeypatch.setattr("filelock.SoftFileLease", lease)
+    pretend(monkeypatch, network=True)
+    with locked(tmp_path / "lock", "", lease=60.0):
+        assert made["lease_duration"] == 60.0
+        assert 0 < 3 * made["heartbeat_interval"] < 60.0
 
 
 def elsewhere(claim: Path, lease: float) -> None:

@@ -130,6 +130,34 @@ def test_sizes_are_those_of_the_matched_models():
     )  # layers, bytes: memories, the convolution's inputs
 
 
+def test_widths_are_matched_at_the_length_that_is_asked_for_and_else_at_the_models_own(monkeypatch):
+    asked = []
+
+    def match(model, what, *, seq_len, length):
+        asked.append((what, seq_len, length))
+        return model
+
+    monkeypatch.setattr(sizes, "match", match)
+    for length in (None, 256):
+        config = Config(match="flops", match_length=length)
+        assert sizes.matched(config, config.model, 64).data.seq_len == 64
+    assert asked == [("flops", 64, None), ("flops", 64, 256)]
+
+
+def test_sizes_and_speeds_are_of_every_length(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(sizes, "size_rows", lambda config, models, length: [{"tokens": length}])
+    monkeypatch.setattr(
+        speeds, "speed_rows", lambda config, models, length, mode: [{"tokens": length, "mode": mode}]
+    )
+    config = Config()
+    config.verdict.lengths = [8, 16]
+    measured = stages.measure_sizes(tmp_path, config, {})
+    assert [row["tokens"] for row in measured] == ["8", "16"]
+    timed = stages.measure_speeds(tmp_path, config, {})
+    expected = [(length, mode) for length in ("8", "16") for mode in speeds.MODES]
+    assert [(row["tokens"], row["mode"]) for row in timed] == expected
+
+
 @pytest.mark.parametrize("mode", speeds.MODES)
 def test_speeds_are_of_pairs_taken_in_turns(mode, monkeypatch):
     monkeypatch.setattr(speeds, "REPEATS", 3)
