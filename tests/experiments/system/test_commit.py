@@ -16,11 +16,18 @@ def tree(tmp_path: Path, monkeypatch) -> Path:
     for path in ("zoo/mixers/known.py", "notes.txt", "results/table.csv"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("known\n")
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
-    for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "-qm", "first"]):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
     monkeypatch.setattr(machine, "ROOT", tmp_path)
+    git(tmp_path, "init", "-q")
+    assert machine.commit.__wrapped__() == (None, None), "there is no commit yet"
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
     return tmp_path
+
+
+def git(folder: Path, *words: str) -> None:
+    """Run git there, as somebody and without signatures."""
+    own = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.com", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(folder), *own, *words], check=True)
 
 
 @pytest.mark.parametrize(

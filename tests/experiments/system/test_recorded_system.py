@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -250,31 +249,6 @@ def test_facts_of_a_machine(tmp_path: Path, monkeypatch):
         )
 
     check(RECORDED / "machine.txt", lines())
-
-
-def test_only_changed_source_makes_a_commit_unclean(tmp_path: Path, monkeypatch):
-    """Results that a command writes, and files that nobody added, are no part of the program."""
-
-    def git(*words: str) -> None:
-        own = ["-c", "user.name=nobody", "-c", "user.email=nobody@example.com", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", "-C", str(tmp_path), *own, *words], check=True, capture_output=True)
-
-    monkeypatch.setattr(machine, "ROOT", tmp_path)
-    found = machine.commit.__wrapped__
-    git("init")
-    assert found() == (None, None), "there is no commit yet"
-    (tmp_path / "results").mkdir()
-    for name in ("source.py", "results/table.csv"):
-        (tmp_path / name).write_text("1")
-    git("add", "--all")
-    git("commit", "--message=first")
-    head, changed = found()
-    assert (len(head), changed) == (40, False)
-    (tmp_path / "results" / "table.csv").write_text("2")
-    (tmp_path / "notes.txt").touch()
-    assert found() == (head, False)
-    (tmp_path / "source.py").write_text("2")
-    assert found() == (head, True)
 
 
 def test_interrupts(monkeypatch):
