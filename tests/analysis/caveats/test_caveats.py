@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.pretended_runs import model, pretended
 
 from analysis import load_results
+from analysis.caveats import recipes
 from analysis.caveats.comparison import caveats
 from analysis.loading.selection import COLUMNS
 
@@ -76,6 +78,20 @@ def test_a_run_that_differs_in_one_thing_gives_the_sentence_of_that_thing(
     found = told(tmp_path / "other", write_run, changes)
     assert [text for text in found if text not in usual] == [sentence]
     assert [text for text in usual if text not in found] == []
+
+
+def test_budgets_that_follow_the_size_are_told_to_be_equal_at_each():
+    """A size is depth and width together: here neither alone decides the budget."""
+    steps = {(2, 32): 100, (2, 64): 200, (4, 32): 200, (4, 64): 400}
+    runs = [
+        model(f"kda {depth} {width}", [3.0], depth=depth, d_model=width, planned_steps=planned, steps=planned)
+        for (depth, width), planned in steps.items()
+    ]
+    (said,) = recipes.caveats(pretended(*runs).runs)
+    assert said.startswith("unequal training budgets, equal at each size: ")
+    other = model("transformer", [3.0], depth=4, d_model=64, planned_steps=300, steps=300)
+    (said,) = recipes.caveats(pretended(*runs, other).runs)
+    assert said.startswith("unequal training budgets: ")
 
 
 def rates_told(place, write_run, **rates: list[float]) -> list[str]:

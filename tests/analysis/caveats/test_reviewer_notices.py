@@ -110,6 +110,23 @@ def test_context_that_changes_no_more_than_the_seed_is_told(study):
     assert said in caveats(results)
 
 
+def test_the_loss_of_single_layers_says_nothing_of_the_use_of_context(study):
+    results = measured(study(0.0, 0), {0: (5.0, 4.9)})
+    rows = results.tables["measures"]
+    single = rows.assign(layer=2, value=[9.0, 1.0, 0.0, 0.0])
+    both = dataclasses.replace(results, tables={"measures": pd.concat([rows, single], ignore_index=True)})
+    assert context_use.context_gains(both)["mean"].item() == pytest.approx(0.1)
+
+
+def test_positions_count_with_their_tokens(study):
+    """Of 64 tokens with a loss of 4.8 and 192 with one of 4.4 the mean is 4.5."""
+    results = measured(study(0.0, 0), {0: (5.0, 4.8)})
+    rows = results.tables["measures"]
+    later = rows[rows["start"] == 64.0].assign(start=100.0, value=4.4, count=192.0)
+    both = dataclasses.replace(results, tables={"measures": pd.concat([rows, later], ignore_index=True)})
+    assert context_use.context_gains(both)["mean"].item() == pytest.approx(0.5)
+
+
 def test_context_that_is_used_is_no_caveat(study):
     assert context_use.caveats(measured(study(0.0), {0: (5.0, 4.8), 1: (5.1, 4.87)})) == []
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 from support.task_runs import write_study, write_task_run
 
 from analysis import load_results
 from analysis.comparing.answer import answers
 from analysis.comparing.comparison_table import compare, with_final_validation
+from analysis.comparing.task_table import model_order
 from analysis.comparing.verdicts import families
 
 
@@ -119,3 +121,17 @@ def test_models_that_differ_in_size_within_a_task_are_told_apart(tmp_path, write
     write_task_run(write_run, tmp_path / "exp", "kda", "parity")
     by_task = found(load_results(tmp_path / "exp"))
     assert set(by_task["mqar"].table["model"]) == {"kda (d_model=32)", "kda (d_model=64)"}
+
+
+@pytest.mark.parametrize(
+    ("places", "order"),
+    [
+        ({"wide": (1, 4, 0.9), "sure": (2, 2, 0.8)}, ["sure", "wide"]),  # by both ends of the places
+        ({"less": (1, 2, 0.8), "more": (1, 2, 0.9)}, ["more", "less"]),  # of equal places by right answers
+        ({"a": (1, 1, 0.9), "b": (2, 2, 0.95)}, ["a", "b"]),
+    ],
+)
+def test_models_of_tasks_are_listed_by_the_middle_of_their_places_then_by_right_answers(places, order):
+    rows = [(model, "mqar", *values) for model, values in places.items()]
+    table = pd.DataFrame(rows, columns=["model", "task", "rank_best", "rank_worst", "accuracy"])
+    assert model_order(table) == order

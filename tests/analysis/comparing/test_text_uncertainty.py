@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from support.pretended_runs import model, pretended
 
 from analysis import load_results
 from analysis.caveats.comparison import caveats
@@ -56,6 +57,25 @@ def test_runs_that_were_not_all_scored_by_document_say_nothing(scored):
     next(scored.glob("*/documents.csv")).unlink()
     results = load_results(scored)
     assert text_differences(family(results), results.table("documents")) == {}
+
+
+def pair_of(*others: tuple) -> dict:
+    """Differences over documents of two runs: of 0.1 nats a token in three; others: more rows of the second."""
+    rows = [("test", place, 100, 300.0) for place in range(3)]
+    worse = [(split, place, tokens, nats + 10) for split, place, tokens, nats in rows]
+    runs = model("transformer", [3.0], run="a"), model("kda", [3.1], run="b")
+    results = pretended(*runs, documents={"a": [*rows, ("validation", 0, 50, 150.0)], "b": [*worse, *others]})
+    return text_differences(family(results), results.table("documents"))
+
+
+def test_documents_of_the_test_split_alone_count():
+    assert pair_of(("validation", 0, 50, 999.0))["kda"].difference == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("other", [("test", 3, 100, 300.0), ("test", 0, 90, 300.0)])
+def test_runs_that_were_scored_on_other_documents_say_nothing(other):
+    """One document more, and one of another length."""
+    assert pair_of(other) == {}
 
 
 @pytest.mark.parametrize(

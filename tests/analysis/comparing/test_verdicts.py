@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from support.pretended_runs import model, pretended
 
 from analysis import ResultsError, comparison_text, load_results, write_report
 from analysis.comparing.answer import answers
@@ -254,6 +255,17 @@ def test_what_was_equal_is_said(study):
         found.rates
         == "Learning rates: each model's own, chosen on validation among 3 by these runs themselves."
     )
+
+
+@pytest.mark.parametrize(
+    ("recorded", "by"), [((3, 3), "by other runs"), ((3, None), "by these runs themselves")]
+)
+def test_rates_are_said_to_be_of_other_runs_where_that_was_recorded_of_every_model(recorded, by):
+    names = {"transformer": recorded[0], "kda": recorded[1]}
+    swept = [model(name, [3.0], lr=rate) for name in names for rate in RATES]
+    (family,) = families(with_final_validation(pretended(*swept)), "test_loss")
+    runs = family.runs.assign(selected_among=family.runs["name"].map(names))
+    assert f"chosen on validation among 3 {by}" in equality(runs, family.baseline).rates
 
 
 @pytest.mark.parametrize(

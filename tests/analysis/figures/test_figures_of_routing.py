@@ -13,6 +13,7 @@ from support.probe_tables import write_table
 from analysis import load_results
 from analysis.errors import NoData
 from analysis.figures import load_balance, mutual_information, routing_map, timeline_tokens
+from analysis.loading.routing import one_model
 
 COUNTS = {
     (0, 0): np.array([[30, 5, 1, 0], [2, 20, 6, 9]]),
@@ -179,3 +180,18 @@ def test_runs_without_routers_say_what_to_run(quickstart):
             family.table(results)
     with pytest.raises(NoData, match="no run has the measure load"):
         load_balance.table(results)
+
+
+def test_one_router_of_one_run_stands_for_all():
+    """Mixers before channel mixers, then by block, label and seed; never two seeds or two routers together."""
+    names = ["part", "block", "label", "seed", "run"]
+    rows = [
+        ("channel", "experts", "a", 0, "r0"),
+        ("mixer", "streams", "a", 0, "r0"),
+        ("mixer", "memories", "b", 0, "r2"),
+        ("mixer", "memories", "a", 1, "r1"),
+        ("mixer", "memories", "a", 0, "r0"),
+        ("mixer", "memories", "a", 0, "r0"),
+    ]
+    found = one_model(pd.DataFrame(rows, columns=names))
+    assert found.to_numpy().tolist() == [list(rows[-1])] * 2

@@ -90,6 +90,13 @@ def test_level_is_a_gap_at_most(parity, one, other, outcome):
     assert check.outcome == outcome
 
 
+def test_a_difference_has_as_many_seeds_as_the_model_with_fewer(parity):
+    study = with_accuracies(parity, {WITH: (0.99, 0.98, 1.0), WITHOUT: (0.50, 0.52)})
+    check, lack = ahead(study, WITH, WITHOUT)
+    assert (check.seeds, check.needed) == (2, None)
+    assert "fewer than 3 seeds" in lack.why
+
+
 def test_accuracies_of_longer_sequences_take_the_place_of_those_of_the_trained_length(parity):
     """What counts is whether the task was learned at the trained length."""
     right = parity.runs["name"].map({f"{WITH} parity": 40, f"{WITHOUT} parity": 10}) + parity.runs["seed"]

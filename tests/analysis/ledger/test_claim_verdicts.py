@@ -6,7 +6,7 @@ import math
 import pandas as pd
 import pytest
 
-from analysis import ledger
+from analysis import ledger, load_results
 from analysis.ledger.evidence import Evidence, Missing, seeds_check
 from analysis.ledger.page import counted, html, markdown
 from analysis.ledger.repeats import disagreements
@@ -163,6 +163,31 @@ def test_a_table_that_is_a_link_out_of_its_folder_is_not_read(tmp_path):
     assert ledger.judge(claim(broken), Evidence([], [inside])).lacks
 
 
+def test_of_several_places_the_first_that_has_a_table_or_a_study_counts(tmp_path, write_run):
+    """A ledger of one's own stands before the published one, and what it lacks is read from there."""
+    places = [tmp_path / name for name in ("empty", "own", "published")]
+    for place, ratio in zip(places[1:], (2.0, 3.0), strict=True):
+        write_run(place / "sinks", loss=ratio)
+        (place / "steps.csv").write_text(f"ratio\n{ratio}\n")
+    (places[2] / "other.csv").write_text("ratio\n4\n")
+    found = Evidence([], places)
+    assert found.table("steps.csv", "")["ratio"].tolist() == [2.0]
+    assert found.table("other.csv", "")["ratio"].tolist() == [4]
+    assert found.study("sinks", "").runs["test_loss"].tolist() == [2.0]
+
+
+def test_a_study_of_a_users_runs_has_no_rows_of_other_experiments(tmp_path, write_run):
+    """Also of tables that were read before, of all runs together."""
+    for name in ("sinks", "rates"):
+        run = write_run(tmp_path / name, name)
+        (run / "documents.csv").write_text("split,document,tokens,nats\ntest,0,10,1.5\n")
+    runs = load_results(tmp_path)
+    assert set(runs.table("documents")["experiment"]) == {"sinks", "rates"}
+    study = Evidence([], [tmp_path], runs).study("sinks", "")
+    for frame in (study.runs, study.metrics, study.table("documents")):
+        assert set(frame["experiment"]) == {"sinks"}
+
+
 def test_a_study_that_cannot_be_read_names_the_command_that_makes_it(tmp_path):
     def judge(found):
         found.study("sinks", "python run.py +experiment=sinks")
@@ -219,6 +244,21 @@ def test_a_repeated_number_outside_its_interval_is_named_and_a_time_is_not():
     assert disagreements(again, published) == ["claim 1, a number: 5 lies outside 1 to 1"]
     assert disagreements(published.iloc[:1], published) == ["claim 1, b: only in the published ledger"]
     assert disagreements(published, published.iloc[:1]) == ["claim 1, b: only now"]
+
+
+def test_numbers_are_compared_with_the_first_published_ledger(tmp_path):
+    places = [tmp_path / name for name in ("empty", "own", "published")]
+    for place, value in zip(places[1:], (1.0, 7.0), strict=True):
+        place.mkdir()
+        held = Check("a number", value, value, value, needed=at_most(9.0))
+        number_rows([entry(checks=(held,), contradictions=())]).to_csv(
+            place / "claim_numbers.csv", index=False
+        )
+    again = [entry(checks=(HELD,), contradictions=())]
+    assert ledger.against_published(again, places) == []
+    assert ledger.against_published(again, places[2:]) == ["claim 1, a number: 1 lies outside 7 to 7"]
+    with pytest.raises(ledger.entries.ResultsError, match="job=claims alone writes it"):
+        ledger.against_published(again, places[:1])
 
 
 def test_a_repeated_time_may_be_another_but_not_turn_the_verdict():

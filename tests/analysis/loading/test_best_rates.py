@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.pretended_runs import model, pretended
 from support.task_runs import write_task_run
 
 from analysis import load_results
@@ -65,6 +66,13 @@ def test_the_whole_validation_split_chooses_where_every_run_was_scored_on_it(swe
     assert rates(swept(curves, whole={1e-3: 2.8, 1e-2: 3.1})) == [1e-3]
 
 
+def test_one_run_without_a_score_of_the_whole_split_has_all_compared_by_their_curves():
+    """The best rate is not lost, or chosen by another measure, as its run alone lacks the score."""
+    low = model("kda", [3.1], lr=1e-3, validation_loss=2.0)
+    high = model("kda", [2.9], lr=1e-2, validation_loss=None)
+    assert rates(pretended(low, high)) == [1e-2]
+
+
 def test_runs_without_an_identity_are_a_sweep_too(swept):
     for folder in swept({1e-3: [[3.0]], 1e-2: [[3.5]]}).runs["folder"]:
         (Path(folder) / "identity.json").unlink()
@@ -84,6 +92,20 @@ def test_a_recorded_selection_counts_the_rates_that_were_tried_on_the_task(tmp_p
     pd.DataFrame(rows, columns=selection.COLUMNS).to_csv(tmp_path / "exp" / selection.FILE, index=False)
     best = best_rates(load_results(tmp_path / "exp"))
     assert dict(zip(best["data"], best["rates"], strict=True)) == {"mqar": 2, "parity": 3}
+
+
+def test_a_selection_that_was_recorded_twice_counts_once(tmp_path, write_run):
+    """Beside the runs, and in a folder that was published of them: its cost would double."""
+    run = write_run(tmp_path / "exp")
+    rows = [
+        {"model": "kda", "lr": lr, "seconds": 30.0, "chosen": lr == 3e-3, "confirmed_by": run.name}
+        for lr in (1e-3, 3e-3)
+    ]
+    for folder in (tmp_path / "exp", tmp_path / "stored"):
+        folder.mkdir(exist_ok=True)
+        pd.DataFrame(rows, columns=selection.COLUMNS).to_csv(folder / selection.FILE, index=False)
+    found = load_results(tmp_path).selection
+    assert (found["lr"].tolist(), found["seconds"].sum()) == ([1e-3, 3e-3], 60.0)
 
 
 @pytest.mark.slow

@@ -80,6 +80,16 @@ def test_exports_and_run_folders_mix_and_folders_win(three, tmp_path, write_run)
     assert len(listed.runs) == 3
 
 
+def test_a_run_of_another_experiment_does_not_take_the_place_of_an_exported_one(tmp_path, write_run):
+    """A run's id says nothing of its experiment: two experiments may hold the same."""
+    write_run(tmp_path / "a", run="same", loss=3.0)
+    load_results(tmp_path / "a").to_parquet(tmp_path / "stored")
+    shutil.rmtree(tmp_path / "a")
+    write_run(tmp_path / "b", run="same", loss=2.0)
+    runs = load_results([tmp_path / "stored", tmp_path / "b"]).runs
+    assert dict(zip(runs["experiment"], runs["test_loss"], strict=True)) == {"a": 3.0, "b": 2.0}
+
+
 @pytest.mark.slow
 def test_labels_are_told_apart_over_exports_and_folders(tmp_path, write_run):
     write_run(tmp_path / "a", seed=0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pandas as pd
+from support.probe_tables import measure, write_table
 
 from analysis import load_results
 from analysis.loading.columns import RUN_COLUMNS
-from analysis.loading.probe_measures import SUMMARY, select_axis
+from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 
 ROWS = pd.DataFrame(
     {
@@ -33,6 +34,15 @@ def test_models_without_data_stay():
 def test_an_empty_axis_read_from_a_csv_file_is_a_summary():
     rows = ROWS.assign(axis=ROWS["axis"].replace("", None))
     assert select_axis(rows, SUMMARY)["value"].dropna().tolist() == [1.0]
+
+
+def test_of_a_setting_and_seed_in_two_experiments_one_run_counts_at_its_last_step(tmp_path, write_run):
+    """A mean over both would be one of two copies, and a step before the last one is of other weights."""
+    for experiment, value in (("a", 1.0), ("b", 2.0)):
+        run = write_run(tmp_path / experiment, run=experiment)
+        write_table(run, "measures", [measure("sink", 9.0, step=100), measure("sink", value, step=300)])
+    rows = probe_measures(load_results(tmp_path), ("sink",))
+    assert rows[["run", "value"]].to_numpy().tolist() == [["a", 1.0]]
 
 
 def test_results_explain_their_columns(tmp_path, write_run):

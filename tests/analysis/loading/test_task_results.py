@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from support.pretended_runs import model, pretended
 from support.task_runs import write_study, write_task_run
 
 from analysis import load_results
+from analysis.loading.tasks import architectures
 
 
 def test_tasks_are_told_apart_by_the_options_in_which_they_differ(tmp_path, write_run):
@@ -51,6 +53,22 @@ def test_text_and_tasks_have_tables_of_their_own(tmp_path, write_run):
     results = load_results(tmp_path / "exp")
     assert results.of_text.table("answers").empty
     assert set(results.of_tasks.table("answers")["label"]) == {"kda parity"}
+
+
+def test_text_and_tasks_have_metrics_of_their_own():
+    results = pretended(model("kda", [3.0, 3.1]), model("kda mqar", [0.9], data="mqar"))
+    for part, labels in ((results.of_text, ["kda"]), (results.of_tasks, ["kda mqar"])):
+        assert part.metrics["label"].unique().tolist() == labels
+        assert part.metrics["run"].unique().tolist() == part.runs["run"].tolist()
+
+
+def test_the_last_word_of_a_name_is_a_task_only_of_runs_on_one():
+    """A name may end with the word that its text is called by."""
+    runs = pretended(model("kda books", [3.0]), model("kda mqar", [0.9], data="mqar")).runs
+    assert dict(zip(runs["name"], architectures(runs), strict=True)) == {
+        "kda books": "kda books",
+        "kda mqar": "kda",
+    }
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,15 @@ def test_a_bound_and_words(judge):
     assert said == 'LOG.md:5: "a ends below b" does not hold: 5.1234 is not < 4.75 (study/measures)'
 
 
+@pytest.mark.parametrize(
+    ("relation", "holds"), [("=", True), ("<=", True), (">=", True), ("<", False), (">", False)]
+)
+def test_equal_numbers_are_no_more_and_no_less_than_each_other(judge, relation, holds):
+    """Of a number beside its bound and of two expressions; = is of the written digits, which are all there are."""
+    outcome = judge("It is 4.75.", f"It is #. | {relation} min loss", f"It is | 19 / 4 {relation} min loss")
+    assert (outcome.numbers, len(outcome.problems)) == (1, 0 if holds else 2)
+
+
 TABLE = "| | loss | share |\n|---|---|---|\n| a | 5.16 | **3.1e-2** ± 1 |\n| `b` | 4.75 | 0.012 ± 1 |"
 OF_ROWS = ("rows label", "| mean loss ; mean share", "| _")
 
@@ -167,6 +176,22 @@ def test_a_table_is_compared_row_by_row(judge):
     assert "no table stands" in only(judge("Only words.", *OF_ROWS))
     assert "line 9: no bar" in only(judge(TABLE, "rows label", "mean loss"))
     assert "no text before its bars" in only(judge(TABLE, "rows label", "a | mean loss"))
+
+
+def test_of_several_tables_the_last_before_the_mark_is_compared(judge):
+    earlier = TABLE.replace("5.16", "9.99").replace("4.75", "9.99")
+    outcome = judge(f"{earlier}\n\nWords between them.\n\n{TABLE}", *OF_ROWS)
+    assert (outcome.numbers, outcome.problems) == (4, [])
+
+
+def test_runs_of_one_name_in_two_experiments_have_their_own_columns(judge, tmp_path):
+    place = tmp_path / "results" / "published" / "study"
+    rows = ROWS.assign(experiment=["e", "e", "f", "f"], run="x")
+    rows.to_parquet(place / "measures.parquet")
+    runs = pd.DataFrame({"experiment": ["e", "f"], "run": "x", "depth": [4, 24]})
+    runs.to_parquet(place / "runs.parquet")
+    outcome = judge("loss 6.0, of f 24", "loss #, | max loss depth=24", "of f # | max depth experiment=f")
+    assert (outcome.numbers, outcome.problems) == (2, [])
 
 
 def test_a_row_has_the_columns_of_its_run(judge, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -12,8 +13,8 @@ import yaml
 
 from analysis import ResultsError, load_results
 from analysis.publishing import configurations
-from analysis.publishing.provenance import probing, without_paths
-from analysis.publishing.publish import Publication, missing_parts, publish
+from analysis.publishing.provenance import Pass, Provenance, probing, without_paths
+from analysis.publishing.publish import Publication, missing_parts, portable, publish
 
 ASKED = Publication("Does it work?", command="python run.py job=publish runs=/home/me/results/exp")
 
@@ -262,6 +263,32 @@ def test_passes_of_different_code_are_told_apart(probed_runs):
         "c0ffee": [record.parents[1].name],
         "decaf": [other.name],
     }
+
+
+def test_of_what_was_published_passes_are_kept_for_the_runs_that_are_published_again(tmp_path, write_run):
+    """A run that was left out, or has a folder again with a pass of its own, is no run of the earlier pass."""
+    results = load_results(write_run(tmp_path / "exp", run="kept").parent)
+    again = replace(results, exported={("exp", "kept"): tmp_path})
+    old = [Pass(["kept", "gone"], commit="c0ffee"), Pass(["gone"], commit="decaf")]
+    assert probing(again, [Provenance("?", "", probing=old)]) == [Pass(["kept"], commit="c0ffee")]
+
+
+def test_scores_by_document_are_published_and_chosen_tables_of_probes(tmp_path, probed_runs):
+    run = write_scores(probed_runs)
+    shown = portable(load_results(probed_runs), ["maps"])
+    assert shown.table("documents")["run"].tolist() == [run]
+    assert shown.table("samples").empty
+    assert [len(portable(load_results(probed_runs)).table(name)) for name in ("documents", "samples")] == [
+        1,
+        1,
+    ]
+
+
+def write_scores(experiment) -> str:
+    """Give one run its scores by document; returns the run."""
+    run = min(experiment.iterdir())
+    (run / "documents.csv").write_text("split,document,tokens,nats\ntest,0,10,1.5\n")
+    return run.name
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from analysis import load_results, write_report
 from analysis.caveats.comparison import caveats
 from analysis.loading.probe_tables import RECORD, TABLES, interrupted
 from analysis.publishing.publish import Publication, publish
+from analysis.report.samples import samples
 
 
 @pytest.fixture
@@ -27,6 +28,18 @@ def probed(tmp_path, write_run):
 
 def of_probes(experiment) -> list[str]:
     return [text for text in caveats(load_results(experiment)) if "prob" in text]
+
+
+def test_a_sample_of_a_run_in_two_experiments_is_shown_once(tmp_path, write_run):
+    said = {"prompt": "The ", "text": "end", "temperature": 0.8, "sample_seed": 0, "tokens_per_second": 90.0}
+    for experiment in ("a", "b"):
+        run = write_run(tmp_path / experiment)
+        write_table(run, "samples", [said, {**said, "sample_seed": 1, "text": "other end"}])
+    found = samples(load_results(tmp_path), ["transformer"])
+    assert [[one.text for one in prompt.continuations] for prompt in found.prompts] == [
+        ["end"],
+        ["other end"],
+    ]
 
 
 @pytest.mark.slow
