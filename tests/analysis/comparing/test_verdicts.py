@@ -257,6 +257,14 @@ def test_what_was_equal_is_said(study):
     )
 
 
+@pytest.mark.parametrize(("size", "told"), [(100_000, "0.5 to 1 times"), (400_000, "1 to 2 times")])
+def test_a_model_far_smaller_or_larger_than_the_baseline_is_not_of_equal_size(size, told):
+    other = model("kda", [2.9], parameters_non_embedding=size)
+    (family,) = families(with_final_validation(pretended(model("transformer", [3.0]), other)), "test_loss")
+    found = equality(family.runs, family.baseline)
+    assert f"parameters beside the embedding ({told})" in found.unequal
+
+
 @pytest.mark.parametrize(
     ("recorded", "by"), [((3, 3), "by other runs"), ((3, None), "by these runs themselves")]
 )
