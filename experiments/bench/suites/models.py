@@ -122,7 +122,7 @@ class _Cell:
         """The transformer's time; None where it has none."""
         if self.name == PLAIN:
             return own
-        names = {"model": PLAIN, "mode": self.mode, "tokens": self.length, "batch": self.batch}
+        names = {**self.cell.names, "model": PLAIN}
         found = [row["milliseconds_median"] for row in self.table.find(**names) if not row.get("note")]
         return float(found[0]) if found else None
 
