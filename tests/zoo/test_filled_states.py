@@ -1,11 +1,13 @@
 """A decode state that is filled without decoding, as benches do: the memory and the reads of one that was decoded."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from support.contract_cases import build, fast_for_mixers, tokens
 
-from zoo.modules.caches import GroupedKVCache
-from zoo.modules.states import fill_state, state_bytes
+from zoo.modules.caches import GroupedKVCache, KVCache
+from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
 
 
 @fast_for_mixers
@@ -29,3 +31,39 @@ def test_lists_that_are_filled_hold_every_token(count):
     cache.fill(count)
     assert cache.appended == count
     assert cache.keys.shape[3] >= cache.lengths.max() >= count / 4 > cache.lengths.max() - 1
+
+
+class Pair(NamedTuple):
+    """A decode state of two parts that have names."""
+
+    first: torch.Tensor
+    second: list[torch.Tensor]
+
+
+def test_states_with_named_parts_keep_their_names():
+    one, two = (Pair(torch.full((1, 2), n), [torch.full((1,), -n)]) for n in (1.0, 2.0))
+    joined = join_states([one, two])
+    assert isinstance(joined, Pair)
+    assert joined.first.tolist() == [[1.0, 1.0], [2.0, 2.0]]
+    picked = select_sequences(joined, torch.tensor([1]))
+    assert isinstance(picked, Pair)
+    assert picked.second[0].tolist() == [-2.0]
+
+
+@pytest.mark.parametrize("make", [lambda: KVCache(2, 1, 4), lambda: GroupedKVCache(2, 1, 3, 4)])
+def test_sequences_that_are_picked_or_put_together_keep_their_tokens(make):
+    """The number of tokens says at which position the next one stands."""
+    cache = make()
+    cache.fill(5)
+    assert cache.appended == 5
+    picked = cache.select(torch.tensor([1]))
+    assert (picked.batch, picked.appended) == (1, 5)
+    joined = cache.join([cache, cache])
+    assert (joined.batch, joined.appended) == (4, 5)
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_rows_that_are_read_have_the_dtype_of_their_cache(tokens: int):
+    cache = KVCache(1, 1, 4, window=2, dtype=torch.bfloat16)
+    rows = torch.ones(1, 1, tokens, 4)
+    assert {x.dtype for x in cache.append(rows, rows)} == {torch.bfloat16}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from zoo import LanguageModel, ModelConfig
-from zoo.probes import ProbeEvent, Row, all_measures, probe_model
+from zoo.probes import Measure, ProbeEvent, Row, all_measures, probe_model, register_measure
 
 BATCH, HEADS, TIME = 2, 2, 21  # positions fall into [0, 16) and [16, 21)
 POSITIONS = [(None, None), (0, 16), (16, TIME)]
@@ -165,3 +165,16 @@ def test_first_token_mass_of_a_model_is_that_of_its_softmax():
         "selected_gate_mean",
         "window_gate_mean",
     }
+
+
+def test_two_files_may_not_claim_one_measure(monkeypatch):
+    """A file that is copied and changed has a class of the same name; one that is imported again is no other."""
+    monkeypatch.setattr("zoo.probes.measure._MEASURES", {})
+
+    def made(module: str) -> type[Measure]:
+        return type("Mine", (Measure,), {"name": "mine", "kinds": (), "__module__": module})
+
+    register_measure(made("one"))
+    register_measure(made("one"))
+    with pytest.raises(ValueError, match="mine"):
+        register_measure(made("two"))

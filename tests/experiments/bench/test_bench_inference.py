@@ -15,8 +15,10 @@ from support.program import Lab
 from experiments.bench import decoding, timing
 from experiments.bench.hugging_face import architectures as theirs
 from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
+from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import inference as suite
 from experiments.bench.suites.inference import calls, cells
+from experiments.bench.suites.inference.entrants import Bench
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared
 from experiments.bench.suites.inference.subjects import subjects
@@ -207,6 +209,24 @@ def test_exported_models_of_one_name_are_told_apart(tmp_path):
         names += [x.name for x in subjects(config(tmp_path, runs=[str(folder)]), CPU)]
     assert all(name.startswith("mine #") for name in names)
     assert names[0] != names[1] == names[2]
+
+
+def test_a_model_that_is_named_twice_is_measured_once(tmp_path):
+    folder = str(export(model_of("transformer"), tmp_path / "mine"))
+    assert len(subjects(config(tmp_path, runs=[folder, folder]), CPU)) == 1
+
+
+def test_a_slow_model_of_transformers_says_nothing_of_what_ours_takes(tmp_path):
+    made = config(tmp_path, "transformer")
+    table = ResumableTable(made, CPU, suite.COLUMNS)
+    (subject,) = subjects(made, CPU)
+    cell = cells.Cell(Bench(made, table, shortest=8), subject, "prefill", 16, 1)
+    same = {**cell._kind, "tokens": 8}
+    table.rows = [
+        {**same, "backend": "auto", "milliseconds_median": 1.0},
+        {**same, "backend": "transformers", "milliseconds_median": 1e6},
+    ]
+    assert cell._expected_s("own") < 0.1
 
 
 def test_two_pairs_have_no_interval():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -186,6 +187,32 @@ def measured(*words, **bench) -> list[dict[str, str]]:
     made = config(*words, **bench)
     suite.run(made)
     return list(csv.DictReader((Path(made.bench.out) / "kernels.csv").read_text().splitlines()))
+
+
+def measurement(folder: Path):
+    """What measures short_conv at 16 tokens."""
+    return suite._Measurement(config(folder), CASES["short_conv"], 16, 2, torch.device("cpu"))
+
+
+def of_backends(*sets: set[str]) -> list[SimpleNamespace]:
+    """Calls of operations that have these backends."""
+    return [
+        SimpleNamespace(operation=f"operation {i}", registry=SimpleNamespace(backends=backends))
+        for i, backends in enumerate(sets)
+    ]
+
+
+def test_what_no_kernel_can_beat_is_not_what_kernels_are_compared_with(tmp_path):
+    calls, times = of_backends({"triton", "torch"}), {"triton": 2.0, "torch": 5.0, "copy": 1.0}
+    assert measurement(tmp_path)._best(times, calls) == ("torch", 5.0)
+    assert measurement(tmp_path)._best({**times, "a peer": 3.0, "another": 4.0}, calls) == ("a peer", 3.0)
+    assert measurement(tmp_path)._best({"triton": 2.0, "copy": 1.0}, calls) is None
+
+
+def test_a_backend_that_one_of_several_operations_lacks_is_skipped_with_its_name(tmp_path):
+    reason = measurement(tmp_path)._reason_to_skip("torch", of_backends({"torch"}, {"reference"}))
+    assert "operation 1" in reason
+    assert measurement(tmp_path)._reason_to_skip("torch", of_backends({"torch"}, {"torch"})) is None
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from experiments.bench.decoding import state_after
+from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import models as suite
 from experiments.bench.suites import recompute
 from experiments.configuration.presets import architectures
@@ -117,6 +118,40 @@ def test_recomputing_is_part_of_a_row(tmp_path):
     suite.run(dataclasses.replace(made, trainer=TrainerConfig(recompute="full")))
     modes = [(row["mode"], row["recompute"]) for row in rows_in(tmp_path)]
     assert modes == [(mode, "none") for mode in suite.MODES] + [("training step", "full")]
+
+
+def cell_beside(folder: Path, rows: list[dict], *, recompute: str = "none", length: int = 16):
+    """A training step of the transformer, in a table that has these rows of shorter ones."""
+    made = dataclasses.replace(config(folder, "transformer"), trainer=TrainerConfig(recompute=recompute))
+    table = ResumableTable(made, torch.device("cpu"))
+    table.rows = [{"model": "transformer", "mode": "training step", "batch": 1, **row} for row in rows]
+    return suite._Cell(suite._Bench(made, torch.device("cpu"), table), "transformer", "training step", length)
+
+
+def test_what_does_not_fit_without_recomputing_is_tried_with_it(tmp_path):
+    rows = [{"tokens": 8, "recompute": "none", "note": suite.NO_ROOM}]
+    assert cell_beside(tmp_path, rows)._reason_to_skip() is not None
+    assert cell_beside(tmp_path, rows, recompute="full")._reason_to_skip() is None
+
+
+def test_a_ratio_is_of_steps_that_recompute_alike(tmp_path):
+    rows = [
+        {"tokens": 16, "recompute": mode, "milliseconds_median": ms}
+        for mode, ms in (("none", 1), ("full", 3))
+    ]
+    for mode, milliseconds in (("none", 1.0), ("full", 3.0)):
+        cell = cell_beside(tmp_path, rows, recompute=mode)
+        cell.name = "kda"
+        assert cell._transformer_time(7.0) == milliseconds
+
+
+def test_short_sequences_come_first_in_whatever_order_they_are_asked_for(tmp_path):
+    """They say what longer ones would take."""
+    made = config(tmp_path, "transformer", lengths=[32, 8, 16])
+    table = ResumableTable(made, torch.device("cpu"))
+    cells = suite._cells(suite._Bench(made, torch.device("cpu"), table))
+    lengths = [cell.names["tokens"] for cell in cells]
+    assert lengths == sorted(lengths)
 
 
 TOKENS = 42  # beyond every window at this size, and a multiple of the number of timelines

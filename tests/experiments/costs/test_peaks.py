@@ -88,6 +88,20 @@ def test_a_rate_above_it_has_it_measured_again_and_the_higher_one_stays(tmp_path
     assert peak_flops.peak(CPU, tmp_path).flops == pytest.approx(4 * busy)
 
 
+def test_a_higher_peak_that_another_process_found_meanwhile_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(peak_flops, "_measure", lambda _: 50.0)
+    peak_flops.peak(CPU, tmp_path)
+
+    def measured_beside_another(_: torch.device) -> float:
+        found = json.loads(kept(tmp_path).read_text())
+        kept(tmp_path).write_text(json.dumps({**found, "flops": 90.0}))
+        return 70.0
+
+    monkeypatch.setattr(peak_flops, "_measure", measured_beside_another)
+    assert peak_flops.peak(CPU, tmp_path, above=60.0).flops == 70.0
+    assert peak_flops.peak(CPU, tmp_path).flops == 90.0
+
+
 @pytest.mark.slow
 def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     asked = a_clock(monkeypatch, 1.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from experiments.data import fingerprint
-from experiments.data.cache import build_once
+from experiments.data.cache import build_once, store_fact
 from zoo.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,6 +74,12 @@ def test_leftovers_of_dead_processes_go_and_those_of_living_ones_stay(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         build_once(tmp_path, "key", lambda folder: (folder / "file").touch(), whole)
     assert sorted(os.listdir(tmp_path)) == ["alive.lock", "alive.tmp-3", "key"]
+
+
+def test_a_fact_that_cannot_be_put_in_place_leaves_nothing(tmp_path):
+    (tmp_path / "fact.json").mkdir()
+    store_fact(tmp_path / "fact.json", 1)
+    assert os.listdir(tmp_path) == ["fact.json"]
 
 
 def test_a_folder_that_cannot_be_made_is_a_user_error(tmp_path):

@@ -11,6 +11,8 @@ import pytest
 from experiments.data import fingerprint, prepare
 from experiments.data.corpus import token_dtype
 from experiments.data.sources import SOURCES, SPLITS
+from experiments.data.sources.base import files_stamp
+from experiments.data.tokenization import TOKENIZERS
 
 
 def corpora(cache: Path) -> list[str]:
@@ -120,3 +122,55 @@ def test_large_texts_are_written_in_batches(config, tmp_path):
     corpus = prepare(config(path=str(file)), progress=False)
     tokens = np.concatenate([corpus.splits[split].tokens[1:] for split in SPLITS])
     assert tokens.astype(np.uint8).tobytes() == file.read_bytes()
+
+
+def edit_unseen(file: Path, content: bytes) -> None:
+    """Other content of the same size at the same time of modification, as some programs that copy files leave it."""
+    info = file.stat()
+    assert len(content) == info.st_size
+    while file.stat().st_ctime_ns == info.st_ctime_ns:  # the system's clock of files goes in steps
+        file.write_bytes(content)
+        os.utime(file, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def test_an_edit_that_keeps_size_and_time_is_seen(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"one")
+    before = files_stamp([file], settled_ns=0)
+    edit_unseen(file, b"two")
+    assert files_stamp([file], settled_ns=0) != before
+
+
+def test_a_file_that_was_just_put_in_place_is_new_whatever_time_it_carries(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_bytes(b"one")
+    os.utime(file, (1e9, 1e9))
+    assert files_stamp([file], settled_ns=3600 * 10**9) is None
+
+
+def test_files_that_were_equal_once_are_compared_anew(config, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (folder / name).write_bytes(b"the same words in both")
+    cfg = config(path=str(folder))
+
+    def documents() -> list[str]:
+        return [document.text for document in SOURCES["text"].documents(cfg, "train", tmp_path)]
+
+    assert len(documents()) == 1
+    edit_unseen(folder / "b.txt", b"now other words in one")
+    assert len(documents()) == 2
+
+
+def test_every_training_text_and_size_has_a_tokenizer_of_its_own_in_one_cache(config, cache):
+    kind = TOKENIZERS["bpe"]
+
+    def made(text: str, vocab_size: int) -> str:
+        cfg = config(tokenizer="bpe", vocab_size=vocab_size)
+        return kind.make(cfg, lambda: [text], f"digest of {text}", cache).to_json()
+
+    texts = ("many zebras and many zebras more ", "few words, few words and a few others ")
+    found = [made(text, size) for text in texts for size in (258, 262)]
+    assert len(set(found)) == 4
+    assert made(texts[0], 258) == found[0]

@@ -10,6 +10,7 @@ from support.sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS, pydocs, wikitext
+from experiments.data.sources.parquet import find_parquet
 from experiments.data.sources.prose import module_blocks
 
 
@@ -22,6 +23,16 @@ def decoded(corpus, split):
 
 
 # own text
+
+
+def test_a_folder_inside_a_hidden_one_is_read_and_hidden_ones_in_it_are_not(config, tmp_path):
+    folder = tmp_path / ".hidden" / "texts"
+    for place in (folder, folder / ".drafts", folder / "more"):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "book.txt").write_text(f"words in {place.name}")
+    (folder / ".notes.txt").write_text("notes")
+    cfg = config(path=str(folder))
+    assert texts(cfg, "train", tmp_path) == ["words in texts", "words in more"]
 
 
 def test_one_file_is_cut_and_nothing_is_lost(config, text_file):
@@ -172,6 +183,22 @@ def test_training_split_replaced(wikitext_folder, cache, tmp_path, article_rows)
         assert corpus.splits["train"].n_documents == 7
         assert corpus.labels["train"] == "other-train"
     assert len(list((cache / "corpora").iterdir())) == 1
+
+
+def test_one_split_is_called_by_what_it_is_read_from(tmp_path):
+    """A training text of one's own is never called WikiText, and other splits need no training text."""
+    cfg = DataConfig(name="wikitext2", train_path=str(tmp_path / "own-00000-of-00001.parquet"))
+    assert SOURCES["wikitext2"].label(cfg, "test") == "wikitext-2-raw-v1 test"
+    (tmp_path / "own-00000-of-00001.parquet").touch()
+    assert SOURCES["wikitext2"].label(cfg, "train") == "own"
+
+
+def test_parquet_files_are_read_in_the_order_of_their_names(tmp_path):
+    names = [f"part-{(7 * i) % 20:05d}.parquet" for i in range(20)]
+    for name in names:
+        (tmp_path / name).touch()
+    for place in (tmp_path, tmp_path / "part-*.parquet"):
+        assert [file.name for file in find_parquet(str(place), "path")] == sorted(names)
 
 
 def test_a_blank_row_more_is_another_corpus(cache, tmp_path, article_rows):

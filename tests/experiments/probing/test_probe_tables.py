@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from support.steady import pretended_machine
 from torch import nn
 
 import zoo
 from analysis.loading.probe_tables import TABLES, columns_of
-from experiments.configuration.schema import ProbeConfig
+from experiments.configuration.schema import Config, ProbeConfig
 from experiments.data import DataConfig, Split
 from experiments.data.task_registry import IGNORE
 from experiments.data.tokenization import TOKENIZERS
-from experiments.probing import per_token, probe_tables
+from experiments.probing import per_token, probe_run, probe_tables
 from experiments.probing.held_out import (
     average_rows,
     document_start,
@@ -343,3 +345,58 @@ def test_tables_of_before_a_column_are_read_without_it(tmp_path):
     pq.write_table(pq.read_table(path).drop_columns("text"), path)
     with pytest.raises(KeyError):
         probe_tables.read(tmp_path, "sentence")
+
+
+@pytest.fixture
+def probed(tmp_path, monkeypatch):
+    """Probes a run of step 4, whose tables are given, and returns its folder."""
+    loaded = LoadedRun(None, None, tmp_path, DataConfig(), step=1)
+    monkeypatch.setattr(probe_run, "task_of", lambda place: None)
+    monkeypatch.setattr(probe_run, "load_run", lambda *_: loaded)
+    monkeypatch.setattr(probe_run, "load_corpus", lambda *_: SimpleNamespace(splits={}))
+    monkeypatch.setattr(probe_run.saved_weights, "find", lambda run, at: (run, 4))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+
+    def probe(**tables):
+        seen = []
+        monkeypatch.setattr(probe_run, "_make_tables", lambda loaded, *_: seen.append(loaded.step) or tables)
+        with pretended_machine(torch_version=None):
+            probe_run.probe_run(tmp_path, Config(device="cpu"))
+        assert seen == [4]
+        return tmp_path
+
+    return probe
+
+
+SENTENCE, ROUTE = (0, 5, "x", None), (0, "channel", "moe", 0, 0, 0, 2, 0.5)
+
+
+def test_weights_of_another_step_are_probed_again(probed, monkeypatch):
+    """A run that was trained on, or again, may have its best weights elsewhere."""
+    run = probed(sentence=[SENTENCE])
+    assert probe_run.is_probed(run, ProbeConfig())
+    monkeypatch.setattr(probe_run.saved_weights, "find", lambda run, at: (run, 5))
+    assert not probe_run.is_probed(run, ProbeConfig())
+
+
+def test_a_table_that_a_later_pass_has_no_rows_for_goes(probed):
+    run = probed(sentence=[SENTENCE], routes=[ROUTE])
+    assert probe_tables.file(run, "routes").is_file()
+    probed(sentence=[SENTENCE], routes=[])
+    assert not probe_tables.file(run, "routes").exists()
+    assert probe_run.is_probed(run, ProbeConfig())
+
+
+def test_a_pass_that_ended_amid_its_tables_leaves_no_record_of_them(probed, monkeypatch):
+    run = probed(sentence=[SENTENCE], routes=[ROUTE])
+    whole, written = probe_tables.write, []
+
+    def write(run, name, rows):
+        if written:
+            raise OSError("no room")
+        written.append(whole(run, name, rows))
+
+    monkeypatch.setattr(probe_tables, "write", write)
+    with pytest.raises(OSError, match="no room"):
+        probed(sentence=[SENTENCE], routes=[ROUTE])
+    assert not probe_run.is_probed(run, ProbeConfig())

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from support.program import Lab, write_text
 
 import experiments
 import zoo
+from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, Split
 from experiments.data.other_text import read_splits
 from experiments.data.tokenization.bpe import train
@@ -23,6 +25,7 @@ from experiments.runs.load_run import LoadedRun
 from experiments.scoring import evaluate as evaluation
 from experiments.scoring.text import score_split
 from zoo.errors import UserError
+from zoo.tokenization import ByteTokenizer
 
 
 @pytest.fixture
@@ -165,3 +168,33 @@ def test_the_package_offers_nothing_else():
         experiments.evaluat  # noqa: B018
     with pytest.raises(UserError, match="did you mean 'test'"):
         experiments.evaluate("nowhere", splits=["tests"])
+
+
+def test_files_with_the_runs_content_are_its_own_text_and_no_other_data_set_is(tmp_path: Path, monkeypatch):
+    """What a data set is read from may hold the same text and yet have other splits, of another commit, say."""
+    (tmp_path / "identity.json").write_text(json.dumps({"data": {"content": "the same"}}))
+    monkeypatch.setattr("experiments.data.fingerprint", lambda _: "the same")
+    own = DataConfig(name="text", path="book.txt")
+    assert evaluation._is_own(
+        LoadedRun(None, None, tmp_path, own), dataclasses.replace(own, path="moved.txt")
+    )
+    own = DataConfig(name="wikitext103", path="folder")
+    for other in ({"revision": "another", "path": None}, {"train_path": "another"}, {"path": "another"}):
+        loaded = LoadedRun(None, None, tmp_path, own)
+        assert not evaluation._is_own(loaded, dataclasses.replace(own, **other)), other
+
+
+@pytest.mark.parametrize(("characters", "enough"), [(7, False), (8, True)])
+def test_a_text_fills_a_window_with_its_separator_before_and_a_target_behind(
+    tmp_path: Path, characters: int, enough: bool
+):
+    """A window of 8 has 9 tokens with its last target, of which the separator is the first."""
+    (tmp_path / "short.txt").write_text("x" * characters)
+    loaded = LoadedRun(SimpleNamespace(seq_len=8), ByteTokenizer(), tmp_path, DataConfig())
+    text, options = DataConfig(name="text", path=str(tmp_path / "short.txt")), EvaluateConfig()
+    if enough:
+        (one,) = evaluation._splits(loaded, text, options, None)
+        assert len(one.split.tokens) == 9
+    else:
+        with pytest.raises(UserError, match="has 7 tokens"):
+            list(evaluation._splits(loaded, text, options, None))

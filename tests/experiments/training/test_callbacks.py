@@ -17,6 +17,7 @@ from experiments.probing import probe_tables
 from experiments.runs.metric_log import MetricLog, read_metrics
 from experiments.system import preemption
 from experiments.training.callbacks import checkpoints, metrics, probe_training, validation
+from experiments.training.trainer import make_loggers
 from zoo import LanguageModel, ModelConfig
 
 CPU = torch.device("cpu")
@@ -293,3 +294,77 @@ def test_bf16_training_is_validated_in_bf16(validated, monkeypatch):
     callback, task, _, windows = validated(monkeypatch, [1.0])
     callback.after_step(trainer(1, precision="bf16-mixed"), task)
     assert windows[0][1]["precision"] == "bf16"
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_leftovers_go(tmp_path: Path):
+    """One of an earlier attempt at the same step may lie under the name that the damaged one gets, as a folder too."""
+    for step in (3, 6):
+        torch.save({"step": step}, tmp_path / f"step-{step:08d}.ckpt")
+    damaged = tmp_path / "step-00000009.ckpt"
+    for folder in (damaged, damaged.with_suffix(".damaged"), tmp_path / ".step-00000012.ckpt.partial"):
+        folder.mkdir()
+        (folder / "shard").touch()
+    assert checkpoints.latest_checkpoint(tmp_path) == tmp_path / "step-00000006.ckpt"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000003.ckpt",
+        "step-00000006.ckpt",
+        "step-00000009.damaged",
+    ]
+
+
+def test_any_process_that_is_told_to_make_room_pauses_all(tmp_path: Path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(
+        checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
+    )
+    monkeypatch.setattr(checkpoints.group, "from_all", lambda own: [own, signal.SIGUSR2])
+    monkeypatch.setattr(preemption, "_told", [])
+    with pytest.raises(checkpoints.Paused, match="SIGUSR2"):
+        checkpoints.Pause(None, None, tmp_path).after_step(trainer(4), None)
+    assert saved == [4]
+
+
+def test_sigterm_does_during_training_what_it_did_before():
+    def ours(*_: object) -> None:
+        pass
+
+    def of_a_library(*_: object) -> None:
+        pass
+
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        callback = checkpoints.OwnSignals()
+        signal.signal(signal.SIGTERM, of_a_library)
+        callback.on_train_start(trainer(), None)
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_progress_is_reported_now_and_then_and_always_at_the_last_step(clock: Clock):
+    told: list[int] = []
+    callback = metrics.ReportProgress(lambda phase, done, total, *_: told.append(done))
+    task = SimpleNamespace(last_step={"loss": torch.tensor(2.0)})
+    for step in (97, 98, 99, 100):
+        callback.after_step(trainer(step, 100), task)
+    assert told == [97, 100], "the clock stands still"
+
+
+def test_a_stop_that_something_else_asked_for_outlives_a_validation(validated, monkeypatch):
+    callback, task, _, _ = validated(monkeypatch, [3.0], patience=3)
+    at = trainer(1, should_stop=True)
+    callback.after_step(at, task)
+    assert at.should_stop
+
+
+def test_runs_of_an_experiment_are_a_group_in_other_loggers_and_one_process_logs(tmp_path: Path, monkeypatch):
+    made: list[dict] = []
+    monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger", lambda **options: made.append(options) or 1)
+    config = Config(name="experiment")
+    config.trainer.loggers = ["wandb"]
+    assert make_loggers(config, tmp_path / "run") == [1]
+    assert (made[0]["group"], made[0]["name"]) == ("experiment", "run")
+    assert Path(made[0]["save_dir"]) == tmp_path / "run"
+    monkeypatch.setattr("experiments.parallel.group.is_main", lambda: False)
+    assert make_loggers(config, tmp_path / "run") is False
+    assert len(made) == 1

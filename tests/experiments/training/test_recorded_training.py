@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import errno
 import itertools
 import json
 import math
+import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +40,7 @@ from experiments.planning.plan import plan
 from experiments.runs.folders import RunFolder
 from experiments.runs.metric_log import MetricLog, read_metrics
 from experiments.system import preemption
+from experiments.system.paths import ROOT
 from experiments.training import callbacks, launch, nonfinite, optim, summary, train
 from experiments.training.callbacks import checkpoints, metrics, validation
 from experiments.training.execute import _explain, execute
@@ -516,6 +520,36 @@ def test_processes_of_a_run(place: Path, monkeypatch):
             yield f"{keys}: matched at {summary._match_length(changed(config, **keys))}"
 
     check(RECORDED / "processes.txt", masked(list(lines()), {str(place): "<place>"}))
+
+
+def test_what_processes_are_started_with(place: Path, monkeypatch):
+    """This source tree before others of the environment, and the command line of who started them."""
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    places = launch._environment(tiny_config())["PYTHONPATH"].split(os.pathsep)
+    assert places == [str(ROOT), "/elsewhere"]
+    command = ["run.py", "model=kda"]
+    monkeypatch.setattr(sys, "argv", command)
+    with launch._plan_file(plan(tiny_config(**TEXT)), 1) as file:
+        monkeypatch.setattr(sys, "argv", ["rank.py", str(file)])
+        launch.read_plan(file)
+        assert sys.argv == command
+
+
+@pytest.mark.parametrize("own", [15, 1])
+def test_a_signal_of_torchrun_itself_killed_nobody(tmp_path: Path, own: int):
+    """It ends the others with SIGTERM, or SIGHUP where it is ended itself; what one of them told stays the reason."""
+    log = tmp_path / launch.LOG
+    ended = f"Signal {own} ({signal.Signals(own).name}) received by PID 5\n"
+    log.write_text(ended)
+    assert launch._killed(log) is None
+    log.write_text(f"{ended}Signal 9 (SIGKILL) received by PID 7\n")
+    assert "SIGKILL" in launch._killed(log)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_and_a_full_quota_have_the_same_remedy(tmp_path: Path, code: int):
+    planned = SimpleNamespace(title="a run", folder=RunFolder(tmp_path))
+    assert "free some space" in str(_explain(planned, OSError(code, "no room")))
 
 
 def test_peaks(tmp_path: Path, monkeypatch):
