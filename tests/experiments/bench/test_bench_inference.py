@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -227,6 +228,22 @@ def test_a_slow_model_of_transformers_says_nothing_of_what_ours_takes(tmp_path):
         {**same, "backend": "transformers", "milliseconds_median": 1e6},
     ]
     assert cell._expected_s("own") < 0.1
+
+
+@pytest.mark.parametrize(("bytes_", "fits"), [(8000, True), (7998, False)])
+def test_logits_of_a_whole_prompt_need_their_memory(tmp_path, monkeypatch, bytes_: int, fits: bool):
+    """Two sequences of 50 tokens, of 10 words in four bytes each, in half of the memory."""
+    made = config(tmp_path, "transformer")
+    (subject,) = subjects(made, CPU)
+    bench = Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8)
+    monkeypatch.setattr(cells.machine, "describe", lambda _: {"memory_bytes": bytes_})
+    cell = cells.Cell(bench, subject, "prefill", 50, 2)
+    entrants = SimpleNamespace(model=SimpleNamespace(vocab_size=10))
+    if fits:
+        cell._check_memory(entrants, ["forward"])
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            cell._check_memory(entrants, ["forward"])
 
 
 def test_two_pairs_have_no_interval():

@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from support.program import Lab
+from support.steady import pretended_machine
 
 from experiments.bench import passes, peers, result_table, roofline, timing
 from experiments.bench.cases import CASES
@@ -256,6 +257,16 @@ def test_rows_of_another_torch_are_measured_anew(tmp_path):
     again = measured(tmp_path, "hyper_pre")
     assert {row["torch"] for row in again} == {first[0]["torch"]}
     assert len(again) == len(first)
+
+
+@pytest.mark.parametrize("fact", ["device", "machine", "torch", "commit"])
+def test_rows_count_on_one_machine_with_one_version_of_code_and_torch(tmp_path, fact):
+    made = config(tmp_path)
+    with pretended_machine():
+        here = {"model": "short_conv", **result_table.machine_facts(CPU)}
+        result_table.save([here, {**here, fact: "another"}], result_table.table_path(made))
+        (row,) = result_table.ResumableTable(made, CPU).rows
+    assert row[fact] == here[fact]
 
 
 @pytest.mark.slow

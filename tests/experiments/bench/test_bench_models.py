@@ -145,6 +145,14 @@ def test_a_ratio_is_of_steps_that_recompute_alike(tmp_path):
         assert cell._transformer_time(7.0) == milliseconds
 
 
+def test_models_are_configured_for_the_length_that_they_are_timed_at(tmp_path):
+    """The modes of one length share a model."""
+    bench = cell_beside(tmp_path, []).bench
+    short = bench.model("transformer", 8)
+    assert bench.model("transformer", 8) is short
+    assert (short.seq_len, bench.model("transformer", 16).seq_len) == (8, 16)
+
+
 def test_short_sequences_come_first_in_whatever_order_they_are_asked_for(tmp_path):
     """They say what longer ones would take."""
     made = config(tmp_path, "transformer", lengths=[32, 8, 16])

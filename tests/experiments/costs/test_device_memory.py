@@ -12,6 +12,7 @@ from support.shared import once
 from experiments.configuration.schema import Config
 from experiments.costs import device_memory
 from experiments.costs import model_costs as costs
+from experiments.costs.live_bytes import LiveBytes
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +154,14 @@ def test_the_table_of_the_8b_model_is_what_is_counted(row: int, lab: Lab):
     found = device_memory.device_memory(config)
     sizes = [*found.parts().values(), found.total]
     assert numbers[:-1] == [f"{size / 1e9:.1f}" for size in sizes]
+
+
+def test_memory_that_is_given_back_and_taken_again_counts_again():
+    """New tensors take the places of old ones, whose addresses say nothing of them."""
+    with LiveBytes() as counted:
+        for numbers in range(1, 50):
+            made = torch.zeros(numbers, dtype=torch.float32)
+            assert counted.live == 4 * numbers
+            del made
+            assert counted.live == 0
+    assert counted.peak == 4 * 49

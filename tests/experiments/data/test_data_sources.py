@@ -81,6 +81,15 @@ def test_many_files_of_which_one_is_most_of_the_text_are_each_cut(config, tmp_pa
     )
 
 
+def test_a_file_of_just_a_tenth_of_the_text_stays_whole(config, tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(20):
+        (folder / f"{i:02d}.txt").write_text(f"{i:02d}".ljust(190 if i == 0 else 90, "x"))
+    cfg = config(path=str(folder))
+    assert sorted(len(text) for split in SPLITS for text in texts(cfg, split, tmp_path)) == [90] * 19 + [190]
+
+
 def test_few_files_are_each_cut(config, tmp_path):
     folder = tmp_path / "chapters"
     folder.mkdir()
@@ -133,6 +142,12 @@ def test_articles_do_not_depend_on_how_files_are_cut(article_rows):
     whole = list(wikitext.articles([rows]))
     assert list(wikitext.articles([rows[:13], rows[13:]])) == whole
     assert next(wikitext.articles([rows[1:]])).text == whole[0].text  # a file that opens with its heading
+
+
+def test_a_heading_at_the_start_of_a_file_begins_an_article():
+    """Whatever row the file before it ends with."""
+    files = [[" = One = \n", "", " text \n"], [" = Two = \n", "", " more \n"]]
+    assert [document.text for document in wikitext.articles(files)] == ["".join(rows) for rows in files]
 
 
 def test_rows_without_any_heading_are_one_document():

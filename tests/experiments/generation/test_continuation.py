@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import itertools
 import random
+from pathlib import Path
 
 import pytest
+import torch
 
-from experiments.data import TOKENIZERS
+from experiments.configuration.schema import GenerateConfig
+from experiments.data import TOKENIZERS, DataConfig
 from experiments.data.tokenization import Tokenizer
 from experiments.data.tokenization.bpe import train
 from experiments.generation.continuation import Continuation
+from experiments.generation.generate import Speed, continue_prompts
+from experiments.runs.load_run import LoadedRun
+from zoo.generate import ENDED
 from zoo.tokenization import ByteTokenizer
 
 TEXT = "Übermut tut selten gut – 数据很多。 " * 9
@@ -83,3 +89,23 @@ def test_the_separator_ends_a_text_by_option_or_by_its_name(tokenizer: Tokenizer
         feed(tokenizer, ids, "<|endoftext|>"),
     ):
         assert (made.text, shown[-1], made.ended, made.tokens[-1]) == ("one", "one", True, tokenizer.bos_id)
+
+
+def test_every_option_reaches_the_generator_and_sequences_that_ended_take_nothing_more(monkeypatch):
+    """The first text ends at its stop sequence, the second goes on."""
+    asked: dict = {}
+
+    def generate(model, prompts, tokens, *, stop, **options):
+        asked.update(options, tokens=tokens)
+        for step in ([ord("a"), ord("b")], [ord("|"), ord("c")], [ENDED, ord("d")]):
+            yield torch.tensor(step)
+        asked["ended"] = [stop(b, None) for b in range(2)]
+
+    monkeypatch.setattr("zoo.generate", generate)
+    loaded = LoadedRun(None, ByteTokenizer(), Path(), DataConfig())
+    given = {"temperature": 0.5, "top_k": 3, "top_p": 0.25, "chunk": 7, "tokens": 9}
+    options = GenerateConfig(**given, stop=["|"])
+    prompts = [torch.tensor([0, 1]), torch.tensor([0])]
+    made = continue_prompts(loaded, prompts, options, 11, Speed(), lambda _: None)
+    assert [one.text for one in made] == ["a", "bcd"]
+    assert asked == {**given, "seed": 11, "ended": [True, False]}

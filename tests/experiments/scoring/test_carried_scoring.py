@@ -135,3 +135,12 @@ def test_job_evaluate_carries_by_option(finished: Lab):
         scored, expected = (re.search(r"\(([\d,]+) tokens", text)[1] for text in (line, other))
         assert scored == expected
         assert re.findall(r"loss ([\d.]+)", line) != re.findall(r"loss ([\d.]+)", other)
+
+
+def test_memory_that_a_gpu_has_not_is_told_and_other_errors_stay_what_they_are():
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    for error in (full, MemoryError("no room"), RuntimeError("can't allocate memory: 8 bytes")):
+        with pytest.raises(UserError, match="a remedy"), decode_memory.explaining_memory("a remedy"):
+            raise error
+    with pytest.raises(RuntimeError, match="shapes differ"), decode_memory.explaining_memory("a remedy"):
+        raise RuntimeError("shapes differ")

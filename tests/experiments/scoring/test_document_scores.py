@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import csv
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from experiments.configuration.schema import Config
 from experiments.data import Split
 from experiments.scoring.documents import by_document, write_documents
 from experiments.scoring.text import score_split
+from experiments.training import train as training
 from zoo import LanguageModel, ModelConfig
 
 
@@ -49,3 +53,29 @@ def test_splits_that_are_scored_later_are_added(tmp_path):
         ["test", "0", "5", "2.0"],
         ["validation", "0", "3", "0.2"],
     ]
+
+
+def test_a_summary_keeps_what_was_scored_before(tmp_path, monkeypatch):
+    """Each split with the version of the code that scored it, the ones of training included."""
+    summary = {
+        "seed": 3,
+        "metrics": {"validation": {"loss": 1.0}, "test": {"loss": 2.0}},
+        "scored_later": {"test": {"commit": "earlier", "finished": "then"}},
+    }
+    folder = SimpleNamespace(summary=lambda: summary, path=tmp_path)
+    planned = SimpleNamespace(config=Config(device="cpu"), folder=folder, unscored=["train"])
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(training.data, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(training.machine, "commit", lambda: ("now", False))
+    monkeypatch.setattr(training, "score_best", lambda *given: {name: {"loss": 3.0} for name in given[5]})
+    found = training.score_more(planned, None)
+    assert found["seed"] == 3
+    assert {name: m["loss"] for name, m in found["metrics"].items()} == {
+        "validation": 1.0,
+        "test": 2.0,
+        "train": 3.0,
+    }
+    assert {name: note["commit"] for name, note in found["scored_later"].items()} == {
+        "test": "earlier",
+        "train": "now",
+    }

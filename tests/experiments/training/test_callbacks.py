@@ -368,3 +368,21 @@ def test_runs_of_an_experiment_are_a_group_in_other_loggers_and_one_process_logs
     monkeypatch.setattr("experiments.parallel.group.is_main", lambda: False)
     assert make_loggers(config, tmp_path / "run") is False
     assert len(made) == 1
+
+
+def test_a_resumed_run_remembers_its_best_weights_and_its_patience(validated, monkeypatch):
+    """It exports no worse ones as the best, and one that had stopped early at its checkpoint stops at once."""
+    callback, task, _, _ = validated(monkeypatch, [2.0, 2.5], patience=2)
+    for step in (10, 20):
+        callback.after_step(trainer(step), task)
+    resumed, task, _, _ = validated(monkeypatch, [2.25], patience=2)
+    resumed.load_state_dict(callback.state_dict())
+    assert (resumed.best, resumed.best_step, resumed.worse) == (2.0, 10, 1)
+    at = trainer(20)
+    resumed.on_train_start(at, task)
+    assert not at.should_stop
+    resumed.after_step(trainer(30), task)
+    again, _, _, _ = validated(monkeypatch, [], patience=2)
+    again.load_state_dict(resumed.state_dict())
+    again.on_train_start(at, task)
+    assert at.should_stop

@@ -535,6 +535,44 @@ def test_what_processes_are_started_with(place: Path, monkeypatch):
         assert sys.argv == command
 
 
+def test_the_utilisation_of_several_processes_is_of_all_their_devices(place: Path, monkeypatch):
+    """Four devices of 100 FLOP/s that do 200 together; each has to have done 50 for its peak to be in doubt."""
+    planned, asked = plan(tiny_config(**TEXT)), []
+
+    def peak(device: torch.device, cache: Path, above: float) -> peak_flops.Peak:
+        asked.append(above)
+        return peak_flops.Peak(100.0, "given")
+
+    monkeypatch.setattr(peak_flops, "peak", peak)
+    monkeypatch.setattr(summary.group, "size", lambda: 4)
+    log = MetricLog(place / "rows.csv", [])
+    log.cut(0)
+    log.append({"step": 1, "split": "train", "tokens_per_second": 10.0})
+    attempt = SimpleNamespace(
+        planned=planned,
+        log=log,
+        costs=SimpleNamespace(forward_flops=6.0, training_flops=20.0, state_bytes={}),
+        device=torch.device("cpu"),
+        corpus=SimpleNamespace(describe=dict),
+        precision="fp32",
+        model=LanguageModel(planned.config.model, vocab_size=8, seq_len=16),
+        validation=SimpleNamespace(best_step=1, out_of_patience=False),
+        metrics=SimpleNamespace(seconds=1.0),
+        steps=1,
+    )
+    found = summary.summarise(attempt, {}, 1.0)
+    assert (found["mfu"], found["mfu_peak_flops"], found["processes"]) == (0.5, 100.0, 4)
+    assert asked == [50.0]
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+def test_parameters_are_given_back_between_layers_where_that_is_asked_for(reshard: bool, monkeypatch):
+    config = tiny_config(trainer__strategy="fsdp", trainer__reshard=reshard)
+    monkeypatch.setattr(train.group, "size", lambda: 2)
+    monkeypatch.setattr(train, "shard", lambda model, device, *, reshard: reshard)
+    assert train.spread(None, config, torch.device("cpu")) is reshard
+
+
 @pytest.mark.parametrize("own", [15, 1])
 def test_a_signal_of_torchrun_itself_killed_nobody(tmp_path: Path, own: int):
     """It ends the others with SIGTERM, or SIGHUP where it is ended itself; what one of them told stays the reason."""
