@@ -103,3 +103,24 @@ def test_weights_that_are_left_out(monkeypatch):
         yield f"{peer.Peer.state_bytes(cached, 100, 2)}"
 
     check(RECORDED / "transformers_weights.txt", lines())
+
+
+def test_a_head_of_its_own_is_copied_as_such():
+    """One that shares the embedding's weights is given those."""
+
+    class Theirs(torch.nn.Module):
+        def __init__(self, model: LanguageModel) -> None:
+            super().__init__()
+            self.given, self.model = {}, model
+
+        def load_state_dict(self, given: dict, strict: bool) -> None:
+            assert strict
+            self.given = given
+
+    for tied in (True, False):
+        model = _model(pattern="F", tie_embeddings=tied)
+        theirs = Theirs(model)
+        weights.copy_weights(model, theirs, weights.llama_layer, "model.norm.weight")
+        own = model.embedding if tied else model.head
+        assert theirs.given["lm_head.weight"] is own.weight
+        assert theirs.given["model.embed_tokens.weight"] is model.embedding.weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.bench.static import sass
+from experiments.bench.static import counts, sass
 from experiments.bench.static.control import Executions
 from experiments.bench.static.counts import instruction_counts
 from experiments.bench.static.ttir import parse
@@ -121,3 +121,9 @@ def test_of_two_loops_the_one_of_a_single_step_is_dissolved_even_if_it_is_larger
     counts, loops = instruction_counts(code, Executions(parse(ONCE_AND_OFTEN), {}, (1,), {}))
     assert loops == [(10, 9.0)]
     assert counts["instructions"] == 1 + 9 * 10 + 1
+
+
+def test_the_largest_loops_stay_in_the_order_of_the_program():
+    """The first of the source is then the first of the machine code, whatever their sizes."""
+    sizes = [node.size for node in counts._largest([counts._Node(size) for size in (3.0, 1.0, 5.0)], 2)]
+    assert sizes == [3.0, 5.0]
