@@ -628,7 +628,7 @@ def cards(tmp_path: Path) -> Iterator[str]:
     yield f"model: {sorted(described['model'])}"
     folder = export(model, tmp_path / "out", tokenizer=ByteTokenizer().to_json())
     yield f"files {sorted(path.name for path in folder.iterdir())}"
-    again = load(folder)
+    again = load(folder).double()  # rounding of fp32 differs between processors
     yield f"evaluating {not again.training}, {recorded.number(checksum(again(torch.tensor([[1, 2, 3]]))[0]))}"
     yield f"text {tokenizer(folder).encode('é')}"
     wrong: list[Any] = [None, 3, [], {}, {**described, "format": 2}, {**described, "format": "1"}]
