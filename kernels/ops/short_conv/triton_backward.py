@@ -52,7 +52,9 @@ def _backward(
             now = token + i  # none before the sequence's first: no state
             rows += (load_inputs(x, None, now, begin, end, sequence, channel, in_width, D, TAPS),)
             gradients += (
-                gradient_before_activation(taps, rows, i, dy, now, end, channel, in_width, D, TAPS, SILU),
+                gradient_before_activation(
+                    taps, rows, i, dy, now, begin, end, channel, in_width, D, TAPS, SILU
+                ),
             )
             if i < RUN:
                 # dw_i = Σ_t dpre_t ⊙ x_{t−(k−1)+i}
@@ -87,10 +89,11 @@ def added_products(sums, gradient, rows, FIRST: tl.constexpr, TAPS: tl.constexpr
 
 @triton.jit
 def gradient_before_activation(
-    taps, rows, FIRST: tl.constexpr, dy, token, end, channel, in_width, D, TAPS: tl.constexpr, SILU: tl.constexpr,
+    taps, rows, FIRST: tl.constexpr, dy, token, begin, end, channel, in_width, D, TAPS: tl.constexpr,
+    SILU: tl.constexpr,
 ):  # fmt: skip
-    """dpre at these tokens, whose windows begin with row FIRST; 0 behind the sequence."""
-    mask = (token < end)[:, None] & in_width[None]
+    """dpre at these tokens, whose windows begin with row FIRST; 0 outside the sequence."""
+    mask = ((token >= begin) & (token < end))[:, None] & in_width[None]
     # dpre_t = dy_t · act'(pre_t),  silu'(x) = σ(x)·(1 + x·(1 − σ(x)))
     gradient = tl.load(dy + token[:, None] * D + channel[None], mask=mask, other=0.0).to(tl.float32)
     if SILU:
@@ -133,8 +136,8 @@ def _state_gradient(
         for j in tl.static_range(TAPS):
             at = token + (j - (TAPS - 1))
             rows += (load_inputs(x, state, at, begin, end, sequence, channel, in_width, D, TAPS),)
-        own = gradient_before_activation(taps, rows, 0, dy, token, end, channel, in_width, D, TAPS, SILU)
-        gradient += taps[i] * tl.where((token >= begin)[:, None], own, 0.0)
+        own = gradient_before_activation(taps, rows, 0, dy, token, begin, end, channel, in_width, D, TAPS, SILU)
+        gradient += taps[i] * own
     tl.store(dstate + place + column[:, None], gradient.to(dstate.dtype.element_ty), mask=known)
 
 
