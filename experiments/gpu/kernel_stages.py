@@ -33,7 +33,7 @@ def run_kernel_tests(settings: Settings) -> bool:
     for file in sorted((paths.ROOT / TESTS).rglob("test_*.py")):
         if file.name in done or (settings.rehearse and file.name not in REHEARSED):
             continue
-        status = _pytest(file, deadline - time.monotonic(), settings.rehearse)
+        status = _pytest(file, deadline - time.monotonic(), settings)
         if status is None:
             return False
         if status in PASSED:
@@ -45,16 +45,16 @@ def run_kernel_tests(settings: Settings) -> bool:
     return True
 
 
-def _pytest(file: Path, seconds: float, rehearse: bool) -> int | None:
-    """The exit status of a file's tests, None if they took too long.
+def _pytest(file: Path, seconds: float, settings: Settings) -> int | None:
+    """The exit status of a file's tests on several processes, None if they took too long.
 
     A file about Triton forms runs as a whole, compiled for the GPU; of the others, the tests that need one.
     """
     if seconds < 1:
         return None
     command = [sys.executable, "-m", "pytest", str(file), "-q", "--timeout", str(seconds)]
-    command += [] if file.stem.endswith("_triton") and not rehearse else ["-m", "gpu"]
-    command += ["--collect-only"] if rehearse else []
+    command += [] if file.stem.endswith("_triton") and not settings.rehearse else ["-m", "gpu"]
+    command += ["--collect-only"] if settings.rehearse else ["-n", str(settings.workers)]
     try:
         return subprocess.run(command, cwd=paths.ROOT, timeout=seconds).returncode
     except subprocess.TimeoutExpired:

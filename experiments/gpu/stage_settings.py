@@ -19,6 +19,8 @@ REHEARSED: dict[str, dict[str, Any]] = {
     "kernels": {"cases": ["short_conv", "hyper_pre"], "tokens": 16},
     "models": {"cases": ["transformer", "hypergraph"], "tokens": 16},
 }
+WORKERS = 16
+"""Processes that compile at once, at most: each holds half a GB of the GPU's memory beside its tensors."""
 LENGTHS = [512, 1024, 2048, 4096, 8192, 16384, 32768]
 
 
@@ -49,6 +51,11 @@ class Settings:
     def published(self) -> Path:
         """The folder of tables that are to be committed; a rehearsal commits nothing."""
         return self.folder / "published" if self.rehearse else Path(self.config.results) / "published"
+
+    @property
+    def workers(self) -> int:
+        """Processes at once, in stages that compile: most of their time no process waits for the GPU."""
+        return 1 if self.rehearse else min(WORKERS, os.cpu_count() or 1)
 
     @property
     def device_name(self) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 
 from experiments.bench.run_suite import is_finished, run_suite
+from experiments.gpu.compile_stage import compile_kernels
 from experiments.gpu.kernel_stages import run_kernel_tests, tune_kernels
 from experiments.gpu.stage_settings import Settings
 from experiments.system import paths
@@ -18,8 +19,7 @@ Stage = Callable[[Settings], bool]
 def _run_gpu_tests(settings: Settings) -> bool:
     command = [sys.executable, "-m", "pytest", "tests", "-m", "gpu", "-q", "--timeout", str(settings.seconds)]
     command += ["--ignore", "tests/kernels"]
-    if settings.rehearse:
-        command += ["--collect-only"]
+    command += ["--collect-only"] if settings.rehearse else ["-n", str(settings.workers)]
     status = subprocess.run(command, cwd=paths.ROOT, timeout=settings.seconds).returncode
     if status not in (0, 5):  # 5: no test was collected, as on a machine without a GPU
         raise UserError(
@@ -64,6 +64,7 @@ def _publish(settings: Settings) -> bool:
 
 STAGES: dict[str, Stage] = {
     "tests": _run_gpu_tests,
+    "compile": compile_kernels,
     "kernel_tests": run_kernel_tests,
     "tune": tune_kernels,
     "attention": _bench("attention"),

@@ -1,6 +1,7 @@
 """job=gpu (make gpu): everything that needs a GPU, in resumable stages that each end within gpu.minutes.
 
     tests         the GPU tests, in bf16
+    compile       every kernel in every launch configuration, on all processors, into Triton's cache
     kernel_tests  those of the kernels, compiled, file by file
     tune          launch configurations by Triton's autotuner, into kernels/triton_common/tuned.toml
     attention     every attention backend against every other, in one process

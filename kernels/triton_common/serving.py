@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kernels.triton_common.ptxas import choose_ptxas
+
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_WIDTH = 256
 """The widest head that a tile holds; narrower ones need not be powers of two."""
@@ -69,6 +71,7 @@ def lazily(module: str, name: str) -> Callable:
 
     @functools.cache
     def load() -> Callable:
+        choose_ptxas()
         return torch.compiler.disable(getattr(importlib.import_module(module), name))
 
     def call(*args, **options):

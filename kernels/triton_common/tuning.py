@@ -48,11 +48,17 @@ class Tuned:
         return triton.autotune(self.configs, self.key, cache_results=True)(self.kernel)
 
     def _launch(self, grid, *args, **options) -> None:
-        configs = self.configs if Tuned.exhaustive else [self._known(args, options)]
-        for config in configs:
-            if config is None:
-                self.autotuned[grid](*args, **options)
-            else:
+        if Tuned.exhaustive:
+            self._launch_all(grid, args, options)
+        elif (config := self._known(args, options)) is not None:
+            self.kernel[grid](*args, **options, **config.all_kwargs())
+        else:
+            self.autotuned[grid](*args, **options)
+
+    def _launch_all(self, grid, args: tuple, options: dict) -> None:
+        """Launch every configuration; one that needs more than the device has is left out, as the autotuner does."""
+        for config in self.configs:
+            with contextlib.suppress(triton.runtime.errors.OutOfResources):
                 self.kernel[grid](*args, **options, **config.all_kwargs())
 
     def _known(self, args: tuple, options: dict) -> triton.Config | None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from support.recorded import check
 from support.steady import changed, differences, leaves, masked, pretended_machine, refusal, said, tiny_config
 
-from experiments.gpu import kernel_stages, stages, training_stages
+from experiments.gpu import kernel_stages, stage_settings, stages, training_stages
 from experiments.gpu.record import Record
 from experiments.gpu.stage_settings import PATTERNS, Settings
 from kernels.triton_common import tuning
@@ -63,6 +63,7 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(kernel_stages.subprocess, "run", run)
     monkeypatch.setattr(kernel_stages.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(stage_settings.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(kernel_stages, "_launch", lambda name, length, way, device: f"tuned {length}")
     monkeypatch.setattr(tuning, "record", lambda name, out: 3)
     settings = Settings.of(tiny_config(results=str(tmp_path), gpu__rehearse=True, gpu__minutes=2.0))
@@ -79,8 +80,8 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
         for name in ("test_x_triton.py", "test_x.py"):
             asked.clear()
             yield (
-                f"{name}: {kernel_stages._pytest(Path(name), 50.0, False)} "
-                f"{kernel_stages._pytest(Path(name), 0.5, False)} {asked}"
+                f"{name}: {kernel_stages._pytest(Path(name), 50.0, whole)} "
+                f"{kernel_stages._pytest(Path(name), 0.5, whole)} {asked}"
             )
         for status in (0, 5, 1):
             statuses["tests"] = status

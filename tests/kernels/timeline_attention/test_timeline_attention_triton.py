@@ -70,6 +70,9 @@ def assert_sorted(assignment: torch.Tensor, n_timelines: int, cu_seqlens: torch.
     from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 
     wanted = sort_timelines(assignment, n_timelines, cu_seqlens)
+    sort_timelines_triton(
+        assignment, n_timelines, cu_seqlens
+    )  # on a GPU tiles are timed, with PyTorch's own calls
     with kernels_only(), AllocationsOnly():
         got = sort_timelines_triton(assignment, n_timelines, cu_seqlens)
     for name in ("order", "places", "positions", "cu_seqlens"):

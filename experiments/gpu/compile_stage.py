@@ -1,0 +1,130 @@
+"""The stage of job=gpu that compiles: every case and every model in a process of its own, on all processors.
+
+Compiled kernels are kept in Triton's cache, so that the stages that measure, one after the other, find them there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from experiments.gpu.record import Record
+from experiments.gpu.stage_settings import REHEARSED, Settings
+from experiments.system import machine
+
+LENGTH = 2048
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+def compile_kernels(settings: Settings) -> bool:
+    """Whether every case and model was run once, in all launch configurations of its kernels, in the time there is."""
+    done = Record(settings.folder / "compiled.json")
+    deadline = time.monotonic() + 0.9 * settings.seconds
+    left = [piece for piece in _pieces(settings) if piece not in done]
+    with ThreadPoolExecutor(settings.workers) as threads:
+        outcomes = threads.map(lambda piece: _apart(settings, piece, deadline), left)
+        for piece, outcome in zip(left, tqdm(outcomes, "compile", len(left)), strict=True):
+            if outcome is not None:
+                done.add(piece, outcome)
+                tqdm.write(f"{piece}: {outcome}")
+    return all(piece in done for piece in left)
+
+
+def _pieces(settings: Settings) -> list[str]:
+    """Names of the work, what takes longest first."""
+    from experiments.bench.cases import CASES
+    from experiments.configuration.presets import architectures
+
+    if settings.rehearse:
+        return [f"case {name}" for name in REHEARSED["kernels"]["cases"]]
+    models = [f"model {name}" for name in architectures(settings.config.model)]
+    return models + [f"case {name}" for name in CASES]
+
+
+def _apart(settings: Settings, piece: str, deadline: float) -> Any:
+    """The outcome of a piece in a process of its own, a crash being one; None where the time was too short."""
+    if time.monotonic() > deadline:
+        return None
+    receiver, sender = _SPAWN.Pipe(duplex=False)
+    process = _SPAWN.Process(target=_work, args=(settings, piece, sender))
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(max(0.0, deadline - time.monotonic())):
+            process.kill()
+            return None
+        return receiver.recv()
+    except EOFError:
+        process.join()
+        return f"its process ended with status {process.exitcode}"
+    finally:
+        process.join()
+
+
+def _work(settings: Settings, piece: str, sender: Connection) -> None:
+    from kernels.triton_common.tuning import every_configuration
+
+    began = time.monotonic()
+    kind, _, name = piece.partition(" ")
+    with every_configuration():
+        outcome = {"case": _run_case, "model": _run_model}[kind](settings, name)
+    sender.send({**outcome, "seconds": round(time.monotonic() - began, 1)})
+
+
+def _run_case(settings: Settings, name: str) -> dict[str, str]:
+    """Each form of a case, forward and backward; returns those that failed, and why."""
+    from experiments.bench import passes, peers
+    from experiments.bench.cases import CASES
+
+    case, device = CASES[name], machine.pick(settings.config.device)
+    on_gpu = device.type == "cuda"
+    length = case.length or (LENGTH if on_gpu else 16)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    # More than one sequence: a kernel is compiled once more for sizes of 1.
+    calls = case.calls(length, min(case.tokens, 2 * LENGTH) if on_gpu else length, device, dtype)
+    leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
+    forms = {
+        "triton": lambda: [call.run("triton") for call in calls],
+        **dict(peers.peers_of(name, calls, device)),
+    }
+    ways = passes.MODES if case.backward else {"forward": passes.forward}
+    found = {
+        f"{form}, {way}": _failure(functools.partial(work, run, leaves))
+        for form, run in forms.items()
+        for way, work in ways.items()
+    }
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def _failure(call: Callable[[], object]) -> str | None:
+    from experiments.bench import result_table
+
+    try:
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except Exception as error:  # whatever a library raises: the other forms go on
+        return result_table.failure_reason(error)
+    return None
+
+
+def _run_model(settings: Settings, name: str) -> dict[str, str]:
+    """A training step, prefill and decode of a model; returns those that failed, and why."""
+    from experiments.bench.suites import models
+
+    config = settings.bench("models")
+    out = str(settings.folder / "compiled" / name)
+    bench = dataclasses.replace(
+        config.bench, cases=[name], lengths=[LENGTH], repeats=1, tokens=LENGTH, out=out
+    )
+    rows = models.run(dataclasses.replace(config, bench=bench))
+    return {row["mode"]: row["note"] for row in rows if row.get("note")}
