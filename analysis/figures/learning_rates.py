@@ -37,11 +37,13 @@ COLUMNS = (
     "lr",
     "settings",
     "value",
+    "status",
     "chosen",
     "training_set",
     "validation_set",
 )
-"""value: the validation loss, missing of a run that diverged; chosen: whether the model's best rate is that row's."""
+"""value: the validation loss, missing of a run that diverged or that compare.halving left before its end (status
+"pruned"); chosen: whether the model's best rate is that row's."""
 
 
 def table(results: Results) -> pd.DataFrame:
@@ -69,7 +71,7 @@ def _swept(results: Results) -> pd.DataFrame:
     runs = sweeps_as_models(results.runs).join(validation_losses(results).rename("value"))
     best = set(best_rates(results)["setting"])
     runs = runs[runs["value"].notna() & (runs["lr"] > 0)]
-    return runs.assign(settings=runs["setting"], chosen=runs["setting"].isin(best))
+    return runs.assign(settings=runs["setting"], status="complete", chosen=runs["setting"].isin(best))
 
 
 def points(table: pd.DataFrame) -> pd.DataFrame:
@@ -157,7 +159,8 @@ def caption(table: pd.DataFrame) -> str:
         models = winners.loc[winners["edge"] == end, "model"]
         if len(models):
             text += f". The {end} rate tried is best for {listing(models, 40)}: a {way} one may be better"
-    lost = table[table["value"].isna()]
-    if len(lost):
-        text += f". Diverged: {listing((f'{row.model} at {row.lr:g}' for row in lost.itertuples()), 40)}"
+    lost, left = table["value"].isna(), table["status"] == "pruned"
+    for why, rows in (("Left by halving, not drawn", table[left]), ("Diverged", table[lost & ~left])):
+        if len(rows):
+            text += f". {why}: {listing((f'{row.model} at {row.lr:g}' for row in rows.itertuples()), 40)}"
     return f"{text}. {provenance_text(table)}"

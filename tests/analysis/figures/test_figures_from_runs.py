@@ -24,6 +24,7 @@ from analysis.figures import (
     state_and_memory,
 )
 from analysis.gallery import listed, require
+from analysis.loading.selection import COLUMNS
 from analysis.plotting.masks import cells
 from analysis.significance.intervals import pareto_front
 
@@ -142,6 +143,23 @@ def test_learning_rates_draws_means_ranges_and_the_best(tmp_path, write_run):
     assert "The highest rate tried is best for other:" in text
     assert "transformer 0.001 (3.1" in text
     assert "alone" not in set(table["model"])
+
+
+def test_a_rate_that_halving_left_is_not_said_to_have_diverged(tmp_path, write_run):
+    write_run(tmp_path / "exp", recipe={"lr": 3e-3})
+    tried = [(1e-3, "", "pruned"), (3e-3, 3.0, "complete"), (1e-2, 3.2, "complete"), (3.3e-2, "", "diverged")]
+    rows = [
+        ("", "transformer", "#4D4D4D", lr, "", 0, f"r{lr:g}", loss, status, 1.0, lr == 3e-3, "", "")
+        for lr, loss, status in tried
+    ]
+    pd.DataFrame(rows, columns=COLUMNS).to_csv(tmp_path / "exp" / "selection.csv", index=False)
+    table = learning_rates.table(load_results(tmp_path / "exp"))
+    text = learning_rates.caption(table)
+    assert ". Left by halving, not drawn: transformer at 0.001. Diverged: transformer at 0.033. " in text
+    (axes,) = learning_rates.draw(table).axes
+    drawn = line(axes, "transformer")
+    shown = set(drawn.get_xdata()[np.isfinite(drawn.get_ydata())])
+    assert shown == {3e-3, 1e-2}
 
 
 def test_one_learning_rate_is_no_sweep(quickstart):
