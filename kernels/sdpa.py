@@ -8,9 +8,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 64, 256
 """Queries a block where a mask is needed."""
+WITHOUT_PLANS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+"""What a decode step takes on a GPU: cuDNN plans anew for every number of keys, and each step has one of its own."""
 
 
 def query_block(window: int) -> int:
@@ -39,7 +42,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None, s
     queries, keys = q.shape[2], k.shape[2]
     if window is not None and window < keys:
         return _attend_in_blocks(q, k, v, window, scale)
-    if not causal or queries == 1:
+    if queries == 1:
+        return _one_query(q, k, v, scale)
+    if not causal:
         return _sdpa(q, k, v, scale)
     if queries == keys:
         return _sdpa(q, k, v, scale, is_causal=True)
@@ -82,6 +87,13 @@ def _mask(rows: int, before: int, window: int, like: Tensor) -> Tensor:
     age = age - torch.arange(before + rows, device=like.device)
     hidden = (age < 0) | (age >= window)
     return torch.zeros(age.shape, device=like.device, dtype=like.dtype).masked_fill(hidden, -torch.inf)
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    if not q.is_cuda:
+        return _sdpa(q, k, v, scale)
+    with sdpa_kernel(list(WITHOUT_PLANS)):
+        return _sdpa(q, k, v, scale)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, **options) -> Tensor:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.plotting.axes import length_axis, plain_log_ticks
 from analysis.plotting.legends import legend_below, legend_entry
-from analysis.plotting.style import INK, SeriesStyle, panels, save, series_styles, styled
+from analysis.plotting.style import INK, SeriesStyle, figure_note, panels, save, series_styles, styled
 
 # Suite -> a figure for each value of one column, a panel for each of the second, a line for each of the third.
 LAYOUTS = {"kernels": ("mode", "model", "backend"), "models": ("recompute", "mode", "model")}
@@ -49,10 +49,20 @@ def draw(rows: pd.DataFrame, panel: str, line: str) -> Figure:
         empty.set_axis_off()
     for row in grid:
         row[0].set_ylabel("ms", fontsize=8)
+    for place in axes[max(0, len(names) - COLUMNS) : len(names)]:
+        place.set_xlabel("tokens of a sequence", fontsize=8)
+    figure_note(figure, measured_on(rows))
     legend_below(
         figure, [legend_entry(name, series_style) for name, series_style in styles.items()], columns=3
     )
     return figure
+
+
+def measured_on(rows: pd.DataFrame) -> str:
+    """The machines, precisions and versions of torch of a table's rows; nothing for a table that names none."""
+    columns = [rows[name].dropna() for name in ("machine", "precision", "torch") if name in rows]
+    named = [" and ".join(str(x) for x in column.unique()) for column in columns if len(column)]
+    return ", ".join(f"torch {x}" if i == 2 else x for i, x in enumerate(named))
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, line: str, styles: dict[str, SeriesStyle]) -> None:

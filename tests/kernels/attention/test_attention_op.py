@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,3 +143,16 @@ def test_no_keys_of_another_head_are_read():
     changed[:, :, 1] = normal(1, 5, 8, seed=7)
     same = (attention(q, k, v) == attention(q, k, changed)).all(dim=-1).all(dim=1)[0]
     assert same.tolist() == [True, True, False, False]
+
+
+def test_a_step_on_a_gpu_takes_no_kernel_that_plans_for_every_length(monkeypatch):
+    """What PyTorch may choose among while it attends with one query."""
+    allowed = []
+    q = SimpleNamespace(is_cuda=True)
+    names = ("flash", "mem_efficient", "math", "cudnn")
+    enabled = lambda: [name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]  # noqa: E731
+    before = enabled()
+    monkeypatch.setattr(sdpa, "_sdpa", lambda *_: allowed.extend(enabled()))
+    sdpa._one_query(q, q, q, 1.0)
+    assert allowed == ["flash", "mem_efficient", "math"]
+    assert enabled() == before
