@@ -55,11 +55,13 @@ class Task(ABC):
     nothing before it.
 
     Set by the class: rule, a line that names the generator's version: changing it makes new runs of old ones, so it
-    changes when the sequences do. hardness: what the difficulty of an answer counts, and its unit.
+    changes when the sequences do. hardness: what the difficulty of an answer counts, and its unit. copies_by: the ways
+    of copying (`experiments.data.shortcuts.WAYS`) that are the rule itself and no way round it.
     """
 
     rule: ClassVar[str]
     hardness: ClassVar[str]
+    copies_by: ClassVar[tuple[str, ...]] = ()
     name: ClassVar[str]
     config: ClassVar[type]
     title: ClassVar[str]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.data.draws import Draws
+from experiments.data.shortcuts import ORDER, PLACE
 from experiments.data.task_registry import Drawn, Task, ask, register_task
 from zoo.options import at_least
 
@@ -38,6 +39,7 @@ class Palindrome(Task):
 
     rule = "palindrome 1"
     hardness = "tokens between an item and where it is asked for"
+    copies_by = (PLACE, ORDER)
 
     def __init__(self, options: PalindromeConfig) -> None:
         super().__init__(options)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiments.data.draws import Draws
+from experiments.data.shortcuts import ORDER
 from experiments.data.task_registry import Drawn, Task, ask, register_task
 from zoo.errors import UserError
 from zoo.options import at_least
@@ -42,6 +43,7 @@ class SelectiveCopy(Task):
 
     rule = "selective_copy 1"
     hardness = "tokens between an item and its question"
+    copies_by = (ORDER,)
 
     def __init__(self, options: SelectiveCopyConfig) -> None:
         super().__init__(options)
