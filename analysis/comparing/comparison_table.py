@@ -50,6 +50,7 @@ SHARED = (
     "color",
     "task",
     "chance",
+    "shortcut",
     "lr",
     "parameters",
     "parameters_non_embedding",
@@ -163,6 +164,7 @@ def _columns(loss: str, of_tasks: bool) -> dict[str, Cell]:
             "accuracy": lambda row: accuracy_text(row.test_accuracy, row.test_accuracy_ci),
             "difference": difference_text,
             "chance": lambda row: f"{row.chance:.3f}",
+            "copying": lambda row: number(row.shortcut),
             f"{NAMES[loss]} (nats/answer)": interval(loss),
         }
     else:

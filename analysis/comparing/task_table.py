@@ -16,8 +16,8 @@ BETTER, WORSE, AHEAD, BEHIND, TIED, BASELINE, UNKNOWN = (
 """What is known of a model beside the baseline."""
 
 COLUMNS = (
-    *("run", "model", "color", "seed", "task", "chance", "accuracy", "rank_best", "rank_worst"),
-    *("baseline", "difference", "difference_ci", "shown", "why", "training_set"),
+    *("run", "model", "color", "seed", "task", "chance", "shortcut", "accuracy", "rank_best"),
+    *("rank_worst", "baseline", "difference", "difference_ci", "shown", "why", "training_set"),
 )
 
 

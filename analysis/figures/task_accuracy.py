@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.comparing.task_levels import levels_text
 from analysis.comparing.task_table import model_order, task_table
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.results import Results
@@ -40,41 +41,43 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def cells(table: pd.DataFrame) -> pd.DataFrame:
-    """Return by model and task: mean accuracy, half_width of its 95 % interval, n (seeds), chance, rank_best."""
+    """Return by model and task: mean accuracy, half_width of its 95 % interval, n (seeds), levels, rank_best."""
     found = [
-        (*key, *estimate(rows["accuracy"]), rows["chance"].iloc[0], rows["rank_best"].iloc[0])
+        (*key, *estimate(rows["accuracy"]), *rows[["chance", "shortcut", "rank_best"]].iloc[0])
         for key, rows in table.groupby(["model", "task"])
     ]
-    names = ["model", "task", "mean", "half_width", "n", "chance", "rank_best"]
+    names = ["model", "task", "mean", "half_width", "n", "chance", "shortcut", "rank_best"]
     return pd.DataFrame(found, columns=names).set_index(["model", "task"])
 
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw a cell for each model and task: white at chance, black where all is right; bold: the first places."""
+    """Draw a cell for each model and task: white at its floor, black where all is right; bold: the first places."""
     found, models = cells(table), model_order(table)
-    chances = table.groupby("task")["chance"].first().sort_index()
-    shade = np.full((len(models), len(chances)), np.nan)
+    levels = table.groupby("task")[["chance", "shortcut"]].first().sort_index()
+    shade = np.full((len(models), len(levels)), np.nan)
     for (model, task), cell in found.iterrows():
-        above = (cell["mean"] - cell["chance"]) / (1 - cell["chance"])
-        shade[models.index(model), list(chances.index).index(task)] = np.clip(above, 0, 1)
+        floor = cell[["chance", "shortcut"]].max()
+        shade[models.index(model), list(levels.index).index(task)] = np.clip(
+            (cell["mean"] - floor) / (1 - floor), 0, 1
+        )
     figure, (axes,) = new_figure(0.9 + 0.36 * len(models))
-    figure.set_figwidth(max(figure.get_figwidth(), 1.5 + 0.85 * len(chances)))
+    figure.set_figwidth(max(figure.get_figwidth(), 1.5 + 0.85 * len(levels)))
     heat_map(axes, shade, high=1.0)
     axes.set_yticks(range(len(models)), models)
-    axes.set_xticks(range(len(chances)), [_heading(*each) for each in chances.items()], fontsize=8)
+    axes.set_xticks(range(len(levels)), [_heading(*each) for each in levels.itertuples()], fontsize=8)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
     for row, column in zip(*np.nonzero(np.isnan(shade)), strict=True):
         axes.text(column, row, MISSING, ha="center", va="center")
     for (model, task), cell in found.iterrows():
-        _write(axes, list(chances.index).index(task), models.index(model), cell, shade)
+        _write(axes, list(levels.index).index(task), models.index(model), cell, shade)
     return figure
 
 
-def _heading(task: str, chance: float) -> str:
+def _heading(task: str, chance: float, shortcut: float) -> str:
     name = task.replace(" (", "\n(") if len(task) > LONG else task
-    return f"{name}\nchance {chance:.2g}"
+    return "\n".join([name, *levels_text(chance, shortcut, ".2g").split(", ")])
 
 
 def _write(axes: Axes, column: int, row: int, cell: pd.Series, shade: np.ndarray) -> None:
@@ -92,7 +95,8 @@ def caption(table: pd.DataFrame) -> str:
     """Explain colours and weights, and name seeds and tasks."""
     return (
         "Share of right answers on the test split, mean over seeds ± 95 % interval (Student t; none with one seed), "
-        "each model at its best learning rate. White: at chance or below; black: all right. Bold: not shown to be "
+        "each model at its best learning rate. White: at chance or below, and at what copying "
+        "from a fixed place, distance or order gets, where that is more; black: all right. Bold: not shown to be "
         "worse than any other model on that task (all pairs, Holm's correction); those in bold share the first "
         f"place, whatever their order here. {tasks_text(table)}"
     )

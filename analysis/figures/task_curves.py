@@ -27,7 +27,10 @@ FIGURES = (
     ),
 )
 
-COLUMNS = ("run", "model", "color", "seed", "rates", "task", "chance", "step", "accuracy", "training_set")
+COLUMNS = (
+    *("run", "model", "color", "seed", "rates", "task", "chance", "shortcut", "step"),
+    *("accuracy", "training_set"),
+)
 
 
 def table(results: Results) -> pd.DataFrame:
@@ -36,7 +39,7 @@ def table(results: Results) -> pd.DataFrame:
     Raises NoData where no validation recorded one.
     """
     runs = best_rates(results)
-    wanted = ["experiment", "run", "model", "color", "rates", "task", "chance", "training_set"]
+    wanted = ["experiment", "run", "model", "color", "rates", "task", "chance", "shortcut", "training_set"]
     rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["step", "accuracy"])
     joined = rows.merge(runs[wanted], on=["experiment", "run"])
     if joined.empty:

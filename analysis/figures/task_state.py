@@ -33,8 +33,8 @@ FIGURES = (
 )
 
 COLUMNS = (
-    *("run", "series", "model", "color", "seed", "rates", "task", "chance", "seq_len", "state_bytes"),
-    *("accuracy", "training_set"),
+    *("run", "series", "model", "color", "seed", "rates", "task", "chance", "shortcut", "seq_len"),
+    *("state_bytes", "accuracy", "training_set"),
 )
 
 

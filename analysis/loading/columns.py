@@ -157,6 +157,14 @@ RUN_COLUMNS: tuple[Column, ...] = (
         optional=True,
     ),
     Column(
+        "shortcut",
+        "float64",
+        "data.shortcut.accuracy",
+        "",
+        "of a synthetic task: share of answers of the test split right by copying from a fixed spot",
+        optional=True,
+    ),
+    Column(
         "unigram_entropy",
         "float64",
         "data.unigram_entropy",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
+from analysis.comparing.task_levels import has_shortcut
 from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import seeds_text
 from analysis.plotting.legends import legend_below, legend_entries
@@ -25,12 +26,13 @@ _TICKS = (0, 0.25, 0.5, 0.75, 1)
 def task_panels(
     table: pd.DataFrame, legend: float, upwards: str = SHARE, level: str = "chance"
 ) -> tuple[Figure, dict[str, Axes]]:
-    """Return a figure and a panel for each task of a table, a level dashed.
+    """Return a figure and a panel for each task of a table, a level dashed, and copying dotted where the table has it.
 
     legend: inches that the legend needs; upwards: what is drawn, a share unless it is `LOSS`; level: the column of the
     table with the level.
     """
     levels = table.groupby("task", sort=False)[level].first().sort_index()
+    copied = _shortcuts(table)
     columns = min(COLUMNS, len(levels))
     rows = -(-len(levels) // columns)
     figure, grid = panels(rows, columns, HEIGHT)
@@ -38,6 +40,8 @@ def task_panels(
     places = [axes for row in grid for axes in row]
     for axes, (task, height) in zip(places, levels.items(), strict=False):
         axes.axhline(height, color=INK, linestyle="--", linewidth=0.9, label="_chance")
+        if task in copied:
+            axes.axhline(copied[task], color=INK, linestyle=":", linewidth=0.9, label="_copying")
         axes.set_title(task)
         if upwards != LOSS:
             axes.set_ylim(-0.03, 1.03)
@@ -70,10 +74,28 @@ def model_panels(
 
 
 def chance_text(table: pd.DataFrame) -> str:
-    """Return "Dashed: chance, what one gets who sees the place and the token at hand alone (mqar 0.031)."."""
-    levels = table.groupby("task")["chance"].first()
-    told = listing((f"{task} {chance:.3g}" for task, chance in levels.items()), 20)
-    return f"Dashed: chance, what one gets who sees the place and the token at hand alone ({told})."
+    """Explain the levels of tasks: what chance is, dashed, and what copying gets, dotted, with their numbers."""
+    chances = _told(table.groupby("task")["chance"].first())
+    text = f"Dashed: chance, what one gets who sees the place and the token at hand alone ({chances})."
+    copied = _shortcuts(table)
+    if copied:
+        text += (
+            " Dotted: what copying from a fixed place, distance or order gets, no key read, where that is more "
+            f"({_told(copied)})."
+        )
+    return text
+
+
+def _shortcuts(table: pd.DataFrame) -> dict[str, float]:
+    """What copying gets right of each task of a table, where that is known and more than chance."""
+    if "shortcut" not in table:
+        return {}
+    levels = table.groupby("task")[["chance", "shortcut"]].first()
+    return {task: copied for task, chance, copied in levels.itertuples() if has_shortcut(chance, copied)}
+
+
+def _told(levels: Mapping[str, float]) -> str:
+    return listing((f"{task} {share:.3g}" for task, share in levels.items()), 20)
 
 
 def tasks_text(table: pd.DataFrame) -> str:

@@ -52,6 +52,10 @@ def _interval(heading: str, column: str, unit: str = "") -> Field:
     return Field(heading, show, unit, column, "number")
 
 
+def _share(value: float) -> str:
+    return text(value) if pd.isna(value) else f"{value:.3f}"
+
+
 def _probability(value: Any) -> str:
     if pd.isna(value):
         return units.MISSING
@@ -141,6 +145,12 @@ TASK_COMPARISON = (
     ),
     _number(
         "chance", "chance", "{:.3f}".format, note="share of right answers by place and token at hand alone"
+    ),
+    _number(
+        "copying",
+        "shortcut",
+        _share,
+        note="share of right answers by copying from a fixed place, distance or order, no key read",
     ),
     _interval("test loss", "test_loss", "nats/answer"),
     *COMPARISON[_QUALITY.stop :],

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.comparing.answer import accuracy_text, rank_text
+from analysis.comparing.task_levels import levels_text
 from analysis.comparing.task_table import (
     AHEAD,
     BASELINE,
@@ -60,9 +61,9 @@ def task_page(results: Results, baseline: str | None = None) -> TaskPage:
     models, styles = model_order(table), table_styles(table, "model")
     tasks = list(dict.fromkeys(sorted(long["task"])))
     rows = [_row(model, styles[model].color, long[long["model"] == model], tasks) for model in models]
-    chances = long.groupby("task")["chance"].first()
+    levels = long.groupby("task")[["chance", "shortcut"]].first()
     fields = [Field("model", lambda row: row.label, kind="name")]
-    fields += [_field(place, task, chances[task]) for place, task in enumerate(tasks)]
+    fields += [_field(place, task, levels_text(*levels.loc[task], ".3g")) for place, task in enumerate(tasks)]
     if long["baseline"].notna().any():
         fields.append(Field("beside the baseline", lambda row: row.beside))
     return TaskPage(tuple(fields), pd.DataFrame(rows), _note(long), long)
@@ -70,8 +71,8 @@ def task_page(results: Results, baseline: str | None = None) -> TaskPage:
 
 def _means(table: pd.DataFrame) -> pd.DataFrame:
     """A row per model and task, in the order of the models."""
-    names = ["model", "task", "chance", "rank_best", "rank_worst", "baseline", "difference", "difference_ci"]
-    names += ["shown", "why", "training_set"]
+    names = ["model", "task", "chance", "shortcut", "rank_best", "rank_worst", "baseline", "difference"]
+    names += ["difference_ci", "shown", "why", "training_set"]
     found = []
     for _, rows in table.groupby(["model", "task"], sort=False):
         mean, half_width, n = estimate(rows["accuracy"])
@@ -103,10 +104,8 @@ def _beside(cells: pd.DataFrame) -> str:
     return ", ".join(told) or BASELINE
 
 
-def _field(place: int, task: str, chance: float) -> Field:
-    return Field(
-        task, lambda row: getattr(row, f"cell_{place}"), f"chance {chance:.3g}", f"mean_{place}", "number"
-    )
+def _field(place: int, task: str, levels: str) -> Field:
+    return Field(task, lambda row: getattr(row, f"cell_{place}"), levels, f"mean_{place}", "number")
 
 
 def _note(long: pd.DataFrame) -> str:

@@ -105,6 +105,7 @@ TASK = {
     "unigram_entropy": None,
     "hardness": "tokens between a key and its question",
     "chance": 0.03125,
+    "shortcut": 0.38,
     "test_tokens": None,
     "test_stride": None,
 }

@@ -17,6 +17,7 @@ TASKS = {
     "parity": {"length": 24},
 }
 CHANCE = {"mqar": 1 / 32, "parity": 0.5}
+SHORTCUT = {"mqar": {"way": "place", "accuracy": 0.25}, "parity": None}
 HARDNESS = {"mqar": "tokens between a key and its question", "parity": "bits so far"}
 VOCABULARY = {"mqar": 64, "parity": 2}
 DIFFICULTIES, ANSWERS = range(2, 24, 2), 100
@@ -34,7 +35,8 @@ def write_task_run(
     text = f"{task} ({', '.join(f'{key} {value}' for key, value in options.items())})"
     data = {"name": task, "train": text, "validation": text, "test": text, "tokenizer": "none", "pack": None}
     data |= {"vocab_size": VOCABULARY[task], "seq_len": options["length"], "fingerprint": text}
-    data |= {"chance": CHANCE[task], "hardness": HARDNESS[task], "unigram_entropy": None}
+    data |= {"chance": CHANCE[task], "shortcut": SHORTCUT[task], "hardness": HARDNESS[task]}
+    data |= {"unigram_entropy": None}
     data |= {"splits": {"train": {"tokens": None, "bytes": None}}}
     scores = {"loss": -math.log(max(accuracy, 1e-9)), "accuracy": accuracy, "sequence_accuracy": accuracy**4}
     scores |= {"chance": CHANCE[task], "answers": 1100, "sequences": 275}

@@ -53,7 +53,7 @@ def beside_transformer(runs: list[list[dict]]) -> dict[str, list[str]]:
 def test_where_nobody_learned_a_task_no_difference_is_better_worse_or_equal(delta, best):
     ((heading, (sentence,)),) = said(transformer=0.37, delta=delta).items()
     assert heading == "Learned by neither"
-    accuracies = f"delta {delta:.3f} ± 0.010, transformer 0.370 ± 0.010, chance 0.031"
+    accuracies = f"delta {delta:.3f} ± 0.010, transformer 0.370 ± 0.010, chance 0.031, copying 0.380"
     assert sentence.startswith(f"Accuracy on mqar: {accuracies}; difference ")
     assert sentence.endswith(
         f"tells little, as no model has 95% right on average (the best, {best} ± 0.010)."
@@ -108,6 +108,6 @@ def test_without_an_interval_of_the_difference_nothing_is_better():
     ((heading, (sentence,)),) = beside_transformer(runs).items()
     assert heading == EQUAL
     assert sentence == (
-        "Accuracy on mqar: delta 0.990, transformer 0.400, chance 0.031; difference +0.5900 beside transformer: too "
-        "few seeds, or none that differ, for an interval of the difference."
+        "Accuracy on mqar: delta 0.990, transformer 0.400, chance 0.031, copying 0.380; difference +0.5900 beside "
+        "transformer: too few seeds, or none that differ, for an interval of the difference."
     )

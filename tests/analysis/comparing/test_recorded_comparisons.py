@@ -276,6 +276,7 @@ def tasks() -> Results:
         "data": "flip",
         "training_set": "flip (length 32)",
         "chance": 0.5,
+        "shortcut": None,
         "test_set": "flip (length 32)",
     }
     parts = []

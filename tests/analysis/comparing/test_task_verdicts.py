@@ -53,7 +53,7 @@ def test_sentences_are_of_one_task_and_say_no_more_than_is_shown(study):
     mqar, parity = answers(found(study).values())
     assert mqar.title.endswith("mqar")
     said = " ".join(mqar.findings)
-    assert "Right answers (chance 0.031): transformer 0.970 ± 0.020, kda 0.965" in said
+    assert "Right answers (chance 0.031, copying 0.250): transformer 0.970 ± 0.020, kda 0.965" in said
     assert "A lead, no verdict (learning rates were not chosen" in said
     assert "mesanet is behind transformer by 0.270 of the answers" in said
     assert "Not shown to differ from transformer: kda" in said

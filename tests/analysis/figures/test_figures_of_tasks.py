@@ -13,7 +13,7 @@ from analysis.errors import NoData
 from analysis.figure_entry import TASKS, TEXT
 from analysis.figures import task_accuracy, task_curves, task_difficulty, task_positions, task_state
 from analysis.gallery import draw, draw_figures, listed
-from analysis.plotting.task_panels import chance_text
+from analysis.plotting.task_panels import chance_text, task_panels
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +43,7 @@ def test_curves_are_means_over_seeds_of_one_task(study):
         )
         assert axes.get_xlabel() == "training steps"
     assert (level_of_chance(panels["mqar"]), level_of_chance(panels["parity"])) == (1 / 32, 0.5)
+    assert line(panels["mqar"], "_copying").get_ydata()[0] == 0.25
 
 
 @pytest.mark.slow
@@ -127,7 +128,7 @@ def test_the_table_in_colours_marks_those_who_may_be_first(study):
     figure = task_accuracy.draw(task_accuracy.table(study))
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == [
-        "mqar\nchance 0.031",
+        "mqar\nchance 0.031\ncopying 0.25",
         "parity\nchance 0.5",
     ]
     models = [text.get_text() for text in axes.get_yticklabels()]
@@ -146,6 +147,7 @@ def test_the_table_in_colours_marks_those_who_may_be_first(study):
     assert written["transformer", 1] == ("0.600", "normal")
     shades = axes.images[0].get_array()
     assert shades[models.index("transformer"), 1] == pytest.approx(0.2)  # of what is left above chance
+    assert shades[models.index("mesanet"), 0] == pytest.approx(0.6)  # of what is left above copying
 
 
 @pytest.mark.slow
@@ -156,9 +158,31 @@ def test_a_task_that_a_model_was_not_tried_on_is_a_dash(tmp_path, write_run):
     assert sum(text.get_text() == "–" for text in axes.texts) == 1
 
 
-def test_chance_is_explained():
+def test_levels_are_explained_with_their_numbers():
+    """The caption speaks of copying only where its line is drawn."""
     table = pd.DataFrame({"task": ["mqar", "parity"], "chance": [1 / 32, 0.5]})
-    assert "(mqar 0.0312 and parity 0.5)" in chance_text(table)
+    alone = chance_text(table)
+    assert alone.endswith("(mqar 0.0312 and parity 0.5).")
+    assert chance_text(table.assign(shortcut=[None, 0.5])) == alone
+    told = chance_text(table.assign(shortcut=[0.381, 0.503]))
+    assert told.startswith(alone)
+    assert told.removeprefix(alone) == (
+        " Dotted: what copying from a fixed place, distance or order gets, no key read, where that is more "
+        "(mqar 0.381)."
+    )
+
+
+@pytest.mark.parametrize("shortcut", [{"shortcut": [0.381, 0.503]}, {"shortcut": [None, None]}, {}])
+def test_copying_is_a_dotted_line_where_it_gets_more_than_chance(shortcut: dict):
+    table = pd.DataFrame({"task": ["mqar", "parity"], "chance": [1 / 32, 0.5], **shortcut})
+    _, places = task_panels(table, 0.2)
+    dotted = {
+        task: (drawn.get_linestyle(), list(drawn.get_ydata()))
+        for task, axes in places.items()
+        for drawn in axes.lines
+        if drawn.get_label() == "_copying"
+    }
+    assert dotted == ({"mqar": (":", [0.381, 0.381])} if shortcut.get("shortcut", [None])[0] else {})
 
 
 @pytest.mark.slow

@@ -25,11 +25,23 @@ def test_tasks_are_told_apart_by_the_options_in_which_they_differ(tmp_path, writ
     }
 
 
-def test_a_run_has_its_accuracy_chance_and_state(tmp_path, write_run):
-    write_task_run(write_run, tmp_path / "exp", "kda", "parity", accuracy=0.75)
+def test_a_run_has_its_accuracy_chance_shortcut_and_state(tmp_path, write_run):
+    write_task_run(write_run, tmp_path / "exp", "kda", "mqar", accuracy=0.75)
     (run,) = load_results(tmp_path / "exp").runs.itertuples()
-    assert (run.task, run.chance, run.hardness) == ("parity", 0.5, "bits so far")
+    assert (run.task, run.chance, run.shortcut) == ("mqar", 1 / 32, 0.25)
+    assert run.hardness == "tokens between a key and its question"
     assert (run.test_accuracy, run.validation_accuracy, run.state_bytes_context) == (0.75, 0.75, 4096)
+
+
+def test_a_task_without_a_measured_shortcut_has_none(tmp_path, write_run):
+    """Nor have tables that were published before it was measured, which lack the column."""
+    write_task_run(write_run, tmp_path / "exp", "kda", "parity")
+    results = load_results(tmp_path / "exp")
+    results.to_parquet(tmp_path / "export")
+    table = tmp_path / "export" / "runs.parquet"
+    pd.read_parquet(table).drop(columns="shortcut").to_parquet(table)
+    for found in (results, load_results(tmp_path / "export")):
+        assert found.runs["shortcut"].isna().all()
 
 
 @pytest.mark.slow
