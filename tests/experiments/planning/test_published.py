@@ -12,8 +12,11 @@ from support.program import ROOT, Lab
 from analysis import load_results
 from analysis.publishing import configurations
 from analysis.publishing.publish import missing_parts
+from experiments.data.config import DataConfig
+from experiments.data.task_set import TaskSet
 from experiments.planning.plan import as_format_1, identify, recorded_config, run_name
 from zoo import registry
+from zoo.config import from_dict
 from zoo.model import letters_of
 
 STUDIES = sorted(path.parent for path in (ROOT / "results" / "published").glob("*/runs.parquet"))
@@ -53,6 +56,25 @@ def test_published_runs_are_found_by_their_configurations(study):
         assert identity == identities[row.run], row.run
         assert run_name(identity) == row.run
         assert (config.seed, config.optim.lr, letters_of(config.model)) == (row.seed, row.lr, row.pattern)
+
+
+@pytest.mark.slow
+def test_levels_of_published_tasks_follow_from_the_settings_of_their_runs():
+    """What chance and copying get right is measured again, once for each setting of a task."""
+    told, measured = {}, {}
+    for study in STUDIES:
+        configs, _, runs = parts(study)
+        for content, group in runs[runs["chance"].notna()].groupby("data_fingerprint"):
+            made = TaskSet(
+                from_dict(DataConfig, configs[group["run"].iloc[0]]["data"], "data", recorded=True)
+            )
+            assert made.fingerprint == content, study.name
+            told[study.name, made.label] = list(
+                group[["chance", "shortcut"]].drop_duplicates().itertuples(index=False)
+            )
+            measured[study.name, made.label] = [(made.task.chance, made.shortcut.accuracy)]
+    assert len(told) >= 20
+    assert told == {key: [pytest.approx(levels)] for key, (levels,) in measured.items()}
 
 
 @pytest.mark.slow
