@@ -17,8 +17,8 @@ __all__ = ["sparse_attention"]
 KERNEL_COST = 24
 """Masked keys of PyTorch's form that take as long as one key read by the kernel, for one query head to a KV head.
 
-Where both would take equally long, forward and backward, on an H200 (LOG.md, 2026-11-26): measured at 8,192 keys of which
-2,048 are selected, three query heads to one; longer sequences of PyTorch's form are reckoned."""
+Where both would take equally long, forward and backward, on an H200 (LOG.md, 2026-11-26): measured at 8,192 keys, of
+which 2,048 are selected, and three query heads to one; longer sequences of PyTorch's form are reckoned."""
 
 
 def _suits(q: Tensor, k: Tensor, _v: Tensor, indices: Tensor, **_options) -> bool:
