@@ -1,10 +1,10 @@
 """Which of NVIDIA's assemblers (ptxas) Triton uses on Hopper GPUs: one that computes matrix descriptors in order.
 
-ptxas 12.8, Triton 3.6's and 3.7's for GPUs before Blackwell, moves the addition that makes a wgmma descriptor out of a loop and
-before the instruction that loads what is added to: seen in the machine code of the delta rule's kernels in some of
-their launch configurations, of which one H100 read memory out of range and returned wrong numbers without an error.
-ptxas 12.9 and 13.1, theirs for Blackwell, keep the order on the same input, and compile for Hopper as well; Triton 3.8
-and 3.9 have no older one.
+ptxas 12.8, which Triton 3.6 and 3.7 bring for GPUs before Blackwell, moves the addition that makes a wgmma descriptor
+out of a loop and before the instruction that loads what is added to: seen in the machine code of the delta rule's
+kernels in some of their launch configurations, of which one H100 read memory out of range and returned wrong numbers
+without an error. ptxas 12.9 and 13.1, theirs for Blackwell, keep the order on the same input, and compile for Hopper as
+well; Triton 3.8 and 3.9 have no older one.
 """
 
 from __future__ import annotations
