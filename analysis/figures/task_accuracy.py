@@ -58,9 +58,8 @@ def draw(table: pd.DataFrame) -> Figure:
     shade = np.full((len(models), len(levels)), np.nan)
     for (model, task), cell in found.iterrows():
         floor = cell[["chance", "shortcut"]].max()
-        shade[models.index(model), list(levels.index).index(task)] = np.clip(
-            (cell["mean"] - floor) / (1 - floor), 0, 1
-        )
+        above = (cell["mean"] - floor) / (1 - floor) if floor < 1 else 0.0
+        shade[models.index(model), list(levels.index).index(task)] = np.clip(above, 0, 1)
     figure, (axes,) = new_figure(0.9 + 0.36 * len(models))
     figure.set_figwidth(max(figure.get_figwidth(), 1.5 + 0.85 * len(levels)))
     heat_map(axes, shade, high=1.0)

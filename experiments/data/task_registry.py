@@ -82,6 +82,10 @@ class Task(ABC):
         """The token as an example shows it."""
         return str(token)
 
+    def shown(self, tokens: np.ndarray) -> np.ndarray:
+        """The answer that each token shows, where tokens have another name for it than answers have."""
+        return tokens
+
 
 def register_task(name: str, *, config: type, title: str, source: str) -> Callable[[type[Task]], type[Task]]:
     """Class decorator: make a task available as ``data=<name>``, its options as ``data.tasks.<name>``.

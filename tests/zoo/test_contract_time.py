@@ -24,11 +24,17 @@ from zoo import Context
 from zoo.interfaces import Mixer
 
 
+FAR, CHANGED = 1040, (97, 200, 513, 1039)
+"""Tokens of a sequence longer than a verdict scores, and where its future is changed."""
+
+
 @every_case
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @torch.no_grad()
 def test_the_future_changes_nothing(case, training):
     model = build(case.config()).train(training)
+    if not (training or case.variant):
+        assert_far_future_is_hidden(model)
     before = tokens(2, LONG)
     ctx = Context.of(before, noise_keys=keys(2))
     logits, _ = model(before, ctx)
@@ -38,6 +44,33 @@ def test_the_future_changes_nothing(case, training):
         changed, _ = model(after, ctx)
         torch.testing.assert_close(changed[:, :position], logits[:, :position], rtol=0, atol=1e-10)
         assert not torch.allclose(changed[:, position], logits[:, position])
+
+
+def assert_far_future_is_hidden(model) -> None:
+    """A block may behave at first and look ahead later: one that did from token 96 on had passed for the best."""
+    rows = tokens(1, FAR).repeat(len(CHANGED) + 1, 1)
+    for row, position in zip(rows, CHANGED, strict=False):
+        row[position:] = (row[position:] + 1) % VOCAB
+    logits, _ = model(rows, Context.of(rows, noise_keys=keys(1).expand(len(rows))))
+    for found, position in zip(logits, CHANGED, strict=False):
+        torch.testing.assert_close(found[:position], logits[-1, :position], rtol=0, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_look_ahead_that_begins_late_would_be_noticed(monkeypatch):
+    model = build(Case("mixer", "attention").config(depth=1)).eval()
+    assert_far_future_is_hidden(model)
+    mixer = model.layers[0].mixer
+    forward = mixer.forward
+
+    def peeking(x, ctx):
+        y, aux = forward(x, ctx)
+        y[:, 600:-1] += x[:, 601:]
+        return y, aux
+
+    monkeypatch.setattr(mixer, "forward", peeking)
+    with pytest.raises(AssertionError):
+        assert_far_future_is_hidden(model)
 
 
 @every_case

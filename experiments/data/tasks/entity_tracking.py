@@ -72,6 +72,11 @@ class EntityTracking(Task):
             answers[n] = held[box]
         return ask(tokens, boxes + 1 + 2 * np.arange(count), answers, 1 + np.arange(count))
 
+    def shown(self, tokens: np.ndarray) -> np.ndarray:
+        """1:a2 shows a2."""
+        in_a_box = (tokens >= self.options.items) & (tokens < self.first_swap)
+        return np.where(in_a_box, (tokens - self.options.items) % self.options.items, tokens)
+
     def word(self, token: int) -> str:
         """a1 … for items, 1:a2 … for what a box holds, 1-3 … for swaps, ?1 … for questions."""
         items = self.options.items

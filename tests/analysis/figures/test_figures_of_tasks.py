@@ -151,6 +151,14 @@ def test_the_table_in_colours_marks_those_who_may_be_first(study):
 
 
 @pytest.mark.slow
+def test_a_task_that_copying_solves_is_white(study):
+    rows = task_accuracy.table(study)
+    rows.loc[rows["task"] == "mqar", "shortcut"] = 1.0
+    (axes,) = task_accuracy.draw(rows).axes
+    assert (axes.images[0].get_array()[:, 0] == 0).all()
+
+
+@pytest.mark.slow
 def test_a_task_that_a_model_was_not_tried_on_is_a_dash(tmp_path, write_run):
     for model, task in (("kda", "mqar"), ("transformer", "mqar"), ("kda", "parity")):
         write_task_run(write_run, tmp_path / "exp", model, task)

@@ -52,6 +52,12 @@ def test_the_best_way_is_taken():
         ("needle", {"context": 28, "needles": 2}, ORDER, 0.5),
         ("palindrome", {}, DISTANCE, 0.14),
         ("selective_copy", {}, PLACE, 0.09),
+        (
+            "entity_tracking",
+            {"swaps": 8},
+            PLACE,
+            0.26,
+        ),  # `1:a2` shows the answer a2, often of the same box still
     ],
 )
 def test_what_a_task_says_of_itself(name: str, options: dict, way: str | None, share: float):

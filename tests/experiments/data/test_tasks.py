@@ -106,7 +106,8 @@ def test_the_control_sees_what_is_told():
 
 CHANCE = None
 COPIED = {
-    **dict.fromkeys(("regression", "parity", "permutations", "entity_tracking", "memorisation"), CHANCE),
+    **dict.fromkeys(("regression", "parity", "permutations", "memorisation"), CHANCE),
+    "entity_tracking": 0.27,  # a box often holds what it held
     "palindrome": 1.0,  # the rule is a place
     "selective_copy": 1.0,  # the rule is an order
     "stack": 0.65,  # a pop after a push
@@ -125,7 +126,8 @@ def test_copying_by_place_or_by_order_tells_no_more_than_is_stated(name: str):
     """A control that copies a token of the sequence, never reading a key, stays at the floor that the task has."""
     task_set = TaskSet(settings(name))
     floor = COPIED[name] or task_set.task.chance
-    found = copying(*(sequences(task_set, split, 250) for split in ("train", "test")))
+    parts = (sequences(task_set, split, 250) for split in ("train", "test"))
+    found = copying(*((task_set.task.shown(tokens), targets) for tokens, targets in parts))
     for rule, (right, count) in found.items():
         limit = floor + 5 * np.sqrt(floor * (1 - floor) / count)
         assert right <= limit, f"{name}: {right:.3f} by {rule}, floor {floor:.3f}"
