@@ -23,7 +23,6 @@ import kernels
 from zoo import Context
 from zoo.interfaces import Mixer
 
-
 FAR, CHANGED = 1040, (97, 200, 513, 1039)
 """Tokens of a sequence longer than a verdict scores, and where its future is changed."""
 
