@@ -43,9 +43,9 @@ def write_record(folder: Path, selections: Sequence[Selection], confirmed: Seque
     Columns: the synthetic task with its options (empty for text); the model's name and colour; lr, and the other
     settings as "key=value key=value"; the seed and run of the selection; its loss on the whole validation split (empty
     where it diverged or was pruned); status, "complete", "diverged" or "pruned" (left by compare.halving before its
-    last step); seconds of its training; chosen, whether the model is confirmed with these settings; edge, of a chosen
-    row, the end of the rates tried that it is at; confirmed_by, of a chosen row, the runs that confirm it. confirmed:
-    by model, the runs that confirm it.
+    last step); seconds of its training; chosen, whether the model is confirmed with these settings: true of the rows of
+    all seeds that they were selected by; edge, of a chosen row, the end of the rates tried that it is at; confirmed_by,
+    of a chosen row, the runs that confirm it. confirmed: by model, the runs that confirm it.
     """
     names = list(model_names([s.trials[0].planned for s in selections]).values())
     rows = [
@@ -74,8 +74,9 @@ def _others(path: Path, named: set[tuple[str, str]]) -> list[dict[str, str]]:
 
 def _rows(name: str, selection: Selection, confirmed: Sequence[Plan]) -> Iterator[dict[str, Any]]:
     best = selection.best
-    for trial in sorted(selection.trials, key=lambda t: (t.settings[RATE], settings_text(t))):
-        planned, chosen = trial.planned, trial is best
+    tried = sorted(selection.trials, key=lambda t: (t.settings[RATE], settings_text(t)))
+    for chosen, trial in ((one is best, run) for one in tried for run in selection.runs(one)):
+        planned = trial.planned
         yield {
             "task": task_label(planned.config.data),
             "model": name,

@@ -1,11 +1,13 @@
-"""The first stage: one run for every setting of every model, and the best of each by its validation loss."""
+"""The first stage: one run for every setting of every model, more of the two best, and the best by validation loss."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
-from experiments.compare import halving, rates
+from experiments.compare import halving, rates, seeds
 from experiments.compare.trials import RATE, Trial, combinations, make_trial
 from experiments.configuration.schema import Config
 from experiments.planning.plan import Plan
@@ -16,15 +18,29 @@ from zoo.errors import UserError
 
 @dataclasses.dataclass
 class Selection:
-    """The trials of one model, on one task, so far."""
+    """The trials of one model, on one task, so far: one a setting, and repeats of the best with further seeds."""
 
     config: Config
     trials: list[Trial]
+    repeats: list[Trial] = dataclasses.field(default_factory=list)
+
+    def runs(self, trial: Trial) -> list[Trial]:
+        """A trial and its repeats."""
+        return [trial, *(repeat for repeat in self.repeats if repeat.settings == trial.settings)]
+
+    def loss(self, trial: Trial) -> float:
+        """The mean validation loss of a trial and its repeats; infinite where one of them has no finite one."""
+        return fmean(run.loss for run in self.runs(trial))
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """The trials from the lowest mean validation loss up, of equal ones from the lowest rate up."""
+        return sorted(self.trials, key=lambda trial: (self.loss(trial), trial.settings[RATE]))
 
     @property
     def best(self) -> Trial:
-        """The trial of the lowest validation loss, of equal ones that of the lowest rate."""
-        return min(self.trials, key=lambda trial: (trial.loss, trial.settings[RATE]))
+        """The first of the ranked trials; once the selection has ended, one with all its repeats."""
+        return self.ranked[0]
 
     @property
     def rates(self) -> list[float]:
@@ -56,22 +72,24 @@ def start(configs: Sequence[Config]) -> list[Selection]:
 def select(selections: Sequence[Selection], record: Callable[[], None]) -> None:
     """Train the trials, and more of them where the best rate is at an end of those tried; fills in the selections.
 
+    Where a grid does not grow, the two best trials are repeated with the further seeds of the selection. Their means
+    may leave another trial among the two best, or the best at an end: it goes on until neither is so.
+
     record: called after every round. Raises RunFailed for runs that failed otherwise than by diverging, and UserError
-    where every run of a model diverged.
+    where every run of a model diverged, or one of every setting that was repeated.
     """
-    growing = True
-    while growing:
+    going = True
+    while going:
         _train_round(selections)
         record()
-        growing = False
-        for place, selection in enumerate(selections):
-            grown = _grown(place, selection)
-            selection.trials += grown
-            growing = growing or bool(grown)
+        # Of all models before any is asked about: the runs of a round are trained together.
+        more = [_extend(place, selection) for place, selection in enumerate(selections)]
+        going = any(more)
     for selection in selections:
-        if selection.best.diverged:
+        if not math.isfinite(selection.loss(selection.best)):
+            what = "a run of every setting" if selection.repeats else "every run"
             raise UserError(
-                f"every run of {selection.best.planned.title} diverged at optim.lr={selection.rates}; "
+                f"{what} of {selection.best.planned.title} diverged at optim.lr={selection.rates}; "
                 "lower compare.rates or raise optim.warmup_steps"
             )
 
@@ -81,7 +99,7 @@ def _train_round(selections: Sequence[Selection]) -> None:
     halved = [trial for selection in selections if _halves(selection) for trial in selection.trials]
     _train([halving.first_part(trial) for trial in halved if halving.early_loss(trial) is None])
     _require([halving.early_loss(trial) is not None for trial in halved])
-    trials = [trial for selection in selections for trial in _to_the_end(selection)]
+    trials = [trial for selection in selections for trial in [*_to_the_end(selection), *selection.repeats]]
     _train([trial.planned for trial in trials if not _known(trial)])
     _require([_known(trial) for trial in trials])
 
@@ -108,6 +126,25 @@ def _require(ended: list[bool]) -> None:
 
 def _known(trial: Trial) -> bool:
     return trial.diverged or trial.planned.done
+
+
+def _extend(place: int, selection: Selection) -> bool:
+    """Add what the trials so far call for: a rate beyond an end, else repeats; False where that is nothing."""
+    grown = _grown(place, selection)
+    repeats = [] if grown else _lacking(selection)
+    selection.trials += grown
+    selection.repeats += repeats
+    return bool(grown or repeats)
+
+
+def _lacking(selection: Selection) -> list[Trial]:
+    """The repeats that the two best trials still lack; none of a trial that diverged or was pruned."""
+    return [
+        repeat
+        for trial in selection.ranked[: seeds.CONTENDERS]
+        if math.isfinite(selection.loss(trial)) and len(selection.runs(trial)) == 1
+        for repeat in seeds.repeats(selection.config, trial)
+    ]
 
 
 def _grown(place: int, selection: Selection) -> list[Trial]:
@@ -140,9 +177,11 @@ def _try_reach(place: int, config: Config, rate: float) -> None:
 
 def _check(config: Config) -> None:
     compare = config.compare
-    for key, value, least in (("extend", compare.extend, 0), ("seeds", compare.seeds, 1)):
+    for key, least in (("extend", 0), ("seeds", 1), ("selection_seeds", 1)):
+        value = getattr(compare, key)
         if value < least:
             raise UserError(f"compare.{key}={value} must be at least {least}")
+    seeds.check(config)
     rates.check(compare.rates)
     if compare.halving:
         halving.halving_step(config)

@@ -256,6 +256,8 @@ class CompareConfig:
     extend: rates tried beyond either end of them where the best is at that end, at most.
     grid: what else to select, as a sweep would be written: ["optim.weight_decay=0.01,0.1"].
     seeds: runs that confirm a model and are scored on the test split, with the seeds after the selection's (`seed`).
+    selection_seeds: seeds that select, 1: `seed` alone; more: the two best settings of a model are trained with `seed`,
+        `seed` + 1000, `seed` + 2000, ... too, and the lowest mean of validation losses is chosen.
     halving: train every setting of a model to a quarter of the steps, and only the better half of them (rounded up) to
         the end.
     models: what to compare instead of the model of the command, each a preset and keys below `model`, of which one may
@@ -269,6 +271,7 @@ class CompareConfig:
     extend: int = 2
     grid: list[str] = field(default_factory=list)
     seeds: int = 3
+    selection_seeds: int = 1
     halving: bool = False
     models: list[str] = field(default_factory=list)
     longer: str | None = None

@@ -86,10 +86,12 @@ def _announce(selections: list[Selection]) -> None:
     models = len({repr(selection.config.model) for selection in selections})
     tasks = len({task_label(selection.config.data) for selection in selections})
     more = max(_growth(selection) for selection in selections)
+    seeds = selections[0].config.compare.selection_seeds
     print(
         f"{models} model{'s' * (models != 1)}{f' on {tasks} tasks' * (tasks > 1)}: "
         f"{sum(len(selection.trials) for selection in selections)} runs to select"
-        f"{f', up to {more} more each where the best rate is at an end' * (more > 0)}; then "
+        f"{f', up to {more} more each where the best rate is at an end' * (more > 0)}"
+        f"{f', the two best settings of each with {seeds} seeds' * (seeds > 1)}; then "
         f"{sum(selection.config.compare.seeds for selection in selections)} to confirm",
         flush=True,
     )
@@ -108,9 +110,9 @@ def _chosen(selection: Selection) -> str:
         for key, value in best.settings.items()
     )
     tried = ", ".join(f"{rate:g}" for rate in selection.rates)
-    line = (
-        f"selected for {best.planned.title}: {text}, validation loss {best.loss:.4f} (rates tried: {tried})"
-    )
+    loss, runs = f"validation loss {selection.loss(best):.4f}", len(selection.runs(best))
+    loss = f"mean {loss} of {runs} seeds" if runs > 1 else loss
+    line = f"selected for {best.planned.title}: {text}, {loss} (rates tried: {tried})"
     way = "lower" if selection.edge == "lowest" else "higher"
     return line + (f"; at the {selection.edge} end: a {way} rate may be better" if selection.edge else "")
 

@@ -174,6 +174,22 @@ def tiny_config(**keys: Any) -> Config:
     return changed(config, **keys)
 
 
+def tiny_study(results: Path, **keys: Any) -> Config:
+    """A comparison of such models on associative recall: the experiment "study", at three rates."""
+    config = tiny_config(
+        data__name="mqar",
+        data__tokenizer="bpe",
+        data__vocab_size=4096,
+        data__seq_len=128,
+        results=str(results),
+        name="study",
+        compare__rates=[1e-3, 3e-3, 1e-2],
+        trainer__max_steps=40,
+        trainer__val_every=5,
+    )
+    return changed(config, **keys)
+
+
 def cells(rows: list[dict[str, Any]]) -> list[str]:
     """Rows of a table, one a line, only the columns that hold something."""
     return ["; ".join(f"{k}={_word(v)}" for k, v in row.items() if v not in ("", None)) for row in rows]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.recorded import check
-from support.steady import changed, masked, refusal, set_by_formula, tiny_config
+from support.steady import changed, masked, refusal, set_by_formula, tiny_study
 
 from experiments.compare import confirm, cost, halving, longer, rates, select
 from experiments.compare.record import write_record
@@ -21,21 +21,6 @@ from zoo import io as zoo_io
 from zoo.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
-
-
-def _config(tmp_path: Path, **keys):
-    config = tiny_config(
-        data__name="mqar",
-        data__tokenizer="bpe",
-        data__vocab_size=4096,
-        data__seq_len=128,
-        results=str(tmp_path),
-        name="study",
-        compare__rates=[1e-3, 3e-3, 1e-2],
-        trainer__max_steps=40,
-        trainer__val_every=5,
-    )
-    return changed(config, **keys)
 
 
 def test_grids():
@@ -69,7 +54,7 @@ def test_grids():
 
 def test_trials_and_their_confirmation(tmp_path: Path):
     def lines() -> Iterator[str]:
-        config = _config(tmp_path, seed=4, evaluate__windows=9)
+        config = tiny_study(tmp_path, seed=4, evaluate__windows=9)
         trial = make_trial(1, config, {"optim.lr": 0.03, "optim.weight_decay": 0.5})
         own = trial.planned.config
         yield f"{own.name} {own.evaluate.splits} {own.evaluate.windows} {own.optim} {trial.model}"
@@ -107,7 +92,7 @@ def test_a_selection_and_its_record(tmp_path: Path, pretend):
             ("halved", {"compare__halving": True, "compare__seeds": 2}),
         ):
             trained = pretend(loss)
-            config = _config(tmp_path, name=name, **keys)
+            config = tiny_study(tmp_path, name=name, **keys)
             models = [
                 changed(config, model=architectures(config.model)[preset])
                 for preset in ("transformer", "kda_pure")
@@ -138,7 +123,7 @@ def test_a_selection_and_its_record(tmp_path: Path, pretend):
                     f"{halving.early_loss(trial)}, {halving.first_part(trial).config.trainer.pause_at}"
                 )
                 yield f"  better {[one.settings for one in halving.better_half(selections[0].trials)]}"
-        config = _config(tmp_path, name="lost")
+        config = tiny_study(tmp_path, name="lost")
         pretend(lambda config: None)
         selections = select.start([config])
         yield refusal(select.select, selections, lambda: None)
@@ -153,7 +138,7 @@ def test_a_grid_that_may_grow_to_a_rate_that_is_none_is_refused_at_either_end(
     tmp_path: Path, tried: list[float], beyond: str
 ):
     with pytest.raises(UserError, match=f"compare.extend=1 may lead to optim.lr={beyond}: "):
-        select.start([_config(tmp_path, compare__rates=tried, compare__extend=1)])
+        select.start([tiny_study(tmp_path, compare__rates=tried, compare__extend=1)])
 
 
 @pytest.mark.slow
@@ -161,7 +146,7 @@ def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path
     pretend(lambda config: config.optim.lr)
     scored: list[Plan] = []
     monkeypatch.setattr(longer, "score_longer", scored.extend)
-    config = _config(
+    config = tiny_study(
         tmp_path,
         compare__models=["transformer", "kda_pure"],
         compare__longer="length=48",
@@ -176,7 +161,7 @@ def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path
 
 
 def test_scores_beyond_the_trained_length(tmp_path: Path):
-    config = _config(
+    config = tiny_study(
         tmp_path,
         compare__longer="length=16,48",
         evaluate__windows=9,

@@ -330,10 +330,11 @@ def test_comparisons(asked, monkeypatch, tmp_path: Path):
             yield end
             yield from printed
         best = SimpleNamespace(
-            settings={"optim.lr": 0.003, "x": "y"}, planned=SimpleNamespace(title="kda seed 0"), loss=1.23456
+            settings={"optim.lr": 0.003, "x": "y"}, planned=SimpleNamespace(title="kda seed 0")
         )
+        means = {"loss": lambda trial: 1.23456, "runs": lambda trial: [trial]}
         for edge in ("", "lowest", "highest"):
-            yield compare._chosen(SimpleNamespace(best=best, rates=[1e-3, 0.003], edge=edge))
+            yield compare._chosen(SimpleNamespace(best=best, rates=[1e-3, 0.003], edge=edge, **means))
         one, two = (
             changed(plain, name=name, dry=True, compare__models=["transformer", "kda_pure"])
             for name in ("p_one", "p_two")
