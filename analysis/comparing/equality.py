@@ -106,7 +106,7 @@ def _rates(runs: pd.DataFrame) -> str:
         edge = models.loc[models["edge"], "model"]
         where = f"; at the edge of those tried: {listing(edge, 20)}" if len(edge) else ""
         apart = "selected_among" in runs and runs["selected_among"].notna().all()
-        by = "by other runs" if apart else "by these runs themselves"
+        by = f"by other runs{_selecting_seeds(models)}" if apart else "by these runs themselves"
         return f"Learning rates: each model's own, chosen on validation among {tried} {by}{where}."
     if (models["rates"] > 1).any():
         fixed = listing(models.loc[models["rates"] < 2, "model"], 20)
@@ -117,3 +117,9 @@ def _rates(runs: pd.DataFrame) -> str:
     if models["lr"].nunique() == 1:
         return f"Learning rate: one for all, {rates}, which may suit some models better than others."
     return f"Learning rates: {rates}, none chosen in these runs."
+
+
+def _selecting_seeds(models: pd.DataFrame) -> str:
+    """How many seeds selected the rates, in brackets; nothing for one."""
+    counts = sorted(models["selected_by_seeds"].unique())
+    return f" (the two best with {listing(counts)} seeds)" if counts[-1] > 1 else ""

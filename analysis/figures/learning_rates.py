@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -29,6 +33,7 @@ FIGURES = (
     ),
 )
 
+SEEDS = {"markersize": 5, "alpha": 0.7}
 COLUMNS = (
     "run",
     "model",
@@ -74,29 +79,26 @@ def _swept(results: Results) -> pd.DataFrame:
     return runs.assign(settings=runs["setting"], status="complete", chosen=runs["setting"].isin(best))
 
 
+def drawn(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of one setting per model and rate: the chosen, or else that of the lowest mean."""
+    return pd.concat(_shown(rate) for _, rate in table.groupby(["model", "lr"], sort=False))
+
+
+def _shown(rate: pd.DataFrame) -> pd.DataFrame:
+    groups = [group for _, group in rate.groupby("settings", dropna=False)]
+    return min(groups, key=lambda one: (not one["chosen"].any(), one["value"].fillna(math.inf).mean()))
+
+
 def points(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row per model and rate: mean, half_width (of the 95 % interval), low, high, seeds, chosen; by rate.
 
-    Where other settings were tried at a rate, the row is that of the chosen or else the best of them.
+    Of the settings that are ``drawn``. A run without a loss leaves its rate without a mean, as when one is selected.
     """
     found = []
-    for (model, lr), rate in table.groupby(["model", "lr"], sort=False):
-        groups = [group for _, group in rate.groupby("settings", dropna=False)]
-        group = min(groups, key=lambda one: (not one["chosen"].any(), one["value"].mean()))
-        mean, half_width, n = estimate(group["value"])
-        found.append(
-            (
-                model,
-                lr,
-                mean,
-                half_width,
-                group["value"].min(),
-                group["value"].max(),
-                n,
-                group["chosen"].any(),
-            )
-        )
-    names = ["model", "lr", "mean", "half_width", "low", "high", "seeds", "chosen"]
+    for (model, lr), group in drawn(table).groupby(["model", "lr"], sort=False):
+        values = group["value"] if group["value"].notna().all() else group["value"].iloc[:0]
+        found.append((model, lr, *estimate(values), values.min(), values.max(), group["chosen"].any()))
+    names = ["model", "lr", "mean", "half_width", "seeds", "low", "high", "chosen"]
     return pd.DataFrame(found, columns=names).sort_values(["model", "lr"], ignore_index=True)
 
 
@@ -114,8 +116,9 @@ def best(found: pd.DataFrame) -> pd.DataFrame:
 
 @styled
 def draw(table: pd.DataFrame) -> Figure:
-    """Draw the mean loss against the rate, a line a model, a band over its seeds, a ring at the chosen rate."""
-    found = points(table)
+    """Draw the mean loss against the rate, a line a model, a band and dots of its seeds, a ring at the chosen rate."""
+    found, runs = points(table), drawn(table)
+    runs = runs[runs.groupby(["model", "lr"])["run"].transform("size") > 1]
     winners = best(found)
     styles = table_styles(table, "model")
     figure, (axes,) = new_figure(3.7 + 0.21 * ((len(styles) + 1) // 2))
@@ -130,6 +133,9 @@ def draw(table: pd.DataFrame) -> Figure:
             **series_style.line(),
             label=winner.model,
         )
+        seeds = runs[runs["model"] == winner.model]
+        if len(seeds):
+            axes.plot(seeds["lr"], seeds["value"], ".", label="_seeds", color=series_style.color, **SEEDS)
         ring = {
             "markersize": 12,
             "markerfacecolor": "none",
@@ -147,11 +153,12 @@ def draw(table: pd.DataFrame) -> Figure:
 
 def caption(table: pd.DataFrame) -> str:
     """Name the chosen rate of every model, and the ends of the sweep beyond which a better one may lie."""
-    winners, several = best(points(table)), table.groupby(["model", "lr"])["seed"].nunique().max() > 1
-    told = [
-        f"{row.model} {row.lr:g} ({interval_text(row.mean, row.half_width)})" for row in winners.itertuples()
-    ]
-    what = "Lines: mean over seeds; bands: lowest to highest seed; rings" if several else "Rings"
+    found = points(table)
+    winners, counts = best(found), sorted(set(found["seeds"]) - {0})
+    told = [f"{row.model} {row.lr:g} ({_loss(row, counts)})" for row in winners.itertuples()]
+    over = " or ".join(map(str, counts))
+    lines = f"Lines: mean over {over} seeds; dots: single seeds; bands: lowest to highest seed; rings"
+    what = lines if counts[-1] > 1 else "Rings"
     text = f"{what}: the rate chosen by the loss on the validation split. Chosen: {listing(told, 40)}"
     if (winners["half_width"].notna()).any():
         text += " (±: 95 % interval over seeds, Student t)"
@@ -160,7 +167,21 @@ def caption(table: pd.DataFrame) -> str:
         if len(models):
             text += f". The {end} rate tried is best for {listing(models, 40)}: a {way} one may be better"
     lost, left = table["value"].isna(), table["status"] == "pruned"
-    for why, rows in (("Left by halving, not drawn", table[left]), ("Diverged", table[lost & ~left])):
-        if len(rows):
-            text += f". {why}: {listing((f'{row.model} at {row.lr:g}' for row in rows.itertuples()), 40)}"
+    for why, rows in (("Left by halving, not drawn", left), ("Diverged", lost & ~left)):
+        if rows.any():
+            text += f". {why}: {listing(_lost(table, rows), 40)}"
     return f"{text}. {provenance_text(table)}"
+
+
+def _loss(winner: NamedTuple, counts: list[int]) -> str:
+    """The mean of a chosen rate with its interval, and its seeds where rates have unequal numbers of them."""
+    seeds = f", {winner.seeds} seed{'s' * (winner.seeds > 1)}" if len(counts) > 1 else ""
+    return interval_text(winner.mean, winner.half_width) + seeds
+
+
+def _lost(table: pd.DataFrame, rows: pd.Series) -> Iterator[str]:
+    """Name the rates of these rows, and how many seeds these are where the same settings have others too."""
+    for (model, lr, _), runs in table.groupby(["model", "lr", "settings"], sort=False, dropna=False):
+        lost = rows[runs.index].sum()
+        if lost:
+            yield f"{model} at {lr:g}" + (f" ({lost} of {len(runs)} seeds)" if lost < len(runs) else "")

@@ -62,16 +62,21 @@ def at_best_rates(runs: pd.DataFrame) -> pd.DataFrame:
 def with_selection(results: Results) -> pd.DataFrame:
     """Add to the runs SELECTING, and what job=compare recorded of the selection that they confirm.
 
-    selected_among: the number of rates tried for their model; selected_at_edge: theirs is at an end of those. Both are
-    empty for runs of which there is no record.
+    selected_among: the number of rates tried for their model; selected_at_edge: theirs is at an end of those;
+    selected_by_seeds: the number of seeds by which it was selected. All are empty for runs of which there is no record.
     """
     tried = results.selection.groupby(["task", "model"])["lr"].transform("nunique")
-    rows = results.selection.assign(tried=tried)[results.selection["chosen"]].itertuples()
-    known = {run: (row.tried, row.edge != "") for row in rows for run in str(row.confirmed_by).split()}
-    recorded = [known.get(run, (None, None)) for run in results.runs["run"]]
-    columns = pd.DataFrame(
-        recorded, columns=["selected_among", "selected_at_edge"], index=results.runs.index, dtype="object"
-    )
+    chosen = results.selection.assign(tried=tried)[results.selection["chosen"]]
+    # By who confirms: a model of one name may stand in the records of several studies.
+    seeds = chosen.groupby("confirmed_by")["chosen"].transform("size")
+    known = {
+        run: (row.tried, row.edge != "", row.seeds)
+        for row in chosen.assign(seeds=seeds).itertuples()
+        for run in str(row.confirmed_by).split()
+    }
+    names = ["selected_among", "selected_at_edge", "selected_by_seeds"]
+    recorded = [known.get(run, (None,) * len(names)) for run in results.runs["run"]]
+    columns = pd.DataFrame(recorded, columns=names, index=results.runs.index, dtype="object")
     return results.runs.join([validation_losses(results), columns])
 
 

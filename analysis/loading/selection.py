@@ -47,6 +47,7 @@ def folders(places: Iterable[Path]) -> Iterator[Path]:
 def read_selection(folder: Path) -> pd.DataFrame:
     """Read the record in a folder; chosen is a bool, lr and validation_loss are numbers. Raises OSError, ValueError.
 
+    A row is a run: settings that several seeds selected have a chosen row for each (compare.selection_seeds).
     task: of synthetic tasks, the task with its options, which is the runs' training_set; empty for text, and in records
     from before there were tasks. seconds, of training: NaN in records from before they were kept.
     """
@@ -74,7 +75,7 @@ def caveats(selection: pd.DataFrame) -> list[str]:
     on = chosen["task"].str.partition(" (")[0] if len(chosen) else ""
     chosen = chosen.assign(model=(chosen["model"] + " on " + on).where(chosen["task"] != "", chosen["model"]))
     for end, way in (("lowest", "lower"), ("highest", "higher")):
-        models = chosen.loc[chosen["edge"] == end, "model"]
+        models = chosen.loc[chosen["edge"] == end, "model"].unique()
         if len(models):
             found.append(
                 f"the {end} learning rate tried was selected for {', '.join(models)}: a {way} one may be better."

@@ -118,3 +118,15 @@ def test_rates_that_favour_some_models_are_told(tmp_path, write_run):
         f"{','.join(COLUMNS)}\na,#000000,0.003,optim.lr=0.003,0,0123456789ab,3.2,complete,True,,\n"
     )
     assert [text for text in caveats(load_results(tmp_path / "unequal")) if "learning rate" in text] == []
+
+
+def test_a_rate_at_an_end_that_several_seeds_selected_is_told_once_for_each_model(tmp_path, write_run):
+    write_run(tmp_path)
+    rows = [
+        f",{name},#000000,0.01,,{seed},{name}{seed},3.2,complete,1,True,highest,"
+        for name in ("kda", "mla")
+        for seed in (0, 1000)
+    ]
+    (tmp_path / "selection.csv").write_text("\n".join([",".join(COLUMNS), *rows, ""]))
+    (told,) = (text for text in caveats(load_results(tmp_path)) if "learning rate tried" in text)
+    assert told.startswith("the highest learning rate tried was selected for kda, mla: ")

@@ -266,13 +266,18 @@ def test_a_model_far_smaller_or_larger_than_the_baseline_is_not_of_equal_size(si
 
 
 @pytest.mark.parametrize(
-    ("recorded", "by"), [((3, 3), "by other runs"), ((3, None), "by these runs themselves")]
+    ("recorded", "seeds", "by"),
+    [
+        ((3, 3), 1, "by other runs;"),
+        ((3, 3), 2, "by other runs (the two best with 2 seeds);"),
+        ((3, None), 1, "by these runs themselves;"),
+    ],
 )
-def test_rates_are_said_to_be_of_other_runs_where_that_was_recorded_of_every_model(recorded, by):
+def test_rates_are_said_to_be_of_other_runs_where_that_was_recorded_of_every_model(recorded, seeds, by):
     names = {"transformer": recorded[0], "kda": recorded[1]}
     swept = [model(name, [3.0], lr=rate) for name in names for rate in RATES]
     (family,) = families(with_final_validation(pretended(*swept)), "test_loss")
-    runs = family.runs.assign(selected_among=family.runs["name"].map(names))
+    runs = family.runs.assign(selected_among=family.runs["name"].map(names), selected_by_seeds=seeds)
     assert f"chosen on validation among 3 {by}" in equality(runs, family.baseline).rates
 
 

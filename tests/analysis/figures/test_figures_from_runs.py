@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -145,15 +146,40 @@ def test_learning_rates_draws_means_ranges_and_the_best(tmp_path, write_run):
     assert "alone" not in set(table["model"])
 
 
+def selection_table(place: Path, tried: list[tuple]) -> pd.DataFrame:
+    """The figure's table of a recorded selection: lr, seed, loss, status and chosen of each run of one model."""
+    rows = [
+        ("", "transformer", "#4D4D4D", lr, "", seed, f"r{lr:g}-{seed}", loss, status, 1.0, chosen, "", "")
+        for lr, seed, loss, status, chosen in tried
+    ]
+    pd.DataFrame(rows, columns=COLUMNS).to_csv(place / "selection.csv", index=False)
+    return learning_rates.table(load_results(place))
+
+
+def test_a_rate_that_several_seeds_selected_is_drawn_at_their_mean_with_each_of_them(tmp_path, write_run):
+    write_run(tmp_path / "exp", recipe={"lr": 1e-2})
+    losses = {1e-3: (5.3,), 3e-3: (5.01, 5.17), 1e-2: (5.03, 5.05), 3e-2: (5.0, "")}
+    tried = [
+        (lr, 1000 * k, loss, "complete" if loss else "diverged", lr == 1e-2)
+        for lr, seeds in losses.items()
+        for k, loss in enumerate(seeds)
+    ]
+    table = selection_table(tmp_path / "exp", tried)
+    (axes,) = learning_rates.draw(table).axes
+    np.testing.assert_allclose(line(axes, "transformer").get_ydata(), [5.3, 5.09, 5.04, math.nan])
+    (dots,) = (drawn for drawn in axes.get_lines() if drawn.get_label() == "_seeds")
+    shown = sorted(zip(dots.get_xdata(), dots.get_ydata(), strict=True))
+    assert shown[:5] == [(3e-3, 5.01), (3e-3, 5.17), (1e-2, 5.03), (1e-2, 5.05), (3e-2, 5.0)]
+    text = learning_rates.caption(table)
+    assert text.startswith("Lines: mean over 1 or 2 seeds; dots: single seeds; ")
+    assert "Chosen: transformer 0.01 (5.04 ± 0.13, 2 seeds) " in text
+    assert ". Diverged: transformer at 0.03 (1 of 2 seeds). " in text
+
+
 def test_a_rate_that_halving_left_is_not_said_to_have_diverged(tmp_path, write_run):
     write_run(tmp_path / "exp", recipe={"lr": 3e-3})
     tried = [(1e-3, "", "pruned"), (3e-3, 3.0, "complete"), (1e-2, 3.2, "complete"), (3.3e-2, "", "diverged")]
-    rows = [
-        ("", "transformer", "#4D4D4D", lr, "", 0, f"r{lr:g}", loss, status, 1.0, lr == 3e-3, "", "")
-        for lr, loss, status in tried
-    ]
-    pd.DataFrame(rows, columns=COLUMNS).to_csv(tmp_path / "exp" / "selection.csv", index=False)
-    table = learning_rates.table(load_results(tmp_path / "exp"))
+    table = selection_table(tmp_path / "exp", [(lr, 0, *outcome, lr == 3e-3) for lr, *outcome in tried])
     text = learning_rates.caption(table)
     assert ". Left by halving, not drawn: transformer at 0.001. Diverged: transformer at 0.033. " in text
     (axes,) = learning_rates.draw(table).axes

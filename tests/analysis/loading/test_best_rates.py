@@ -12,7 +12,7 @@ from support.task_runs import write_task_run
 from analysis import load_results
 from analysis.figures import learning_rates, loss_curves
 from analysis.loading import selection
-from analysis.loading.rate_sweeps import best_rates
+from analysis.loading.rate_sweeps import best_rates, with_selection
 
 
 @pytest.fixture
@@ -94,6 +94,19 @@ def test_a_recorded_selection_counts_the_rates_that_were_tried_on_the_task(tmp_p
     assert dict(zip(best["data"], best["rates"], strict=True)) == {"mqar": 2, "parity": 3}
 
 
+def test_a_selection_by_several_seeds_counts_its_rates_once_and_its_seeds_in_each_study(tmp_path, write_run):
+    """Two studies of a model with one name: one of them chose by a seed, the other by three."""
+    for place, seeds in (("one", 1), ("three", 3)):
+        run = write_run(tmp_path / place, option=place)
+        chosen = {"model": "kda", "lr": 3e-3, "chosen": True, "confirmed_by": run.name}
+        rows = [{**chosen, "seed": seed, "run": f"{place}{seed}"} for seed in range(seeds)]
+        rows.append({"model": "kda", "lr": 1e-3, "seed": 0, "chosen": False, "run": f"{place}9"})
+        pd.DataFrame(rows, columns=selection.COLUMNS).to_csv(tmp_path / place / selection.FILE, index=False)
+    found = with_selection(load_results(tmp_path)).set_index("experiment")
+    assert found["selected_by_seeds"].to_dict() == {"one": 1, "three": 3}
+    assert found["selected_among"].to_dict() == {"one": 2, "three": 2}
+
+
 def test_a_selection_that_was_recorded_twice_counts_once(tmp_path, write_run):
     """Beside the runs, and in a folder that was published of them: its cost would double."""
     run = write_run(tmp_path / "exp")
@@ -138,6 +151,7 @@ def test_curves_are_ordered_by_where_they_end(swept):
 def test_of_several_settings_at_a_rate_the_lowest_mean_is_drawn_and_not_the_luckiest_seed():
     values = {"a": (2.0, 2.01), "b": (1.9, 2.4)}
     rows = [("m", 1e-3, name, value, False) for name, seeds in values.items() for value in seeds]
+    rows.insert(0, ("m", 1e-3, "0, left by halving", None, False))
     table = pd.DataFrame(rows, columns=["model", "lr", "settings", "value", "chosen"])
     (point,) = learning_rates.points(table).itertuples()
     assert (point.mean, point.low, point.seeds) == (pytest.approx(2.005), 2.0, 2)

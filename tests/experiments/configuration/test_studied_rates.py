@@ -14,7 +14,8 @@ RECORD = """model,lr,chosen
 transformer,0.003,False
 transformer,0.01,True
 kda,0.001,True
-"""
+kda,0.001,True
+"""  # of kda two seeds selected the rate
 
 
 @pytest.fixture(autouse=True)
