@@ -17,7 +17,7 @@ import pytest
 from hydra.errors import HydraException
 from support.program import Lab
 from support.recorded import check
-from support.steady import changed, masked, pretended_machine, refusal, said, tiny_config
+from support.steady import changed, masked, pretended_machine, refusal, said, tiny_config, tiny_study
 
 from experiments import cli, jobs
 from experiments.configuration.other_model import tell_other_model
@@ -267,17 +267,7 @@ def test_errors_of_the_system():
 @pytest.fixture
 def asked(tmp_path: Path):
     """Two models, without text to read."""
-    config = tiny_config(
-        data__name="mqar",
-        data__tokenizer="bpe",
-        data__vocab_size=4096,
-        data__seq_len=128,
-        results=str(tmp_path),
-        name="study",
-        compare__rates=[1e-3, 1e-2],
-        trainer__max_steps=40,
-        trainer__val_every=5,
-    )
+    config = tiny_study(tmp_path, compare__rates=[1e-3, 1e-2])
     return config, changed(config, model=architectures(config.model)["kda_pure"])
 
 
