@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,15 +17,17 @@ ROUNDING = 1e-6
 """Relative room on both sides of a published interval: counts and seeded draws may round otherwise elsewhere."""
 
 
-def disagreements(again: pd.DataFrame, published: pd.DataFrame) -> list[str]:
+def disagreements(
+    again: pd.DataFrame, published: pd.DataFrame, claims: Collection[int] | None = None
+) -> list[str]:
     """Return a sentence for every number that lies outside its published interval.
 
-    Both are tables of `rows.number_rows`; only claims that were computed again are compared. A number that one of them
-    does not have is named too. A time is another one on every machine and under every load: it may lie anywhere, but
-    what the claim needs of it must hold now where it held, and fail where it failed.
+    Both are tables of `rows.number_rows`; only these claims are compared (None: those that have numbers in `again`). A
+    number that one of the tables does not have is named too. A time is another one on every machine and under every
+    load: it may lie anywhere, but what the claim needs of it must hold now where it held, and fail where it failed.
     """
     keys = ["claim", "name"]
-    published = published[published["claim"].isin(again["claim"].unique())]
+    published = published[published["claim"].isin(again["claim"].unique() if claims is None else claims)]
     both = again.merge(published, on=keys, how="outer", suffixes=("", "_published"), indicator=True)
     found = [
         f"claim {row.claim}, {row.name_}: only {'now' if row.merged == 'left_only' else 'in the published ledger'}"
@@ -59,7 +61,7 @@ def against_published(entries: Sequence[Entry], places: Sequence[Path]) -> list[
     home = next((place for place in places if (place / NUMBERS).exists()), places[-1])
     try:
         published = pd.read_csv(own_file(home, NUMBERS))
-        return disagreements(number_rows(entries), published)
+        return disagreements(number_rows(entries), published, {entry.claim.number for entry in entries})
     except (OSError, ValueError, KeyError) as error:
         raise ResultsError(
             f"{home / NUMBERS} is not there or cannot be read ({type(error).__name__}); job=claims alone writes it"
