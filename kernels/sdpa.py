@@ -13,7 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 SMALLEST_BLOCK, LARGEST_BLOCK = 64, 256
 """Queries a block where a mask is needed."""
 WITHOUT_PLANS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-"""What a decode step takes on a GPU: cuDNN plans anew for every number of keys, and each step has one of its own."""
+"""What a decode step takes on a GPU: not cuDNN, which plans anew for every number of keys, and each step has its own.
+
+That this was why a step took 49 ms on an H200 is a lead (LOG.md, 2026-11-26); without cuDNN it is unmeasured."""
 
 
 def query_block(window: int) -> int:

@@ -22,6 +22,7 @@ from experiments.gpu.stage_settings import REHEARSED, Settings
 from experiments.system import machine
 
 LENGTH = 2048
+"""Tokens of a sequence: kernels are compiled for sizes of heads and tiles, not for lengths."""
 _SPAWN = multiprocessing.get_context("spawn")
 
 
