@@ -129,10 +129,12 @@ def draw(table) -> None:
 
 def list_figures(config) -> None:
     """Print the figures of a report below what there is to choose from."""
+    from experiments.jobs.list import FIGURES, print_table
+
+    if config.show not in (None, FIGURES):
+        return
     with interrupts.loading():
         from analysis.gallery import listed
-    from experiments.jobs.list import print_table
-
     rows = [(entry.name, entry.section, entry.title) for entry in listed()]
     print_table(
         "Figures (job=report draws those for which there are results; job=publish figures=[...])", rows

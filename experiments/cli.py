@@ -40,6 +40,7 @@ def main(more_jobs: Iterable[Job] = (), after: AfterJob | None = None) -> int:
     for job in more_jobs:
         register(job)
     try:
+        sys.argv[1:] = spelled_out(sys.argv[1:])
         with interrupts.raising(), _terminable():
             for line in [*left_out(), *left_out(PACKAGE)]:
                 _notify(line)
@@ -84,6 +85,13 @@ def _refuse_unread(config: Config, job: Job) -> None:
         if key in config.given and key not in job.reads:
             instead = f"give {places[0]}=..." if places and key != "dry" else "leave it out"
             raise UserError(f"job={job.name} does not read {key}=; {instead}")
+
+
+def spelled_out(words: list[str]) -> list[str]:
+    """The words of a command with `job=list tasks` as `job=list show=tasks`."""
+    if "job=list" not in words:
+        return words
+    return [word if "=" in word or word.startswith("-") else f"show={word}" for word in words]
 
 
 def describe_jobs() -> str:

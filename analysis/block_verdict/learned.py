@@ -12,7 +12,7 @@ from analysis.block_verdict.measured import Measured
 from analysis.comparing.answer import UNITS, accuracy_text, difference_text
 from analysis.comparing.comparison_table import NAMES, order_metric, with_final_validation
 from analysis.comparing.learned_tasks import LEARNED, accuracies, any_learned
-from analysis.comparing.task_levels import levels_text
+from analysis.comparing.task_levels import known_levels, levels_text
 from analysis.comparing.verdicts import WRONG, Family, families
 from analysis.loading.rate_sweeps import at_best_rates
 from analysis.loading.results import Results
@@ -114,7 +114,7 @@ def _told(family: Family, row: pd.Series, block: str, peer: str) -> str:
     if of_task:
         return (
             f"Accuracy on {family.task}: {block} {_accuracy(family, row.name)}, {peer} "
-            f"{_accuracy(family, family.baseline)}, {levels_text(*family.runs[['chance', 'shortcut']].iloc[0])}; "
+            f"{_accuracy(family, family.baseline)}, {levels_text(known_levels(family.runs))}; "
             f"difference {difference_text(shown)}"
         )
     text = family.task or family.runs["test_set"].iloc[0]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from analysis.comparing import text_uncertainty
 from analysis.comparing.equality import Equality, equality
-from analysis.comparing.task_levels import levels_text
+from analysis.comparing.task_levels import known_levels, levels_text
 from analysis.comparing.verdicts import WRONG, Family
 from analysis.significance import seed_correlation, seeds_needed
 from analysis.significance.intervals import estimate
@@ -90,7 +90,7 @@ def _accuracies(family: Family) -> list[str]:
     told = (
         f"{name} {accuracy_text(*estimate(found[label])[:2])}" for label, name in _names(family.table).items()
     )
-    levels = levels_text(*family.runs[["chance", "shortcut"]].iloc[0])
+    levels = levels_text(known_levels(family.runs))
     return [f"Right answers ({levels}): {listing(told, 40)}."]
 
 

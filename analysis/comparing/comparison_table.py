@@ -51,6 +51,7 @@ SHARED = (
     "task",
     "chance",
     "shortcut",
+    "memorised",
     "lr",
     "parameters",
     "parameters_non_embedding",
@@ -165,6 +166,7 @@ def _columns(loss: str, of_tasks: bool) -> dict[str, Cell]:
             "difference": difference_text,
             "chance": lambda row: f"{row.chance:.3f}",
             "copying": lambda row: number(row.shortcut),
+            "memory": lambda row: number(row.memorised),
             f"{NAMES[loss]} (nats/answer)": interval(loss),
         }
     else:

@@ -7,6 +7,9 @@ import pandas as pd
 LEARNED = 0.95
 """A model has learned a task where so many answers of the test split are right, on average over its seeds."""
 
+UNLEARNED = f"neither has {LEARNED:.0%} of the answers right"
+"""Why a difference between two models tells little: what either knows of the task may not be its rule."""
+
 
 def accuracies(runs: pd.DataFrame) -> pd.Series:
     """Return the share of right answers of every model by label, the mean over its runs, the best first."""

@@ -1,19 +1,34 @@
-"""What accuracies of a synthetic task are to be read beside: chance, and copying without reading a key."""
+"""What accuracies of a synthetic task are to be read beside: chance, copying without a key, a memory of training."""
 
 from __future__ import annotations
 
 import pandas as pd
 
+LEVELS = {"chance": "chance", "shortcut": "copying", "memorised": "memory"}
+"""Columns of ``Results.runs`` with the levels of a run's task, and the word for each; equal for all seeds."""
+
 MARGIN = 0.01
-"""Copying counts from so much above chance: two standard errors of 10,000 answers, and what a figure can show."""
+"""A level counts from so much above the others: two standard errors of 10,000 answers, and what a figure can show."""
 
 
-def has_shortcut(chance: float, shortcut: float) -> bool:
-    """Whether copying from a fixed spot gets more right than chance by MARGIN; not where it was not measured."""
-    return pd.notna(shortcut) and shortcut - chance >= MARGIN
+def known_levels(rows: pd.DataFrame) -> dict[str, float]:
+    """Return the levels of a task, by word: chance, and of the others those that get more than all before by MARGIN.
+
+    rows: runs on the task, with the columns of LEVELS; what was not measured is left out.
+    """
+    found: dict[str, float] = {}
+    for column, word in LEVELS.items():
+        share = rows[column].iloc[0] if column in rows else float("nan")
+        if pd.notna(share) and (not found or share - max(found.values()) >= MARGIN):
+            found[word] = float(share)
+    return found
 
 
-def levels_text(chance: float, shortcut: float, digits: str = ".3f") -> str:
-    """Name both levels, "chance 0.031, copying 0.381"; chance alone where copying gets no more."""
-    told = f"chance {chance:{digits}}"
-    return told + (f", copying {shortcut:{digits}}" if has_shortcut(chance, shortcut) else "")
+def levels_by_task(table: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Return `known_levels` of every task of a table with a column of that name, by task in alphabetical order."""
+    return {task: known_levels(rows) for task, rows in table.groupby("task")}
+
+
+def levels_text(levels: dict[str, float], digits: str = ".3f") -> str:
+    """Name levels: "chance 0.031, copying 0.381"."""
+    return ", ".join(f"{word} {share:{digits}}" for word, share in levels.items())

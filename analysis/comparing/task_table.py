@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from analysis.comparing.comparison_table import order_metric, with_final_validation
+from analysis.comparing.task_levels import LEVELS
 from analysis.comparing.verdicts import WRONG, Family, families
 from analysis.errors import NoData
 from analysis.loading.results import Results
@@ -16,7 +17,7 @@ BETTER, WORSE, AHEAD, BEHIND, TIED, BASELINE, UNKNOWN = (
 """What is known of a model beside the baseline."""
 
 COLUMNS = (
-    *("run", "model", "color", "seed", "task", "chance", "shortcut", "accuracy", "rank_best"),
+    *("run", "model", "color", "seed", "task", *LEVELS, "accuracy", "rank_best"),
     *("rank_worst", "baseline", "difference", "difference_ci", "shown", "why", "training_set"),
 )
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.comparing.equality import SCORED
+from analysis.comparing.learned_tasks import LEARNED, UNLEARNED, accuracies
 from analysis.comparing.matching import MATCHED, plain_transformers
 from analysis.errors import ResultsError
 from analysis.loading.rate_sweeps import at_best_rates
@@ -67,7 +68,14 @@ class Family:
         return "" if pd.isna(task) else task
 
     def lead(self, one: str, other: str) -> list[str]:
-        """Return why a difference between two models is a lead and no verdict (`lead_reasons`)."""
+        """Return why a difference between two models is a lead and no verdict: `terms`, or a task not learned."""
+        reasons = self.terms(one, other)
+        if self.metric == WRONG and accuracies(self.runs)[[one, other]].max() < LEARNED:
+            reasons.append(UNLEARNED)
+        return reasons
+
+    def terms(self, one: str, other: str) -> list[str]:
+        """Return in what two models were not compared on equal and sufficient terms (`lead_reasons`)."""
         pair = self.runs.drop_duplicates("label").set_index("label").loc[[one, other]]
         return lead_reasons(pair, self.table.loc[[one, other], "n_seeds"], self.metric)
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.comparing.task_levels import levels_text
+from analysis.comparing.task_levels import levels_by_task, levels_text
 from analysis.comparing.task_table import model_order, task_table
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.results import Results
@@ -41,12 +41,12 @@ def table(results: Results) -> pd.DataFrame:
 
 
 def cells(table: pd.DataFrame) -> pd.DataFrame:
-    """Return by model and task: mean accuracy, half_width of its 95 % interval, n (seeds), levels, rank_best."""
+    """Return by model and task: mean accuracy, half_width of its 95 % interval, n (seeds), rank_best."""
     found = [
-        (*key, *estimate(rows["accuracy"]), *rows[["chance", "shortcut", "rank_best"]].iloc[0])
+        (*key, *estimate(rows["accuracy"]), rows["rank_best"].iloc[0])
         for key, rows in table.groupby(["model", "task"])
     ]
-    names = ["model", "task", "mean", "half_width", "n", "chance", "shortcut", "rank_best"]
+    names = ["model", "task", "mean", "half_width", "n", "rank_best"]
     return pd.DataFrame(found, columns=names).set_index(["model", "task"])
 
 
@@ -54,29 +54,29 @@ def cells(table: pd.DataFrame) -> pd.DataFrame:
 def draw(table: pd.DataFrame) -> Figure:
     """Draw a cell for each model and task: white at its floor, black where all is right; bold: the first places."""
     found, models = cells(table), model_order(table)
-    levels = table.groupby("task")[["chance", "shortcut"]].first().sort_index()
+    levels = levels_by_task(table)
     shade = np.full((len(models), len(levels)), np.nan)
     for (model, task), cell in found.iterrows():
-        floor = cell[["chance", "shortcut"]].max()
+        floor = max(levels[task].values())
         above = (cell["mean"] - floor) / (1 - floor) if floor < 1 else 0.0
-        shade[models.index(model), list(levels.index).index(task)] = np.clip(above, 0, 1)
+        shade[models.index(model), list(levels).index(task)] = np.clip(above, 0, 1)
     figure, (axes,) = new_figure(0.9 + 0.36 * len(models))
     figure.set_figwidth(max(figure.get_figwidth(), 1.5 + 0.85 * len(levels)))
     heat_map(axes, shade, high=1.0)
     axes.set_yticks(range(len(models)), models)
-    axes.set_xticks(range(len(levels)), [_heading(*each) for each in levels.itertuples()], fontsize=8)
+    axes.set_xticks(range(len(levels)), [_heading(*each) for each in levels.items()], fontsize=8)
     axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
     for row, column in zip(*np.nonzero(np.isnan(shade)), strict=True):
         axes.text(column, row, MISSING, ha="center", va="center")
     for (model, task), cell in found.iterrows():
-        _write(axes, list(levels.index).index(task), models.index(model), cell, shade)
+        _write(axes, list(levels).index(task), models.index(model), cell, shade)
     return figure
 
 
-def _heading(task: str, chance: float, shortcut: float) -> str:
+def _heading(task: str, levels: dict[str, float]) -> str:
     name = task.replace(" (", "\n(") if len(task) > LONG else task
-    return "\n".join([name, *levels_text(chance, shortcut, ".2g").split(", ")])
+    return "\n".join([name, *levels_text(levels, ".2g").split(", ")])
 
 
 def _write(axes: Axes, column: int, row: int, cell: pd.Series, shade: np.ndarray) -> None:
@@ -94,8 +94,8 @@ def caption(table: pd.DataFrame) -> str:
     """Explain colours and weights, and name seeds and tasks."""
     return (
         "Share of right answers on the test split, mean over seeds ± 95 % interval (Student t; none with one seed), "
-        "each model at its best learning rate. White: at chance or below, and at what copying "
-        "from a fixed place, distance or order gets, where that is more; black: all right. Bold: not shown to be "
+        "each model at its best learning rate. White: at chance or below, and at what copying from a fixed place, "
+        "distance or order gets, or a memory of training, where that is more; black: all right. Bold: not shown to be "
         "worse than any other model on that task (all pairs, Holm's correction); those in bold share the first "
         f"place, whatever their order here. {tasks_text(table)}"
     )

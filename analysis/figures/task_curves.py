@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from analysis.comparing.task_levels import LEVELS
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.rate_sweeps import best_rates
@@ -28,7 +29,7 @@ FIGURES = (
 )
 
 COLUMNS = (
-    *("run", "model", "color", "seed", "rates", "task", "chance", "shortcut", "step"),
+    *("run", "model", "color", "seed", "rates", "task", *LEVELS, "step"),
     *("accuracy", "training_set"),
 )
 
@@ -39,7 +40,7 @@ def table(results: Results) -> pd.DataFrame:
     Raises NoData where no validation recorded one.
     """
     runs = best_rates(results)
-    wanted = ["experiment", "run", "model", "color", "rates", "task", "chance", "shortcut", "training_set"]
+    wanted = ["experiment", "run", "model", "color", "rates", "task", *LEVELS, "training_set"]
     rows = results.metrics[results.metrics["split"] == "validation"].dropna(subset=["step", "accuracy"])
     joined = rows.merge(runs[wanted], on=["experiment", "run"])
     if joined.empty:

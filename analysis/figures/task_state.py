@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.comparing.task_levels import LEVELS
 from analysis.errors import NoData
 from analysis.figure_entry import TASKS, Entry
 from analysis.loading.rate_sweeps import best_rates
@@ -33,7 +34,7 @@ FIGURES = (
 )
 
 COLUMNS = (
-    *("run", "series", "model", "color", "seed", "rates", "task", "chance", "shortcut", "seq_len"),
+    *("run", "series", "model", "color", "seed", "rates", "task", *LEVELS, "seq_len"),
     *("state_bytes", "accuracy", "training_set"),
 )
 

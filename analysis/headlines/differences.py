@@ -9,7 +9,7 @@ from functools import lru_cache
 import pandas as pd
 
 from analysis.comparing.comparison_table import with_final_validation
-from analysis.comparing.learned_tasks import LEARNED, any_learned
+from analysis.comparing.learned_tasks import LEARNED, UNLEARNED, any_learned
 from analysis.comparing.verdicts import families
 from analysis.ledger.evidence import Evidence, Missing, origin, seeds_check
 from analysis.ledger.rules import INCONCLUSIVE, Check, Lack, Needed, at_least, at_most
@@ -64,7 +64,7 @@ def ahead(study: Results, one: str, other: str, trained: Results | None = None) 
     Where both have learned the task it tells nothing of them: then the difference is shown and judges nothing.
     trained: the study at the trained length, where `study` is one `at_length`.
     """
-    reasons = _unlearned(trained or study)
+    reasons = _unlearned(trained or study, one, other)
     if min(of_model(study, model)["test_accuracy"].mean() for model in (one, other)) >= LEARNED:
         reasons.append(
             f"both have {LEARNED:.0%} of the answers right, so that only a harder task can tell them apart"
@@ -74,14 +74,15 @@ def ahead(study: Results, one: str, other: str, trained: Results | None = None) 
 
 def level(study: Results, one: str, other: str) -> Iterator[Check | Lack]:
     """Yield the accuracy of one model less that of another, which is to be a GAP at most."""
-    yield from _difference(study, one, other, at_most(GAP), _unlearned(study))
+    yield from _difference(study, one, other, at_most(GAP), _unlearned(study, one, other))
 
 
-def _unlearned(study: Results) -> list[str]:
-    """Why nothing of a study counts: no model has learned its task."""
-    if any_learned(_tested(study)):
-        return []
-    return [f"no model has {LEARNED:.0%} of the answers right, so that the setting does not count"]
+def _unlearned(study: Results, one: str, other: str) -> list[str]:
+    """Why a difference does not count: no model has learned the task, or neither of the two."""
+    if not any_learned(_tested(study)):
+        return [f"no model has {LEARNED:.0%} of the answers right, so that the setting does not count"]
+    best = max(of_model(study, model)["test_accuracy"].mean() for model in (one, other))
+    return [UNLEARNED] * bool(best < LEARNED)
 
 
 def _difference(
@@ -95,7 +96,7 @@ def _difference(
     winner, base = (of_model(study, model)["label"].iloc[0] for model in (one, other))
     (family,) = families(_tested(study), "test_loss", base)
     row, seeds = family.table.loc[winner], family.table.loc[[winner, base], "n_seeds"]
-    reasons = [*reasons, *family.lead(base, winner)]
+    reasons = [*reasons, *family.terms(base, winner)]
     value, half = -float(row["difference"]), float(row["difference_ci"])
     yield Check(
         f"accuracy of {one} less that of {other}",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
+from analysis.comparing.task_levels import known_levels
 from analysis.headlines import papers
 from analysis.headlines.differences import study_of
 from analysis.ledger.entries import Claim
@@ -37,11 +38,15 @@ class Headline(Claim):
 
 @dataclass(frozen=True)
 class Judged:
-    """A judged headline; run: whether there are runs; core_minutes: of the training of all of them, or NaN."""
+    """A judged headline; run: whether there are runs; core_minutes: of the training of all of them, or NaN.
+
+    levels: what is right without the task's rule (`known_levels`), {} without runs.
+    """
 
     entry: Entry
     run: bool
     core_minutes: float
+    levels: dict[str, float] = field(default_factory=dict)
 
     @property
     def headline(self) -> Headline:
@@ -74,7 +79,8 @@ def judge_all(places: Sequence[Path]) -> list[Judged]:
 def _judged(headline: Headline, evidence: Evidence) -> Judged:
     entry = judge(headline, evidence)
     try:
-        return Judged(entry, True, core_minutes(study_of(evidence, headline.config)))
+        study = study_of(evidence, headline.config)
+        return Judged(entry, True, core_minutes(study), known_levels(study.of_tasks.runs))
     except Missing:
         return Judged(entry, False, math.nan)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from analysis.comparing.task_levels import levels_text
 from analysis.files import refuse_link, write_atomically, write_text
 from analysis.headlines.entries import NOT_RUN, Judged
 from analysis.ledger.page import interval, with_unit
@@ -36,6 +37,7 @@ class Row(NamedTuple):
     value: float
     low: float
     high: float
+    levels: str
     core_minutes: float
     differs: str
     lacking: str
@@ -50,6 +52,7 @@ FIELDS = tuple(
         ("question", lambda row: row.question, "text"),
         ("paper", lambda row: row.paper, "text"),
         ("number", lambda row: row.number, "text"),
+        ("without the rule", lambda row: row.levels, "text"),
         ("verdict", lambda row: row.verdict, "text"),
         ("core-minutes by the clock", lambda row: minutes(row.core_minutes), "number"),
         ("differs from the paper", lambda row: row.differs, "text"),
@@ -75,6 +78,7 @@ def _row(judged: Judged) -> Row:
         judged.verdict,
         "" if check is None else check.name,
         *values,
+        levels_text(judged.levels),
         judged.core_minutes,
         headline.differs,
         " ".join(f"{lack.why}." for lack in judged.entry.lacks if judged.verdict != NOT_RUN),
@@ -120,6 +124,7 @@ def markdown(found: Sequence[Judged]) -> str:
 def _told(row: Row) -> str:
     return (
         f"**{row.verdict}**. Claimed ({escape(row.paper)}): {escape(row.claimed)}. Rule: {escape(row.rule)}."
+        + (f" Right without the task's rule: {row.levels}." if row.levels else "")
     )
 
 

@@ -165,6 +165,14 @@ RUN_COLUMNS: tuple[Column, ...] = (
         optional=True,
     ),
     Column(
+        "memorised",
+        "float64",
+        "data.memorised",
+        "",
+        "of a synthetic task: share of answers of the test split right by a memory of as much training, seed 0's",
+        optional=True,
+    ),
+    Column(
         "unigram_entropy",
         "float64",
         "data.unigram_entropy",

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from analysis.comparing.task_levels import has_shortcut
+from analysis.comparing.task_levels import levels_by_task
 from analysis.plotting.axes import draw_line
 from analysis.plotting.captions import seeds_text
 from analysis.plotting.legends import legend_below, legend_entries
@@ -20,19 +20,31 @@ SHARE = "right answers (share)"
 LOSS = "loss (nats/answer)"
 COLUMNS = 2
 HEIGHT = 2.3
+DASHES = {
+    "copying": (
+        ":",
+        "Dotted: what copying from a fixed place, distance or order gets, no key read, where that is more",
+    ),
+    "memory": (
+        "-.",
+        "Dashed and dotted: what a memory of as much training gets, no rule known, where that is more",
+    ),
+}
+"""Levels of tasks beside chance: their lines, and what a caption says of them."""
+
 _TICKS = (0, 0.25, 0.5, 0.75, 1)
 
 
 def task_panels(
     table: pd.DataFrame, legend: float, upwards: str = SHARE, level: str = "chance"
 ) -> tuple[Figure, dict[str, Axes]]:
-    """Return a figure and a panel for each task of a table, a level dashed, and copying dotted where the table has it.
+    """Return a figure and a panel for each task of a table, a level dashed, and those of DASHES that it has.
 
     legend: inches that the legend needs; upwards: what is drawn, a share unless it is `LOSS`; level: the column of the
     table with the level.
     """
     levels = table.groupby("task", sort=False)[level].first().sort_index()
-    copied = _shortcuts(table)
+    known = levels_by_task(table)
     columns = min(COLUMNS, len(levels))
     rows = -(-len(levels) // columns)
     figure, grid = panels(rows, columns, HEIGHT)
@@ -40,8 +52,10 @@ def task_panels(
     places = [axes for row in grid for axes in row]
     for axes, (task, height) in zip(places, levels.items(), strict=False):
         axes.axhline(height, color=INK, linestyle="--", linewidth=0.9, label="_chance")
-        if task in copied:
-            axes.axhline(copied[task], color=INK, linestyle=":", linewidth=0.9, label="_copying")
+        for word in DASHES.keys() & known[task].keys():
+            axes.axhline(
+                known[task][word], color=INK, linestyle=DASHES[word][0], linewidth=0.9, label=f"_{word}"
+            )
         axes.set_title(task)
         if upwards != LOSS:
             axes.set_ylim(-0.03, 1.03)
@@ -74,24 +88,14 @@ def model_panels(
 
 
 def chance_text(table: pd.DataFrame) -> str:
-    """Explain the levels of tasks: what chance is, dashed, and what copying gets, dotted, with their numbers."""
-    chances = _told(table.groupby("task")["chance"].first())
-    text = f"Dashed: chance, what one gets who sees the place and the token at hand alone ({chances})."
-    copied = _shortcuts(table)
-    if copied:
-        text += (
-            " Dotted: what copying from a fixed place, distance or order gets, no key read, where that is more "
-            f"({_told(copied)})."
-        )
-    return text
-
-
-def _shortcuts(table: pd.DataFrame) -> dict[str, float]:
-    """What copying gets right of each task of a table, where that is known and more than chance."""
-    if "shortcut" not in table:
-        return {}
-    levels = table.groupby("task")[["chance", "shortcut"]].first()
-    return {task: copied for task, chance, copied in levels.itertuples() if has_shortcut(chance, copied)}
+    """Explain the levels of tasks with their numbers: chance, dashed, and those of DASHES that get more."""
+    known = levels_by_task(table)
+    chances = _told({task: levels["chance"] for task, levels in known.items()})
+    told = [f"Dashed: chance, what one gets who sees the place and the token at hand alone ({chances})."]
+    for word, (_, meaning) in DASHES.items():
+        found = {task: levels[word] for task, levels in known.items() if word in levels}
+        told += [f"{meaning} ({_told(found)})."] * bool(found)
+    return " ".join(told)
 
 
 def _told(levels: Mapping[str, float]) -> str:

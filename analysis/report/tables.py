@@ -152,6 +152,12 @@ TASK_COMPARISON = (
         _share,
         note="share of right answers by copying from a fixed place, distance or order, no key read",
     ),
+    _number(
+        "memory",
+        "memorised",
+        _share,
+        note="share of right answers by a memory of all beginnings that as much training shows, no rule known",
+    ),
     _interval("test loss", "test_loss", "nats/answer"),
     *COMPARISON[_QUALITY.stop :],
 )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from analysis.comparing.answer import accuracy_text, rank_text
-from analysis.comparing.task_levels import levels_text
+from analysis.comparing.task_levels import LEVELS, levels_by_task, levels_text
 from analysis.comparing.task_table import (
     AHEAD,
     BASELINE,
@@ -61,9 +61,9 @@ def task_page(results: Results, baseline: str | None = None) -> TaskPage:
     models, styles = model_order(table), table_styles(table, "model")
     tasks = list(dict.fromkeys(sorted(long["task"])))
     rows = [_row(model, styles[model].color, long[long["model"] == model], tasks) for model in models]
-    levels = long.groupby("task")[["chance", "shortcut"]].first()
+    levels = levels_by_task(long)
     fields = [Field("model", lambda row: row.label, kind="name")]
-    fields += [_field(place, task, levels_text(*levels.loc[task], ".3g")) for place, task in enumerate(tasks)]
+    fields += [_field(place, task, levels_text(levels[task], ".3g")) for place, task in enumerate(tasks)]
     if long["baseline"].notna().any():
         fields.append(Field("beside the baseline", lambda row: row.beside))
     return TaskPage(tuple(fields), pd.DataFrame(rows), _note(long), long)
@@ -71,7 +71,7 @@ def task_page(results: Results, baseline: str | None = None) -> TaskPage:
 
 def _means(table: pd.DataFrame) -> pd.DataFrame:
     """A row per model and task, in the order of the models."""
-    names = ["model", "task", "chance", "shortcut", "rank_best", "rank_worst", "baseline", "difference"]
+    names = ["model", "task", *LEVELS, "rank_best", "rank_worst", "baseline", "difference"]
     names += ["difference_ci", "shown", "why", "training_set"]
     found = []
     for _, rows in table.groupby(["model", "task"], sort=False):

@@ -326,6 +326,7 @@ class Config:
     leave_out: job=publish, probe tables that are too large to commit.
     suite: job=bench, the suite to measure.
     block: job=verdict, the block to be judged: a mixer, a residual scheme or a channel mixer.
+    show: job=list, the one part to print: tasks, mixers, presets, ... (null: all); `job=list tasks` is short for it.
     claims: job=claims, numbers of the claims to judge and compare with the published ledger (empty: all, to write it).
     dry: suite=kernels, print bytes, FLOPs and roofline times of the kernels and measure nothing; job=compare and
         papers, print what the comparisons will cost and train nothing. Other jobs refuse it.
@@ -352,6 +353,7 @@ class Config:
     leave_out: list[str] = field(default_factory=list)
     suite: str = "harness"
     block: str | None = None
+    show: str | None = None
     claims: list[int] = field(default_factory=list)
     dry: bool = False
     match: str | None = None

@@ -49,3 +49,12 @@ def state_after(*words: int) -> int:
 def going_on(state: int, words: np.ndarray) -> np.ndarray:
     """`counter_hash` of the words that led to a state and of each of these: int64 in [0, 2^62)."""
     return (_splitmix(words.astype(np.uint64) ^ np.uint64(state)) & _MASK_62).astype(np.int64)
+
+
+def prefix_hashes(tokens: np.ndarray) -> np.ndarray:
+    """`counter_hash` of tokens 0 … t at every place t: int64 [N, T] of [N, T]."""
+    state, found = np.zeros(len(tokens), dtype=np.uint64), np.empty(tokens.shape, dtype=np.int64)
+    for t in range(tokens.shape[1]):
+        state = _splitmix(state ^ tokens[:, t].astype(np.uint64))
+        found[:, t] = state & _MASK_62
+    return found

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.data.cache import content_hash
+from experiments.data.cache import cache_root, content_hash, load_fact, store_fact
 from experiments.data.config import DataConfig
 from experiments.data.draws import Draws
 from experiments.data.shortcuts import WAYS, Shortcut, best_shortcut
 from experiments.data.task_batches import TRAIN, TaskBatches
 from experiments.data.task_options import NO_TOKENIZER, make_task
 from experiments.data.task_registry import IGNORE, TASKS, Drawn, Task
+from experiments.data.training_memory import memory_accuracy
 from zoo.errors import UserError
 from zoo.options import deciding
 
@@ -26,6 +27,7 @@ HELD_OUT = 1024
 _HELD_OUT = {"validation": 5, "test": 6}
 _ATTEMPTS = 1000
 _LOOKED_AT = 1 << 25
+_REMEMBERED = 1 << 22
 _VERSION = 1
 _drawn: dict[str, dict[str, Sequences]] = {}
 _shortcuts: dict[str, Shortcut | None] = {}
@@ -138,6 +140,26 @@ class TaskSet:
             ways = tuple(way for way in WAYS if way not in self.task.copies_by)
             _shortcuts[self.fingerprint] = best_shortcut(*parts, ways)
         return _shortcuts[self.fingerprint]
+
+    def memorised(self, sequences: int) -> float:
+        """The share of right answers of the test split by a memory of so many training sequences, those of seed 0.
+
+        Sequences of other seeds give the same but for what a sample deviates by. At most as many are taken as have 2^22
+        answers. Measured once a machine: kept in the cache folder.
+        """
+        test = self.held_out("test")
+        count = max(1, min(sequences, _REMEMBERED * HELD_OUT // test.answers))
+        file = (
+            cache_root(self.config) / "memories" / f"{content_hash([_VERSION, self.fingerprint, count])}.json"
+        )
+        found = load_fact(file)
+        if not isinstance(found, float):
+            taken = self.taken
+            drawn = [self.draw((TRAIN, 0, place), taken) for place in range(count)]
+            shown = np.stack([one.tokens for one in drawn]), np.stack([one.targets for one in drawn])
+            found = memory_accuracy(shown, (test.tokens, test.targets))
+            store_fact(file, found)
+        return found
 
     @property
     def label(self) -> str:

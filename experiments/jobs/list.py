@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from experiments.configuration.schema import Config
@@ -12,29 +14,59 @@ from experiments.data.task_set import example
 from experiments.jobs import Job, all_jobs
 from experiments.system.paths import CONF
 from zoo import pattern, registry
+from zoo.errors import unknown
 from zoo.probes import all_measures, event_kinds
+
+FIGURES = "figures"
+"""The part that run.py prints after the others: experiments does not know analysis."""
 
 
 def run(config: Config) -> None:
-    """Print blocks, presets, sizes, recipes, experiments, layouts, data, tasks, tokenizers, measures and jobs."""
-    for kind, title in (("mixer", "Mixers"), ("residual", "Residual schemes"), ("channel", "Channel mixers")):
-        rows = [(b.letter or " ", b.name, b.title, b.source) for b in registry.blocks(kind).values()]
-        print_table(title, rows)
-    for group, title in (
-        ("model", "Presets (model=)"),
-        ("size", "Sizes (size=)"),
-        ("recipe", "Recipes (recipe=)"),
-        ("experiment", "+experiment="),
-    ):
-        print_table(
-            title, [(path.stem, _first_comment(path)) for path in sorted((CONF / group).glob("*.yaml"))]
-        )
-    print_table("Layouts (model.pattern=)", list(pattern.LAYOUTS.items()))
-    print_table("Data (data=)", [(name,) for name in sorted(SOURCES)])
+    """Print every part, or the one that show= names. Raises UserError for another word."""
+    parts = _parts()
+    if config.show is not None and config.show not in (*parts, FIGURES):
+        raise unknown("part of job=list", config.show, [*parts, FIGURES])
+    for name, print_part in parts.items():
+        if config.show in (None, name):
+            print_part()
+
+
+def _parts() -> dict[str, Callable[[], None]]:
+    """What there is to choose from, by the word for show=, in the order of the whole list."""
+    return {
+        "mixers": partial(_print_blocks, "mixer", "Mixers"),
+        "residuals": partial(_print_blocks, "residual", "Residual schemes"),
+        "channels": partial(_print_blocks, "channel", "Channel mixers"),
+        "presets": partial(_print_files, "model", "Presets (model=)"),
+        "sizes": partial(_print_files, "size", "Sizes (size=)"),
+        "recipes": partial(_print_files, "recipe", "Recipes (recipe=)"),
+        "experiments": partial(_print_files, "experiment", "+experiment="),
+        "layouts": partial(print_table, "Layouts (model.pattern=)", list(pattern.LAYOUTS.items())),
+        "data": partial(print_table, "Data (data=)", [(name,) for name in sorted(SOURCES)]),
+        "tasks": _print_tasks,
+        "tokenizers": partial(
+            print_table, "Tokenizers (data.tokenizer=)", [(name,) for name in sorted(TOKENIZERS)]
+        ),
+        "measures": _print_measures,
+        "jobs": _print_jobs,
+    }
+
+
+def _print_blocks(kind: str, title: str) -> None:
+    print_table(title, [(b.letter or " ", b.name, b.title, b.source) for b in registry.blocks(kind).values()])
+
+
+def _print_files(group: str, title: str) -> None:
+    print_table(title, [(path.stem, _first_comment(path)) for path in sorted((CONF / group).glob("*.yaml"))])
+
+
+def _print_tasks() -> None:
     print_table("Tasks (data=, options data.tasks.)", [_task_row(*item) for item in sorted(TASKS.items())])
     print("\nAn example of each task: what the model reads, and the answers where it is asked\n")
     print("\n".join(drawn_example(task) for _, task in sorted(TASKS.items())))
-    print_table("Tokenizers (data.tokenizer=)", [(name,) for name in sorted(TOKENIZERS)])
+
+
+def _print_measures() -> None:
     print_table(
         "Probe events (recorded by blocks)", [(kind, ", ".join(x)) for kind, x in event_kinds().items()]
     )
@@ -42,6 +74,9 @@ def run(config: Config) -> None:
     print_table(
         "Measures (job=probe)", [(name, ", ".join(cls.kinds), _first_sentence(cls)) for name, cls in measures]
     )
+
+
+def _print_jobs() -> None:
     print_table("Jobs (job=)", [(job.name, job.help, job.needs) for job in all_jobs()])
 
 

@@ -9,6 +9,7 @@ from experiments.configuration.presets import dominant_mixer, label, model_color
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.costs.model_costs import tokens_per_step
+from experiments.data import TaskSet
 from experiments.data.cache import cache_root
 from experiments.parallel import group
 from experiments.runs.metric_log import MetricLog, read_metrics
@@ -38,7 +39,7 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "blocks": [registry.mixer_by_letter()[x].describe() for x in sorted(set(planned.letters))],
         "block_files": planned.folder.block_files(),
         "seed": config.seed,
-        "data": attempt.corpus.describe(),
+        "data": _data_summary(attempt),
         "recipe": _recipe(config, attempt.precision),
         "parameters": cost.parameters(attempt.model),
         "parameters_non_embedding": cost.parameters_non_embedding(attempt.model),
@@ -93,6 +94,15 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
         "match": config.match,
         "match_length": _match_length(config),
     }
+
+
+def _data_summary(attempt: Attempt) -> dict[str, Any]:
+    """What the run was trained on; of a task also what a memory of as many training sequences gets right."""
+    told, corpus, config = attempt.corpus.describe(), attempt.corpus, attempt.planned.config
+    if not isinstance(corpus, TaskSet):
+        return told
+    a_step = config.data.batch_size * config.trainer.accumulate
+    return {**told, "memorised": corpus.memorised(attempt.steps * a_step)}
 
 
 def _match_length(config: Config) -> int | None:

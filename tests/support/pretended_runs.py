@@ -106,6 +106,7 @@ TASK = {
     "hardness": "tokens between a key and its question",
     "chance": 0.03125,
     "shortcut": 0.38,
+    "memorised": 0.03,
     "test_tokens": None,
     "test_stride": None,
 }

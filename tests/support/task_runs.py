@@ -18,6 +18,7 @@ TASKS = {
 }
 CHANCE = {"mqar": 1 / 32, "parity": 0.5}
 SHORTCUT = {"mqar": {"way": "place", "accuracy": 0.25}, "parity": None}
+MEMORISED = {"mqar": 0.03, "parity": 0.55}
 HARDNESS = {"mqar": "tokens between a key and its question", "parity": "bits so far"}
 VOCABULARY = {"mqar": 64, "parity": 2}
 DIFFICULTIES, ANSWERS = range(2, 24, 2), 100
@@ -36,6 +37,7 @@ def write_task_run(
     data = {"name": task, "train": text, "validation": text, "test": text, "tokenizer": "none", "pack": None}
     data |= {"vocab_size": VOCABULARY[task], "seq_len": options["length"], "fingerprint": text}
     data |= {"chance": CHANCE[task], "shortcut": SHORTCUT[task], "hardness": HARDNESS[task]}
+    data |= {"memorised": MEMORISED[task]}
     data |= {"unigram_entropy": None}
     data |= {"splits": {"train": {"tokens": None, "bytes": None}}}
     scores = {"loss": -math.log(max(accuracy, 1e-9)), "accuracy": accuracy, "sequence_accuracy": accuracy**4}

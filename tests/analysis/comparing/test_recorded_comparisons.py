@@ -277,6 +277,7 @@ def tasks() -> Results:
         "training_set": "flip (length 32)",
         "chance": 0.5,
         "shortcut": None,
+        "memorised": 0.6,
         "test_set": "flip (length 32)",
     }
     parts = []

@@ -129,7 +129,7 @@ def test_the_table_in_colours_marks_those_who_may_be_first(study):
     (axes,) = figure.axes
     assert [text.get_text() for text in axes.get_xticklabels()] == [
         "mqar\nchance 0.031\ncopying 0.25",
-        "parity\nchance 0.5",
+        "parity\nchance 0.5\nmemory 0.55",
     ]
     models = [text.get_text() for text in axes.get_yticklabels()]
     written = {
@@ -146,7 +146,9 @@ def test_the_table_in_colours_marks_those_who_may_be_first(study):
     assert written["kda", 1] == ("0.990", "bold")
     assert written["transformer", 1] == ("0.600", "normal")
     shades = axes.images[0].get_array()
-    assert shades[models.index("transformer"), 1] == pytest.approx(0.2)  # of what is left above chance
+    assert shades[models.index("transformer"), 1] == pytest.approx(
+        1 / 9
+    )  # of what is left above a memory's 0.55
     assert shades[models.index("mesanet"), 0] == pytest.approx(0.6)  # of what is left above copying
 
 
@@ -177,6 +179,10 @@ def test_levels_are_explained_with_their_numbers():
     assert told.removeprefix(alone) == (
         " Dotted: what copying from a fixed place, distance or order gets, no key read, where that is more "
         "(mqar 0.381)."
+    )
+    told = chance_text(table.assign(memorised=[0.035, 0.75]))
+    assert told.removeprefix(alone) == (
+        " Dashed and dotted: what a memory of as much training gets, no rule known, where that is more (parity 0.75)."
     )
 
 

@@ -28,7 +28,7 @@ def test_tasks_are_told_apart_by_the_options_in_which_they_differ(tmp_path, writ
 def test_a_run_has_its_accuracy_chance_shortcut_and_state(tmp_path, write_run):
     write_task_run(write_run, tmp_path / "exp", "kda", "mqar", accuracy=0.75)
     (run,) = load_results(tmp_path / "exp").runs.itertuples()
-    assert (run.task, run.chance, run.shortcut) == ("mqar", 1 / 32, 0.25)
+    assert (run.task, run.chance, run.shortcut, run.memorised) == ("mqar", 1 / 32, 0.25, 0.03)
     assert run.hardness == "tokens between a key and its question"
     assert (run.test_accuracy, run.validation_accuracy, run.state_bytes_context) == (0.75, 0.75, 4096)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from experiments.cli import perform
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, cost
 from experiments.runs.metric_log import METRIC_COLUMNS, read_metrics
-from experiments.system.paths import CONF
+from experiments.system.paths import CONF, ROOT
 from zoo import registry
 from zoo.pattern import LAYOUTS
 
@@ -93,6 +94,35 @@ def test_analysis_reads_a_run(finished: Lab):
     assert results.problems == []
     assert len(results.runs) == 1
     assert len(results.metrics) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("part", "title"), [("mixers", "Mixers"), ("jobs", "Jobs (job=)")])
+def test_list_shows_one_part(lab: Lab, part: str, title: str):
+    short, long, whole = (
+        lab.here("job=list", part),
+        lab.here("job=list", f"show={part}"),
+        lab.here("job=list"),
+    )
+    assert (short.status, short.out) == (0, long.out)
+    (heading,) = (line for line in short.out.splitlines() if line and not line.startswith(" "))
+    assert heading.startswith(title)
+    assert short.out in whole.out
+
+
+@pytest.mark.parametrize(("show", "count"), [(None, 1), ("figures", 1), ("tasks", 0)])
+def test_figures_follow_the_whole_list_or_stand_alone(show: str | None, count: int, capsys):
+    runpy.run_path(str(ROOT / "run.py"))["list_figures"](Config(show=show))
+    assert capsys.readouterr().out.count("\nFigures (") == count
+
+
+def test_a_word_that_list_does_not_know_is_refused(lab: Lab):
+    outcome = lab.here("job=list", "taks")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert outcome.err.startswith(
+        "error: unknown part of job=list 'taks'; did you mean 'tasks'? Known: channels, "
+    )
+    assert outcome.err.count("\n") == 1
 
 
 @pytest.mark.slow

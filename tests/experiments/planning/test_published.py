@@ -10,6 +10,7 @@ import pytest
 from support.program import ROOT, Lab
 
 from analysis import load_results
+from analysis.comparing.task_levels import LEVELS
 from analysis.publishing import configurations
 from analysis.publishing.publish import missing_parts
 from experiments.data.config import DataConfig
@@ -60,19 +61,21 @@ def test_published_runs_are_found_by_their_configurations(study):
 
 @pytest.mark.slow
 def test_levels_of_published_tasks_follow_from_the_settings_of_their_runs():
-    """What chance and copying get right is measured again, once for each setting of a task."""
+    """What chance, copying and a memory get right is measured again, once for each setting of a task and its steps."""
     told, measured = {}, {}
     for study in STUDIES:
         configs, _, runs = parts(study)
-        for content, group in runs[runs["chance"].notna()].groupby("data_fingerprint"):
+        runs = runs.assign(sequences=runs["steps"] * runs["batch_size"] * runs["accumulate"])
+        for (content, count), group in runs[runs["chance"].notna()].groupby(
+            ["data_fingerprint", "sequences"]
+        ):
             made = TaskSet(
                 from_dict(DataConfig, configs[group["run"].iloc[0]]["data"], "data", recorded=True)
             )
             assert made.fingerprint == content, study.name
-            told[study.name, made.label] = list(
-                group[["chance", "shortcut"]].drop_duplicates().itertuples(index=False)
-            )
-            measured[study.name, made.label] = [(made.task.chance, made.shortcut.accuracy)]
+            key = study.name, made.label, count
+            told[key] = list(group[list(LEVELS)].drop_duplicates().itertuples(index=False))
+            measured[key] = [(made.task.chance, made.shortcut.accuracy, made.memorised(count))]
     assert len(told) >= 20
     assert told == {key: [pytest.approx(levels)] for key, (levels,) in measured.items()}
 
