@@ -125,7 +125,10 @@ def test_tasks_are_told_one_by_one_in_accuracy(tmp_path, write_run):
     found = sections(write_verdict(folder, load_results(folder)))
     (ahead,) = found["Beside transformer: Leads, no verdicts"]
     assert ahead.startswith("Accuracy on parity")
-    assert ": kda 0.990 ± 0.020, transformer 0.600 ± 0.020, chance 0.500, memory 0.550; difference +0.39" in ahead
+    assert (
+        ": kda 0.990 ± 0.020, transformer 0.600 ± 0.020, chance 0.500, memory 0.550; difference +0.39"
+        in ahead
+    )
     assert "learned" not in ahead
     (equal,) = found["Beside transformer: Equal, or not shown to differ"]
     assert equal.startswith("Accuracy on mqar")
