@@ -52,10 +52,9 @@ def task_panels(
     places = [axes for row in grid for axes in row]
     for axes, (task, height) in zip(places, levels.items(), strict=False):
         axes.axhline(height, color=INK, linestyle="--", linewidth=0.9, label="_chance")
-        for word in DASHES.keys() & known[task].keys():
-            axes.axhline(
-                known[task][word], color=INK, linestyle=DASHES[word][0], linewidth=0.9, label=f"_{word}"
-            )
+        for word, (dash, _) in DASHES.items():
+            if word in known[task]:
+                axes.axhline(known[task][word], color=INK, linestyle=dash, linewidth=0.9, label=f"_{word}")
         axes.set_title(task)
         if upwards != LOSS:
             axes.set_ylim(-0.03, 1.03)
