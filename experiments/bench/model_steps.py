@@ -13,7 +13,7 @@ from experiments.training import optim
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 from zoo.recompute import Recompute
 
 LATE_STEP = 10**6

@@ -21,7 +21,7 @@ from zoo import cost
 from zoo.context import Context
 from zoo.context_parallel import cross_entropy
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 from zoo.recompute import Recompute
 
 FOOTNOTE = (

@@ -25,7 +25,7 @@ from zoo.context import Context
 from zoo.context_parallel import cross_entropy
 from zoo.io import card
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 
 Batch = dict[str, Tensor]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.configuration.schema import OptimConfig
-from zoo.modules.parameter_groups import MAIN, ParameterGroup, grouped_parameters
+from zoo.modules.training import MAIN, ParameterGroup, grouped_parameters
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import kernels
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
 from zoo.config import from_dict
 from zoo.mixers.kda import KDA, KDAConfig
-from zoo.modules.decay import LogDecay
+from zoo.modules.layers import LogDecay
 
 D, HEADS, T = 16, 4, 11
 PRESETS = Path(__file__).parents[2] / "conf" / "model"

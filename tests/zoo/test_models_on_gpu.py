@@ -15,7 +15,7 @@ from torch import Tensor
 from experiments.configuration.presets import architectures
 from zoo.config import ModelConfig
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

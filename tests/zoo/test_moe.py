@@ -11,7 +11,7 @@ from zoo.channels.moe import MoE, MoEConfig, expert_hidden
 from zoo.channels.moe_balance import LoadBalance, order_by_expert
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
 from zoo.interfaces import Dims
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 
 D = 12
 DIMS = Dims(D, 2, seq_len=8, layer=0, depth=2)

@@ -29,8 +29,7 @@ from torch.overrides import TorchFunctionMode
 from experiments.configuration.presets import architectures
 from zoo import LanguageModel, ModelConfig, cost, pattern, registry
 from zoo.context import Context
-from zoo.modules.parameter_groups import grouped_parameters
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import grouped_parameters, set_step
 
 FOLDER = Path(__file__).parent / "recorded" / "blocks"
 CUTS = torch.tensor([0, 5, 6, 32], dtype=torch.int32)

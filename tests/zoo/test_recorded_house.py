@@ -35,7 +35,7 @@ from zoo.mixers.nsa import sizes as nsa_sizes
 from zoo.modules import GroupedKVCache, KVCache, LogDecay, RMSNorm, l2norm, output_std
 from zoo.modules.indexer import Warmup
 from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
-from zoo.modules.step_buffer import StepBuffer
+from zoo.modules.training import StepBuffer
 from zoo.options import (
     default_kv_heads,
     default_recurrent_heads,

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import kernels
 from kernels.checks import in_autocast_dtype
 from zoo.modules import fp32_linear
-from zoo.modules.parameter_groups import ParameterGroup
-from zoo.modules.step_buffer import StepBuffer
+from zoo.modules.training import ParameterGroup, StepBuffer
 
 
 class Indexer(nn.Module):

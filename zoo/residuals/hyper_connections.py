@@ -23,8 +23,7 @@ from zoo.errors import UserError
 from zoo.interfaces import Dims, Residual, Streams
 from zoo.modules import NORM_EPS, RMSNorm
 from zoo.modules.derived import Derived
-from zoo.modules.parameter_groups import ParameterGroup
-from zoo.modules.step_buffer import StepBuffer
+from zoo.modules.training import ParameterGroup, StepBuffer
 from zoo.options import added, at_least, one_of
 from zoo.residuals import hyper_step
 

@@ -19,7 +19,7 @@ from experiments.configuration.schema import BenchConfig, Config, TrainerConfig
 from zoo import LanguageModel, ModelConfig
 from zoo.model import DecodeState
 from zoo.modules.caches import GroupedKVCache, RowCache
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 
 LIKE = ModelConfig(d_model=16, n_heads=2, depth=2)
 

@@ -19,7 +19,7 @@ from zoo.channels.moe import MoEConfig
 from zoo.channels.moe_balance import LoadBalance
 from zoo.context import Context
 from zoo.mixers.gsa import GSAConfig
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 from zoo.recompute import MODES, Recompute, block_length
 from zoo.recompute.replay import Replay
 

@@ -18,7 +18,7 @@ from zoo.context import Context
 from zoo.interfaces import Mixer
 from zoo.layer import Layer
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.modules.training import set_step
 
 D_MODEL, HEADS = 256, 4
 

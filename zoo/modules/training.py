@@ -1,4 +1,4 @@
-"""Parameter groups: a block's optimiser settings for its parameters; `experiments` reads them.
+"""What a block says of its training: its parameters' optimiser settings, and the step where its maths changes with it.
 
     class Indexer(nn.Module):
         parameter_group = ParameterGroup("indexer", lr_scale=10.0)  # this module's parameters and its parts'
@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 
@@ -46,3 +47,24 @@ def grouped_parameters(
         yield parameter, group, name in decays
     for part_name, part in module.named_children():
         yield from grouped_parameters(part, group, f"{name}.{part_name}".lstrip("."))
+
+
+class StepBuffer(nn.Module):
+    """step: optimiser steps done, int64 []; total: how many the training will have, 0 where unknown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("total", torch.zeros((), dtype=torch.int64))
+
+    def set(self, step: int, total: int) -> None:
+        """Set both; called when training starts, and in every optimiser step after the gradients, before the update."""
+        self.step.fill_(step)
+        self.total.fill_(total)
+
+
+def set_step(model: nn.Module, step: int, total: int = 0) -> None:
+    """Set in every StepBuffer of a model how many optimiser steps are done, and how many there will be."""
+    for module in model.modules():
+        if isinstance(module, StepBuffer):
+            module.set(step, total)
