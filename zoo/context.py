@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -111,6 +111,21 @@ class Context:
         """
         if self.probe is not None:
             self.probe.record(kind, make)
+
+    def saved(self, function: Callable[..., Any], u: Tensor) -> Any:
+        """`function(u, ctx)` of a mixer or channel mixer; where its surroundings are recomputed, it is not.
+
+        The tensors of its backward and its output are saved.
+        """
+        return function(u, self) if self.recompute is None else self.recompute.run_saved(function, u, self)
+
+    def recomputed(
+        self, function: Callable[..., Sequence[Tensor]], x: Tensor, *more: Any
+    ) -> Sequence[Tensor]:
+        """`function(x, *more)`, tensors that a mixer computes at little cost: recomputed where its surroundings are."""
+        if self.recompute is None:
+            return function(x, *more)
+        return self.recompute.run_recomputed(function, x, *more)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over the tokens of each sequence, all its shards: x [B, T, ...] -> [n_sequences, ...]."""

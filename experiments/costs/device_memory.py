@@ -17,10 +17,9 @@ from experiments.configuration.schema import Config
 from experiments.costs.live_bytes import LiveBytes
 from experiments.costs.model_costs import nominal_vocabulary
 from experiments.system import machine
-from zoo import cost
 from zoo.context import Context
 from zoo.context_parallel import cross_entropy
-from zoo.model import LanguageModel
+from zoo.model import LanguageModel, on_paper
 from zoo.modules.training import set_step
 from zoo.recompute import Recompute
 
@@ -97,7 +96,7 @@ def device_memory(config: Config) -> DeviceMemory:
 def _model(config: Config) -> LanguageModel:
     """The model as it is for most of its training."""
     seq_len = config.data.seq_len
-    model = cost.on_paper(config.model, vocab_size=nominal_vocabulary(config), seq_len=seq_len).train()
+    model = on_paper(config.model, vocab_size=nominal_vocabulary(config), seq_len=seq_len).train()
     set_step(model, LATE_STEP)
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model

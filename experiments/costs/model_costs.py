@@ -10,7 +10,7 @@ from experiments.configuration.schema import Config, TrainerConfig
 from zoo import cost
 from zoo.errors import UserError
 from zoo.matching.reference import plain_transformer
-from zoo.model import LanguageModel
+from zoo.model import LanguageModel, on_meta
 
 STATE_LENGTHS = (1024, 8192, 131_072)
 """Tokens after which the decode state is counted, beside data.seq_len."""
@@ -44,7 +44,7 @@ def resolve_steps(config: Config) -> Config:
 
 def meta_model(config: Config) -> LanguageModel:
     """The model of a configuration on the meta device."""
-    return cost.on_meta(config.model, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
+    return on_meta(config.model, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
 
 
 def nominal_vocabulary(config: Config) -> int:
@@ -67,7 +67,7 @@ class Costs:
 def derive_costs(config: Config, vocab_size: int) -> Costs:
     """The costs of the model that a configuration makes for a vocabulary of this size."""
     length = config.data.seq_len
-    model = cost.on_meta(config.model, vocab_size=vocab_size, seq_len=length)
+    model = on_meta(config.model, vocab_size=vocab_size, seq_len=length)
     return Costs(
         forward_flops=cost.flops_per_token(model, length),
         training_flops=cost.flops_per_token(model, length, backward=True),

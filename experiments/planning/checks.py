@@ -19,10 +19,11 @@ from experiments.runs import saved_weights
 from experiments.runs.folders import NOT_EXPERIMENTS
 from experiments.system import machine
 from kernels.dispatch import registered_backends
-from zoo import cost, recompute, registry
+from zoo import recompute, registry
 from zoo.config import ModelConfig, from_dict
 from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
+from zoo.model import on_meta
 
 ROUTING_SPLITS = ("validation", "test")
 _SEEDS = 2**63
@@ -64,7 +65,7 @@ def _check_data(config_json: str) -> None:
 @functools.lru_cache(maxsize=64)
 def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
     """Once a model: building it without storage runs every module's own checks (heads that divide the width, say)."""
-    cost.on_meta(from_dict(ModelConfig, json.loads(config_json)), vocab_size=vocab_size, seq_len=seq_len)
+    on_meta(from_dict(ModelConfig, json.loads(config_json)), vocab_size=vocab_size, seq_len=seq_len)
 
 
 def check_numbers(config: Config) -> None:

@@ -38,7 +38,8 @@ def make_model(config: Config, corpus: Corpus | TaskSet) -> LanguageModel:
     """The model of a configuration with its initial weights, on the CPU."""
     size = corpus.vocab_size
     model = LanguageModel(config.model, vocab_size=size, seq_len=config.data.seq_len, seed=config.seed)
-    model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
+    if config.trainer.recompute != "none":
+        model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model
 
 

@@ -10,6 +10,7 @@ from zoo.config import from_dict
 from zoo.errors import UserError
 from zoo.matching import match
 from zoo.matching.layer_states import _near, _root
+from zoo.model import on_meta
 
 SMALL = {"d_model": 64, "n_heads": 4, "depth": 4}
 LETTERS = sorted(registry.mixer_by_letter())
@@ -21,7 +22,7 @@ def made(pattern: str, options: dict | None = None, **size: int) -> ModelConfig:
 
 
 def built(config: ModelConfig, seq_len: int, vocab_size: int = 50):
-    return cost.on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
+    return on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
 
 
 def layer_flops(config: ModelConfig, seq_len: int, length: int) -> float:

@@ -19,7 +19,7 @@ from support.formula import checksum, fill, shape, uniform, whole
 from torch import Tensor
 
 from kernels import AdaptiveK, gumbel_noise
-from zoo import LanguageModel, ModelConfig, cost, pattern, registry, sampling
+from zoo import LanguageModel, ModelConfig, pattern, registry, sampling
 from zoo.config import from_dict, used
 from zoo.context import Context
 from zoo.context_parallel.shard import Shard
@@ -32,6 +32,7 @@ from zoo.mixers.gsa import GSAConfig
 from zoo.mixers.gsa import sizes as gsa_sizes
 from zoo.mixers.nsa import NSAConfig, summaries
 from zoo.mixers.nsa import sizes as nsa_sizes
+from zoo.model import on_meta
 from zoo.modules import GroupedKVCache, KVCache, LogDecay, RMSNorm, l2norm, output_std
 from zoo.modules.indexer import Warmup
 from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
@@ -239,7 +240,7 @@ def configuration_errors() -> Iterator[str]:
         yield f"{values}: {made.split('Known')[0]}"
     for values in BAD_MODELS:
         given = {"d_model": WIDTH, "n_heads": HEADS, "depth": 2, **values}
-        made = said(lambda given=given: cost.on_meta(from_dict(ModelConfig, given), vocab_size=9, seq_len=32))
+        made = said(lambda given=given: on_meta(from_dict(ModelConfig, given), vocab_size=9, seq_len=32))
         yield f"{values}: {made.split('Known')[0] if 'Error' in made else 'taken'}"
 
 

@@ -19,7 +19,6 @@ from zoo.modules import RowCache, by_sequence, positions
 from zoo.modules.indexer import Indexer, Warmup
 from zoo.options import added, at_least, default_kv_heads, even_width, one_of, positive
 from zoo.probes.attention_events import record_gates, record_sparse_attention
-from zoo.recompute import run_recomputed
 from zoo.registry import register_mixer
 
 IndexerOutput = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -126,7 +125,7 @@ class GSA(GroupedQueryMixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
         q, k, v = self._qkv(x, ctx.positions)
-        q_idx, k_idx, w_idx, bias = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx)
+        q_idx, k_idx, w_idx, bias = ctx.recomputed(self.indexer, x, ctx.positions)
         gate = self._gate_logits(x)
         read = functools.partial(self._read, bias)
         o, aux = by_keys_with_losses(ctx, read, (q, q_idx, w_idx, gate), (k, v, k_idx))

@@ -23,9 +23,9 @@ from experiments.data import TaskSet
 from experiments.data.tasks.mqar import MQARConfig
 from experiments.jobs import compare, papers
 from experiments.planning.plan import apply_match
-from zoo.cost import on_meta, parameters_non_embedding
+from zoo.cost import parameters_non_embedding
 from zoo.errors import UserError
-from zoo.model import letters_of
+from zoo.model import letters_of, on_meta
 
 TINY = ["headline=parity", "model.depth=1", "model.d_model=16", "trainer.max_steps=8", "trainer.val_every=2"]
 

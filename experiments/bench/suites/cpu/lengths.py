@@ -16,8 +16,7 @@ from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.interfaces import Mixer
-from zoo.layer import Layer
-from zoo.model import LanguageModel
+from zoo.model import LanguageModel, Layer
 from zoo.modules.training import set_step
 
 D_MODEL, HEADS = 256, 4
