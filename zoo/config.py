@@ -10,7 +10,6 @@ import typing
 from typing import Any
 
 from zoo import registry
-from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 from zoo.options import added, before_they_existed, deciding
 
@@ -72,7 +71,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
     recorded: the values come from a record of every option that existed then, so that a missing option was added
     later and takes its `before` value (see zoo.options), and while the file of a block cannot be imported
-    (zoo.discovery) nodes of unknown blocks are skipped; without it a missing option takes its default.
+    (zoo.registry) nodes of unknown blocks are skipped; without it a missing option takes its default.
     Raises UserError for a key that does not exist and for a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
@@ -81,7 +80,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
     for key, value in values.items():
         if key not in known:
             # Perhaps the node of a block that is left out; a model that uses it is refused where it is built.
-            if recorded and cls in _CHOICES and left_out():
+            if recorded and cls in _CHOICES and registry.left_out():
                 continue
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):

@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 from zoo import context_parallel, pattern, registry
 from zoo.config import ModelConfig, check_positive
 from zoo.context import Context
-from zoo.discovery import left_out
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
@@ -82,7 +81,7 @@ def letters_of(config: ModelConfig) -> str:
     try:
         return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
     except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
-        raise UserError("; ".join([str(error), *left_out()])) from None
+        raise UserError("; ".join([str(error), *registry.left_out()])) from None
 
 
 class LanguageModel(nn.Module):

@@ -21,7 +21,6 @@ from experiments.system import machine
 from kernels.dispatch import registered_backends
 from zoo import recompute, registry
 from zoo.config import ModelConfig, from_dict
-from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
 from zoo.model import on_meta
 
@@ -272,7 +271,7 @@ def _check_loggers(config: Config) -> None:
 
 def check_measures() -> None:
     """Raise UserError where a measure's file cannot be imported: tables without it would pass for whole ones."""
-    for line in left_out("zoo.probes.measures"):
+    for line in registry.left_out("zoo.probes.measures"):
         raise UserError(f"probing needs every measure: {line}")
 
 
