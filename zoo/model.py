@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from zoo import context_parallel, pattern, registry
-from zoo.config import ModelConfig, check_positive
+from zoo import context_parallel, registry
+from zoo.config import ModelConfig, check_positive, read_pattern
 from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
@@ -77,9 +77,9 @@ class DecodeState:
 
 
 def letters_of(config: ModelConfig) -> str:
-    """The mixer letter of every layer. Raises UserError for a pattern that cannot be read (zoo.pattern)."""
+    """The mixer letter of every layer. Raises UserError for a pattern that cannot be read (zoo.config)."""
     try:
-        return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+        return read_pattern(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
     except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
         raise UserError("; ".join([str(error), *registry.left_out()])) from None
 

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from experiments.configuration.schema import Config
 from experiments.data import TASKS
 from experiments.system.paths import CONF
-from zoo import pattern, registry
-from zoo.config import ModelConfig, from_dict
+from zoo import registry
+from zoo.config import ModelConfig, from_dict, layout_name
 
 _PRESETS = CONF / "model"
 
@@ -133,7 +133,7 @@ def shorten_pattern(letters: str) -> str:
 
 def _architecture(config: Config, letters: str) -> list[str]:
     """The preset or dominant mixer, and the layout or pattern where it is not the usual one."""
-    preset, layout = config.model.preset, pattern.layout_name(letters)
+    preset, layout = config.model.preset, layout_name(letters)
     if set(letters) == {"F"} and preset in (None, "transformer"):
         return ["transformer"]
     if preset in (None, "transformer"):  # a pattern of one's own on top of the default preset

@@ -11,7 +11,8 @@ from experiments.data.task_registry import Task
 from experiments.data.task_set import example
 from experiments.jobs import Job, all_jobs
 from experiments.system.paths import CONF
-from zoo import pattern, registry
+from zoo import registry
+from zoo.config import LAYOUTS
 from zoo.probes import all_measures, event_kinds
 
 
@@ -29,7 +30,7 @@ def run(config: Config) -> None:
         print_table(
             title, [(path.stem, _first_comment(path)) for path in sorted((CONF / group).glob("*.yaml"))]
         )
-    print_table("Layouts (model.pattern=)", list(pattern.LAYOUTS.items()))
+    print_table("Layouts (model.pattern=)", list(LAYOUTS.items()))
     print_table("Data (data=)", [(name,) for name in sorted(SOURCES)])
     print_table("Tasks (data=, options data.tasks.)", [_task_row(*item) for item in sorted(TASKS.items())])
     print("\nAn example of each task: what the model reads, and the answers where it is asked\n")

@@ -13,7 +13,8 @@ from experiments.data.cache import cache_root
 from experiments.parallel import group
 from experiments.runs.metric_log import MetricLog, read_metrics
 from experiments.system import machine
-from zoo import cost, pattern, registry
+from zoo import cost, registry
+from zoo.config import layout_name
 
 if TYPE_CHECKING:
     from experiments.training.train import Attempt
@@ -83,7 +84,7 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
     return {
         "preset": config.model.preset or block.name,
         "pattern": letters,
-        "layout": pattern.layout_name(letters),
+        "layout": layout_name(letters),
         "depth": len(letters),
         "d_model": config.model.d_model,
         "residual": config.model.residual.name,

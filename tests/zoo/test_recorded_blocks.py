@@ -27,7 +27,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from experiments.configuration.presets import architectures
-from zoo import LanguageModel, ModelConfig, cost, pattern, registry
+from zoo import LanguageModel, ModelConfig, cost, registry
+from zoo.config import read_pattern
 from zoo.context import Context
 from zoo.model import on_meta
 from zoo.modules.training import grouped_parameters, set_step
@@ -169,7 +170,7 @@ def test_every_block_of_the_architectures_is_recorded():
     used = {
         ("mixer", mixers[letter].name)
         for model in made
-        for letter in pattern.layers(model.pattern, model.depth, "".join(mixers))
+        for letter in read_pattern(model.pattern, model.depth, "".join(mixers))
     }
     used |= {(kind, getattr(model, kind).name) for model in made for kind in ("residual", "channel")}
     assert used <= set(recorded_blocks(FOLDER))

@@ -19,8 +19,8 @@ from support.formula import checksum, fill, shape, uniform, whole
 from torch import Tensor
 
 from kernels import AdaptiveK, gumbel_noise
-from zoo import LanguageModel, ModelConfig, pattern, registry, sampling
-from zoo.config import from_dict, used
+from zoo import LanguageModel, ModelConfig, registry, sampling
+from zoo.config import LAYOUTS, from_dict, layout_name, read_pattern, used
 from zoo.context import Context
 from zoo.context_parallel.shard import Shard
 from zoo.errors import unknown
@@ -108,13 +108,13 @@ PATTERNS = (
 
 def patterns_read() -> Iterator[str]:
     for text in PATTERNS:
-        read = said(lambda text=text: pattern.layers(text, None, LETTERS))
+        read = said(lambda text=text: read_pattern(text, None, LETTERS))
         yield f"{text[:20]}: {read if len(read) < 400 else f'{len(read)} letters'}"
     for depth in (1, 3, 7, 0, -1, 4096, 4097):
-        read = said(lambda depth=depth: pattern.layers("SSF", depth, LETTERS))
+        read = said(lambda depth=depth: read_pattern("SSF", depth, LETTERS))
         yield f"SSF at depth {depth}: {read if len(read) < 99 else f'{len(read)} letters'}"
-    for name in (*pattern.LAYOUTS, *pattern.LAYOUTS.values(), "SF", "F*14"):
-        yield f"{name} is the layout {pattern.layout_name(name)}: {pattern.LAYOUTS.get(name)}"
+    for name in (*LAYOUTS, *LAYOUTS.values(), "SF", "F*14"):
+        yield f"{name} is the layout {layout_name(name)}: {LAYOUTS.get(name)}"
 
 
 def test_patterns_and_what_is_said_of_wrong_ones():

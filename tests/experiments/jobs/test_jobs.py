@@ -19,7 +19,7 @@ from experiments.jobs import Job, all_jobs, cost
 from experiments.runs.metric_log import METRIC_COLUMNS, read_metrics
 from experiments.system.paths import CONF
 from zoo import registry
-from zoo.pattern import LAYOUTS
+from zoo.config import LAYOUTS
 
 # The contract with analysis: nested keys of summary.json. A name that ends in "?" may be null.
 SUMMARY = {

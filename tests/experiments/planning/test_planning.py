@@ -19,7 +19,7 @@ from experiments.planning.plan import plan, run_name
 from experiments.sweeps.display import cell_names
 from experiments.system.paths import CONF
 from zoo import cost
-from zoo.pattern import LAYOUTS
+from zoo.config import LAYOUTS
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 
