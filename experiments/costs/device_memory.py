@@ -18,7 +18,6 @@ from experiments.costs.live_bytes import LiveBytes
 from experiments.costs.model_costs import nominal_vocabulary
 from experiments.system import machine
 from zoo.context import Context
-from zoo.context_parallel import cross_entropy
 from zoo.model import LanguageModel, on_paper
 from zoo.modules.training import set_step
 from zoo.recompute import Recompute
@@ -116,7 +115,7 @@ def _activations(model: LanguageModel, config: Config, *, half: bool) -> int:
         cached = config.trainer.strategy != "fsdp"  # as `parallel.sharded.shard` has it
         with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=cached):
             logits, aux = model(tokens, ctx)
-            total = cross_entropy(logits.float(), tokens, ctx) + model.aux_loss(aux)
+            total = ctx.cross_entropy(logits.float(), tokens) + model.aux_loss(aux)
         total.backward()
     return bytes_.peak
 

@@ -22,7 +22,6 @@ from experiments.scoring.tasks import accuracies
 from experiments.training import optim
 from experiments.training.nonfinite import UNKNOWN, NonFinite, first_bad_gradient, first_bad_module
 from zoo.context import Context
-from zoo.context_parallel import cross_entropy
 from zoo.io import card
 from zoo.model import LanguageModel
 from zoo.modules.training import set_step
@@ -79,7 +78,7 @@ class LanguageModelling(pl.LightningModule):
         """Mean cross-entropy in nats a token (of a task: an answer), the auxiliary losses, and `measure`."""
         own, ctx = own_part(batch)
         logits, aux = self.compute(own["tokens"], ctx)
-        loss = cross_entropy(logits.float(), own["targets"], ctx, IGNORE)
+        loss = ctx.cross_entropy(logits.float(), own["targets"], IGNORE)
         return loss, aux, self.measure(logits, own)
 
     def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:

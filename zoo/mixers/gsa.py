@@ -10,7 +10,6 @@ from torch import Tensor
 import kernels
 from kernels.gating import gated
 from zoo.context import Context
-from zoo.context_parallel import by_keys_with_losses
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
@@ -128,7 +127,7 @@ class GSA(GroupedQueryMixer):
         q_idx, k_idx, w_idx, bias = ctx.recomputed(self.indexer, x, ctx.positions)
         gate = self._gate_logits(x)
         read = functools.partial(self._read, bias)
-        o, aux = by_keys_with_losses(ctx, read, (q, q_idx, w_idx, gate), (k, v, k_idx))
+        o, aux = ctx.by_keys_with_losses(read, (q, q_idx, w_idx, gate), (k, v, k_idx))
         if ctx.probe is not None:
             options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
             selected = None if self.warmup.dense else self._select((q_idx, k_idx, w_idx, bias), options)

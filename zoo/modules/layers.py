@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from zoo import context_parallel
 from zoo.context import Context
 
 NORM_EPS = 1e-6
@@ -90,7 +89,7 @@ class ShortConvolution(nn.Module):
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Whole sequences: x [B, T, width] -> y [B, T, width], in x's dtype."""
-        before = context_parallel.inputs_before(ctx, x, self.weight.shape[1] - 1)
+        before = ctx.inputs_before(x, self.weight.shape[1] - 1)
         options = {"activation": self.activation, "cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
         y, _ = kernels.short_conv(x, self.weight, state=before, **options)
         return y
