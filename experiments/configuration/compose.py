@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from experiments.configuration import schema
 from experiments.configuration.presets import presets_to_compare
 from experiments.configuration.unused_options import OPTIONS, unused_options
-from experiments.data import resolve_task
+from experiments.data import TASKS, resolve_task
 from experiments.system.paths import CONF
 from zoo.errors import UserError
 
@@ -117,7 +117,8 @@ def to_config(node: DictConfig) -> schema.Config:
     config: schema.Config = OmegaConf.to_object(node)  # type: ignore[assignment]
     if _has_more_than_fields(config):  # merging, ten times as slow, names the key
         OmegaConf.merge(OmegaConf.structured(schema.Config), OmegaConf.to_container(node, resolve=True))
-    config.data = resolve_task(config.data)
+    if config.data.name in TASKS:
+        config.data = resolve_task(config.data)
     for key in ("results", "run", "runs"):  # a shell leaves ~ in quotes alone
         if place := getattr(config, key):
             setattr(config, key, os.path.expanduser(place))

@@ -11,7 +11,7 @@ from hydra.core.config_store import ConfigStore
 
 from experiments.configuration.sweep_config import SweepConfig
 from experiments.data import TASKS, DataConfig
-from experiments.data.task_options import choice
+from experiments.data.config import OF_TEXT
 from zoo import ModelConfig
 from zoo.generate import CHUNK
 from zoo.options import added
@@ -375,4 +375,4 @@ def register() -> None:
     """Make the schema and `data=TASK` known to Hydra; must come before a configuration is composed."""
     ConfigStore.instance().store(name="schema", node=Config)
     for name in TASKS:
-        ConfigStore.instance().store(group="data", name=name, node=choice(name))
+        ConfigStore.instance().store(group="data", name=name, node={"name": name, **OF_TEXT})

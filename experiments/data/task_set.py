@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from experiments.data.cache import content_hash
-from experiments.data.config import DataConfig
+from experiments.data.config import NO_TOKENIZER, DataConfig, make_task
 from experiments.data.draws import Draws
 from experiments.data.shortcuts import WAYS, Shortcut, best_shortcut
 from experiments.data.task_batches import TRAIN, TaskBatches
-from experiments.data.task_options import NO_TOKENIZER, make_task
 from experiments.data.task_registry import IGNORE, TASKS, Drawn, Task
 from zoo.errors import UserError
 from zoo.options import deciding

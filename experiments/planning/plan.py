@@ -136,7 +136,8 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
-    config = dataclasses.replace(config, data=data.resolve_task(config.data))
+    if config.data.name in data.TASKS:
+        config = dataclasses.replace(config, data=data.resolve_task(config.data))
     if config.optim.lr_min_ratio is not None:
         config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
     config = resolve_steps(config)

@@ -12,7 +12,7 @@ import torch
 import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, TaskSet
-from experiments.data.task_options import choice, make_task
+from experiments.data.config import OF_TEXT, make_task
 from experiments.data.task_registry import Task
 from experiments.runs.folders import CONFIG
 from experiments.runs.load_run import recorded_data
@@ -38,7 +38,7 @@ def with_options(own: DataConfig, options: dict[str, Any]) -> DataConfig:
     """The data of a run with other values of these options of its task."""
     changed = dataclasses.replace(getattr(own.tasks, own.name), **options)
     tasks = dataclasses.replace(own.tasks, **{own.name: changed})
-    return dataclasses.replace(own, tasks=tasks, **choice(own.name))
+    return dataclasses.replace(own, tasks=tasks, **OF_TEXT)
 
 
 def task_scores(

@@ -18,7 +18,7 @@ from experiments.configuration.compose import _explained, check_recipe, for_size
 from experiments.configuration.sweep_checks import check_sweep
 from experiments.configuration.unused_options import unused_options
 from experiments.data import TASKS
-from experiments.data.task_options import choice
+from experiments.data.config import OF_TEXT
 from experiments.system.paths import CONF
 from zoo.config import ModelConfig
 from zoo.model import letters_of
@@ -63,7 +63,7 @@ def test_every_choice_of_conf(composed):
             values = OmegaConf.to_container(OmegaConf.load(file))
             yield from (f"  {line}" for line in flat(values) if not line.startswith("hydra.help"))
         for name in sorted(TASKS):
-            yield f"data={name}: {choice(name)}"
+            yield f"data={name}: {dict(name=name, **OF_TEXT)}"
         plain, _ = composed()
         usual = leaves(OmegaConf.to_container(plain))
         yield from differences(OmegaConf.to_container(plain), leaves(schema.Config()))
