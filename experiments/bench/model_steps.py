@@ -12,8 +12,8 @@ from experiments.system import machine
 from experiments.training import optim
 from zoo.config import ModelConfig
 from zoo.context import Context
+from zoo.interfaces import set_step
 from zoo.model import LanguageModel
-from zoo.modules.training import set_step
 from zoo.recompute import Recompute
 
 LATE_STEP = 10**6

@@ -18,8 +18,8 @@ from experiments.costs.live_bytes import LiveBytes
 from experiments.costs.model_costs import nominal_vocabulary
 from experiments.system import machine
 from zoo.context import Context
+from zoo.interfaces import set_step
 from zoo.model import LanguageModel, on_paper
-from zoo.modules.training import set_step
 from zoo.recompute import Recompute
 
 FOOTNOTE = (

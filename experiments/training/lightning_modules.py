@@ -22,9 +22,9 @@ from experiments.scoring.tasks import accuracies
 from experiments.training import optim
 from experiments.training.nonfinite import UNKNOWN, NonFinite, first_bad_gradient, first_bad_module
 from zoo.context import Context
+from zoo.interfaces import set_step
 from zoo.io import card
 from zoo.model import LanguageModel
-from zoo.modules.training import set_step
 
 Batch = dict[str, Tensor]
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from experiments.configuration.schema import OptimConfig
-from zoo.modules.training import MAIN, ParameterGroup, grouped_parameters
+from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     """One group for every (clipping group, learning rate, decay or not) that the model's parts ask for.
 
     Weights of projections and embeddings decay; gains, biases, convolutions and the rest do not, unless their module
-    says so (zoo.modules). The model's own group comes first: its learning rate is the one in metric rows.
+    says so (zoo.interfaces). The model's own group comes first: its learning rate is the one in metric rows.
     """
     groups: dict[tuple[ParameterGroup, bool], dict[int, nn.Parameter]] = {(MAIN, True): {}, (MAIN, False): {}}
     for parameter, group, decays in grouped_parameters(model):

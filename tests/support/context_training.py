@@ -8,7 +8,7 @@ from torch import Tensor
 
 from support.contract_cases import SEQ_LEN, VOCAB, boundaries, keys, tokens
 from zoo import Context, LanguageModel, ModelConfig, context_parallel, registry
-from zoo.modules.training import set_step
+from zoo.interfaces import set_step
 from zoo.recompute import Recompute
 
 TIME, STEPS, IGNORED = 48, 20, -100

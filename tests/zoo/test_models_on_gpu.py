@@ -14,8 +14,8 @@ from torch import Tensor
 
 from experiments.configuration.presets import architectures
 from zoo.config import ModelConfig
+from zoo.interfaces import set_step
 from zoo.model import LanguageModel
-from zoo.modules.training import set_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

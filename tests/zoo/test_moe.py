@@ -10,9 +10,8 @@ from zoo import Context, ModelConfig, UserError, cost
 from zoo.channels.moe import MoE, MoEConfig, expert_hidden
 from zoo.channels.moe_balance import LoadBalance, order_by_expert
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
-from zoo.interfaces import Dims
+from zoo.interfaces import Dims, set_step
 from zoo.model import on_meta
-from zoo.modules.training import set_step
 
 D = 12
 DIMS = Dims(D, 2, seq_len=8, layer=0, depth=2)

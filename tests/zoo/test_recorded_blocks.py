@@ -30,8 +30,8 @@ from experiments.configuration.presets import architectures
 from zoo import LanguageModel, ModelConfig, cost, registry
 from zoo.config import read_pattern
 from zoo.context import Context
+from zoo.interfaces import grouped_parameters, set_step
 from zoo.model import on_meta
-from zoo.modules.training import grouped_parameters, set_step
 
 FOLDER = Path(__file__).parent / "recorded" / "blocks"
 CUTS = torch.tensor([0, 5, 6, 32], dtype=torch.int32)

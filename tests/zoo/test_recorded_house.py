@@ -25,18 +25,17 @@ from zoo.context import Context
 from zoo.context_parallel.shard import Shard
 from zoo.errors import unknown
 from zoo.generate import generate, prefill
-from zoo.interfaces import Dims
+from zoo.interfaces import Dims, StepBuffer
 from zoo.io import build, card, export, load, read_card
 from zoo.matching import match
 from zoo.mixers.gsa import GSAConfig
 from zoo.mixers.gsa import sizes as gsa_sizes
+from zoo.mixers.gsa_indexer import Warmup
 from zoo.mixers.nsa import NSAConfig, summaries
 from zoo.mixers.nsa import sizes as nsa_sizes
 from zoo.model import on_meta
 from zoo.modules import GroupedKVCache, KVCache, LogDecay, RMSNorm, l2norm, output_std
-from zoo.modules.indexer import Warmup
 from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
-from zoo.modules.training import StepBuffer
 from zoo.options import (
     default_kv_heads,
     default_recurrent_heads,

@@ -13,9 +13,9 @@ from zoo.context import Context
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
+from zoo.mixers.gsa_indexer import Indexer, Warmup
 from zoo.mixers.gsa_step import StepProjection, takes_step
 from zoo.modules import RowCache, by_sequence, positions
-from zoo.modules.indexer import Indexer, Warmup
 from zoo.options import added, at_least, default_kv_heads, even_width, one_of, positive
 from zoo.probes.attention_events import record_gates, record_sparse_attention
 from zoo.registry import register_mixer

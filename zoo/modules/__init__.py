@@ -15,7 +15,6 @@ from zoo.modules.layers import (
     output_std,
 )
 from zoo.modules.states import by_sequence, positions
-from zoo.modules.training import ParameterGroup, StepBuffer
 
 __all__ = [
     "INIT_STD",
@@ -26,11 +25,9 @@ __all__ = [
     "KVCache",
     "LogDecay",
     "OutputProjection",
-    "ParameterGroup",
     "RMSNorm",
     "RowCache",
     "ShortConvolution",
-    "StepBuffer",
     "by_sequence",
     "fp32_linear",
     "l2norm",

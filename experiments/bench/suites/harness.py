@@ -29,7 +29,7 @@ from experiments.training import callbacks, optim
 from experiments.training.lightning_modules import LanguageModelling
 from experiments.training.train import make_batches, make_model
 from experiments.training.trainer import make_trainer, silence_lightning
-from zoo.modules.training import set_step
+from zoo.interfaces import set_step
 
 STEP_MS = 120.0
 

@@ -17,9 +17,9 @@ from experiments.bench.suites import recompute
 from experiments.configuration.presets import architectures
 from experiments.configuration.schema import BenchConfig, Config, TrainerConfig
 from zoo import LanguageModel, ModelConfig
+from zoo.interfaces import set_step
 from zoo.model import DecodeState
 from zoo.modules.caches import GroupedKVCache, RowCache
-from zoo.modules.training import set_step
 
 LIKE = ModelConfig(d_model=16, n_heads=2, depth=2)
 

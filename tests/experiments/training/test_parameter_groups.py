@@ -7,7 +7,7 @@ from torch import nn
 from experiments.configuration.schema import OptimConfig
 from experiments.training.optim import clip_gradients, lr_factor, optimizer, parameter_groups
 from zoo import LanguageModel, ModelConfig
-from zoo.modules.training import MAIN, ParameterGroup, grouped_parameters
+from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters
 
 CONFIG = OptimConfig(lr=1e-3, weight_decay=0.1, clip=1.0)
 

@@ -18,8 +18,8 @@ from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig
 from zoo.channels.moe_balance import LoadBalance
 from zoo.context import Context
+from zoo.interfaces import set_step
 from zoo.mixers.gsa import GSAConfig
-from zoo.modules.training import set_step
 from zoo.recompute import MODES, Recompute, block_length
 from zoo.recompute.replay import Replay
 

@@ -15,9 +15,8 @@ from experiments.bench.timing import CPU
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
-from zoo.interfaces import Mixer
+from zoo.interfaces import Mixer, set_step
 from zoo.model import LanguageModel, Layer
-from zoo.modules.training import set_step
 
 D_MODEL, HEADS = 256, 4
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import kernels
 from kernels.checks import in_autocast_dtype
+from zoo.interfaces import ParameterGroup, StepBuffer
 from zoo.modules import fp32_linear
-from zoo.modules.training import ParameterGroup, StepBuffer
 
 
 class Indexer(nn.Module):
