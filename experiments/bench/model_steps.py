@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import nominal_vocabulary
 from experiments.system import machine
 from experiments.training import optim
 from zoo.config import ModelConfig
@@ -54,7 +53,7 @@ def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float) -> None:
 
 def make_model(config: Config, model: ModelConfig, length: int, device: torch.device) -> LanguageModel:
     """A fresh model for the configured vocabulary and sequences of `length` tokens, past its warm-ups."""
-    made = LanguageModel(model, vocab_size=nominal_vocabulary(config), seq_len=length)
+    made = LanguageModel(model, vocab_size=config.nominal_vocabulary, seq_len=length)
     set_step(made, LATE_STEP)
     return made.to(device)
 
@@ -68,4 +67,4 @@ def autocast(config: Config, device: torch.device) -> torch.autocast:
 def random_tokens(config: Config, batch: int, length: int, device: torch.device) -> Tensor:
     """Random tokens int64 [batch, length] of the configured vocabulary, the same on every device."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(nominal_vocabulary(config), (batch, length), generator=generator).to(device)
+    return torch.randint(config.nominal_vocabulary, (batch, length), generator=generator).to(device)

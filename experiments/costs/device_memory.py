@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.configuration.schema import Config
 from experiments.costs.live_bytes import LiveBytes
-from experiments.costs.model_costs import nominal_vocabulary
 from experiments.system import machine
 from zoo.context import Context
 from zoo.interfaces import set_step
@@ -95,7 +94,7 @@ def device_memory(config: Config) -> DeviceMemory:
 def _model(config: Config) -> LanguageModel:
     """The model as it is for most of its training."""
     seq_len = config.data.seq_len
-    model = on_paper(config.model, vocab_size=nominal_vocabulary(config), seq_len=seq_len).train()
+    model = on_paper(config.model, vocab_size=config.nominal_vocabulary, seq_len=seq_len).train()
     set_step(model, LATE_STEP)
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model

@@ -13,7 +13,6 @@ from experiments import data
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.configuration.sweep_checks import check_sweep
 from experiments.configuration.sweep_config import SweepConfig
-from experiments.costs.model_costs import nominal_vocabulary
 from experiments.data import TASKS
 from experiments.runs import saved_weights
 from experiments.runs.folders import NOT_EXPERIMENTS
@@ -50,9 +49,7 @@ def check_config(config: Config) -> None:
     _check_loggers(config)
     if config.sweep != SweepConfig():  # the defaults are right
         check_sweep(config.sweep)
-    _check_model(
-        json.dumps(dataclasses.asdict(config.model)), nominal_vocabulary(config), config.data.seq_len
-    )
+    _check_model(json.dumps(dataclasses.asdict(config.model)), config.nominal_vocabulary, config.data.seq_len)
 
 
 @functools.lru_cache(maxsize=64)

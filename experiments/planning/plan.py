@@ -140,7 +140,8 @@ def plan(config: Config) -> Plan:
         config = dataclasses.replace(config, data=data.resolve_task(config.data))
     if config.optim.lr_min_ratio is not None:
         config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
-    config = resolve_steps(config)
+    if config.trainer.tokens_per_parameter is not None:
+        config = resolve_steps(config)
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)

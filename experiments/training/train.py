@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 from experiments import data
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
-from experiments.costs.model_costs import derive_costs, tokens_per_step
+from experiments.costs.model_costs import Costs, Utilisation, derive_costs
 from experiments.data import Batches, Corpus, TaskSet
 from experiments.data.cache import cache_root
 from experiments.data.task_batches import TaskBatches
@@ -68,20 +69,15 @@ class Attempt:
         self.planned, self.corpus, self.device, self.sink = planned, corpus, device, sink
         self.precision = machine.precision(config.trainer.precision, device)
         self.model = make_model(config, corpus)
-        self.costs = derive_costs(config, corpus.vocab_size)
-        self.peak = peak_flops.peak(device, cache_root(config.data))
         synthetic = isinstance(corpus, TaskSet)
         made = SyntheticTask if synthetic else LanguageModelling
         compute = spread(self.model, config, device)
         self.task = made(self.model, config, make_batches(config, corpus), corpus.card, compute)
         more = SyntheticTask.measures if synthetic else ()
         self.log = MetricLog(folder / METRICS, [*(f"aux:{name}" for name in self.model.aux_weights), *more])
+        self.utilisation = Utilisation(lambda: self.costs.training_flops, self._peak)
         self.metrics = callbacks.MetricRows(
-            self.log,
-            config.trainer.log_every,
-            tokens_per_step(config),
-            self.costs.training_flops,
-            self.peak.flops * group.size(),
+            self.log, config.trainer.log_every, config.tokens_per_step, self.utilisation
         )
         self.validation = (
             callbacks.TaskValidation(config, corpus, self.metrics, folder)
@@ -90,6 +86,15 @@ class Attempt:
                 config, corpus.splits["validation"], self.metrics, folder, corpus.document_bos
             )
         )
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """FLOPs and decode state of the run's model, counted when a row or the summary asks for them."""
+        return derive_costs(self.planned.config, self.corpus.vocab_size)
+
+    def _peak(self) -> float:
+        """The peak of the run's devices together; measured, if it has to be, between two steps."""
+        return group.size() * peak_flops.peak(self.device, cache_root(self.planned.config.data)).flops
 
     def fit(self) -> None:
         """Run the trainer from the newest readable checkpoint, if there is one.
@@ -153,7 +158,8 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     )
     if not group.is_main():
         return {}
-    summary = summarise(attempt, metrics, time.perf_counter() - began)
+    seconds = time.perf_counter() - began - attempt.utilisation.seconds
+    summary = summarise(attempt, metrics, seconds)
     return {**summary, "workers": workers, "load": load}
 
 

@@ -21,7 +21,7 @@ from experiments import data
 from experiments.bench import result_table, timing
 from experiments.bench.model_steps import update
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import tokens_per_step
+from experiments.costs.model_costs import Utilisation
 from experiments.runs.metric_log import MetricLog
 from experiments.system import machine
 from experiments.system.progress import Bar
@@ -83,7 +83,8 @@ def _harness(config: Config, corpus: data.Corpus, device: torch.device) -> float
     task, clock = _task(config, corpus), _Clock()
     with tempfile.TemporaryDirectory() as folder:
         log = MetricLog(Path(folder) / "metrics.csv", [f"aux:{name}" for name in task.model.aux_weights])
-        metrics = callbacks.MetricRows(log, config.trainer.log_every, tokens_per_step(config), 1.0, 1.0)
+        utilisation = Utilisation(lambda: 1.0, lambda: 1.0)
+        metrics = callbacks.MetricRows(log, config.trainer.log_every, config.tokens_per_step, utilisation)
         bar = Bar("harness", config.trainer.progress)
         trainer = make_trainer(config, device, [clock, metrics, callbacks.ReportProgress(bar)], Path(folder))
         trainer.fit(task)
@@ -123,7 +124,7 @@ def _row(
         "model": name,
         "mode": "training step",
         "precision": machine.precision(config.trainer.precision, device),
-        "tokens": tokens_per_step(config),
+        "tokens": config.tokens_per_step,
         "batch": config.data.batch_size,
         "milliseconds_median": statistics.median(times),
         "milliseconds_low": min(times),

@@ -15,7 +15,6 @@ from experiments.bench import result_table, timing
 from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
 from experiments.bench.model_steps import autocast, random_tokens
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import nominal_vocabulary
 from experiments.system import machine
 from zoo.model import LanguageModel
 
@@ -53,7 +52,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 def _model(config: Config, pattern: str, device: torch.device) -> LanguageModel:
     model_config = dataclasses.replace(config.model, pattern=pattern)
-    model = LanguageModel(model_config, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
+    model = LanguageModel(model_config, vocab_size=config.nominal_vocabulary, seq_len=config.data.seq_len)
     return model.to(device).eval()
 
 

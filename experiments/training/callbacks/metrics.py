@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from experiments.costs import peak_flops
+from experiments.costs.model_costs import Utilisation
 from experiments.parallel import group
 from experiments.runs.metric_log import MetricLog
 from experiments.system import machine
@@ -42,18 +42,17 @@ class MetricRows(StepCallback):
     """Writes a row every log_every steps.
 
     Its running sums are part of the checkpoint, so that a resumed run writes the same rows.
-    flops_per_token (forward and backward) and peak (FLOP/s) give MFU = FLOPs done / (peak · time), empty where above 1.
+    utilisation gives MFU = FLOPs done / (peak · time), empty where above 1; what it takes to find FLOPs and peak is no
+    training time.
     """
 
-    def __init__(
-        self, log: MetricLog, every: int, tokens_per_step: int, flops_per_token: float, peak: float
-    ) -> None:
+    def __init__(self, log: MetricLog, every: int, tokens_per_step: int, utilisation: Utilisation) -> None:
         self.metric_log, self.every = log, every
-        self.tokens_per_step, self.flops_per_token, self.peak = tokens_per_step, flops_per_token, peak
+        self.tokens_per_step, self.utilisation = tokens_per_step, utilisation
         self.sums: dict[str, Tensor] = {}
         self.count = 0
         self.seconds = 0.0  # spent training so far, earlier attempts included
-        self.paused = 0.0  # spent since the last row on validation and checkpoints
+        self.paused = 0.0  # spent since the last row on validation, checkpoints and costs
         self.since = 0.0
         self.steps = 0
 
@@ -97,9 +96,10 @@ class MetricRows(StepCallback):
         now = time.perf_counter()
         elapsed = max(now - self.since - self.paused, 1e-9)
         self.seconds += elapsed
-        self.since, self.paused = now, 0.0
         rate = self.steps * self.tokens_per_step / elapsed
-        mfu = peak_flops.utilisation(rate * self.flops_per_token, self.peak)
+        before = self.utilisation.seconds
+        mfu = self.utilisation(rate)
+        self.since, self.paused = now, self.utilisation.seconds - before
         return {
             "seconds": round(self.seconds, 3),
             "tokens_per_second": round(rate, 1),

@@ -26,7 +26,7 @@ def measured(tmp_path_factory) -> dict[str, int]:
 
 
 def counted(config: Config, monkeypatch: pytest.MonkeyPatch, rows: int) -> device_memory.DeviceMemory:
-    monkeypatch.setattr(device_memory, "nominal_vocabulary", lambda _: VOCAB)
+    monkeypatch.setattr(Config, "nominal_vocabulary", VOCAB)
     config.data.batch_size, config.device = rows, "cpu"
     return device_memory.device_memory(config)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from experiments.configuration.schema import Config
+from experiments.costs.model_costs import Utilisation
 from experiments.data import Split
 from experiments.probing import probe_tables
 from experiments.runs.metric_log import MetricLog, read_metrics
@@ -63,7 +64,7 @@ def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> Non
 
 def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
     at, path = trainer(), tmp_path / "metrics.csv"
-    rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, flops_per_token=7.0, peak=1e4)
+    rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, Utilisation(lambda: 7.0, lambda: 1e4))
     rows.on_train_start(at, None)
     for i in range(8):
         clock.now += 1
@@ -87,14 +88,14 @@ def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_betwe
     tmp_path: Path, clock: Clock
 ):
     at, path = trainer(), tmp_path / "metrics.csv"
-    first = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
+    first = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
     first.on_train_start(at, None)
     for i in range(4):
         clock.now += 1
         micro_batch(first, at, i, loss=float(i), grad_norm=1.0)
     state = first.state_dict()
     clock.now += 500
-    second = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
+    second = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
     second.load_state_dict(state)
     second.on_train_start(at, None)
     for i in range(4, 8):

@@ -13,7 +13,6 @@ from experiments import data
 from experiments.compare.trials import with_settings
 from experiments.configuration.learning_rates import at_rate, resolve_lr_min
 from experiments.configuration.schema import Config, OptimConfig
-from experiments.costs.model_costs import tokens_per_step
 from experiments.planning.plan import plan
 from experiments.runs.folders import RunFolder
 from experiments.scoring.text import score_split
@@ -111,7 +110,7 @@ def test_each_clipping_group_is_clipped_by_its_own_norm():
 def test_a_step_sees_the_tokens_of_all_its_micro_batches():
     config = Config()
     config.data.batch_size, config.data.seq_len, config.trainer.accumulate = 3, 50, 4
-    assert tokens_per_step(config) == 600
+    assert config.tokens_per_step == 600
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from support.steady import (
 )
 
 from experiments.configuration.presets import architectures
-from experiments.costs import peak_flops
+from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
 from experiments.runs.folders import RunFolder
 from experiments.runs.metric_log import MetricLog, read_metrics
@@ -76,6 +76,7 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setattr("experiments.system.machine.load", lambda: 0.5)
     monkeypatch.setattr("experiments.system.machine.versions", lambda: {"python": "3"})
     monkeypatch.setattr("experiments.system.machine.command", lambda: "python run.py")
+    monkeypatch.setattr(model_costs, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     made = train.make_model
     monkeypatch.setattr(train, "make_model", lambda config, corpus: set_by_formula(made(config, corpus)))
     ticks = Ticks()
@@ -331,7 +332,13 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 77)
     log = MetricLog(tmp_path / "metrics.csv", ["b", "aux:a"])
-    rows = metrics.MetricRows(log, 2, 64, 1000.0, 1e5)
+    peaks = iter([1e5, 1e5, 1e4])
+
+    def utilisation(rate: float) -> float | None:
+        return peak_flops.utilisation(rate * 1000.0, next(peaks))
+
+    utilisation.seconds = 0.0
+    rows = metrics.MetricRows(log, 2, 64, utilisation)
     trainer = SimpleNamespace(
         global_step=0,
         max_steps=5,
@@ -345,7 +352,6 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
             {"loss": torch.tensor(float(step + half)), "aux_loss": torch.tensor(0.5)} for half in (0, 1)
         ]
         rows.paused += 1.0 if step == 3 else 0.0
-        rows.peak = 1e4 if step == 5 else 1e5
         rows.after_step(
             trainer,
             SimpleNamespace(
@@ -354,7 +360,7 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
         )
         if step == 3:
             state = rows.state_dict()
-    again = metrics.MetricRows(log, 2, 64, 1000.0, 1e5)
+    again = metrics.MetricRows(log, 2, 64, utilisation)
     again.load_state_dict(state)
 
     def lines() -> Iterator[str]:
