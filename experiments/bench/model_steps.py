@@ -8,7 +8,7 @@ from torch import Tensor
 
 from experiments.configuration.schema import Config
 from experiments.system import machine
-from experiments.training import optim
+from experiments.training.lightning_modules import clip_gradients, make_optimizer
 from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.interfaces import set_step
@@ -24,7 +24,7 @@ class TrainingStep:
 
     def __init__(self, config: Config, model: LanguageModel, tokens: Tensor) -> None:
         self.config, self.model, self.tokens = config, model.train(), tokens
-        self.optimizer = optim.optimizer(model, config.optim)
+        self.optimizer = make_optimizer(model, config.optim)
         self.keys = torch.arange(tokens.shape[0], device=tokens.device)
         self.set_recompute(config.trainer.recompute)
 
@@ -46,7 +46,7 @@ class TrainingStep:
 def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float) -> None:
     """Backward pass, clipping to gradient norm `clip`, one step of the optimiser; gradients are dropped."""
     loss.backward()
-    optim.clip_gradients(optimizer, clip)
+    clip_gradients(optimizer, clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 

@@ -10,8 +10,7 @@ from typing import Any
 from experiments import data
 from experiments.gpu.stage_settings import PATTERNS, Settings
 from experiments.planning.plan import Plan, plan
-from experiments.runs.folders import METRICS, RunPaused
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import METRICS, RunPaused, read_metrics
 from experiments.scoring.text import score_best
 from experiments.system import machine
 from experiments.system.progress import Bar

@@ -10,7 +10,7 @@ from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.data.cache import cache_root
 from experiments.parallel import group
-from experiments.runs.metric_log import MetricLog, read_metrics
+from experiments.runs.folders import MetricLog, read_metrics
 from experiments.system import machine
 from zoo import cost, registry
 from zoo.config import layout_name

@@ -22,13 +22,12 @@ from experiments.bench import result_table, timing
 from experiments.bench.model_steps import update
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import Utilisation
-from experiments.runs.metric_log import MetricLog
+from experiments.runs.folders import MetricLog
 from experiments.system import machine
 from experiments.system.progress import Bar
-from experiments.training import callbacks, optim
-from experiments.training.lightning_modules import LanguageModelling
-from experiments.training.train import make_batches, make_model
-from experiments.training.trainer import make_trainer, silence_lightning
+from experiments.training import callbacks
+from experiments.training.lightning_modules import LanguageModelling, lr_factor, make_optimizer
+from experiments.training.train import make_batches, make_model, make_trainer, silence_lightning
 from zoo.interfaces import set_step
 
 STEP_MS = 120.0
@@ -65,11 +64,11 @@ def _bare(config: Config, corpus: data.Corpus, device: torch.device) -> float:
     """Seconds of a loop a person would write: batch, loss, backward, clip, step."""
     task = _task(config, corpus)
     model = task.model.to(device)
-    optimizer = optim.optimizer(model, config.optim)
+    optimizer = make_optimizer(model, config.optim)
     began = time.perf_counter()
     for step in range(config.bench.steps):
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * optim.lr_factor(step, config.optim, config.bench.steps)
+            group["lr"] = group["initial_lr"] * lr_factor(step, config.optim, config.bench.steps)
         batch = {k: v.to(device) for k, v in task.batches.batch(step).items()}
         loss, aux, _ = task.losses(batch)
         update(optimizer, loss + model.aux_loss(aux), config.optim.clip)

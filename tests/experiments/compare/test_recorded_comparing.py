@@ -15,7 +15,7 @@ from experiments.compare.trials import Trial, combinations, make_trial, with_set
 from experiments.configuration.presets import architectures
 from experiments.jobs import compare
 from experiments.planning.plan import Plan, plan
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import read_metrics
 from zoo import LanguageModel
 from zoo import io as zoo_io
 from zoo.errors import UserError

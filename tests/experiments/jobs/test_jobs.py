@@ -16,7 +16,7 @@ from experiments import jobs
 from experiments.cli import perform
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, cost
-from experiments.runs.metric_log import METRIC_COLUMNS, read_metrics
+from experiments.runs.folders import METRIC_COLUMNS, read_metrics
 from experiments.system.paths import CONF
 from zoo import registry
 from zoo.config import LAYOUTS

@@ -7,7 +7,7 @@ import torch
 
 from experiments.configuration.schema import Config
 from experiments.training.lightning_modules import LanguageModelling
-from experiments.training.trainer import make_trainer, silence_lightning
+from experiments.training.train import make_trainer, silence_lightning
 from zoo import LanguageModel
 from zoo.interfaces import StepBuffer
 
