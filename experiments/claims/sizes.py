@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from experiments.claims import measure
 from experiments.claims.numbers import Number, exact
-from experiments.configuration.presets import overlay
+from experiments.configuration.compose import overlay
 from experiments.costs.flop_count import count_flops
 from zoo import LanguageModel, ModelConfig, cost
 from zoo.config import from_dict

@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.compare.select import Selection
 from experiments.compare.trials import RATE, SPLIT, Trial
-from experiments.configuration.presets import model_color
+from experiments.configuration.compose import model_color
 from experiments.data import task_label
 from experiments.planning.plan import Plan
 from experiments.runs.folders import METRICS, read_metrics

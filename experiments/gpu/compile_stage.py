@@ -43,7 +43,7 @@ def compile_kernels(settings: Settings) -> bool:
 def _pieces(settings: Settings) -> list[str]:
     """Names of the work, what takes longest first."""
     from experiments.bench.cases import CASES
-    from experiments.configuration.presets import architectures
+    from experiments.configuration.compose import architectures
 
     if settings.rehearse:
         return [f"case {name}" for name in REHEARSED["kernels"]["cases"]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.configuration.presets import label, short_labels, shorten_pattern
+from experiments.configuration.compose import label, short_labels, shorten_pattern
 from experiments.configuration.schema import Config
 from experiments.costs.flop_count import FlopCount, count_flops
 from experiments.costs.model_costs import meta_model

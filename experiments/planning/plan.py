@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 
 import zoo.config
 from experiments import data
+from experiments.configuration.compose import label
 from experiments.configuration.learning_rates import at_studied_rate, resolve_lr_min
-from experiments.configuration.presets import label
 from experiments.configuration.schema import Config, OptimConfig
 from experiments.costs.model_costs import resolve_steps
 from experiments.data.cache import content_hash

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from experiments.configuration.presets import dominant_mixer, label, model_color
+from experiments.configuration.compose import dominant_mixer, label, model_color
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.data.cache import cache_root

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.configuration.presets import architectures, presets_to_compare
+from experiments.configuration.compose import architectures, presets_to_compare
 from experiments.configuration.schema import Config
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state

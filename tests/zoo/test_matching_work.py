@@ -152,7 +152,7 @@ def test_the_width_of_a_polynomial_and_its_neighbours():
     ids=["small", "medium", "reference"],
 )
 def test_all_architectures_at_all_sizes(by, size, seq_len):
-    presets = pytest.importorskip("experiments.configuration.presets")
+    presets = pytest.importorskip("experiments.configuration.compose")
     shape = dict(zip(("d_model", "n_heads", "depth"), size, strict=True))
     number = {
         "params": lambda config: cost.parameters_non_embedding(built(config, seq_len)),

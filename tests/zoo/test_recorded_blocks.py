@@ -26,7 +26,7 @@ from support.margins import below
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from zoo import LanguageModel, ModelConfig, cost, registry
 from zoo.config import read_pattern
 from zoo.context import Context

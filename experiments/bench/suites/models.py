@@ -23,7 +23,7 @@ from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.cases import matching_names
 from experiments.bench.decoding import state_after
 from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.system import machine
 from zoo.model import LanguageModel

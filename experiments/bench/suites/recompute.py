@@ -14,7 +14,7 @@ from tqdm import tqdm
 from experiments.bench import result_table, timing
 from experiments.bench.activation_memory import saved_bytes
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.configuration.presets import label
+from experiments.configuration.compose import label
 from experiments.configuration.schema import Config
 from experiments.system import machine
 from zoo.model import letters_of

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from experiments.bench import result_table, timing
 from experiments.bench.cases import matching_names
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.system import machine
 from zoo.matching import match_parameters

@@ -16,8 +16,7 @@ from experiments.compare.cost import core_seconds
 from experiments.compare.longer import longer_tasks
 from experiments.compare.models import named_models
 from experiments.compare.select import Selection, start
-from experiments.configuration.compose import headlines
-from experiments.configuration.presets import label
+from experiments.configuration.compose import headlines, label
 from experiments.configuration.schema import Config
 from experiments.data import TaskSet
 from experiments.data.tasks.mqar import MQARConfig

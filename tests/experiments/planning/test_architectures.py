@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.program import Lab
 
-from experiments.configuration.presets import architectures, differences_from_preset, presets_to_compare
+from experiments.configuration.compose import architectures, differences_from_preset, presets_to_compare
 from experiments.data.corpus import unigram_entropy
 from experiments.planning.plan import plan
 from experiments.system.paths import CONF

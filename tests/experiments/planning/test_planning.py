@@ -12,7 +12,7 @@ import pytest
 import yaml
 from support.program import ROOT, Lab, write_text
 
-from experiments.configuration.presets import dominant_mixer
+from experiments.configuration.compose import dominant_mixer
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import meta_model, resolve_steps
 from experiments.planning.plan import plan, run_name

@@ -12,8 +12,8 @@ from support.program import write_text
 from support.recorded import check, flat
 from support.steady import changed, differences, forget_texts, leaves, refusal, said, tiny_config
 
+from experiments.configuration.compose import architectures
 from experiments.configuration.learning_rates import studied_rate
-from experiments.configuration.presets import architectures
 from experiments.costs.model_costs import derive_costs, resolve_steps
 from experiments.planning import checks
 from experiments.planning.plan import (

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from support.program import Lab
 
 from experiments.bench.activation_memory import saved_bytes
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig
 from zoo.channels.moe_balance import LoadBalance

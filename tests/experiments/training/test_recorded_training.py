@@ -34,7 +34,7 @@ from support.steady import (
     tiny_config,
 )
 
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
 from experiments.runs.folders import MetricLog, RunFolder, read_metrics

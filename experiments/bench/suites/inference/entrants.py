@@ -11,7 +11,7 @@ from experiments.bench import result_table
 from experiments.bench.hugging_face.architectures import family_of
 from experiments.bench.hugging_face.peer import NoPeer, Peer
 from experiments.bench.suites.inference.subjects import Subject
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.system import machine
 from zoo.config import used
