@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from zoo.context_parallel.fold import fold, handed_through, last_sequence
 from zoo.context_parallel.gather import gather
 from zoo.context_parallel.halo import halo

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from kernels.checks import in_autocast_dtype
+from kernels.dispatch import in_autocast_dtype
 from zoo.interfaces import ParameterGroup, StepBuffer
 from zoo.modules import fp32_linear
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.checks import only_sizes
+from kernels.dispatch import only_sizes
 from kernels.flops import attention_flops
 from kernels.packing.rectangles import Rectangles
 

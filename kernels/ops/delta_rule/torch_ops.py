@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.delta_rule import chunked
 from kernels.ops.delta_rule.chunked import Chunks, chunk_length, most_chunks
 from kernels.ops.delta_rule.chunked_backward import backward
