@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_precision
 from experiments.training.lightning_modules import clip_gradients, make_optimizer
 from zoo.config import ModelConfig
 from zoo.context import Context
@@ -60,7 +60,7 @@ def make_model(config: Config, model: ModelConfig, length: int, device: torch.de
 
 def autocast(config: Config, device: torch.device) -> torch.autocast:
     """The autocast context that the trainer uses: bf16 where trainer.precision says so."""
-    half = machine.precision(config.trainer.precision, device) == "bf16"
+    half = pick_precision(config.trainer.precision, device) == "bf16"
     return torch.autocast(device.type, torch.bfloat16, enabled=half)
 
 

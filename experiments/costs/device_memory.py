@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.configuration.schema import Config
 from experiments.costs.live_bytes import LiveBytes
-from experiments.system import machine
+from experiments.parallel.group import pick_device, pick_precision
 from zoo.context import Context
 from zoo.interfaces import set_step
 from zoo.model import LanguageModel, on_paper
@@ -73,7 +73,7 @@ def device_memory(config: Config) -> DeviceMemory:
     """
     t = config.trainer
     devices = t.devices * t.nodes
-    precision = machine.precision(t.precision, machine.pick(config.device))
+    precision = pick_precision(t.precision, pick_device(config.device))
     with FakeTensorMode():
         model = _model(config)
         activations = _activations(model, config, half=precision == "bf16")
@@ -81,7 +81,7 @@ def device_memory(config: Config) -> DeviceMemory:
         if devices == 1:
             return DeviceMemory("one process", precision, whole, whole, 2 * whole, 0, activations)
         if t.strategy != "fsdp":
-            copies = 0 if machine.pick(config.device).type == "cuda" else 2 * min(whole, BUCKET)
+            copies = 0 if pick_device(config.device).type == "cuda" else 2 * min(whole, BUCKET)
             return DeviceMemory("ddp", precision, whole, 2 * whole + copies, 2 * whole, 0, activations)
         layers = [_bytes(layer) for layer in model.layers]
         two = sum(sorted(layers)[-2:])

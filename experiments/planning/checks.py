@@ -14,9 +14,9 @@ from experiments.configuration.schema import Config, ProbeConfig
 from experiments.configuration.sweep_checks import check_sweep
 from experiments.configuration.sweep_config import SweepConfig
 from experiments.data import TASKS
+from experiments.parallel.group import check_devices, pick_device
 from experiments.runs import saved_weights
 from experiments.runs.folders import NOT_EXPERIMENTS
-from experiments.system import machine
 from kernels.dispatch import registered_backends
 from zoo import recompute, registry
 from zoo.config import ModelConfig, from_dict
@@ -207,7 +207,7 @@ def _check_engine(config: Config) -> None:
     """Refuse devices and nodes that the sweep's engine gives no cell; those of other machines are not looked at."""
     t, engine = config.trainer, config.sweep.engine
     if engine == "pool":
-        machine.check_devices(config.device, t.devices)
+        check_devices(config.device, t.devices)
     if engine not in ("slurm", "ray"):
         return
     if t.nodes > 1:
@@ -248,7 +248,7 @@ def _check_context(config: Config, processes: int) -> None:
 def _check_place(config: Config) -> None:
     """Refuse a device that is absent, where cells train here, and a results folder that is a file or lies in one."""
     if config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
-        machine.pick(config.device)
+        pick_device(config.device)
     results = Path(config.results).absolute()
     for place in (results, *results.parents):
         if place.exists():

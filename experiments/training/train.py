@@ -74,7 +74,7 @@ def make_trainer(
     Lightning sees one device: processes are started by torchrun, and models arrive wrapped (experiments.parallel), so
     that it starts none again with the raw command line.
     """
-    half = machine.precision(config.trainer.precision, device) == "bf16"
+    half = group.pick_precision(config.trainer.precision, device) == "bf16"
     return pl.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=[device.index or 0] if device.type == "cuda" else 1,
@@ -129,7 +129,7 @@ class Attempt:
     def __init__(self, planned: Plan, corpus: Corpus | TaskSet, device: torch.device, sink: Sink) -> None:
         config, folder = planned.config, planned.folder.path
         self.planned, self.corpus, self.device, self.sink = planned, corpus, device, sink
-        self.precision = machine.precision(config.trainer.precision, device)
+        self.precision = group.pick_precision(config.trainer.precision, device)
         self.model = make_model(config, corpus)
         synthetic = isinstance(corpus, TaskSet)
         made = SyntheticTask if synthetic else LanguageModelling
@@ -200,7 +200,7 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     config = planned.config
     silence_lightning()
     torch.set_num_threads(config.trainer.threads)
-    device = group.own_device(machine.pick(config.device))
+    device = group.own_device(group.pick_device(config.device))
     corpus = data.prepare(config.data, progress=config.trainer.progress)
     attempt = Attempt(planned, corpus, device, sink)
     began = time.perf_counter()
@@ -233,7 +233,7 @@ def score_more(planned: Plan, sink: Sink) -> dict[str, Any]:
     config, summary, splits = planned.config, planned.folder.summary(), planned.unscored
     torch.set_num_threads(config.trainer.threads)
     corpus = data.prepare(config.data, progress=config.trainer.progress)
-    device = group.own_device(machine.pick(config.device))
+    device = group.own_device(group.pick_device(config.device))
     metrics = score_best(config, corpus, planned.folder.path, device, sink, splits)
     note = {"commit": machine.commit()[0], "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     later = {**summary.get("scored_later", {}), **{name: dict(note) for name in splits}}

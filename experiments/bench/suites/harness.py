@@ -22,8 +22,8 @@ from experiments.bench import result_table, timing
 from experiments.bench.model_steps import update
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import Utilisation
+from experiments.parallel.group import pick_device, pick_precision
 from experiments.runs.folders import MetricLog
-from experiments.system import machine
 from experiments.system.progress import Bar
 from experiments.training import callbacks
 from experiments.training.lightning_modules import LanguageModelling, lr_factor, make_optimizer
@@ -37,7 +37,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     """Time bench.pairs pairs of bench.steps steps; prints median ratio and interval, returns two rows."""
     silence_lightning()
     torch.set_num_threads(config.trainer.threads)
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     trainer_config = dataclasses.replace(config.trainer, max_steps=config.bench.steps)
     config = dataclasses.replace(config, trainer=trainer_config)
     corpus = data.prepare(config.data)
@@ -122,7 +122,7 @@ def _row(
         "suite": "harness",
         "model": name,
         "mode": "training step",
-        "precision": machine.precision(config.trainer.precision, device),
+        "precision": pick_precision(config.trainer.precision, device),
         "tokens": config.tokens_per_step,
         "batch": config.data.batch_size,
         "milliseconds_median": statistics.median(times),
