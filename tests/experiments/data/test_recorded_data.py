@@ -21,7 +21,7 @@ from experiments.data.cache import content_hash, load_fact, store_fact
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
 from experiments.data.draws import Draws
 from experiments.data.other_text import read_splits
-from experiments.data.sources import base, prose, pydocs, text, wikitext
+from experiments.data.sources import base, pydocs, text, wikitext
 from experiments.data.sources.base import check_sizes, contents
 from experiments.data.task_set import example
 from experiments.data.tokenization import read_tables
@@ -408,7 +408,7 @@ if x:
     def lines() -> Iterator[str]:
         for files in ([rows], [rows, rows[3:6]], [[]], [["x"], ["y"]]):
             yield f"{[(one.text, one.rows, one.n_words) for one in wikitext.articles(files)]}"
-        for block in prose.module_blocks(source):
+        for block in pydocs.module_blocks(source):
             yield repr(block)
         named = [
             ("a", ["long " * 50 + "\n\nshort\n\n" + "again " * 20]),
