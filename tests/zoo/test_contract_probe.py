@@ -175,15 +175,16 @@ def test_without_a_probe_every_graph_is_that_without_the_code(case):
 
 @pytest.mark.slow
 def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
-    source = (FOLDER / "layer.py").read_text()
+    source = (FOLDER / "model.py").read_text()
     lazy, eager = "lambda: {", 'lambda: {"squares": squares, '
     place = 'inside.record("streams", ' + lazy
     wasteful = source.replace(place, "squares = u.square()\n        " + place.replace(lazy, eager))
     assert wasteful != source
     assert ast.dump(bare_zoo.strip(wasteful)) == ast.dump(bare_zoo.strip(source))
-    made = types.ModuleType("wasteful_layer")
+    made = types.ModuleType("wasteful_model")
+    # Dataclasses look up their module, and the compiler what its functions name.
+    monkeypatch.setitem(sys.modules, made.__name__, made)
     exec(wasteful, made.__dict__)
-    monkeypatch.setitem(sys.modules, made.__name__, made)  # the compiler looks up what its functions name
     monkeypatch.setattr(zoo.model.Layer, "forward", made.Layer.forward)
     config = ModelConfig(pattern="C", depth=1, d_model=8, n_heads=1)
     for look in (operations, graphs):
