@@ -18,8 +18,8 @@ from experiments.data.task_registry import PACKAGE
 from experiments.jobs import Job, all_jobs, find_job, register
 from experiments.runs.folders import RunFailed
 from experiments.system import interrupts, os_errors
-from zoo.discovery import left_out
 from zoo.errors import UserError
+from zoo.registry import left_out
 
 AfterJob = Mapping[str, Callable[[Config], None]]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.checks import only_sizes
+from kernels.dispatch import only_sizes
 
 
 def rope(x: Tensor, positions: Tensor, base: float) -> Tensor:

@@ -14,7 +14,7 @@ from support.tree_copy import contents, copy_tree, python, shown
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, TaskSet, task_registry
 from experiments.training.lightning_modules import SyntheticTask
-from zoo import LanguageModel, discovery
+from zoo import LanguageModel, registry
 
 MIXER, EXTENSIONS = shown("README.md"), shown("docs/extend.md")
 
@@ -118,7 +118,7 @@ def task_files(tmp_path, monkeypatch):
     (folder / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(task_registry, "PACKAGE", folder.name)
-    monkeypatch.setattr(discovery, "_left_out", {})
+    monkeypatch.setattr(registry, "_left_out", {})
 
     def put(**sources: str) -> set[str]:
         for name, source in sources.items():
@@ -155,7 +155,7 @@ def test_a_task_that_cannot_be_imported_is_named_and_left_out(task_files):
     good = EXTENSIONS["experiments/data/tasks/delay.py"]
     bad = good.replace('"delay", config', '"mqar", config')
     assert task_files(delay=good, broken="import nothing_there", again=bad) == {"delay"}
-    said = discovery.left_out("tasks_of_one_file")
+    said = registry.left_out("tasks_of_one_file")
     assert any("ModuleNotFoundError: No module named 'nothing_there'" in line for line in said)
     assert any("task 'mqar' is taken by experiments.data.tasks.mqar; choose another" in line for line in said)
 

@@ -1,7 +1,16 @@
-"""The configuration of a model, made from the registry.
+"""The configuration of a model, made from the registry, and the language of its pattern.
 
 `ModelConfig` has a node for every registered block (`mixers.attention`, `residual.add`, `channel.swiglu`), so that any
 pattern and any block's options can be named without unions. Only `from_dict`/`to_dict` cross a process border.
+
+A pattern says which sequence mixer each layer uses:
+
+    pattern  = item+            "SF"        two layers, S then F
+    item     = atom ["*" n]     "F*14"      fourteen F
+    atom     = letter | "(" pattern ")"     "(KKKL)*4", "CC(FC)*3"
+
+A named layout ("interlaced_sf") stands for its letters. Depth defaults to the pattern's length; a given depth tiles
+or cuts the pattern.
 """
 
 import dataclasses
@@ -10,11 +19,25 @@ import typing
 from typing import Any
 
 from zoo import registry
-from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
-from zoo.options import added, before_they_existed, deciding
+from zoo.options import before_they_existed, deciding
 
-__all__ = ["ModelConfig", "added", "check_positive", "from_dict", "used"]
+# The layouts of the HyperGraph report: eight sparse (S) and six full (F) layers each, and the dense baseline.
+LAYOUTS = {
+    "baseline": "FFFFFFFFFFFFFF",
+    "interlaced_fss": "FSSFSSFSSFSSFF",
+    "interlaced_sf": "SFSFSFSFSFSFSS",
+    "late_full": "SSSSSSSSFFFFFF",
+    "reverse_bookend": "SSSFFFFFFSSSSS",
+    "chunked_4s2f": "SSSSFFSSSSFFFF",
+    "early_full": "FFFFFFSSSSSSSS",
+    "chunked_2f4s": "FFSSSSFFSSSSFF",
+    "bookend": "FFFSSSSSSSSFFF",
+}
+
+MAX_LAYERS = 4096
+MAX_GROUPS = 64
+QUOTING = """quote it twice on a command line: 'model.pattern="(SF)*4"'"""
 
 for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
     registry.discover(_package)
@@ -49,7 +72,7 @@ _CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 class ModelConfig:
     """A language model.
 
-    preset: what a legend calls it (None: named after its pattern); pattern, depth: see zoo.pattern; d_model: width;
+    preset: what a legend calls it (None: named after its pattern); pattern, depth: as above; d_model: width;
     n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
     weights; backend: kernels' backend, in decoding too (varlen and flash_attn serve whole sequences; a step of decoding
     then takes what "auto" does).
@@ -72,7 +95,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
     recorded: the values come from a record of every option that existed then, so that a missing option was added
     later and takes its `before` value (see zoo.options), and while the file of a block cannot be imported
-    (zoo.discovery) nodes of unknown blocks are skipped; without it a missing option takes its default.
+    (zoo.registry) nodes of unknown blocks are skipped; without it a missing option takes its default.
     Raises UserError for a key that does not exist and for a value of the wrong type.
     """
     hints = typing.get_type_hints(cls)
@@ -81,7 +104,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
     for key, value in values.items():
         if key not in known:
             # Perhaps the node of a block that is left out; a model that uses it is refused where it is built.
-            if recorded and cls in _CHOICES and left_out():
+            if recorded and cls in _CHOICES and registry.left_out():
                 continue
             raise unknown(f"key in {where}", key, known)
         if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
@@ -129,3 +152,113 @@ def check_positive(config: ModelConfig) -> None:
     for key in ("d_model", "n_heads"):
         if getattr(config, key) < 1:
             raise UserError(f"model.{key}={getattr(config, key)} must be at least 1")
+
+
+def read_pattern(pattern: str, depth: int | None, known: str) -> str:
+    """The letters of all layers, e.g. read_pattern("SF", 3, "FS") == "SFS".
+
+    pattern: as above, or the name of a layout; depth: number of layers, None for the pattern's own length;
+    known: the registered letters. Raises UserError naming the letter, its position and the known letters.
+    """
+    letters = LAYOUTS.get(pattern) or _Parser(_checked(pattern, known), known).parse()
+    if depth is None:
+        return letters
+    if not 1 <= depth <= MAX_LAYERS:
+        raise UserError(f"model.depth must be from 1 to {MAX_LAYERS}, not {depth}")
+    return (letters * -(-depth // len(letters)))[:depth]
+
+
+def layout_name(pattern: str) -> str | None:
+    """The name of the layout that a pattern names or spells out in letters, if any."""
+    if pattern in LAYOUTS:
+        return pattern
+    return next(
+        (name for name, letters in LAYOUTS.items() if letters == pattern and name != "baseline"), None
+    )
+
+
+def _checked(pattern: str, known: str) -> str:
+    if not isinstance(pattern, str) or not pattern.strip():
+        raise UserError(f"model.pattern is empty; give letters of {', '.join(known)}, e.g. model.pattern=SF")
+    if set(pattern.upper()) <= {*known, *"()*0123456789"} and pattern != pattern.upper():
+        raise UserError(
+            f"model.pattern={pattern}: mixer letters are capitals; did you mean {pattern.upper()}? "
+            f"Known letters: {', '.join(known)}"
+        )
+    if "_" in pattern or (pattern.islower() and pattern.isalpha()):
+        raise UserError(
+            f"{unknown('layout', pattern, LAYOUTS)}. A pattern of one's own is made of mixers' letters: "
+            f"{', '.join(known)} (job=list names them), e.g. model.pattern=F*4"
+        )
+    return pattern
+
+
+class _Parser:
+    """Recursive descent over one pattern; positions in messages count from 1."""
+
+    def __init__(self, text: str, known: str) -> None:
+        self.text, self.known, self.at, self.depth = text, known, 0, 0
+
+    def parse(self) -> str:
+        out = self._items()
+        if self.at < len(self.text):  # only an unmatched ")" stops the items early
+            raise self._error("has no matching '('")
+        return out
+
+    def _items(self) -> str:
+        out = ""
+        while self.at < len(self.text) and self.text[self.at] != ")":
+            out += self._item()
+            if len(out) > MAX_LAYERS:
+                raise UserError(f"model.pattern={self.text} has more than {MAX_LAYERS} layers")
+        return out
+
+    def _item(self) -> str:
+        unit = self._atom()
+        if self._peek() != "*":
+            return unit
+        self.at += 1
+        return unit * self._number()
+
+    def _atom(self) -> str:
+        if self._peek() == "(":
+            start = self.at
+            self.depth += 1
+            if self.depth > MAX_GROUPS:
+                raise self._error(f"is nested more than {MAX_GROUPS} deep")
+            self.at += 1
+            inner = self._items()
+            self.depth -= 1
+            if self._peek() != ")":
+                self.at = start
+                raise self._error("is never closed")
+            self.at += 1
+            if not inner:
+                self.at = start
+                raise self._error("opens an empty group")
+            return inner
+        if self._peek() not in self.known:
+            raise self._error("is no known mixer")
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def _number(self) -> int:
+        start = self.at
+        while self._peek() in "0123456789":
+            self.at += 1
+        digits = self.text[start : self.at]
+        if not digits or len(digits) > 9 or not 0 < int(digits) <= MAX_LAYERS:
+            self.at = start - 1
+            raise self._error(f"must be followed by a number from 1 to {MAX_LAYERS}")
+        return int(digits)
+
+    def _peek(self) -> str:
+        # A character no pattern can hold, so that the end needs no special case (and "" is not "in" everything).
+        return self.text[self.at] if self.at < len(self.text) else "\0"
+
+    def _error(self, what: str) -> UserError:
+        here = self._peek().replace("\0", "end")
+        return UserError(
+            f"model.pattern={self.text}: '{here}' at position {self.at + 1} {what}. "
+            f"Known letters: {', '.join(self.known)}; repeat with F*14, group with (SF)*4 ({QUOTING})"
+        )

@@ -1,24 +1,28 @@
 """The context of a forward pass: facts about its tokens that a layer may use besides the activations.
 
 Positions and sequence boundaries are data, so that packed and separate sequences give the same results; noise is a
-function of (seed, step) through per-sequence keys, so that a resumed or re-batched run draws the same noise.
+function of (seed, step) through per-sequence keys, so that a resumed or re-batched run draws the same noise. What a
+mixer reads across tokens it asks the context for, which exchanges with other ranks where a sequence lies on several.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from zoo.context_parallel.shard import Shard
-from zoo.context_parallel.sums import total
+from zoo.context_parallel import Shard, operations, total
 
 if TYPE_CHECKING:
     from zoo.probes.events import Probe
+
+Tensors = tuple[Tensor | None, ...]
+Losses = dict[str, Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +115,88 @@ class Context:
         """
         if self.probe is not None:
             self.probe.record(kind, make)
+
+    def saved(self, function: Callable[..., Any], u: Tensor) -> Any:
+        """`function(u, ctx)` of a mixer or channel mixer; where its surroundings are recomputed, it is not.
+
+        The tensors of its backward and its output are saved.
+        """
+        return function(u, self) if self.recompute is None else self.recompute.run_saved(function, u, self)
+
+    def recomputed(
+        self, function: Callable[..., Sequence[Tensor]], x: Tensor, *more: Any
+    ) -> Sequence[Tensor]:
+        """`function(x, *more)`, tensors that a mixer computes at little cost: recomputed where its surroundings are."""
+        if self.recompute is None:
+            return function(x, *more)
+        return self.recompute.run_recomputed(function, x, *more)
+
+    def by_keys(self, read: Callable[..., Tensor], queries: Tensors, keys: Tensors) -> Tensor:
+        """What queries read from keys: `read(*queries, *keys, cu_seqlens=...)`; in a shard from keys gathered.
+
+        queries, keys: tensors [B, T, ...], None among the queries is passed on; read returns o [B, Tq, ...], and has to
+        align a shorter q with the end of k where cu_seqlens is None. Keys are gathered once; then `read` is called for
+        each of the shard's pieces, at most three, so that no operation has to know a packed q shorter than its k.
+        """
+        if self.shard is None:
+            return read(*queries, *keys, cu_seqlens=self.cu_seqlens)
+        return operations.by_keys(lambda *x, **o: (read(*x, **o), {}), queries, keys, self.shard)[0]
+
+    def by_keys_with_losses(
+        self, read: Callable[..., tuple[Tensor, Losses]], queries: Tensors, keys: Tensors
+    ) -> tuple[Tensor, Losses]:
+        """`by_keys` of a `read` that also returns losses, means over sequences of means over their queries.
+
+        In a shard they are those of the whole batch: Σ over all ranks' pieces of (the piece's share)·(its loss).
+        """
+        if self.shard is None:
+            return read(*queries, *keys, cu_seqlens=self.cu_seqlens)
+        return operations.by_keys(read, queries, keys, self.shard)
+
+    def by_heads(self, read: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+        """`read(*inputs, cu_seqlens=...)`; in a shard of some heads over the whole batch's time.
+
+        inputs: tensors [B, T, H, ...], or [B, T, Hkv, ...] with Hkv dividing the most heads H of any, or None; head h
+        reads KV head ⌊h·Hkv/H⌋. read returns o [B, T, H, ...], a head of which depends on its own inputs alone.
+        """
+        if self.shard is None:
+            return read(*inputs, cu_seqlens=self.cu_seqlens)
+        return operations.by_heads(read, inputs, self.shard)
+
+    def inputs_before(self, x: Tensor, count: int) -> Tensor | None:
+        """The `count` inputs before each sequence of a shard: x [B, t, D] -> [n, D, count], oldest first; else None.
+
+        Zeros where the sequence had not begun. As `state` of `kernels.short_conv`. Raises UserError for a shard of
+        fewer tokens than that.
+        """
+        return None if self.shard is None or not count else operations.inputs_before(x, count, self.shard)
+
+    def delta_state_before(self, operation: Callable[..., tuple], inputs: tuple) -> Tensor | None:
+        """The states [n, ..., K, V] before the sequences of a shard, as `initial_state`; None where unsharded.
+
+        operation: linear in its state and values, such as `kernels.delta_rule` and `kernels.memory_mixture`; inputs:
+        its tensors [B, t, ...], (q, k, v, ...) with v [B, t, ..., V].
+        """
+        return None if self.shard is None else operations.delta_state_before(operation, inputs, self.shard)
+
+    def mesa_state_before(
+        self, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """(H [n, H, K, K], G [n, H, K, V]) before the sequences of a shard, as `initial_state`; None where unsharded.
+
+        k [B, t, H, K], v [B, t, H, V], g and beta [B, t, H] as `kernels.mesa` takes them; at least fp32.
+        """
+        return None if self.shard is None else operations.mesa_state_before(k, v, g, beta, self.shard)
+
+    def cross_entropy(self, logits: Tensor, targets: Tensor, ignore_index: int = -100) -> Tensor:
+        """The mean cross-entropy [] in nats over all ranks' targets, those equal to ignore_index left out.
+
+        logits [B, t, V], targets int64 [B, t]: the rank's own. Unsharded it is `torch.nn.functional.cross_entropy`.
+        """
+        logits, targets = logits.flatten(0, 1), targets.flatten()
+        if self.shard is None:
+            return F.cross_entropy(logits, targets, ignore_index=ignore_index)
+        return operations.cross_entropy(logits, targets, ignore_index, self.shard)
 
     def sequence_mean(self, x: Tensor) -> Tensor:
         """Mean over the tokens of each sequence, all its shards: x [B, T, ...] -> [n_sequences, ...]."""

@@ -1,53 +1,20 @@
 """A model's cost: parameters, FLOPs a token, decode-state bytes; computed from the built module, never by hand.
 
-The module is built on the meta device (no memory, no arithmetic) and PyTorch's FLOP counter counts its matmuls and
-attention calls, by the formulas of kernels.flops: a multiply-add is two FLOPs, and causal attention counts all T×T
-scores.
-Routed attention is counted at balanced routing.
+The module is built on the meta device (`zoo.model.on_meta`: no memory, no arithmetic) and PyTorch's FLOP counter counts
+its matmuls and attention calls, by the formulas of kernels.flops: a multiply-add is two FLOPs, and causal attention
+counts all T×T scores. Routed attention is counted at balanced routing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from kernels.flops import flop_counter
-from zoo.config import ModelConfig
 from zoo.context import Context
 from zoo.model import LanguageModel
-
-
-def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
-    """The model on the meta device, without storage. Triton kernels need data, so "triton" becomes "auto" here."""
-    if config.backend == "triton":
-        config = dataclasses.replace(config, backend="auto")
-    with torch.device("meta"), _NoInit():
-        return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
-
-
-def on_paper(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
-    """The model of CPU tensors without storage, inside a `FakeTensorMode`: what it computes has the sizes that it has.
-
-    On the meta device tensors are never recomputed and autocast does nothing; here both are as on a device.
-    """
-    if config.backend == "triton":
-        config = dataclasses.replace(config, backend="auto")
-    with _NoInit():
-        return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
-
-
-class _NoInit(TorchFunctionMode):
-    """Leaves out `torch.nn.init`: drawing numbers on the meta device imports the compiler, which takes seconds."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if getattr(func, "__module__", None) == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return func(*args, **kwargs)
 
 
 def parameters(model: LanguageModel) -> int:

@@ -1,25 +1,72 @@
-"""The language model: embedding, layers chosen by a pattern, norm, LM head."""
+"""The language model: embedding, layers chosen by a pattern, norm, LM head; a layer, and a model without storage."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from zoo import pattern, registry
-from zoo.config import ModelConfig, check_positive
+from zoo import context_parallel, registry
+from zoo.config import ModelConfig, check_positive, read_pattern
 from zoo.context import Context
-from zoo.discovery import left_out
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
-from zoo.layer import Layer
 from zoo.modules import INIT_STD, OutputProjection, RMSNorm, output_std
-from zoo.recompute import Recompute, run_layers
+from zoo.recompute import Recompute
+from zoo.recompute.modes import Layers
+
+
+class Layer(nn.Module):
+    """x ← residual(x, mixer ∘ norm), then x ← residual(x, channel ∘ norm).
+
+    The norms live here: mixers and channel mixers receive normalised input.
+    """
+
+    def __init__(self, config: ModelConfig, letter: str, dims: Dims) -> None:
+        super().__init__()
+        mixer = registry.mixer_by_letter()[letter]
+        channel = registry.get("channel", config.channel.name)
+        scheme = registry.get("residual", config.residual.name)
+        scheme_options = getattr(config.residual, scheme.name)
+        self.mixer = mixer.cls(getattr(config.mixers, mixer.name), dims)
+        self.channel = channel.cls(getattr(config.channel, channel.name), dims)
+        self.mixer_name, self.channel_name = mixer.name, channel.name
+        self.mixer_norm, self.channel_norm = RMSNorm(dims.d_model), RMSNorm(dims.d_model)
+        self.mixer_residual = scheme.cls(scheme_options, dims)
+        self.channel_residual = scheme.cls(scheme_options, dims)
+
+    def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+        """Streams in, streams out, and the auxiliary losses of both sub-blocks."""
+        inside = ctx.at(part="mixer", block=self.mixer_name)
+        u, same, c = self.mixer_residual.normed_pre(x, self.mixer_norm)
+        inside.record("streams", lambda: {"streams": x, **self.mixer_residual.probe_values(c)})
+        knows = inside.shard is None or self.mixer.context_parallel
+        mixer = self.mixer if knows else functools.partial(context_parallel.whole, self.mixer)
+        z, aux = inside.saved(mixer, u)
+        x = self.mixer_residual.post(same, z, c)
+        x, channel_aux = self._feed(x, ctx.at(part="channel", block=self.channel_name))
+        return x, {**aux, **channel_aux}
+
+    def extend(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The next tokens: streams [B, T, ...] in and out, with the mixer's state."""
+        u, x, c = self.mixer_residual.normed_pre(x, self.mixer_norm)
+        z, state = self.mixer.extend(u, state)
+        x = self.mixer_residual.post(x, z, c)
+        return self._feed(x, None)[0], state
+
+    def _feed(self, x: Tensor, ctx: Context | None) -> tuple[Tensor, Aux]:
+        u, same, c = self.channel_residual.normed_pre(x, self.channel_norm)
+        if ctx is not None:
+            ctx.record("streams", lambda: {"streams": x, **self.channel_residual.probe_values(c)})
+        z, aux = self.channel(u, None) if ctx is None else ctx.saved(self.channel, u)
+        return self.channel_residual.post(same, z, c), aux
 
 
 @dataclasses.dataclass
@@ -30,11 +77,11 @@ class DecodeState:
 
 
 def letters_of(config: ModelConfig) -> str:
-    """The mixer letter of every layer. Raises UserError for a pattern that cannot be read (zoo.pattern)."""
+    """The mixer letter of every layer. Raises UserError for a pattern that cannot be read (zoo.config)."""
     try:
-        return pattern.layers(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
+        return read_pattern(config.pattern, config.depth, "".join(registry.mixer_by_letter()))
     except UserError as error:  # perhaps a letter of a mixer whose file cannot be imported
-        raise UserError("; ".join([str(error), *left_out()])) from None
+        raise UserError("; ".join([str(error), *registry.left_out()])) from None
 
 
 class LanguageModel(nn.Module):
@@ -50,7 +97,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         check_positive(config)
         self.config, self.vocab_size, self.seq_len = config, vocab_size, seq_len
-        self.recompute = Recompute()  # a setting of training, no part of the model
+        self.recompute: Recompute | None = None  # a setting of training, no part of the model
         self.letters = letters_of(config)
         dims = Dims(config.d_model, config.n_heads, seq_len, 0, len(self.letters), config.backend)
         # Modules draw weights when they are built, which init_weights then replaces; torch's own generator is restored.
@@ -80,14 +127,10 @@ class LanguageModel(nn.Module):
         if ctx.shard is not None:
             ctx.shard.check(tokens)
         x = self.streams.expand(self.embedding(tokens))
-        layers = [functools.partial(self._layer, i) for i in range(len(self.layers))]
-        carried, inside = self.streams.carried(), self.streams.inside()
-        run = (
-            functools.partial(self.recompute.run, carried=carried, inside=inside)
-            if self.training
-            else run_layers
-        )
-        x, found = run(layers, x, ctx)
+        found: list[Aux] = []
+        for run in self._groups(x, ctx):
+            x, losses_of_each = run(x, ctx)
+            found += losses_of_each
         losses: dict[str, list[Tensor]] = {}
         for aux in found:
             for name, value in aux.items():
@@ -95,9 +138,18 @@ class LanguageModel(nn.Module):
         ctx.at(layer=len(self.layers), part="head").record("streams", lambda: {"streams": x})
         return self._logits(x), {name: torch.stack(values).mean() for name, values in losses.items()}
 
-    def _layer(self, index: int, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
+    def _groups(self, x: Tensor, ctx: Context) -> Sequence[Layers]:
+        """The layers to run one after the other; in training in groups, where something is recomputed."""
+        layers = [functools.partial(self._layer, i) for i in range(len(self.layers))]
+        carried, inside = self.streams.carried(), self.streams.inside()
+        if not self.training or (self.recompute is None and carried == inside):
+            return layers
+        recompute = self.recompute or Recompute()
+        return recompute.groups(layers, x, ctx, carried=carried, inside=inside)
+
+    def _layer(self, index: int, x: Tensor, ctx: Context) -> tuple[Tensor, list[Aux]]:
         x, aux = self.layers[index](self._received(index, x), ctx.at(layer=index))
-        return self._handed_on(index, x), aux
+        return self._handed_on(index, x), [aux]
 
     def _received(self, index: int, x: Tensor) -> Tensor:
         """The streams that a layer receives: the embedding's, or those that the layer before handed on."""
@@ -169,3 +221,32 @@ def init_weights(model: LanguageModel, seed: int) -> None:
     for module in reversed(list(model.modules())):
         if hasattr(module, "init_weights"):
             module.init_weights(generator)
+
+
+def on_meta(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
+    """The model on the meta device, without storage. Triton kernels need data, so "triton" becomes "auto" here."""
+    if config.backend == "triton":
+        config = dataclasses.replace(config, backend="auto")
+    with torch.device("meta"), _NoInit():
+        return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
+
+
+def on_paper(config: ModelConfig, *, vocab_size: int, seq_len: int) -> LanguageModel:
+    """The model of CPU tensors without storage, inside a `FakeTensorMode`: what it computes has the sizes that it has.
+
+    On the meta device tensors are never recomputed and autocast does nothing; here both are as on a device.
+    """
+    if config.backend == "triton":
+        config = dataclasses.replace(config, backend="auto")
+    with _NoInit():
+        return LanguageModel(config, vocab_size=vocab_size, seq_len=seq_len)
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves out `torch.nn.init`: drawing numbers on the meta device imports the compiler, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)

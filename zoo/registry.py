@@ -1,4 +1,4 @@
-"""The registry of blocks: what exists, under which name and letter, and how it is drawn.
+"""The registry of blocks: what exists, under which name and letter, how it is drawn; and finding it in its folders.
 
 A block registers itself where it is defined:
 
@@ -6,19 +6,27 @@ A block registers itself where it is defined:
     class Attention(Mixer): ...
 
 Config schema, pattern language, contract tests, cost tables and figures read this table and nothing else, so that a
-new file in `zoo/mixers/`, `zoo/residuals/` or `zoo/channels/` is all a new block needs.
+new file in `zoo/mixers/`, `zoo/residuals/` or `zoo/channels/` is all a new block needs. Somebody may be writing a block
+while others train: a file that is half there takes only itself away (`import_all`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
+import pkgutil
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from zoo import discovery
-from zoo.discovery import Clash
 from zoo.errors import UserError, unknown
 from zoo.options import has_defaults
+
+_ROOT = Path(__file__).resolve().parents[1]
+_left_out: dict[str, str] = {}  # module -> its mistake
 
 KINDS = ("mixer", "residual", "channel")
 _CALLED = {"mixer": "mixer", "residual": "residual scheme", "channel": "channel mixer"}
@@ -119,7 +127,7 @@ def _refuse_clash(block: Block) -> None:
         same_letter = block.letter and other.letter == block.letter
         if (other.name == block.name or same_letter) and not same_source:
             what = f"letter '{block.letter}'" if same_letter else f"name '{block.name}'"
-            newer, older = discovery.newest_first(block.cls, other.cls)
+            newer, older = newest_first(block.cls, other.cls)
             advice = "; the letters in use are in `python run.py job=list`" if same_letter else ""
             raise Clash(
                 f"{newer.__module__}: {block.kind} {what} is taken by {older.__module__}; choose another{advice}",
@@ -155,7 +163,7 @@ def get(kind: str, name: str) -> Block:
     """The block of that name. Raises UserError with a suggestion for an unknown one."""
     if name not in _BLOCKS[kind]:
         error = unknown(_CALLED[kind], name, _BLOCKS[kind])
-        raise UserError("; ".join([str(error), *discovery.left_out()]))
+        raise UserError("; ".join([str(error), *left_out()]))
     return _BLOCKS[kind][name]
 
 
@@ -165,10 +173,108 @@ def mixer_by_letter() -> dict[str, Block]:
 
 
 def discover(package_name: str) -> None:
-    """Import every module of a package, so that the blocks in it register themselves (zoo.discovery.import_all)."""
-    discovery.import_all(package_name, _forget)
+    """Import every module of a package, so that the blocks in it register themselves (zoo.import_all)."""
+    import_all(package_name, _forget)
 
 
 def _forget(module: str) -> None:
     for kind, registered in _BLOCKS.items():
         _BLOCKS[kind] = {key: b for key, b in registered.items() if b.cls.__module__ != module}
+
+
+class Clash(ValueError):
+    """Two files claim one name; newcomer: the class in the file that was written last."""
+
+    def __init__(self, message: str, newcomer: type) -> None:
+        super().__init__(message)
+        self.newcomer = newcomer
+
+
+def modules_of(package_name: str) -> list[str]:
+    """The full names of a package's modules, in alphabetical order."""
+    package = importlib.import_module(package_name)
+    return [f"{package_name}.{found.name}" for found in pkgutil.iter_modules(package.__path__)]
+
+
+def import_error(name: str) -> Exception | None:
+    """Import a module; returns what was raised, None where all went well."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        return error
+    return None
+
+
+def import_all(package_name: str, forget: Callable[[str], None]) -> None:
+    """Import every module of a package, so that what is in it registers itself.
+
+    A module that cannot be imported is left out (`left_out`); of two files that claim one name, the one written last.
+    forget: called with the name of a module that is left out, to remove what it had registered.
+    """
+    for name in modules_of(package_name):
+        while error := import_error(name):
+            loser = error.newcomer.__module__ if isinstance(error, Clash) else name
+            leave_out(loser, error)
+            forget(loser)
+            if loser == name:
+                break
+
+
+def newest_first(*classes: type) -> list[type]:
+    """Classes by when their files were written: the newcomer's came last, in whatever order files are imported."""
+    return sorted(classes, key=_written, reverse=True)
+
+
+def _written(cls: type) -> float:
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return Path(file).stat().st_mtime if file else float("inf")
+
+
+def leave_out(name: str, error: Exception) -> None:
+    """Remember that this module could not be imported, and why."""
+    _left_out[name] = _describe(error)
+
+
+def is_left_out(name: str) -> bool:
+    """Whether the module could not be imported."""
+    return name in _left_out
+
+
+def left_out(package_name: str = "zoo") -> list[str]:
+    """A line for each mistake that kept modules of a package from being imported: file, line, error and modules.
+
+    zoo/mixers/ema.py, line 12: SyntaxError: '(' was never closed (left out until that is mended: zoo.mixers.ema)
+    """
+    modules: dict[str, list[str]] = {}
+    for name, mistake in _left_out.items():
+        if name.startswith(f"{package_name}."):
+            modules.setdefault(mistake, []).append(name)
+    return [
+        f"{mistake} (left out until that is mended: {', '.join(names)})" for mistake, names in modules.items()
+    ]
+
+
+def _describe(error: Exception) -> str:
+    """`zoo/mixers/ema.py, line 12: NameError: name 'nn' is not defined`."""
+    file, line = _place(error)
+    path = Path(file)
+    shown = path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path
+    message = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    return f"{shown}, line {line}: {type(error).__name__}: {message}"
+
+
+def _place(error: Exception) -> tuple[str, int | None]:
+    """File and line of the mistake: in the file whose import failed, not in what it called."""
+    # A newcomer that was imported already: the traceback is of the file that it clashed with.
+    if isinstance(error, Clash) and error.newcomer.__module__ in sys.modules:
+        return inspect.getsourcefile(error.newcomer) or "?", inspect.getsourcelines(error.newcomer)[1]
+    if isinstance(error, SyntaxError) and error.filename:
+        return error.filename, error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [f for f in frames if f.name == "<module>" and _is_ours(Path(f.filename))]
+    file = (ours or frames)[-1].filename
+    return file, [f.lineno for f in frames if f.filename == file][-1]
+
+
+def _is_ours(file: Path) -> bool:
+    return any(file.is_relative_to(_ROOT / room) for room in ("zoo", "experiments"))

@@ -7,13 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import nominal_vocabulary
-from experiments.system import machine
-from experiments.training import optim
+from experiments.parallel.group import pick_precision
+from experiments.training.lightning_modules import clip_gradients, make_optimizer
 from zoo.config import ModelConfig
 from zoo.context import Context
+from zoo.interfaces import set_step
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
 from zoo.recompute import Recompute
 
 LATE_STEP = 10**6
@@ -25,7 +24,7 @@ class TrainingStep:
 
     def __init__(self, config: Config, model: LanguageModel, tokens: Tensor) -> None:
         self.config, self.model, self.tokens = config, model.train(), tokens
-        self.optimizer = optim.optimizer(model, config.optim)
+        self.optimizer = make_optimizer(model, config.optim)
         self.keys = torch.arange(tokens.shape[0], device=tokens.device)
         self.set_recompute(config.trainer.recompute)
 
@@ -47,25 +46,25 @@ class TrainingStep:
 def update(optimizer: torch.optim.Optimizer, loss: Tensor, clip: float) -> None:
     """Backward pass, clipping to gradient norm `clip`, one step of the optimiser; gradients are dropped."""
     loss.backward()
-    optim.clip_gradients(optimizer, clip)
+    clip_gradients(optimizer, clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
 
 
 def make_model(config: Config, model: ModelConfig, length: int, device: torch.device) -> LanguageModel:
     """A fresh model for the configured vocabulary and sequences of `length` tokens, past its warm-ups."""
-    made = LanguageModel(model, vocab_size=nominal_vocabulary(config), seq_len=length)
+    made = LanguageModel(model, vocab_size=config.nominal_vocabulary, seq_len=length)
     set_step(made, LATE_STEP)
     return made.to(device)
 
 
 def autocast(config: Config, device: torch.device) -> torch.autocast:
     """The autocast context that the trainer uses: bf16 where trainer.precision says so."""
-    half = machine.precision(config.trainer.precision, device) == "bf16"
+    half = pick_precision(config.trainer.precision, device) == "bf16"
     return torch.autocast(device.type, torch.bfloat16, enabled=half)
 
 
 def random_tokens(config: Config, batch: int, length: int, device: torch.device) -> Tensor:
     """Random tokens int64 [batch, length] of the configured vocabulary, the same on every device."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(nominal_vocabulary(config), (batch, length), generator=generator).to(device)
+    return torch.randint(config.nominal_vocabulary, (batch, length), generator=generator).to(device)

@@ -14,7 +14,7 @@ from experiments.bench.cases import attention, residual
 from experiments.bench.cases.call import Call
 from experiments.bench.inputs import InputFactory
 from experiments.bench.traffic import bytes_of
-from zoo.modules.indexer import Indexer
+from zoo.mixers.gsa_indexer import Indexer
 
 HEADS, HEAD = 4, 64
 """The indexer's, as in the cases of `lightning_topk`."""

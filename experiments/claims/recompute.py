@@ -11,7 +11,7 @@ from experiments.bench.model_steps import TrainingStep, make_model, random_token
 from experiments.bench.traffic import OperatorBytes
 from experiments.claims import measure
 from experiments.claims.numbers import Number, in_turns, near, paired
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from kernels.flops import flop_counter
 from zoo import ModelConfig

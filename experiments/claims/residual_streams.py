@@ -17,7 +17,7 @@ from experiments.claims.rotations import LAYERS, STREAMS, product
 from experiments.configuration.schema import Config
 from zoo import LanguageModel, ModelConfig, cost
 from zoo.config import from_dict
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import set_step
 from zoo.residuals.matrix_norms import matrix_norms
 
 VOCABULARY, LENGTH = 64, 32

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from experiments.claims import measure
 from experiments.claims.numbers import Number, exact
-from experiments.configuration.presets import overlay
+from experiments.configuration.compose import overlay
 from experiments.costs.flop_count import count_flops
 from zoo import LanguageModel, ModelConfig, cost
 from zoo.config import from_dict
+from zoo.model import on_meta
 from zoo.recompute import block_length
 
 HALF, TRAINED = 2, 16
@@ -62,7 +63,7 @@ def of_size(size: Size, orthgsa: bool, depth: int | None = None) -> LanguageMode
             "gsa": {"n_kv_heads": KEY_VALUE_HEADS, "index_width": 64},
         },
     }
-    return cost.on_meta(from_dict(ModelConfig, values), vocab_size=151_936, seq_len=size.tokens)
+    return on_meta(from_dict(ModelConfig, values), vocab_size=151_936, seq_len=size.tokens)
 
 
 def forward_flops(size: Size, orthgsa: bool) -> float:
@@ -129,7 +130,7 @@ def bytes_of_sharded_training() -> Iterator[Number]:
 def preset(name: str, tokens: int, **sizes) -> LanguageModel:
     """A preset at reference size (d = 768, 12 heads, 14 layers, GPT-2's vocabulary), without storage."""
     values = {**overlay(name), "d_model": 768, "n_heads": 12, "depth": 14, **sizes}
-    return cost.on_meta(from_dict(ModelConfig, values), vocab_size=50_257, seq_len=tokens)
+    return on_meta(from_dict(ModelConfig, values), vocab_size=50_257, seq_len=tokens)
 
 
 @measure(17)
@@ -140,9 +141,7 @@ def caches_of_latents() -> Iterator[Number]:
     sizes = {"d_model": 5120, "n_heads": 128, "depth": 1}
     latent = {"mixers": {"mla": {"kv_rank": 512, "q_rank": 1536, "rope_dim": 64}}}
     # Heads of 128 channels there are wider than d_model/n_heads; the cache holds no heads, so MHA's is by formula.
-    made = cost.on_meta(
-        from_dict(ModelConfig, {"pattern": "L", **sizes, **latent}), vocab_size=8, seq_len=1024
-    )
+    made = on_meta(from_dict(ModelConfig, {"pattern": "L", **sizes, **latent}), vocab_size=8, seq_len=1024)
     numbers = cost.state_bytes(made, 1024) // (1024 * made.embedding.weight.element_size())
     yield exact(
         "cache saved at DeepSeek-V2's sizes, 128 heads of 128", 1 - numbers / (2 * 128 * 128), "share"

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from experiments.compare.trials import SPLIT, Trial
 from experiments.configuration.schema import Config
 from experiments.planning.plan import Plan
-from experiments.runs.folders import METRICS
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import METRICS, read_metrics
 from zoo.errors import UserError
 
 PART = 4

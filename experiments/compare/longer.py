@@ -9,11 +9,11 @@ import zoo
 from experiments.compare.trials import combinations
 from experiments.configuration.schema import Config
 from experiments.data import TASKS, DataConfig, TaskSet
+from experiments.parallel.group import pick_device, pick_precision
 from experiments.planning.plan import Plan
 from experiments.runs.split_table import write_splits
 from experiments.scoring.evaluate_task import with_options
 from experiments.scoring.tasks import score_sequences
-from experiments.system import machine
 from zoo.errors import UserError
 
 LONGER = "compare.longer"
@@ -62,7 +62,7 @@ def score_longer(plans: Sequence[Plan]) -> None:
 
 
 def _rows(planned: Plan) -> Iterator[tuple[Any, ...]]:
-    device = machine.pick(planned.config.device)
+    device = pick_device(planned.config.device)
     model = zoo.load(str(planned.folder.path), device)
     for asked in longer_tasks(planned.config):
         task_set = TaskSet(asked)
@@ -71,6 +71,6 @@ def _rows(planned: Plan) -> Iterator[tuple[Any, ...]]:
             task_set.held_out(SPLIT).first(planned.config.evaluate.windows),
             chance=task_set.task.chance,
             batch_size=planned.config.evaluate.batch_size,
-            precision=machine.precision(planned.config.trainer.precision, device),
+            precision=pick_precision(planned.config.trainer.precision, device),
         )
         yield task_set.task.seq_len, len(score.nats), int(score.right.sum()), float(score.nats.sum())

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 
 from experiments.compare.trials import combinations, with_settings
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from zoo.errors import unknown
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from experiments.compare.select import Selection
 from experiments.compare.trials import RATE, SPLIT, Trial
-from experiments.configuration.presets import model_color
+from experiments.configuration.compose import model_color
 from experiments.data import task_label
 from experiments.planning.plan import Plan
-from experiments.runs.folders import METRICS
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import METRICS, read_metrics
 from experiments.sweeps.display import model_names
 from experiments.system.paths import SELECTION
 from zoo.files import write_atomic

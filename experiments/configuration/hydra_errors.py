@@ -11,8 +11,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from experiments.data import TASKS
 from zoo import registry
+from zoo.config import QUOTING
 from zoo.errors import unknown
-from zoo.pattern import QUOTING
 
 _TYPES = "bool, int, float, str, a list or dict of them, each perhaps with | None"
 

@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import functools
 
-from experiments.configuration.presets import label
+from experiments.configuration.compose import label
 from experiments.configuration.schema import Config, OptimConfig
 from experiments.system.paths import PUBLISHED, SELECTION
 from zoo.errors import UserError, unknown

@@ -11,7 +11,7 @@ from hydra.core.config_store import ConfigStore
 
 from experiments.configuration.sweep_config import SweepConfig
 from experiments.data import TASKS, DataConfig
-from experiments.data.task_options import choice
+from experiments.data.config import OF_TEXT
 from zoo import ModelConfig
 from zoo.generate import CHUNK
 from zoo.options import added
@@ -372,9 +372,19 @@ class Config:
     verdict: VerdictConfig = field(default_factory=VerdictConfig)
     gpu: GpuConfig = field(default_factory=GpuConfig)
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one optimiser step: batch_size · seq_len · accumulate."""
+        return self.data.batch_size * self.data.seq_len * self.trainer.accumulate
+
+    @property
+    def nominal_vocabulary(self) -> int:
+        """Vocabulary before the text is read, or the task's; a BPE trained on a tiny text may end up smaller."""
+        return {"bytes": 257, "gpt2": 50257}.get(self.data.tokenizer, self.data.vocab_size)
+
 
 def register() -> None:
     """Make the schema and `data=TASK` known to Hydra; must come before a configuration is composed."""
     ConfigStore.instance().store(name="schema", node=Config)
     for name in TASKS:
-        ConfigStore.instance().store(group="data", name=name, node=choice(name))
+        ConfigStore.instance().store(group="data", name=name, node={"name": name, **OF_TEXT})

@@ -11,7 +11,7 @@ import torch
 
 from zoo import cost
 from zoo.errors import UserError
-from zoo.model import LanguageModel
+from zoo.model import LanguageModel, on_meta
 
 GIB = 2**30
 
@@ -21,7 +21,7 @@ def check_decode_memory(model: LanguageModel, batches: Iterable[Sequence[int]], 
 
     batches: the lengths of the sequences of every batch, of which one is decoded after the other.
     """
-    described = cost.on_meta(model.config, vocab_size=model.vocab_size, seq_len=model.seq_len)
+    described = on_meta(model.config, vocab_size=model.vocab_size, seq_len=model.seq_len)
     free = _free_memory(model.embedding.weight.device)
     state_bytes = functools.cache(lambda length: cost.state_bytes(described, length))
     for lengths in batches:

@@ -15,13 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from experiments.configuration.schema import Config
 from experiments.costs.live_bytes import LiveBytes
-from experiments.costs.model_costs import nominal_vocabulary
-from experiments.system import machine
-from zoo import cost
+from experiments.parallel.group import pick_device, pick_precision
 from zoo.context import Context
-from zoo.context_parallel import cross_entropy
-from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import set_step
+from zoo.model import LanguageModel, on_paper
 from zoo.recompute import Recompute
 
 FOOTNOTE = (
@@ -76,7 +73,7 @@ def device_memory(config: Config) -> DeviceMemory:
     """
     t = config.trainer
     devices = t.devices * t.nodes
-    precision = machine.precision(t.precision, machine.pick(config.device))
+    precision = pick_precision(t.precision, pick_device(config.device))
     with FakeTensorMode():
         model = _model(config)
         activations = _activations(model, config, half=precision == "bf16")
@@ -84,7 +81,7 @@ def device_memory(config: Config) -> DeviceMemory:
         if devices == 1:
             return DeviceMemory("one process", precision, whole, whole, 2 * whole, 0, activations)
         if t.strategy != "fsdp":
-            copies = 0 if machine.pick(config.device).type == "cuda" else 2 * min(whole, BUCKET)
+            copies = 0 if pick_device(config.device).type == "cuda" else 2 * min(whole, BUCKET)
             return DeviceMemory("ddp", precision, whole, 2 * whole + copies, 2 * whole, 0, activations)
         layers = [_bytes(layer) for layer in model.layers]
         two = sum(sorted(layers)[-2:])
@@ -97,7 +94,7 @@ def device_memory(config: Config) -> DeviceMemory:
 def _model(config: Config) -> LanguageModel:
     """The model as it is for most of its training."""
     seq_len = config.data.seq_len
-    model = cost.on_paper(config.model, vocab_size=nominal_vocabulary(config), seq_len=seq_len).train()
+    model = on_paper(config.model, vocab_size=config.nominal_vocabulary, seq_len=seq_len).train()
     set_step(model, LATE_STEP)
     model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model
@@ -117,7 +114,7 @@ def _activations(model: LanguageModel, config: Config, *, half: bool) -> int:
         cached = config.trainer.strategy != "fsdp"  # as `parallel.sharded.shard` has it
         with torch.autocast("cpu", torch.bfloat16, enabled=half, cache_enabled=cached):
             logits, aux = model(tokens, ctx)
-            total = cross_entropy(logits.float(), tokens, ctx) + model.aux_loss(aux)
+            total = ctx.cross_entropy(logits.float(), tokens) + model.aux_loss(aux)
         total.backward()
     return bytes_.peak
 

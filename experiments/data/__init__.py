@@ -1,11 +1,9 @@
 """What models are trained on: text (sources, tokenizers, a memory-mapped cache) or a synthetic task; their batches."""
 
 from experiments.data.batches import Batches, document_boundaries, eval_windows
-from experiments.data.config import DataConfig
-from experiments.data.corpus import Corpus, Split
-from experiments.data.pipeline import check, fingerprint, prepare
+from experiments.data.config import DataConfig, resolve_task
+from experiments.data.corpus import Corpus, Split, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS
-from experiments.data.task_options import resolve_task
 from experiments.data.task_registry import TASKS
 from experiments.data.task_set import Sequences, TaskSet, task_label
 from experiments.data.tokenization import TOKENIZERS

@@ -1,16 +1,19 @@
-"""The `data` node of the configuration."""
+"""The `data` node of the configuration, of a text or a task; of a task what follows from its options."""
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from experiments.data import task_registry
-from experiments.data.task_registry import TASKS
+from experiments.data.task_registry import TASKS, Task
 from zoo.config import from_dict
+from zoo.errors import UserError
 
 task_registry.discover()
 
 PACKS = ("stream", "document")
+NO_TOKENIZER = "none"
+_OWN = ("tokenizer", "vocab_size", "seq_len")
 
 
 def _as_values(node: Any) -> tuple[Any, ...]:
@@ -64,3 +67,29 @@ class DataConfig:
     cache_dir: str | None = None
     revision: str | None = None
     tasks: Tasks = dataclasses.field(default_factory=Tasks)  # type: ignore[valid-type]
+
+
+OF_TEXT = {
+    key: getattr(DataConfig, key) for key in ("path", "train_path", "gpt2_path", "revision", "pack", *_OWN)
+}
+"""Keys of text at their defaults: what `data=TASK` sets beside the name, whatever size= says of them."""
+
+
+def make_task(cfg: DataConfig) -> Task:
+    """The task of a configuration. Raises UserError for options that cannot work."""
+    return TASKS[cfg.name](getattr(cfg.tasks, cfg.name))
+
+
+def resolve_task(cfg: DataConfig) -> DataConfig:
+    """The configuration of a task with its vocabulary and length, and no tokenizer.
+
+    Resolving again changes nothing. Raises UserError for options that cannot work, and for keys of text that are set.
+    """
+    task = make_task(cfg)
+    own = dict(zip(_OWN, (NO_TOKENIZER, task.vocab_size, task.seq_len), strict=True))
+    for key, default in OF_TEXT.items():
+        value = getattr(cfg, key)
+        if value not in (default, own.get(key)):
+            instead = f": those of data.tasks.{cfg.name} decide it" if key in own else ""
+            raise UserError(f"data.{key}={value} has no meaning with data={cfg.name}{instead}; leave it out")
+    return dataclasses.replace(cfg, **own)

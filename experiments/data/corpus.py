@@ -1,24 +1,33 @@
-"""A tokenised corpus in the cache: writing its tokens, and opening its three splits as memory maps."""
+"""A text as models are trained on it: checked, known by a hash of text and tokenizer, tokenised once into the cache.
+
+`check`, `fingerprint` and `prepare` take a configuration's node `data`; of a synthetic task they answer, too.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
-from experiments.data.config import DataConfig
-from experiments.data.sources import SPLITS, Document
-from experiments.data.tokenization import Tokenizer, from_json
-from experiments.data.tokenization.bpe import pieces
+from experiments.data.cache import build_once, cache_root, content_hash
+from experiments.data.config import PACKS, DataConfig, resolve_task
+from experiments.data.sources import SOURCES, SPLITS, Contents, Document, check_sizes, contents
+from experiments.data.task_registry import TASKS
+from experiments.data.task_set import TaskSet
+from experiments.data.tokenization import TOKENIZERS, pieces
+from zoo.errors import UserError, unknown
+from zoo.tokenization import Tokenizer, from_json
 
 META = "meta.json"
 TOKENIZER = "tokenizer.json"
 _BATCH_CHARACTERS = 1 << 21
+_FINGERPRINT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -169,3 +178,106 @@ def corpus_problem(folder: Path) -> str | None:
     except (ValueError, LookupError, TypeError, AttributeError):
         return f"{META} cannot be read"
     return None
+
+
+def check(cfg: DataConfig) -> None:
+    """Raise UserError for settings that cannot work and for text that is missing or too small. Writes nothing.
+
+    Local text is read, unless an earlier `fingerprint` did. The network is not used: `fingerprint` and `prepare` find
+    out whether the hub can be reached.
+    """
+    check_settings(cfg)
+    if cfg.name in TASKS:
+        TaskSet(cfg).batches(0).batch(0)
+    elif SOURCES[cfg.name].at_hand:
+        contents(cfg, keep=False)
+
+
+def check_settings(cfg: DataConfig) -> None:
+    """Raise UserError for settings that cannot work; reads no text."""
+    if cfg.name not in (*SOURCES, *TASKS):
+        raise unknown("data source", cfg.name, (*SOURCES, *TASKS))
+    for key in ("seq_len", "batch_size"):
+        if getattr(cfg, key) < 1:
+            raise UserError(f"data.{key} must be at least 1, got {getattr(cfg, key)}")
+    cache = cache_root(cfg)
+    if cache.exists() and not cache.is_dir():
+        raise UserError(f"the cache folder {cache} is a file; give a folder with data.cache_dir=...")
+    if cfg.name in TASKS:
+        resolve_task(cfg)
+        return
+    for kind, name, known in (("tokenizer", cfg.tokenizer, TOKENIZERS), ("packing", cfg.pack, PACKS)):
+        if name not in known:
+            raise unknown(kind, name, known)
+    TOKENIZERS[cfg.tokenizer].check(cfg)
+    SOURCES[cfg.name].check(cfg)
+
+
+def fingerprint(cfg: DataConfig) -> str:
+    """Hash (32 hexadecimal digits) of the text and the tokenizer, or of the task: of what the model is trained on.
+
+    It covers the text of each split in order, the split rule, and the tokenizer's kind, size and tables; not
+    paths, nor how the tokens are cut (seq_len, batch_size, pack). The first call reads all text (and, for the
+    hub, downloads it); later ones compare file times and are quick. Raises UserError as `check` does.
+    """
+    check_settings(cfg)
+    return TaskSet(cfg).fingerprint if cfg.name in TASKS else _fingerprint(cfg, contents(cfg))
+
+
+def prepare(cfg: DataConfig, progress: bool = True) -> Corpus | TaskSet:
+    """The tokenised corpus, from the cache if it is there; of a task, the data set that draws its sequences.
+
+    The cache folder is named by the fingerprint and made whole or not at all, once, however many processes
+    ask. progress: show a bar on stderr (on a terminal) while tokenising. Raises UserError as `check` does,
+    and when the hub cannot be reached, the cache cannot be written, or the text has too few tokens for
+    ``seq_len``.
+    """
+    check_settings(cfg)
+    if cfg.name in TASKS:
+        return TaskSet(cfg)
+    read = contents(cfg)
+    key = _fingerprint(cfg, read)
+
+    def build(folder: Path) -> None:
+        _tokenise(cfg, read, key, folder, progress)
+
+    folder = build_once(cache_root(cfg) / "corpora", key, build, corpus_problem)
+    corpus = open_corpus(folder, cfg, SOURCES[cfg.name].labels(cfg))
+    check_sizes(cfg, {name: len(split.tokens) for name, split in corpus.splits.items()}, "tokens")
+    return corpus
+
+
+def _fingerprint(cfg: DataConfig, read: Contents) -> str:
+    digests = {split: read[split]["digest"] for split in SPLITS}
+    return content_hash(
+        [_FINGERPRINT_VERSION, SOURCES[cfg.name].rule, digests, TOKENIZERS[cfg.tokenizer].spec(cfg)]
+    )
+
+
+def _tokenise(cfg: DataConfig, read: Contents, key: str, folder: Path, progress: bool) -> None:
+    """Fill a cache folder: tokens of every split, the tokenizer, and meta.json that says what they are."""
+    source, cache = SOURCES[cfg.name], cache_root(cfg)
+
+    def training_texts() -> Iterator[str]:
+        return (document.text for document in source.documents(cfg, "train", cache))
+
+    tokenizer = TOKENIZERS[cfg.tokenizer].make(cfg, training_texts, read["train"]["digest"], cache)
+    bar = {"unit": "B", "unit_scale": True, "delay": 1, "disable": None if progress else True}
+    total = sum(part["bytes"] for part in read.values())
+    with tqdm(total=total, desc=f"tokenising {cfg.name}", **bar) as meter:
+        splits = {
+            split: write_tokens(
+                source.documents(cfg, split, cache), tokenizer, tokens_file(folder, split), meter.update
+            )
+            for split in SPLITS
+        }
+    (folder / TOKENIZER).write_text(tokenizer.to_json(), encoding="utf-8")
+    files = [TOKENIZER, *(tokens_file(folder, split).name for split in SPLITS)]
+    meta = {
+        "fingerprint": key,
+        "dtype": token_dtype(tokenizer.vocab_size).name,
+        "tokenizer": tokenizer.identity(),
+        "splits": splits,
+        "files": {name: (folder / name).stat().st_size for name in files},
+    }
+    (folder / META).write_text(json.dumps(meta, indent=1))

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from experiments.data.counter_hash import going_on, state_after
+from experiments.data.batches import going_on, state_after
 
 _BITS = 62
 _STANDARD = NormalDist()

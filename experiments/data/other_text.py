@@ -15,8 +15,8 @@ from experiments.data.corpus import Split, token_dtype, write_tokens
 from experiments.data.sources import SOURCES, Document
 from experiments.data.sources.text import corpus_name, whole_files
 from experiments.data.task_registry import TASKS
-from experiments.data.tokenization import Tokenizer
 from zoo.errors import UserError, unknown
+from zoo.tokenization import Tokenizer
 
 WHOLE = "text"
 """The name of the one split of text files, which are scored whole."""

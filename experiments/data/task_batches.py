@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from experiments.data.counter_hash import NOISE, counter_hash
+from experiments.data.batches import NOISE, counter_hash
 from experiments.data.task_registry import Drawn
 
 TRAIN = 4

@@ -17,9 +17,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from experiments.data.draws import Draws
-from zoo import discovery
-from zoo.discovery import Clash
 from zoo.options import has_defaults
+from zoo.registry import Clash, import_all, newest_first
 
 PACKAGE = "experiments.data.tasks"
 IGNORE = -100
@@ -111,7 +110,7 @@ def _refuse_clash(name: str, cls: type[Task]) -> None:
     """Two files may not claim one name; importing the same file twice is no clash."""
     other = TASKS.get(name)
     if other is not None and other.__module__ != cls.__module__:
-        newer, older = discovery.newest_first(cls, other)
+        newer, older = newest_first(cls, other)
         raise Clash(
             f"{newer.__module__}: task '{name}' is taken by {older.__module__}; choose another", newer
         )
@@ -119,7 +118,7 @@ def _refuse_clash(name: str, cls: type[Task]) -> None:
 
 def discover() -> None:
     """Import every file of experiments/data/tasks, so that the tasks in it register themselves."""
-    discovery.import_all(PACKAGE, _forget)
+    import_all(PACKAGE, _forget)
 
 
 def _forget(module: str) -> None:

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from experiments.data.cache import cache_root, content_hash, load_fact, store_fact
-from experiments.data.config import DataConfig
+from experiments.data.config import NO_TOKENIZER, DataConfig, make_task
 from experiments.data.draws import Draws
 from experiments.data.shortcuts import WAYS, Shortcut, best_shortcut
 from experiments.data.task_batches import TRAIN, TaskBatches
-from experiments.data.task_options import NO_TOKENIZER, make_task
 from experiments.data.task_registry import IGNORE, TASKS, Drawn, Task
 from experiments.data.training_memory import memory_accuracy
 from zoo.errors import UserError

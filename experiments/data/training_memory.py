@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.data.counter_hash import prefix_hashes
+from experiments.data.batches import prefix_hashes
 from experiments.data.task_registry import IGNORE
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from experiments.engines.interface import DONE, FAILED, PAUSED, State
 from experiments.planning.plan import Plan, run_name
 from experiments.planning.plan_records import from_record, to_record
-from experiments.runs.folders import METRICS, RunPaused, refuse_link, share_between_nodes
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import METRICS, RunPaused, read_metrics, refuse_link, share_between_nodes
 from experiments.system import preemption
 from experiments.system.progress import Sink
 from experiments.training.execute import execute

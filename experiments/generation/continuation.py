@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.data.tokenization import Tokenizer
+from zoo.tokenization import Tokenizer
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 

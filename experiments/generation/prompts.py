@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from experiments.configuration.schema import GenerateConfig
-from experiments.data.plain_text import decode_text
+from experiments.data.sources.text import decode_text
 from zoo.errors import UserError
 
 STANDARD_INPUT = "-"

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from experiments.gpu.record import Record
 from experiments.gpu.stage_settings import REHEARSED, Settings
-from experiments.system import machine
+from experiments.parallel.group import pick_device
 
 LENGTH = 2048
 """Tokens of a sequence: kernels are compiled for sizes of heads and tiles, not for lengths."""
@@ -43,7 +43,7 @@ def compile_kernels(settings: Settings) -> bool:
 def _pieces(settings: Settings) -> list[str]:
     """Names of the work, what takes longest first."""
     from experiments.bench.cases import CASES
-    from experiments.configuration.presets import architectures
+    from experiments.configuration.compose import architectures
 
     if settings.rehearse:
         return [f"case {name}" for name in REHEARSED["kernels"]["cases"]]
@@ -86,7 +86,7 @@ def _run_case(settings: Settings, name: str) -> dict[str, str]:
     from experiments.bench import passes, peers
     from experiments.bench.cases import CASES
 
-    case, device = CASES[name], machine.pick(settings.config.device)
+    case, device = CASES[name], pick_device(settings.config.device)
     on_gpu = device.type == "cuda"
     length = case.length or (LENGTH if on_gpu else 16)
     dtype = torch.bfloat16 if on_gpu else torch.float32

@@ -13,7 +13,8 @@ import torch
 
 from experiments.gpu.record import Record
 from experiments.gpu.stage_settings import Settings
-from experiments.system import machine, paths
+from experiments.parallel.group import pick_device
+from experiments.system import paths
 from zoo.errors import UserError
 
 PASSED = (0, 5)  # 5: no test was collected, as of GPU tests on a machine without one
@@ -73,7 +74,7 @@ def tune_kernels(settings: Settings, out: Path | None = None) -> bool:
     out.parent.mkdir(parents=True, exist_ok=True)
     done = Record(settings.folder / "tuned.json")
     deadline = time.monotonic() + settings.seconds * 0.7
-    device = machine.pick(settings.config.device)
+    device = pick_device(settings.config.device)
     for name, length, way in _launches(settings.rehearse):
         title = f"{name}, {length} tokens, {way}"
         if title in done:

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.configuration.schema import BenchConfig, Config, OptimConfig, TrainerConfig
 from experiments.data import DataConfig
+from experiments.parallel.group import pick_device
 from experiments.system import machine
 from zoo import ModelConfig
 
@@ -60,7 +61,7 @@ class Settings:
     @property
     def device_name(self) -> str:
         """The GPU's name; in a rehearsal without one the processor's."""
-        where = machine.describe(machine.pick(self.config.device))
+        where = machine.describe(pick_device(self.config.device))
         return where["gpu"] or f"{where['host_cpu']} (rehearsal)"
 
     def bench(self, suite: str) -> Config:

@@ -9,9 +9,9 @@ from typing import Any
 
 from experiments import data
 from experiments.gpu.stage_settings import PATTERNS, Settings
+from experiments.parallel.group import pick_device
 from experiments.planning.plan import Plan, plan
-from experiments.runs.folders import METRICS, RunPaused
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import METRICS, RunPaused, read_metrics
 from experiments.scoring.text import score_best
 from experiments.system import machine
 from experiments.system.progress import Bar
@@ -60,7 +60,7 @@ def publish(settings: Settings) -> bool:
 def _score(settings: Settings, name: str, planned: Plan, rows: list[dict[str, str]]) -> dict[str, Any]:
     """The row of a run in the table of scores: its best weights so far on every split."""
     config = planned.config
-    corpus, device = data.prepare(config.data), machine.pick(config.device)
+    corpus, device = data.prepare(config.data), pick_device(config.device)
     bar = Bar(planned.title, config.trainer.progress)
     metrics = score_best(config, corpus, planned.folder.path, device, bar, config.evaluate.splits)
     bar.close()

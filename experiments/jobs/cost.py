@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from experiments.configuration.presets import label, short_labels, shorten_pattern
+from experiments.configuration.compose import label, short_labels, shorten_pattern
 from experiments.configuration.schema import Config
 from experiments.costs.flop_count import FlopCount, count_flops
 from experiments.costs.model_costs import meta_model
 from experiments.jobs import Job
 from experiments.planning.checks import check_choices
 from experiments.planning.plan import apply_match
-from zoo import cost, pattern
+from zoo import cost
+from zoo.config import layout_name
 from zoo.errors import UserError
 from zoo.model import LanguageModel, letters_of
 
@@ -35,7 +36,7 @@ def run(config: Config) -> None:
     config = _checked(config)
     model = meta_model(config)
     letters = letters_of(config.model)
-    layout = pattern.layout_name(letters)
+    layout = layout_name(letters)
     print(f"model: {label(config, letters)}")
     print(
         f"layers: {shorten_pattern(letters)}{f' (layout {layout})' if layout else ''}, "

@@ -8,11 +8,11 @@ from experiments.configuration.other_model import tell_other_model
 from experiments.configuration.schema import Config
 from experiments.data import DataConfig
 from experiments.jobs import Job
+from experiments.parallel.group import pick_device
 from experiments.runs.load_run import LoadedRun, load_run
 from experiments.scoring.evaluate import TEXT_KEYS, check_evaluate, scores
 from experiments.scoring.evaluate_task import task_of, task_scores, with_options
 from experiments.scoring.text import format_metrics
-from experiments.system import machine
 from experiments.system.progress import Bar
 from zoo.errors import UserError
 
@@ -29,7 +29,7 @@ def run(config: Config) -> None:
     if own is not None:
         _run_task(config, own)
         return
-    loaded = load_run(config.run, machine.pick(config.device))
+    loaded = load_run(config.run, pick_device(config.device))
     tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
     text = named_text(config, loaded)
@@ -55,7 +55,7 @@ def _run_task(config: Config, own: DataConfig) -> None:
     asked_for = with_options(own, options) if options else own
     tell_other_model(config)
     bar = Bar("evaluate", config.trainer.progress)
-    device, precision = machine.pick(config.device), config.trainer.precision
+    device, precision = pick_device(config.device), config.trainer.precision
     for name, metrics in task_scores(config.run, asked_for, config.evaluate, precision, device, bar):
         bar.close()
         print(format_metrics(name, metrics, metrics["text"]), flush=True)

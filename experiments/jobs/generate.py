@@ -15,9 +15,9 @@ from experiments.generation.continuation import Continuation
 from experiments.generation.generate import Speed, continue_prompts, encode_prompts
 from experiments.generation.prompts import read_prompts
 from experiments.jobs import Job
+from experiments.parallel.group import pick_device
 from experiments.planning.checks import check_seed
 from experiments.runs.load_run import LoadedRun, load_run
-from experiments.system import machine
 from experiments.system.progress import Bar
 from zoo.errors import UserError
 from zoo.files import write_atomic
@@ -30,7 +30,7 @@ def run(config: Config) -> None:
     check_seed(config.seed)
     prompts = read_prompts(g)
     torch.set_num_threads(config.trainer.threads)
-    loaded = load_run(config.run, machine.pick(config.device))
+    loaded = load_run(config.run, pick_device(config.device))
     tell_other_model(config)
     speed = Speed()
     if len(prompts) == 1:

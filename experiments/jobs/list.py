@@ -13,7 +13,8 @@ from experiments.data.task_registry import Task
 from experiments.data.task_set import example
 from experiments.jobs import Job, all_jobs
 from experiments.system.paths import CONF
-from zoo import pattern, registry
+from zoo import registry
+from zoo.config import LAYOUTS
 from zoo.errors import unknown
 from zoo.probes import all_measures, event_kinds
 
@@ -41,7 +42,7 @@ def _parts() -> dict[str, Callable[[], None]]:
         "sizes": partial(_print_files, "size", "Sizes (size=)"),
         "recipes": partial(_print_files, "recipe", "Recipes (recipe=)"),
         "experiments": partial(_print_files, "experiment", "+experiment="),
-        "layouts": partial(print_table, "Layouts (model.pattern=)", list(pattern.LAYOUTS.items())),
+        "layouts": partial(print_table, "Layouts (model.pattern=)", list(LAYOUTS.items())),
         "data": partial(print_table, "Data (data=)", [(name,) for name in sorted(SOURCES)]),
         "tasks": _print_tasks,
         "tokenizers": partial(

@@ -15,13 +15,14 @@ from tqdm import tqdm
 
 from experiments.configuration.schema import Config
 from experiments.jobs import Job
+from experiments.parallel.group import pick_device
 from experiments.planning.checks import check_measures, check_probe
 from experiments.probing import probe_tables
 from experiments.probing.find_runs import find_runs, run_title
 from experiments.probing.probe_run import is_probed, probe_run
 from experiments.probing.stream_rank import stream_rank
 from experiments.runs.folders import FAILURE, RunFailed, RunFolder
-from experiments.system import interrupts, machine
+from experiments.system import interrupts
 from experiments.system.progress import Bar
 from zoo.errors import UserError
 
@@ -33,7 +34,7 @@ def run(config: Config) -> None:
     """
     check_probe(config.probe)
     check_measures()
-    machine.pick(config.device)
+    pick_device(config.device)
     runs, skipped = find_runs(config)
     for why in skipped:
         print(f"skipped {why}")

@@ -1,6 +1,6 @@
 """One run on several devices: a process a device, started by torchrun (experiments.training.launch), each with a model.
 
-    group        the processes: who is the main one, what all agree on
+    group        devices and processes: who is the main one, what all agree on
     replicated   `ddp`: every process holds the whole model
     sharded      `fsdp`: every process holds a part of every parameter (FSDP2)
     checkpoint   checkpoints of sharded runs, which any number of processes can go on from

@@ -1,4 +1,4 @@
-"""The processes that train one run together, and the micro-batches of each.
+"""The devices and processes that train one run, and the micro-batches of each process.
 
 Outside of torchrun there is one process, and nothing here communicates.
 """
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from zoo.errors import UserError
 
 PATIENCE = timedelta(days=1)
 """How long a process waits for others, which may wait for the run's lock or probe; torchrun notices those that end."""
@@ -103,6 +105,28 @@ def own_micro_batches(start: int) -> Iterator[int]:
     Processes that hold sequences together (trainer.context) are one here.
     """
     return itertools.count(start + replica(), replicas())
+
+
+def pick_device(device: str) -> torch.device:
+    """The device of a setting; auto: the GPU if there is one. Raises UserError where cuda is asked for and absent."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda, but PyTorch sees no CUDA device here; use device=cpu or device=auto")
+    return torch.device(device)
+
+
+def check_devices(device: str, devices: int) -> None:
+    """Raise UserError where PyTorch sees fewer GPUs here than processes that want one each."""
+    if pick_device(device).type == "cuda" and devices > torch.cuda.device_count():
+        raise UserError(
+            f"trainer.devices={devices}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s) here"
+        )
+
+
+def pick_precision(setting: str, device: torch.device) -> str:
+    """The precision of a setting; auto: bf16 on GPUs, fp32 on CPUs (which emulate bf16, slowly)."""
+    return setting if setting != "auto" else ("bf16" if device.type == "cuda" else "fp32")
 
 
 def own_device(device: torch.device) -> torch.device:

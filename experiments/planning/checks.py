@@ -13,16 +13,15 @@ from experiments import data
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.configuration.sweep_checks import check_sweep
 from experiments.configuration.sweep_config import SweepConfig
-from experiments.costs.model_costs import nominal_vocabulary
 from experiments.data import TASKS
+from experiments.parallel.group import check_devices, pick_device
 from experiments.runs import saved_weights
 from experiments.runs.folders import NOT_EXPERIMENTS
-from experiments.system import machine
 from kernels.dispatch import registered_backends
-from zoo import cost, recompute, registry
+from zoo import recompute, registry
 from zoo.config import ModelConfig, from_dict
-from zoo.discovery import left_out
 from zoo.errors import UserError, unknown
+from zoo.model import on_meta
 
 ROUTING_SPLITS = ("validation", "test")
 _SEEDS = 2**63
@@ -50,9 +49,7 @@ def check_config(config: Config) -> None:
     _check_loggers(config)
     if config.sweep != SweepConfig():  # the defaults are right
         check_sweep(config.sweep)
-    _check_model(
-        json.dumps(dataclasses.asdict(config.model)), nominal_vocabulary(config), config.data.seq_len
-    )
+    _check_model(json.dumps(dataclasses.asdict(config.model)), config.nominal_vocabulary, config.data.seq_len)
 
 
 @functools.lru_cache(maxsize=64)
@@ -64,7 +61,7 @@ def _check_data(config_json: str) -> None:
 @functools.lru_cache(maxsize=64)
 def _check_model(config_json: str, vocab_size: int, seq_len: int) -> None:
     """Once a model: building it without storage runs every module's own checks (heads that divide the width, say)."""
-    cost.on_meta(from_dict(ModelConfig, json.loads(config_json)), vocab_size=vocab_size, seq_len=seq_len)
+    on_meta(from_dict(ModelConfig, json.loads(config_json)), vocab_size=vocab_size, seq_len=seq_len)
 
 
 def check_numbers(config: Config) -> None:
@@ -210,7 +207,7 @@ def _check_engine(config: Config) -> None:
     """Refuse devices and nodes that the sweep's engine gives no cell; those of other machines are not looked at."""
     t, engine = config.trainer, config.sweep.engine
     if engine == "pool":
-        machine.check_devices(config.device, t.devices)
+        check_devices(config.device, t.devices)
     if engine not in ("slurm", "ray"):
         return
     if t.nodes > 1:
@@ -251,7 +248,7 @@ def _check_context(config: Config, processes: int) -> None:
 def _check_place(config: Config) -> None:
     """Refuse a device that is absent, where cells train here, and a results folder that is a file or lies in one."""
     if config.sweep.engine == "pool":  # elsewhere cells train on other machines than this one
-        machine.pick(config.device)
+        pick_device(config.device)
     results = Path(config.results).absolute()
     for place in (results, *results.parents):
         if place.exists():
@@ -271,7 +268,7 @@ def _check_loggers(config: Config) -> None:
 
 def check_measures() -> None:
     """Raise UserError where a measure's file cannot be imported: tables without it would pass for whole ones."""
-    for line in left_out("zoo.probes.measures"):
+    for line in registry.left_out("zoo.probes.measures"):
         raise UserError(f"probing needs every measure: {line}")
 
 

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 
 import zoo.config
 from experiments import data
+from experiments.configuration.compose import label
 from experiments.configuration.learning_rates import at_studied_rate, resolve_lr_min
-from experiments.configuration.presets import label
 from experiments.configuration.schema import Config, OptimConfig
 from experiments.costs.model_costs import resolve_steps
 from experiments.data.cache import content_hash
@@ -136,10 +136,12 @@ class Plan:
 
 def plan(config: Config) -> Plan:
     """The run of a configuration, checked, with its folder found. Raises UserError; writes nothing."""
-    config = dataclasses.replace(config, data=data.resolve_task(config.data))
+    if config.data.name in data.TASKS:
+        config = dataclasses.replace(config, data=data.resolve_task(config.data))
     if config.optim.lr_min_ratio is not None:
         config = dataclasses.replace(config, optim=resolve_lr_min(config.optim))
-    config = resolve_steps(config)
+    if config.trainer.tokens_per_parameter is not None:
+        config = resolve_steps(config)
     check_config(config)
     config = apply_match(config)
     letters = letters_of(config.model)

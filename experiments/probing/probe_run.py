@@ -18,6 +18,7 @@ import zoo
 from experiments.configuration.schema import Config, ProbeConfig
 from experiments.data import Split, TaskSet
 from experiments.data.cache import content_hash
+from experiments.parallel.group import pick_device, pick_precision
 from experiments.probing import per_token, probe_tables, routing_text
 from experiments.probing.held_out import evenly_spaced_windows, loss_by_position, probe_windows
 from experiments.probing.samples import samples
@@ -78,14 +79,14 @@ def probe_run(run: Path, config: Config) -> list[str]:
     refuse_link(run / probe_tables.FOLDER)
     began = time.perf_counter()
     torch.set_num_threads(config.trainer.threads)
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     at = weights_to_probe(run, config.probe)
     place, step = saved_weights.find(run, at)
     own = task_of(str(place))
     if own is None:
         loaded = dataclasses.replace(load_run(str(place), device), step=step)
         splits = load_corpus(loaded, config.data, config.trainer.progress).splits
-        made = _make_tables(loaded, splits, config.probe, machine.precision(config.trainer.precision, device))
+        made = _make_tables(loaded, splits, config.probe, pick_precision(config.trainer.precision, device))
     else:
         made = task_tables(zoo.load(place, device), TaskSet(own), config.probe, step)
     (run / probe_tables.FOLDER).mkdir(exist_ok=True)

@@ -12,12 +12,12 @@ import zoo
 from experiments import data
 from experiments.data import Corpus, DataConfig
 from experiments.data.config import tasks_from
-from experiments.data.tokenization import Tokenizer
 from experiments.runs.folders import CONFIG
 from zoo.config import from_dict
 from zoo.errors import UserError
 from zoo.io import read_card
 from zoo.model import LanguageModel
+from zoo.tokenization import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)

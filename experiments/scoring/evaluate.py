@@ -12,12 +12,12 @@ from experiments import data
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig
 from experiments.data.other_text import NamedSplit, read_splits
+from experiments.parallel.group import pick_device, pick_precision
 from experiments.runs.folders import IDENTITY
 from experiments.runs.load_run import LoadedRun, load_corpus, load_run
 from experiments.scoring.carried_state import score_carried
 from experiments.scoring.evaluate_task import task_of, task_scores
 from experiments.scoring.text import Score, count_scored, score_split
-from experiments.system import machine
 from experiments.system.progress import Bar, Sink
 from zoo.errors import UserError, unknown
 
@@ -63,9 +63,9 @@ def evaluate(
     if own is not None:
         asked = _task_named(own, text)
         return dict(
-            task_scores(str(run), asked, options, precision, machine.pick(device), Bar("evaluate", False))
+            task_scores(str(run), asked, options, precision, pick_device(device), Bar("evaluate", False))
         )
-    loaded = load_run(str(run), machine.pick(device))
+    loaded = load_run(str(run), pick_device(device))
     found = scores(loaded, text, options, precision, Bar("evaluate", False))
     return {name: {**score.metrics(), **about} for name, score, about in found}
 
@@ -150,7 +150,7 @@ def _score(loaded: LoadedRun, one: NamedSplit, options: EvaluateConfig, precisio
     shared = {
         "batch_size": options.batch_size,
         "document_bos": loaded.tokenizer.bos_id if loaded.data.pack == "document" else None,
-        "precision": machine.precision(precision, model.embedding.weight.device),
+        "precision": pick_precision(precision, model.embedding.weight.device),
         "progress": count_scored(sink, one.name, len(split.tokens) - 1),
     }
     if options.carry:

@@ -12,13 +12,13 @@ import torch
 import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, TaskSet
-from experiments.data.task_options import choice, make_task
+from experiments.data.config import OF_TEXT, make_task
 from experiments.data.task_registry import Task
+from experiments.parallel.group import pick_precision
 from experiments.runs.folders import CONFIG
 from experiments.runs.load_run import recorded_data
 from experiments.scoring.tasks import score_sequences
 from experiments.scoring.text import count_scored
-from experiments.system import machine
 from experiments.system.progress import Sink
 from zoo.errors import UserError
 from zoo.io import read_card
@@ -38,7 +38,7 @@ def with_options(own: DataConfig, options: dict[str, Any]) -> DataConfig:
     """The data of a run with other values of these options of its task."""
     changed = dataclasses.replace(getattr(own.tasks, own.name), **options)
     tasks = dataclasses.replace(own.tasks, **{own.name: changed})
-    return dataclasses.replace(own, tasks=tasks, **choice(own.name))
+    return dataclasses.replace(own, tasks=tasks, **OF_TEXT)
 
 
 def task_scores(
@@ -65,7 +65,7 @@ def task_scores(
             sequences,
             chance=task_set.task.chance,
             batch_size=options.batch_size,
-            precision=machine.precision(precision, device),
+            precision=pick_precision(precision, device),
             progress=count_scored(sink, name, sequences.tokens.size),
         )
         yield name, {**score.metrics(), "text": task_set.label}

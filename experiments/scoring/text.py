@@ -22,10 +22,10 @@ import zoo
 from experiments.configuration.schema import Config
 from experiments.data import Corpus, Split, TaskSet, document_boundaries, eval_windows
 from experiments.parallel import group
+from experiments.parallel.group import pick_precision
 from experiments.parallel.scoring import by_shards
 from experiments.scoring.documents import by_document, write_documents
 from experiments.scoring.tasks import TaskScore, score_sequences, write_answers
-from experiments.system import machine
 from experiments.system.progress import Sink
 from zoo.context import Context
 from zoo.model import LanguageModel
@@ -243,7 +243,7 @@ def score_model(
         batch_size=config.evaluate.batch_size,
         document_bos=corpus.document_bos,
         separator=corpus.tokenizer.bos_id,
-        precision=machine.precision(config.trainer.precision, device),
+        precision=pick_precision(config.trainer.precision, device),
         progress=count_scored(sink, name, len(split.tokens) - 1),
         shards=shards,
     )
@@ -259,7 +259,7 @@ def score_task(
         sequences,
         chance=task_set.task.chance,
         batch_size=config.evaluate.batch_size,
-        precision=machine.precision(config.trainer.precision, device),
+        precision=pick_precision(config.trainer.precision, device),
         progress=count_scored(sink, name, sequences.tokens.size),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from experiments.configuration.presets import short_labels
+from experiments.configuration.compose import short_labels
 from experiments.planning.plan import Plan
 from experiments.system.progress import MIN_SECONDS
 

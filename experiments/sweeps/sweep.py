@@ -12,10 +12,10 @@ from experiments.costs import peak_flops
 from experiments.data.cache import cache_root
 from experiments.engines.choose import make_engine
 from experiments.engines.interface import FAILED, PAUSED, CellsLeft, Engine, State
+from experiments.parallel.group import pick_device
 from experiments.planning.plan import Plan, plan, tell_changed
 from experiments.runs.folders import RunFailed, RunPaused
 from experiments.sweeps.display import SweepDisplay, cell_names
-from experiments.system import machine
 from zoo.errors import UserError
 
 
@@ -84,7 +84,7 @@ def _prepare(plans: list[Plan]) -> None:
 
 def _measure_peak(config: Config) -> None:
     """Measure the peak that MFU refers to while no worker trains; workers find it in the cache."""
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     if device.type == "cpu":
         torch.set_num_threads(config.trainer.threads)
         peak_flops.peak(device, cache_root(config.data))

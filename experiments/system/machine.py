@@ -103,32 +103,6 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def pick(device: str) -> torch.device:
-    """The device of a setting; auto: the GPU if there is one. Raises UserError where cuda is asked for and absent."""
-    from zoo.errors import UserError
-
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda, but PyTorch sees no CUDA device here; use device=cpu or device=auto")
-    return torch.device(device)
-
-
-def check_devices(device: str, devices: int) -> None:
-    """Raise UserError where PyTorch sees fewer GPUs here than processes that want one each."""
-    from zoo.errors import UserError
-
-    if pick(device).type == "cuda" and devices > torch.cuda.device_count():
-        raise UserError(
-            f"trainer.devices={devices}, but PyTorch sees {torch.cuda.device_count()} CUDA device(s) here"
-        )
-
-
-def precision(setting: str, device: torch.device) -> str:
-    """The precision of a setting; auto: bf16 on GPUs, fp32 on CPUs (which emulate bf16, slowly)."""
-    return setting if setting != "auto" else ("bf16" if device.type == "cuda" else "fp32")
-
-
 def peak_memory(device: torch.device) -> int:
     """Peak bytes in use so far: of the allocator on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":

@@ -22,10 +22,11 @@ from experiments import data
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
 from experiments.data.cache import cache_root
+from experiments.parallel.group import check_devices, pick_device
 from experiments.planning.plan import Plan
 from experiments.planning.plan_records import from_record, to_record
 from experiments.runs.folders import FAILURE, RunFailed, RunPaused, refuse_link
-from experiments.system import machine, messages, preemption
+from experiments.system import messages, preemption
 from experiments.system.paths import ROOT
 from experiments.system.progress import Sink
 from experiments.system.torchrun import END, as_parent
@@ -43,12 +44,12 @@ def launch(planned: Plan, sink: Sink, workers: int) -> None:
     Raises RunFailed with what the first process said that failed, which is recorded; RunPaused; UserError.
     """
     config, folder = planned.config, planned.folder
-    machine.check_devices(config.device, config.trainer.devices)
+    check_devices(config.device, config.trainer.devices)
     meeting = _meeting(config, planned.run)
     # Here, so that the processes do not wait for each other, and while nothing else computes.
     data.prepare(config.data, config.trainer.progress)
-    if machine.pick(config.device).type == "cpu":
-        peak_flops.peak(machine.pick(config.device), cache_root(config.data))
+    if pick_device(config.device).type == "cpu":
+        peak_flops.peak(pick_device(config.device), cache_root(config.data))
     for place in (folder.path, folder.path / LOG):
         refuse_link(place)
     folder.path.mkdir(parents=True, exist_ok=True)

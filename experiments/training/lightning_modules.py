@@ -1,7 +1,11 @@
-"""The Lightning modules: next-token prediction with a zoo model, and the answers of a synthetic task."""
+"""The Lightning modules, next-token prediction and the answers of a task, and how they are optimised.
+
+AdamW's parameter groups, the learning-rate schedule and gradient clipping by group stand below them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,22 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from experiments.configuration.schema import Config
+from experiments.configuration.schema import Config, OptimConfig
 from experiments.data import Batches
 from experiments.data.task_batches import TaskBatches
 from experiments.data.task_registry import IGNORE
 from experiments.parallel import checkpoint as parallel_checkpoint
 from experiments.parallel import group
 from experiments.parallel.replicated import sums_gradients
-from experiments.parallel.sharded import sum_whole_gradients
+from experiments.parallel.sharded import clip, sum_whole_gradients
 from experiments.scoring.tasks import accuracies
-from experiments.training import optim
 from experiments.training.nonfinite import UNKNOWN, NonFinite, first_bad_gradient, first_bad_module
 from zoo.context import Context
-from zoo.context_parallel import cross_entropy
+from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters, set_step
 from zoo.io import card
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
 
 Batch = dict[str, Tensor]
 
@@ -79,7 +81,7 @@ class LanguageModelling(pl.LightningModule):
         """Mean cross-entropy in nats a token (of a task: an answer), the auxiliary losses, and `measure`."""
         own, ctx = own_part(batch)
         logits, aux = self.compute(own["tokens"], ctx)
-        loss = cross_entropy(logits.float(), own["targets"], ctx, IGNORE)
+        loss = ctx.cross_entropy(logits.float(), own["targets"], IGNORE)
         return loss, aux, self.measure(logits, own)
 
     def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
@@ -88,10 +90,10 @@ class LanguageModelling(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         """AdamW, and the learning-rate schedule that is advanced every step."""
-        optimizer = optim.optimizer(self.model, self.config.optim)
+        optimizer = make_optimizer(self.model, self.config.optim)
         steps = self.config.trainer.max_steps
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: optim.lr_factor(step, self.config.optim, steps)
+            optimizer, lambda step: lr_factor(step, self.config.optim, steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -103,7 +105,7 @@ class LanguageModelling(pl.LightningModule):
         """Gather the micro-batches' losses, clip the gradients and advance the model's schedules. Raises NonFinite."""
         self._agree_on_losses()
         sum_whole_gradients(self.model)
-        norm = optim.clip_gradients(optimizer, self.config.optim.clip)
+        norm = clip_gradients(optimizer, self.config.optim.clip)
         if not torch.isfinite(norm):
             raise NonFinite("a gradient is not finite", self.global_step, first_bad_gradient(self.model))
         self.last_step = {**self.last_step, "grad_norm": norm}
@@ -187,3 +189,58 @@ class _Stream(IterableDataset):
     def __iter__(self) -> Iterator[Batch]:
         for index in group.own_micro_batches(self.start):
             yield self.batches.batch(index)
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """One group for every (clipping group, learning rate, decay or not) that the model's parts ask for.
+
+    Weights of projections and embeddings decay; gains, biases, convolutions and the rest do not, unless their module
+    says so (zoo.interfaces). The model's own group comes first: its learning rate is the one in metric rows.
+    """
+    groups: dict[tuple[ParameterGroup, bool], dict[int, nn.Parameter]] = {(MAIN, True): {}, (MAIN, False): {}}
+    for parameter, asked, decays in grouped_parameters(model):
+        groups.setdefault((asked, decays), {})[id(parameter)] = parameter
+    return [
+        {
+            "params": list(parameters.values()),
+            "weight_decay": config.weight_decay if decays else 0.0,
+            "clip_group": asked.clip,
+            "lr": config.lr * asked.lr_scale,
+            "initial_lr": config.lr * asked.lr_scale,
+        }
+        for (asked, decays), parameters in groups.items()
+        if parameters
+    ]
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over the parameter groups; the fused form where it exists."""
+    return torch.optim.AdamW(
+        parameter_groups(model, config),
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def lr_factor(step: int, config: OptimConfig, max_steps: int) -> float:
+    """Learning rate at optimiser step `step` (from 0), as a factor of every group's initial one.
+
+    Linear warm-up over warmup_steps, then lr_min + ½(lr − lr_min)(1 + cos π·progress), reaching lr_min at max_steps.
+    """
+    warmup = min(config.warmup_steps, max_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, max_steps - warmup)
+    floor = config.lr_min / config.lr
+    return floor + 0.5 * (1 - floor) * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, limit: float) -> Tensor:
+    """Clip every clipping group's gradient norm to `limit`; returns the norm over all groups before clipping."""
+    groups: dict[str, list[nn.Parameter]] = {}
+    for part in optimizer.param_groups:
+        groups.setdefault(part["clip_group"], []).extend(p for p in part["params"] if p.grad is not None)
+    norms = [clip(params, limit) for params in groups.values()]
+    return torch.stack(norms).norm() if len(norms) > 1 else norms[0]

@@ -26,7 +26,6 @@ def main(file: Path) -> int:
     with interrupts.loading():
         from experiments.parallel import group
         from experiments.runs.folders import RunPaused, failure_record
-        from experiments.system import machine
         from experiments.system.progress import ThrottledSender
         from experiments.training import launch
         from experiments.training.execute import take_part
@@ -40,7 +39,7 @@ def main(file: Path) -> int:
     # Words are said once a node; outcomes by all, for whichever fails first has the reason.
     words = contextlib.nullcontext() if os.environ["LOCAL_RANK"] == "0" else _silent()
     try:
-        with words, group.joined(machine.pick(planned.config.device), planned.config.trainer.context):
+        with words, group.joined(group.pick_device(planned.config.device), planned.config.trainer.context):
             take_part(planned, send, workers)
     except RunPaused as pause:
         tell(outcome="paused", message=str(pause)[:MOST])

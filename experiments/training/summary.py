@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from experiments.configuration.presets import dominant_mixer, label, model_color
+from experiments.configuration.compose import dominant_mixer, label, model_color
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
-from experiments.costs.model_costs import tokens_per_step
 from experiments.data import TaskSet
 from experiments.data.cache import cache_root
 from experiments.parallel import group
-from experiments.runs.metric_log import MetricLog, read_metrics
+from experiments.runs.folders import MetricLog, read_metrics
 from experiments.system import machine
-from zoo import cost, pattern, registry
+from zoo import cost, registry
+from zoo.config import layout_name
 
 if TYPE_CHECKING:
     from experiments.training.train import Attempt
@@ -52,7 +52,7 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
         "best_step": attempt.validation.best_step,
         "steps": attempt.steps,
         "stopped": "early" if attempt.validation.out_of_patience else "finished",
-        "tokens": attempt.steps * tokens_per_step(config),
+        "tokens": attempt.steps * config.tokens_per_step,
         "seconds": round(attempt.metrics.seconds, 3),
         "seconds_with_evaluation": round(seconds, 3),
         "tokens_per_second": rate,
@@ -84,7 +84,7 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
     return {
         "preset": config.model.preset or block.name,
         "pattern": letters,
-        "layout": pattern.layout_name(letters),
+        "layout": layout_name(letters),
         "depth": len(letters),
         "d_model": config.model.d_model,
         "residual": config.model.residual.name,
@@ -116,7 +116,7 @@ def _recipe(config: Config, precision: str) -> dict[str, Any]:
         "steps": t.max_steps,
         "batch_size": config.data.batch_size,
         "accumulate": t.accumulate,
-        "tokens_per_step": tokens_per_step(config),
+        "tokens_per_step": config.tokens_per_step,
         "precision": precision,
         "lr": o.lr,
         "lr_min": o.lr_min,

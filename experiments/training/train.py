@@ -1,19 +1,27 @@
-"""Training one planned run: the parts of an attempt, the attempt itself, and the score of its best weights."""
+"""Training one planned run: Lightning's trainer, an attempt and its parts, and the score of its best weights."""
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+# Read when Lightning forks; tokenising is done by then.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 
 from experiments import data
 from experiments.configuration.schema import Config
 from experiments.costs import peak_flops
-from experiments.costs.model_costs import derive_costs, tokens_per_step
+from experiments.costs.model_costs import Costs, Utilisation, derive_costs
 from experiments.data import Batches, Corpus, TaskSet
 from experiments.data.cache import cache_root
 from experiments.data.task_batches import TaskBatches
@@ -21,15 +29,13 @@ from experiments.parallel import group
 from experiments.parallel.replicated import replicate
 from experiments.parallel.sharded import shard
 from experiments.planning.plan import Plan
-from experiments.runs.folders import METRICS
-from experiments.runs.metric_log import MetricLog
+from experiments.runs.folders import METRICS, MetricLog
 from experiments.scoring.text import score_best
 from experiments.system import machine
 from experiments.system.progress import Sink, unheard
 from experiments.training import callbacks
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
 from experiments.training.summary import summarise
-from experiments.training.trainer import make_loggers, make_trainer, silence_lightning
 from zoo.model import LanguageModel
 from zoo.recompute import Recompute
 
@@ -38,7 +44,8 @@ def make_model(config: Config, corpus: Corpus | TaskSet) -> LanguageModel:
     """The model of a configuration with its initial weights, on the CPU."""
     size = corpus.vocab_size
     model = LanguageModel(config.model, vocab_size=size, seq_len=config.data.seq_len, seed=config.seed)
-    model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
+    if config.trainer.recompute != "none":
+        model.recompute = Recompute(config.trainer.recompute, config.trainer.recompute_block)
     return model
 
 
@@ -59,28 +66,80 @@ def spread(model: LanguageModel, config: Config, device: torch.device) -> nn.Mod
     return replicate(model, compiled(model, config), device)
 
 
+def make_trainer(
+    config: Config, device: torch.device, actions: list[pl.Callback], folder: Path, loggers: Any = False
+) -> pl.Trainer:
+    """The trainer of a configuration, with `actions` in place of Lightning's own validation and checkpoints.
+
+    Lightning sees one device: processes are started by torchrun, and models arrive wrapped (experiments.parallel), so
+    that it starts none again with the raw command line.
+    """
+    half = group.pick_precision(config.trainer.precision, device) == "bf16"
+    return pl.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=[device.index or 0] if device.type == "cuda" else 1,
+        precision="bf16-mixed" if half else "32-true",
+        max_steps=config.trainer.max_steps,
+        accumulate_grad_batches=group.share(config.trainer.accumulate),
+        callbacks=[callbacks.OwnSignals(), *actions],
+        # Not the environment that Lightning finds: under Slurm it would requeue the job, which the engine does.
+        plugins=[callbacks.AtomicCheckpointIO(), LightningEnvironment()],
+        logger=loggers,
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=str(folder),
+    )
+
+
+def make_loggers(config: Config, folder: Path) -> Any:
+    """Lightning's loggers that trainer.loggers names, writing into the run folder; False for none.
+
+    Of several processes the main one logs.
+    """
+    if not group.is_main():
+        return False
+    loggers: list[Any] = []
+    if "tensorboard" in config.trainer.loggers:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        loggers.append(TensorBoardLogger(str(folder), name="tensorboard", version=""))
+    if "wandb" in config.trainer.loggers:
+        from lightning.pytorch.loggers import WandbLogger
+
+        loggers.append(
+            WandbLogger(project="archzoo", group=config.name, name=folder.name, save_dir=str(folder))
+        )
+    return loggers or False
+
+
+def silence_lightning() -> None:
+    """Switch off Lightning's tips and PyTorch's scheduler warning, which would interrupt our progress bar."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step.*")
+
+
 class Attempt:
     """The parts that one attempt trains with; `fit` trains. The summary of the run is made from them."""
 
     def __init__(self, planned: Plan, corpus: Corpus | TaskSet, device: torch.device, sink: Sink) -> None:
         config, folder = planned.config, planned.folder.path
         self.planned, self.corpus, self.device, self.sink = planned, corpus, device, sink
-        self.precision = machine.precision(config.trainer.precision, device)
+        self.precision = group.pick_precision(config.trainer.precision, device)
         self.model = make_model(config, corpus)
-        self.costs = derive_costs(config, corpus.vocab_size)
-        self.peak = peak_flops.peak(device, cache_root(config.data))
         synthetic = isinstance(corpus, TaskSet)
         made = SyntheticTask if synthetic else LanguageModelling
         compute = spread(self.model, config, device)
         self.task = made(self.model, config, make_batches(config, corpus), corpus.card, compute)
         more = SyntheticTask.measures if synthetic else ()
         self.log = MetricLog(folder / METRICS, [*(f"aux:{name}" for name in self.model.aux_weights), *more])
+        self.utilisation = Utilisation(lambda: self.costs.training_flops, self._peak)
         self.metrics = callbacks.MetricRows(
-            self.log,
-            config.trainer.log_every,
-            tokens_per_step(config),
-            self.costs.training_flops,
-            self.peak.flops * group.size(),
+            self.log, config.trainer.log_every, config.tokens_per_step, self.utilisation
         )
         self.validation = (
             callbacks.TaskValidation(config, corpus, self.metrics, folder)
@@ -89,6 +148,15 @@ class Attempt:
                 config, corpus.splits["validation"], self.metrics, folder, corpus.document_bos
             )
         )
+
+    @functools.cached_property
+    def costs(self) -> Costs:
+        """FLOPs and decode state of the run's model, counted when a row or the summary asks for them."""
+        return derive_costs(self.planned.config, self.corpus.vocab_size)
+
+    def _peak(self) -> float:
+        """The peak of the run's devices together; measured, if it has to be, between two steps."""
+        return group.size() * peak_flops.peak(self.device, cache_root(self.planned.config.data)).flops
 
     def fit(self) -> None:
         """Run the trainer from the newest readable checkpoint, if there is one.
@@ -132,7 +200,7 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     config = planned.config
     silence_lightning()
     torch.set_num_threads(config.trainer.threads)
-    device = group.own_device(machine.pick(config.device))
+    device = group.own_device(group.pick_device(config.device))
     corpus = data.prepare(config.data, progress=config.trainer.progress)
     attempt = Attempt(planned, corpus, device, sink)
     began = time.perf_counter()
@@ -152,7 +220,8 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
     )
     if not group.is_main():
         return {}
-    summary = summarise(attempt, metrics, time.perf_counter() - began)
+    seconds = time.perf_counter() - began - attempt.utilisation.seconds
+    summary = summarise(attempt, metrics, seconds)
     return {**summary, "workers": workers, "load": load}
 
 
@@ -164,7 +233,7 @@ def score_more(planned: Plan, sink: Sink) -> dict[str, Any]:
     config, summary, splits = planned.config, planned.folder.summary(), planned.unscored
     torch.set_num_threads(config.trainer.threads)
     corpus = data.prepare(config.data, progress=config.trainer.progress)
-    device = group.own_device(machine.pick(config.device))
+    device = group.own_device(group.pick_device(config.device))
     metrics = score_best(config, corpus, planned.folder.path, device, sink, splits)
     note = {"commit": machine.commit()[0], "finished": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     later = {**summary.get("scored_later", {}), **{name: dict(note) for name in splits}}

@@ -11,7 +11,7 @@ from experiments.bench import result_table, timing
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
 from experiments.bench.suites.inference.calls import STEPS, decode_call, prefill_call
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device, pick_precision
 from experiments.verdict.sizes import matched
 from zoo.config import ModelConfig
 
@@ -29,7 +29,7 @@ def speed_rows(
     ratio: the time of the one beside it (peer) over this one's, the median of pairs, with its interval.
     One sequence of `length` tokens: a training step on it, reading it as a prompt, a token after it.
     """
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     calls = {name: _call(matched(config, model, length), mode, device) for name, model in models.items()}
     times = timing.interleaved_within(calls, REPEATS, device, SECONDS)
     if mode == "decode":
@@ -37,7 +37,7 @@ def speed_rows(
     plain, block, *others = calls
     pairs = [(name, plain) for name in (block, *others)] + [(block, other) for other in others]
     shared = {"tokens": length, "mode": mode, "backend": config.model.backend}
-    shared["precision"] = machine.precision(config.trainer.precision, device)
+    shared["precision"] = pick_precision(config.trainer.precision, device)
     return [_row(one, peer, times, device) | shared for one, peer in pairs]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.configuration.schema import Config
+from experiments.parallel.group import pick_device
 from experiments.planning.plan import file_hash
 from experiments.system import machine
 from experiments.verdict import contracts, sizes, speeds
@@ -53,7 +54,7 @@ def open_verdict(config: Config, block: registry.Block, models: dict[str, ModelC
     folder.mkdir(parents=True, exist_ok=True)
     write_json(
         path,
-        deciding | {"machine": machine.describe(machine.pick(config.device)), "commit": machine.commit()[0]},
+        deciding | {"machine": machine.describe(pick_device(config.device)), "commit": machine.commit()[0]},
     )
     return folder
 

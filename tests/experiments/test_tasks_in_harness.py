@@ -24,8 +24,8 @@ from experiments.data import TASKS, DataConfig, TaskSet
 from experiments.data.task_registry import IGNORE
 from experiments.planning.plan import plan
 from experiments.probing import probe_tables
+from experiments.runs.folders import read_metrics
 from experiments.runs.load_run import recorded_data
-from experiments.runs.metric_log import read_metrics
 from experiments.scoring.tasks import TaskScore, accuracies, score_sequences, write_answers
 from experiments.training.lightning_modules import SyntheticTask
 from zoo import LanguageModel, ModelConfig, UserError

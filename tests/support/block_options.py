@@ -12,8 +12,8 @@ from typing import Any
 
 from support import recorded
 from zoo import ModelConfig, registry
-from zoo.cost import on_meta
 from zoo.errors import UserError
+from zoo.model import on_meta
 
 WIDTH, HEADS, SEQ_LEN, VOCAB = 24, 6, 32, 11
 OUT_OF_RANGE = {int: (0, -1), float: (0.0, -1.0, float("nan"), float("inf")), str: ("none of these",)}

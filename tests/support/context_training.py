@@ -8,7 +8,7 @@ from torch import Tensor
 
 from support.contract_cases import SEQ_LEN, VOCAB, boundaries, keys, tokens
 from zoo import Context, LanguageModel, ModelConfig, context_parallel, registry
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import set_step
 from zoo.recompute import Recompute
 
 TIME, STEPS, IGNORED = 48, 20, -100
@@ -57,7 +57,7 @@ def micro_batch(model: LanguageModel, inputs: Tensor, targets: Tensor, ctx: Cont
         ctx = ctx.cut()
         inputs, targets = ctx.shard.own(inputs), ctx.shard.own(targets)
     logits, aux = model(inputs, ctx)
-    loss = context_parallel.cross_entropy(logits, targets, ctx, IGNORED) + model.aux_loss(aux)
+    loss = ctx.cross_entropy(logits, targets, IGNORED) + model.aux_loss(aux)
     loss.backward()
     if ctx.shard is not None:
         context_parallel.add_gradients(model.parameters(), ctx.shard)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.configuration.presets import architectures, presets_to_compare
+from experiments.configuration.compose import architectures, presets_to_compare
 from experiments.configuration.schema import Config
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state
@@ -20,8 +20,7 @@ from experiments.system.preemption import Paused
 from experiments.training.callbacks.checkpoints import Pause, save_checkpoint
 from experiments.training.lightning_modules import LanguageModelling
 from experiments.training.nonfinite import NonFinite
-from experiments.training.train import spread
-from experiments.training.trainer import make_trainer, silence_lightning
+from experiments.training.train import make_trainer, silence_lightning, spread
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.recompute import Recompute
 

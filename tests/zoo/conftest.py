@@ -3,7 +3,7 @@
 import pytest
 
 import zoo.probes  # noqa: F401 (imports every block and every measure)
-from zoo.discovery import left_out
+from zoo.registry import left_out
 
 if left_out():
     pytest.exit("; ".join(left_out()), returncode=pytest.ExitCode.USAGE_ERROR)

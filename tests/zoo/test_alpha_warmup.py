@@ -7,7 +7,7 @@ from support.margins import below
 
 import zoo
 from zoo import ModelConfig
-from zoo.modules.step_buffer import StepBuffer, set_step
+from zoo.interfaces import StepBuffer, set_step
 from zoo.residuals.hyper_connections import HyperConfig, warmup
 
 

@@ -7,8 +7,9 @@ import torch
 from support.contract_cases import randomised, tokens
 from torch import Tensor
 
-from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
+from zoo import Context, Dims, LanguageModel, ModelConfig, UserError
 from zoo.mixers.attention import Attention, AttentionConfig
+from zoo.model import on_meta
 from zoo.modules.caches import KVCache
 
 D, H, K, T = 24, 4, 6, 11
@@ -176,7 +177,7 @@ def test_bad_options_are_refused_before_any_work(options, said):
     for key, value in options.items():
         setattr(config.mixers.attention, key, value)
     with pytest.raises(UserError) as caught:
-        cost.on_meta(config, vocab_size=11, seq_len=8)
+        on_meta(config, vocab_size=11, seq_len=8)
     assert said in str(caught.value)
 
 

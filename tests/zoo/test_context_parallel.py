@@ -153,7 +153,7 @@ def test_a_model_given_all_tokens_in_a_shard_says_which_are_its_own(monkeypatch)
 def test_a_convolution_longer_than_a_shard_is_refused(monkeypatch):
     rank_of_four(monkeypatch, 1)
     with pytest.raises(UserError, match="at least 3, not 2; take fewer than 4 ranks"):
-        zoo.context_parallel.inputs_before(Context.of(tokens(1, 8)).cut(), torch.zeros(1, 2, 5), 3)
+        Context.of(tokens(1, 8)).cut().inputs_before(torch.zeros(1, 2, 5), 3)
 
 
 @pytest.mark.parametrize("begin", [14, 15, 16, 17, 18])
@@ -162,7 +162,7 @@ def test_a_convolution_sees_the_tokens_before_a_shard_from_the_sequences_first_o
     before = torch.arange(15.0, 18.0)[None, :, None]
     monkeypatch.setattr(zoo.context_parallel.operations, "halo", lambda last, shard: before)
     cut = Context.of(tokens(1, 72), torch.tensor([0, begin, 72], dtype=torch.int32)).cut()
-    seen = zoo.context_parallel.inputs_before(cut, torch.zeros(1, 18, 1), 3)
+    seen = cut.inputs_before(torch.zeros(1, 18, 1), 3)
     assert seen.flatten().tolist() == [float(place) if place >= begin else 0.0 for place in (15, 16, 17)]
 
 

@@ -10,6 +10,7 @@ import zoo
 from kernels.flops import backward_share
 from zoo import ModelConfig, cost
 from zoo.config import from_dict
+from zoo.model import on_meta
 
 
 @every_case
@@ -30,7 +31,7 @@ def test_an_exported_model_loads_bit_for_bit(case, tmp_path):
 def test_cost_is_read_from_the_meta_device(case):
     """Training costs three forwards, except where an operator has declared another backward (kernels.flops)."""
     config = case.config()
-    model = cost.on_meta(config, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    model = on_meta(config, vocab_size=VOCAB, seq_len=SEQ_LEN)
     real = build(config, dtype=torch.float32)
     assert cost.parameters(model) == sum(p.numel() for p in real.parameters())
     forward = cost.flops_by_operator(model, 32)

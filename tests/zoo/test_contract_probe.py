@@ -67,13 +67,13 @@ def test_probing_changes_no_bit(case, cu_seqlens):
 
 
 def test_a_probe_that_draws_random_numbers_would_be_noticed(monkeypatch):
-    forward = zoo.layer.Layer.forward
+    forward = zoo.model.Layer.forward
 
     def noisy(self, x, ctx):
         ctx.at(part="mixer").record("gates", lambda: {"output": torch.rand(3)})
         return forward(self, x, ctx)
 
-    monkeypatch.setattr(zoo.layer.Layer, "forward", noisy)
+    monkeypatch.setattr(zoo.model.Layer, "forward", noisy)
     with pytest.raises(AssertionError, match="generator"):
         assert_probing_changes_nothing(MIXED, None)
 
@@ -175,16 +175,17 @@ def test_without_a_probe_every_graph_is_that_without_the_code(case):
 
 @pytest.mark.slow
 def test_what_is_computed_for_a_probe_alone_would_be_noticed(monkeypatch):
-    source = (FOLDER / "layer.py").read_text()
+    source = (FOLDER / "model.py").read_text()
     lazy, eager = "lambda: {", 'lambda: {"squares": squares, '
     place = 'inside.record("streams", ' + lazy
     wasteful = source.replace(place, "squares = u.square()\n        " + place.replace(lazy, eager))
     assert wasteful != source
     assert ast.dump(bare_zoo.strip(wasteful)) == ast.dump(bare_zoo.strip(source))
-    made = types.ModuleType("wasteful_layer")
+    made = types.ModuleType("wasteful_model")
+    # Dataclasses look up their module, and the compiler what its functions name.
+    monkeypatch.setitem(sys.modules, made.__name__, made)
     exec(wasteful, made.__dict__)
-    monkeypatch.setitem(sys.modules, made.__name__, made)  # the compiler looks up what its functions name
-    monkeypatch.setattr(zoo.layer.Layer, "forward", made.Layer.forward)
+    monkeypatch.setattr(zoo.model.Layer, "forward", made.Layer.forward)
     config = ModelConfig(pattern="C", depth=1, d_model=8, n_heads=1)
     for look in (operations, graphs):
         assert look(*with_probes(config)) != look(*without_probes(config))

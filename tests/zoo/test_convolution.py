@@ -5,7 +5,7 @@ import torch
 from support.contract_cases import boundaries
 
 from zoo import Context
-from zoo.modules.convolution import ShortConvolution
+from zoo.modules.layers import ShortConvolution
 
 WIDTH, TIME = 6, 11
 

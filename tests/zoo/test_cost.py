@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.flops import FORMULAS, flop_counter
 from zoo import Context, Dims, LanguageModel, ModelConfig, cost, registry
-from zoo.layer import Layer
+from zoo.model import Layer, on_meta
 
 D, LAYERS, VOCAB = 64, 4, 512
 
@@ -32,7 +32,7 @@ def matmul_parameters(model: LanguageModel) -> int:
 )
 def test_flops_are_the_closed_form(pattern, length, tied):
     """2 a parameter of a product, and 4·D a score entry: T of them in F, T/6 in S."""
-    model = cost.on_meta(config(pattern, tie_embeddings=tied), vocab_size=VOCAB, seq_len=length)
+    model = on_meta(config(pattern, tie_embeddings=tied), vocab_size=VOCAB, seq_len=length)
     entries = sum(length / 6 if letter == "S" else length for letter in model.letters)
     wanted = 2 * matmul_parameters(model) + 4 * D * entries
     assert cost.flops_per_token(model, length) == pytest.approx(wanted, rel=0.01)
@@ -42,7 +42,7 @@ def test_flops_are_the_closed_form(pattern, length, tied):
 def test_reference_flops():
     """The reference model at its 512 tokens: 2·N + 4·T·D a layer."""
     whole = ModelConfig(pattern="F", depth=14, d_model=768, n_heads=12)
-    model = cost.on_meta(whole, vocab_size=50257, seq_len=512)
+    model = on_meta(whole, vocab_size=50257, seq_len=512)
     gains = (2 * 14 + 1) * 768
     wanted = 2 * (137_710_080 - gains) + 4 * 512 * 768 * 14
     assert cost.flops_per_token(model, 512) == pytest.approx(wanted, rel=0.001)
@@ -54,7 +54,7 @@ def test_a_window_costs_its_width():
     local.mixers.attention.window = 64
     lengths = (512, 1024)
     full, near = (
-        [cost.flops_per_token(cost.on_meta(c, vocab_size=VOCAB, seq_len=n), n) for n in lengths]
+        [cost.flops_per_token(on_meta(c, vocab_size=VOCAB, seq_len=n), n) for n in lengths]
         for c in (config("F"), local)
     )
     assert full[1] - full[0] == pytest.approx(4 * D * 512 * LAYERS, rel=0.01)
@@ -76,7 +76,7 @@ def counted(model: LanguageModel, batch: Tensor, *, backward: bool) -> float:
 @pytest.mark.parametrize("length", [96, 301])
 def test_a_running_dense_model_is_counted_the_same(length, backward):
     model = LanguageModel(config("F"), vocab_size=VOCAB, seq_len=length)
-    meta = cost.on_meta(model.config, vocab_size=VOCAB, seq_len=length)
+    meta = on_meta(model.config, vocab_size=VOCAB, seq_len=length)
     wanted = counted(model, tokens(1, length), backward=backward)
     assert cost.flops_per_token(meta, length, backward=backward) == pytest.approx(wanted, rel=0.01)
     assert cost.flops_per_token(model, length, backward=backward) == pytest.approx(wanted, rel=0.01)
@@ -93,7 +93,7 @@ def test_a_running_sparse_model_is_counted_the_same_at_balanced_routing(backward
         for layer in model.layers[::2]:
             layer.mixer.route.weight.copy_(torch.eye(6, D).repeat(4, 1))
     batch = torch.arange(length)[None] % 6
-    meta = cost.on_meta(model.config, vocab_size=VOCAB, seq_len=length)
+    meta = on_meta(model.config, vocab_size=VOCAB, seq_len=length)
     wanted = counted(model, batch, backward=backward)
     assert cost.flops_per_token(meta, length, backward=backward) == pytest.approx(wanted, rel=0.01)
 
@@ -101,7 +101,7 @@ def test_a_running_sparse_model_is_counted_the_same_at_balanced_routing(backward
 @pytest.mark.parametrize("letter", sorted(registry.mixer_by_letter()))
 @pytest.mark.slow
 def test_every_operator_is_counted_by_a_formula_of_ours(letter):
-    model = cost.on_meta(config(letter), vocab_size=VOCAB, seq_len=64)
+    model = on_meta(config(letter), vocab_size=VOCAB, seq_len=64)
     operators = cost.flops_by_operator(model, 64, backward=True)
     assert operators
     theirs = [operator for operator in operators if not str(operator).startswith("archzoo.")]
@@ -119,14 +119,14 @@ def test_a_dense_state_is_its_keys_and_values(length):
     for kv_heads in (4, 1):
         options = config("F")
         options.mixers.attention.n_kv_heads = kv_heads
-        model = cost.on_meta(options, vocab_size=VOCAB, seq_len=32)
+        model = on_meta(options, vocab_size=VOCAB, seq_len=32)
         assert cost.state_bytes(model, length) == LAYERS * 2 * length * kv_heads * 16 * 4
 
 
 def test_a_windowed_state_stops_growing():
     options = config("F")
     options.mixers.attention.window = 50
-    model = cost.on_meta(options, vocab_size=VOCAB, seq_len=32)
+    model = on_meta(options, vocab_size=VOCAB, seq_len=32)
     assert cost.state_bytes(model, 20) == LAYERS * 2 * 20 * D * 4
     assert cost.state_bytes(model, 8192) == LAYERS * 2 * 50 * D * 4
 
@@ -165,7 +165,7 @@ def test_a_model_of_triton_kernels_costs_what_it_does_on_others():
     """They need data, and there is none where costs are counted."""
     counted = []
     for backend in ("auto", "triton"):
-        model = cost.on_meta(
+        model = on_meta(
             ModelConfig(pattern="K", depth=1, d_model=32, backend=backend), vocab_size=50, seq_len=16
         )
         counted.append((cost.parameters(model), cost.flops_per_token(model, 16)))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import zoo.probes.measure
-from zoo import ModelConfig, UserError, config, discovery, registry
+from zoo import ModelConfig, UserError, config, registry
 from zoo.config import from_dict
 from zoo.model import letters_of
 
@@ -38,8 +38,8 @@ def discovered(tmp_path: Path, monkeypatch):
     """discovered({file: source}) discovers a new package of these files; returns the lines about those left out."""
     monkeypatch.setattr(registry, "_BLOCKS", {kind: dict(b) for kind, b in registry._BLOCKS.items()})
     monkeypatch.setattr(zoo.probes.measure, "_MEASURES", dict(zoo.probes.measure._MEASURES))
-    monkeypatch.setattr(discovery, "_left_out", {})
-    monkeypatch.setattr(discovery, "_ROOT", tmp_path)
+    monkeypatch.setattr(registry, "_left_out", {})
+    monkeypatch.setattr(registry, "_ROOT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
     def discover(sources: dict[str, str]) -> list[str]:
@@ -51,7 +51,7 @@ def discovered(tmp_path: Path, monkeypatch):
             (folder / f"{name}.py").write_text(source)
             os.utime(folder / f"{name}.py", (age, age))
         registry.discover(package)
-        return [line.replace(package, "P") for line in discovery.left_out(package)]
+        return [line.replace(package, "P") for line in registry.left_out(package)]
 
     return discover
 
@@ -73,7 +73,7 @@ def good(name: str, letter: str) -> str:
     ],
 )
 def test_a_file_that_cannot_be_imported_is_named_and_left_out(discovered, monkeypatch, source, line, said):
-    monkeypatch.setattr(discovery, "_written", lambda cls: cls.__module__.endswith(".bad"))
+    monkeypatch.setattr(registry, "_written", lambda cls: cls.__module__.endswith(".bad"))
     (found,) = discovered({"bad": source, "fine": good("fine", "Y")})
     assert found.startswith(f"zoo/P/bad.py, line {line}: {said}"), found
     assert found.endswith(" (left out until that is mended: P.bad)")
@@ -113,7 +113,7 @@ def test_a_measure_of_a_file_that_fails_later_on_is_not_taken(discovered):
 
 
 def test_a_model_that_wants_it_says_why_it_is_not_there(monkeypatch):
-    monkeypatch.setattr(discovery, "_left_out", {"zoo.mixers.ema": LINE})
+    monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.ema": LINE})
     with pytest.raises(UserError, match=r"'E' at position 1 is no known mixer.*zoo/mixers/ema.py, line 3"):
         letters_of(ModelConfig(pattern="EF"))
     with pytest.raises(UserError, match=r"unknown residual scheme 'ema'.*zoo/mixers/ema.py, line 3"):
@@ -125,7 +125,7 @@ def test_records_of_a_run_are_read_while_a_block_in_them_cannot_be_imported(monk
     values = {"pattern": "F", "mixers": {"ema": {"size": 3}, "attention": {"window": 8}}}
     with pytest.raises(UserError, match=r"unknown key in model\.mixers 'ema'"):
         from_dict(ModelConfig, values, recorded=True)
-    monkeypatch.setattr(discovery, "_left_out", {"zoo.mixers.ema": LINE})
+    monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.ema": LINE})
     assert from_dict(ModelConfig, values, recorded=True).mixers.attention.window == 8
     with pytest.raises(UserError, match=r"unknown key in model\.mixers 'ema'"):
         from_dict(ModelConfig, values)
@@ -141,7 +141,7 @@ def test_a_configuration_reaches_a_worker_that_knows_other_blocks(monkeypatch):
         patch.setitem(registry._BLOCKS, "mixer", fewer)
         patch.setattr(config, "Mixers", config._node("Mixers", "mixer"))
         patch.setattr(config, "_CHOICES", (config.Mixers,))
-        patch.setattr(discovery, "_left_out", {"zoo.mixers.kda": LINE})
+        patch.setattr(registry, "_left_out", {"zoo.mixers.kda": LINE})
         received = pickle.loads(packed)
         assert received.mixers.attention.window == 8
         assert not hasattr(received.mixers, "kda")

@@ -9,7 +9,7 @@ import yaml
 from zoo import Context, Dims, ModelConfig, UserError, cost
 from zoo.config import from_dict
 from zoo.mixers.gated_conv import GatedConv, GatedConvConfig
-from zoo.model import letters_of
+from zoo.model import letters_of, on_meta
 
 D, T = 8, 10
 LFM2 = yaml.safe_load((Path(__file__).parents[2] / "conf" / "model" / "lfm2.yaml").read_text())
@@ -83,14 +83,14 @@ def test_lfm2_at_full_size_is_the_published_model():
     config = lfm2(depth=16, d_model=2048, n_heads=32)
     config.mixers.attention.n_kv_heads = 8
     config.channel.swiglu.hidden = 8192
-    model = cost.on_meta(config, vocab_size=65_536, seq_len=1024)
+    model = on_meta(config, vocab_size=65_536, seq_len=1024)
     assert cost.parameters(model) == 1_170_340_608
 
 
 @pytest.mark.parametrize("length", [128, 1024])
 def test_lfm2_caches_keys_in_its_attention_layers_only(length):
     def bytes_of(config: ModelConfig) -> int:
-        return cost.state_bytes(cost.on_meta(config, vocab_size=64, seq_len=length), length)
+        return cost.state_bytes(on_meta(config, vocab_size=64, seq_len=length), length)
 
     dense = ModelConfig(pattern="F", depth=16, d_model=32, n_heads=4)
     convolutions = 10 * 2 * 32 * 4

@@ -13,11 +13,9 @@ import kernels
 import zoo
 from zoo import Context, LanguageModel, ModelConfig
 from zoo.errors import UserError
-from zoo.interfaces import Dims
+from zoo.interfaces import Dims, grouped_parameters, set_step
 from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.gsa import GSA, GSAConfig, sizes
-from zoo.modules.parameter_groups import grouped_parameters
-from zoo.modules.step_buffer import set_step
 from zoo.options import default_kv_heads
 
 WIDTH, HEADS, SEQ_LEN = 32, 4, 16

@@ -12,6 +12,7 @@ import kernels
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
 from zoo.mixers.attention import Attention, AttentionConfig
 from zoo.mixers.hypergraph import HyperGraph, HyperGraphConfig
+from zoo.model import on_meta
 
 D, H, K, T, LAYER = 16, 2, 8, 13, 3
 
@@ -204,7 +205,7 @@ def test_decoding_keeps_one_list_a_timeline(capacity):
 
 def test_state_bytes_count_balanced_timelines():
     config = ModelConfig(pattern="S", depth=2, d_model=D, n_heads=H)
-    model = cost.on_meta(config, vocab_size=11, seq_len=8)
+    model = on_meta(config, vocab_size=11, seq_len=8)
     for length in (6, 60, 600):
         rows, lengths = 2 * H * 6 * (length // 6) * K * 4, H * 6 * 8
         assert cost.state_bytes(model, length) == 2 * (rows + lengths)
@@ -246,5 +247,5 @@ def test_bad_options_are_refused_before_any_work(options, said):
     for key, value in options.items():
         setattr(config.mixers.hypergraph, key, value)
     with pytest.raises(UserError) as caught:
-        cost.on_meta(config, vocab_size=11, seq_len=8)
+        on_meta(config, vocab_size=11, seq_len=8)
     assert said in str(caught.value)

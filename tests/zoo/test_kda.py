@@ -13,7 +13,8 @@ import kernels
 from zoo import Context, Dims, LanguageModel, ModelConfig, UserError, cost
 from zoo.config import from_dict
 from zoo.mixers.kda import KDA, KDAConfig
-from zoo.modules.decay import LogDecay
+from zoo.model import on_meta
+from zoo.modules.layers import LogDecay
 
 D, HEADS, T = 16, 4, 11
 PRESETS = Path(__file__).parents[2] / "conf" / "model"
@@ -165,7 +166,7 @@ def test_the_decode_state_is_constant_in_time(dtype):
 
 
 def test_cost_of_a_token_does_not_depend_on_the_length():
-    model = cost.on_meta(preset("kda_pure"), vocab_size=32, seq_len=1024)
+    model = on_meta(preset("kda_pure"), vocab_size=32, seq_len=1024)
     assert cost.state_bytes(model, 1024) == cost.state_bytes(model, 131_072)
     forward = [cost.flops_per_token(model, length) for length in (1024, 4096)]
     assert forward[1] == pytest.approx(forward[0], rel=0.01)

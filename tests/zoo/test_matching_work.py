@@ -10,6 +10,7 @@ from zoo.config import from_dict
 from zoo.errors import UserError
 from zoo.matching import match
 from zoo.matching.layer_states import _near, _root
+from zoo.model import on_meta
 
 SMALL = {"d_model": 64, "n_heads": 4, "depth": 4}
 LETTERS = sorted(registry.mixer_by_letter())
@@ -21,7 +22,7 @@ def made(pattern: str, options: dict | None = None, **size: int) -> ModelConfig:
 
 
 def built(config: ModelConfig, seq_len: int, vocab_size: int = 50):
-    return cost.on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
+    return on_meta(config, vocab_size=vocab_size, seq_len=seq_len)
 
 
 def layer_flops(config: ModelConfig, seq_len: int, length: int) -> float:
@@ -151,7 +152,7 @@ def test_the_width_of_a_polynomial_and_its_neighbours():
     ids=["small", "medium", "reference"],
 )
 def test_all_architectures_at_all_sizes(by, size, seq_len):
-    presets = pytest.importorskip("experiments.configuration.presets")
+    presets = pytest.importorskip("experiments.configuration.compose")
     shape = dict(zip(("d_model", "n_heads", "depth"), size, strict=True))
     number = {
         "params": lambda config: cost.parameters_non_embedding(built(config, seq_len)),

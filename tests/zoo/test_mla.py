@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from zoo import Context, Dims, ModelConfig, UserError, cost
 from zoo.config import from_dict
 from zoo.mixers.mla import MLA, MLAConfig
+from zoo.model import on_meta
 
 D, H, T = 24, 3, 9
 WIDTH = D // H
@@ -196,7 +197,7 @@ def test_without_positions_the_order_of_earlier_tokens_is_free():
 
 
 def cache_bytes(config: ModelConfig, length: int) -> int:
-    return cost.state_bytes(cost.on_meta(config, vocab_size=64, seq_len=length), length)
+    return cost.state_bytes(on_meta(config, vocab_size=64, seq_len=length), length)
 
 
 SIZES = {
@@ -224,7 +225,7 @@ SIZES = {
 def test_cache_bytes_against_full_attention(size, length):
     """d_c + d_R numbers a token and layer, or d_c + H·d_R, where full attention holds 2·H·K = 2·D of them."""
     config = SIZES[size]
-    model = cost.on_meta(config, vocab_size=64, seq_len=length)
+    model = on_meta(config, vocab_size=64, seq_len=length)
     mixer = model.layers[0].mixer
     mla, full = (cache_bytes(dataclasses.replace(config, pattern=p), length) for p in "LF")
     keys = config.n_heads if config.mixers.mla.rope_keys == "per_head" else 1

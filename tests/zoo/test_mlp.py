@@ -6,10 +6,11 @@ import pytest
 import torch
 from support.contract_cases import randomised
 
-from zoo import Dims, LanguageModel, ModelConfig, UserError, cost
+from zoo import Dims, LanguageModel, ModelConfig, UserError
 from zoo.channels.mlp import MLP, MLPConfig
 from zoo.config import from_dict
 from zoo.matching import match_parameters
+from zoo.model import on_meta
 
 D = 6
 ACT = {
@@ -57,7 +58,7 @@ def test_by_default_it_has_as_many_parameters_as_swiglu(width):
     def parameters(name: str) -> int:
         made = ModelConfig(d_model=width, n_heads=2, depth=1)
         made.channel.name = name
-        model = cost.on_meta(made, vocab_size=8, seq_len=8)
+        model = on_meta(made, vocab_size=8, seq_len=8)
         return sum(p.numel() for p in model.layers[0].channel.parameters())
 
     assert parameters("mlp") == parameters("swiglu") == 8 * width**2

@@ -9,7 +9,7 @@ from torch import nn
 
 from zoo import Context, Dims, LanguageModel, Mixer, ModelConfig, UserError, cost
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
-from zoo.model import init_weights
+from zoo.model import init_weights, on_meta
 from zoo.modules import Gate, RMSNorm
 
 
@@ -28,14 +28,14 @@ def reference(pattern: str) -> ModelConfig:
     ],
 )
 def test_the_reference_models_have_exactly_these_parameters(pattern, parameters):
-    model = cost.on_meta(reference(pattern), vocab_size=50257, seq_len=512)
+    model = on_meta(reference(pattern), vocab_size=50257, seq_len=512)
     assert cost.parameters(model) == parameters
     assert cost.parameters_non_embedding(model) == parameters - 50257 * 768
 
 
 def test_an_untied_head_is_counted_with_the_embedding():
     config = ModelConfig(tie_embeddings=False)
-    tied, untied = (cost.on_meta(c, vocab_size=100, seq_len=8) for c in (ModelConfig(), config))
+    tied, untied = (on_meta(c, vocab_size=100, seq_len=8) for c in (ModelConfig(), config))
     assert cost.parameters(untied) - cost.parameters(tied) == 100 * 64
     assert cost.parameters_non_embedding(untied) == cost.parameters_non_embedding(tied)
 
@@ -98,7 +98,7 @@ def test_weights_start_normal_and_output_projections_smaller():
 
 def test_no_parameter_is_a_bias():
     for pattern in ("F", "S"):
-        model = cost.on_meta(ModelConfig(pattern=pattern), vocab_size=11, seq_len=8)
+        model = on_meta(ModelConfig(pattern=pattern), vocab_size=11, seq_len=8)
         assert not [name for name, _ in model.named_parameters() if "bias" in name]
 
 
@@ -177,7 +177,7 @@ def test_a_context_that_does_not_fit_is_refused_with_shapes(shape, cu_seqlens, n
 )
 def test_sizes_that_do_not_fit_are_refused(change, said):
     with pytest.raises(UserError) as caught:
-        cost.on_meta(ModelConfig(**change), vocab_size=11, seq_len=8)
+        on_meta(ModelConfig(**change), vocab_size=11, seq_len=8)
     assert said in str(caught.value)
 
 
@@ -189,7 +189,7 @@ def test_unknown_blocks_are_refused_with_a_suggestion(kind, name, said):
     config = ModelConfig()
     getattr(config, kind).name = name
     with pytest.raises(UserError) as caught:
-        cost.on_meta(config, vocab_size=11, seq_len=8)
+        on_meta(config, vocab_size=11, seq_len=8)
     assert said in str(caught.value)
 
 
@@ -198,7 +198,7 @@ def test_a_hidden_width_below_one_is_refused(hidden):
     config = ModelConfig()
     config.channel.swiglu.hidden = hidden
     with pytest.raises(UserError) as caught:
-        cost.on_meta(config, vocab_size=11, seq_len=8)
+        on_meta(config, vocab_size=11, seq_len=8)
     assert f"swiglu.hidden={hidden}" in str(caught.value)
 
 

@@ -12,10 +12,10 @@ from support.kernel_cases import rmse_ratio
 from support.margins import below
 from torch import Tensor
 
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from zoo.config import ModelConfig
+from zoo.interfaces import set_step
 from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

@@ -10,8 +10,8 @@ from zoo import Context, ModelConfig, UserError, cost
 from zoo.channels.moe import MoE, MoEConfig, expert_hidden
 from zoo.channels.moe_balance import LoadBalance, order_by_expert
 from zoo.channels.swiglu import SwiGLU, SwiGLUConfig
-from zoo.interfaces import Dims
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import Dims, set_step
+from zoo.model import on_meta
 
 D = 12
 DIMS = Dims(D, 2, seq_len=8, layer=0, depth=2)
@@ -208,7 +208,7 @@ def test_flops_count_the_experts_a_token_uses():
         config.channel.name = "moe"
         for key, value in {"hidden": 16, **options}.items():
             setattr(config.channel.moe, key, value)
-        return cost.flops_per_token(cost.on_meta(config, vocab_size=VOCAB, seq_len=SEQ_LEN), 32)
+        return cost.flops_per_token(on_meta(config, vocab_size=VOCAB, seq_len=SEQ_LEN), 32)
 
     expert, router = 2 * 3 * 32 * 16, 2 * 32
     assert flops(top_k=3) - flops(top_k=2) == expert

@@ -10,8 +10,7 @@ from support.margins import below
 
 from zoo import LanguageModel, ModelConfig, registry
 from zoo.errors import UserError
-from zoo.interfaces import Dims
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import Dims, set_step
 from zoo.residuals.ohc import series_slope
 from zoo.residuals.path_gain import CappedResidual
 

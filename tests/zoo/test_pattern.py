@@ -3,7 +3,7 @@
 import pytest
 
 from zoo import LanguageModel, ModelConfig, UserError
-from zoo.pattern import LAYOUTS, MAX_LAYERS, layers, layout_name
+from zoo.config import LAYOUTS, MAX_LAYERS, layout_name, read_pattern
 
 KNOWN = "CFKLS"
 
@@ -23,7 +23,7 @@ KNOWN = "CFKLS"
     ],
 )
 def test_letters_repetition_and_groups(pattern, letters):
-    assert layers(pattern, None, KNOWN) == letters
+    assert read_pattern(pattern, None, KNOWN) == letters
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_letters_repetition_and_groups(pattern, letters):
     ],
 )
 def test_depth_tiles_or_cuts(pattern, depth, letters):
-    assert layers(pattern, depth, KNOWN) == letters
+    assert read_pattern(pattern, depth, KNOWN) == letters
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_depth_tiles_or_cuts(pattern, depth, letters):
     ],
 )
 def test_named_layouts(layout, letters):
-    assert layers(layout, None, KNOWN) == letters
+    assert read_pattern(layout, None, KNOWN) == letters
     assert layout_name(layout) == layout
     if layout != "baseline":
         assert (letters.count("S"), letters.count("F")) == (8, 6)
@@ -90,7 +90,7 @@ def test_every_layout_is_tested_above():
 )
 def test_a_bad_pattern_is_explained(pattern, at, what):
     with pytest.raises(UserError) as caught:
-        layers(pattern, None, KNOWN)
+        read_pattern(pattern, None, KNOWN)
     said = str(caught.value)
     assert f"{what} at position {at} " in said
     assert "Known letters: C, F, K, L, S" in said
@@ -118,7 +118,7 @@ def test_a_bad_pattern_is_explained(pattern, at, what):
 )
 def test_what_is_no_pattern_at_all(pattern, depth, said):
     with pytest.raises(UserError) as caught:
-        layers(pattern, depth, KNOWN)
+        read_pattern(pattern, depth, KNOWN)
     assert said in str(caught.value)
 
 

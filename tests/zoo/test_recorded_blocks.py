@@ -26,11 +26,12 @@ from support.margins import below
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from experiments.configuration.presets import architectures
-from zoo import LanguageModel, ModelConfig, cost, pattern, registry
+from experiments.configuration.compose import architectures
+from zoo import LanguageModel, ModelConfig, cost, registry
+from zoo.config import read_pattern
 from zoo.context import Context
-from zoo.modules.parameter_groups import grouped_parameters
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import grouped_parameters, set_step
+from zoo.model import on_meta
 
 FOLDER = Path(__file__).parent / "recorded" / "blocks"
 CUTS = torch.tensor([0, 5, 6, 32], dtype=torch.int32)
@@ -52,16 +53,16 @@ def tokens(batch: int) -> torch.Tensor:
 
 
 def costs(made: ModelConfig, changed: dict[str, Any]) -> Iterator[str]:
-    on_meta = cost.on_meta(made, vocab_size=VOCAB, seq_len=SEQ_LEN)
-    yield f"parameters {cost.parameters(on_meta)}, beside the embedding {cost.parameters_non_embedding(on_meta)}"
+    meta = on_meta(made, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    yield f"parameters {cost.parameters(meta)}, beside the embedding {cost.parameters_non_embedding(meta)}"
     if not all(isinstance(value, float) for value in changed.values()) or not changed:
-        yield f"FLOPs a token at 32 tokens {recorded.number(cost.flops_per_token(on_meta, SEQ_LEN))}"
+        yield f"FLOPs a token at 32 tokens {recorded.number(cost.flops_per_token(meta, SEQ_LEN))}"
     if not changed:
-        yield f"at 64 tokens {recorded.number(cost.flops_per_token(on_meta, 2 * SEQ_LEN))}"
-        both = cost.flops_per_token(on_meta, SEQ_LEN, backward=True)
+        yield f"at 64 tokens {recorded.number(cost.flops_per_token(meta, 2 * SEQ_LEN))}"
+        both = cost.flops_per_token(meta, SEQ_LEN, backward=True)
         yield f"with a backward at 32 tokens {recorded.number(both)}"
-    sizes = [cost.state_bytes(on_meta, length) for length in (0, 1, 17, 64)]
-    yield f"bytes of state after 0, 1, 17 and 64 tokens: {sizes}; of streams {cost.stream_bytes(on_meta)}"
+    sizes = [cost.state_bytes(meta, length) for length in (0, 1, 17, 64)]
+    yield f"bytes of state after 0, 1, 17 and 64 tokens: {sizes}; of streams {cost.stream_bytes(meta)}"
 
 
 def groups(model: LanguageModel) -> Iterator[str]:
@@ -169,7 +170,7 @@ def test_every_block_of_the_architectures_is_recorded():
     used = {
         ("mixer", mixers[letter].name)
         for model in made
-        for letter in pattern.layers(model.pattern, model.depth, "".join(mixers))
+        for letter in read_pattern(model.pattern, model.depth, "".join(mixers))
     }
     used |= {(kind, getattr(model, kind).name) for model in made for kind in ("residual", "channel")}
     assert used <= set(recorded_blocks(FOLDER))

@@ -19,23 +19,23 @@ from support.formula import checksum, fill, shape, uniform, whole
 from torch import Tensor
 
 from kernels import AdaptiveK, gumbel_noise
-from zoo import LanguageModel, ModelConfig, cost, pattern, registry, sampling
-from zoo.config import from_dict, used
+from zoo import LanguageModel, ModelConfig, registry, sampling
+from zoo.config import LAYOUTS, from_dict, layout_name, read_pattern, used
 from zoo.context import Context
 from zoo.context_parallel.shard import Shard
 from zoo.errors import unknown
 from zoo.generate import generate, prefill
-from zoo.interfaces import Dims
+from zoo.interfaces import Dims, StepBuffer
 from zoo.io import build, card, export, load, read_card
 from zoo.matching import match
 from zoo.mixers.gsa import GSAConfig
 from zoo.mixers.gsa import sizes as gsa_sizes
+from zoo.mixers.gsa_indexer import Warmup
 from zoo.mixers.nsa import NSAConfig, summaries
 from zoo.mixers.nsa import sizes as nsa_sizes
+from zoo.model import on_meta
 from zoo.modules import GroupedKVCache, KVCache, LogDecay, RMSNorm, l2norm, output_std
-from zoo.modules.indexer import Warmup
 from zoo.modules.states import fill_state, join_states, select_sequences, state_bytes
-from zoo.modules.step_buffer import StepBuffer
 from zoo.options import (
     default_kv_heads,
     default_recurrent_heads,
@@ -107,13 +107,13 @@ PATTERNS = (
 
 def patterns_read() -> Iterator[str]:
     for text in PATTERNS:
-        read = said(lambda text=text: pattern.layers(text, None, LETTERS))
+        read = said(lambda text=text: read_pattern(text, None, LETTERS))
         yield f"{text[:20]}: {read if len(read) < 400 else f'{len(read)} letters'}"
     for depth in (1, 3, 7, 0, -1, 4096, 4097):
-        read = said(lambda depth=depth: pattern.layers("SSF", depth, LETTERS))
+        read = said(lambda depth=depth: read_pattern("SSF", depth, LETTERS))
         yield f"SSF at depth {depth}: {read if len(read) < 99 else f'{len(read)} letters'}"
-    for name in (*pattern.LAYOUTS, *pattern.LAYOUTS.values(), "SF", "F*14"):
-        yield f"{name} is the layout {pattern.layout_name(name)}: {pattern.LAYOUTS.get(name)}"
+    for name in (*LAYOUTS, *LAYOUTS.values(), "SF", "F*14"):
+        yield f"{name} is the layout {layout_name(name)}: {LAYOUTS.get(name)}"
 
 
 def test_patterns_and_what_is_said_of_wrong_ones():
@@ -239,7 +239,7 @@ def configuration_errors() -> Iterator[str]:
         yield f"{values}: {made.split('Known')[0]}"
     for values in BAD_MODELS:
         given = {"d_model": WIDTH, "n_heads": HEADS, "depth": 2, **values}
-        made = said(lambda given=given: cost.on_meta(from_dict(ModelConfig, given), vocab_size=9, seq_len=32))
+        made = said(lambda given=given: on_meta(from_dict(ModelConfig, given), vocab_size=9, seq_len=32))
         yield f"{values}: {made.split('Known')[0] if 'Error' in made else 'taken'}"
 
 

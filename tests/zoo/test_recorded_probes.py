@@ -10,7 +10,7 @@ from support.block_options import SEQ_LEN, VOCAB, config, recorded_blocks
 from support.formula import fill, uniform, whole
 
 from zoo import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import set_step
 from zoo.probes import Probe, ProbeEvent, all_measures, correct_averages, event_kinds, probe_model
 from zoo.probes.rows import Row, buckets
 from zoo.probes.stream_rank import smallest_rank

@@ -10,15 +10,7 @@ import pytest
 
 import zoo.config
 from analysis.plotting.masks import PATTERNS
-from zoo import (
-    ModelConfig,
-    UserError,
-    discovery,
-    register_channel,
-    register_mixer,
-    register_residual,
-    registry,
-)
+from zoo import ModelConfig, UserError, register_channel, register_mixer, register_residual, registry
 from zoo.interfaces import Mixer
 from zoo.model import letters_of
 
@@ -49,7 +41,7 @@ def register(monkeypatch):
     ],
 )
 def test_a_taken_name_or_letter_is_refused(register, name, letter, said, monkeypatch):
-    monkeypatch.setattr(discovery, "_written", lambda cls: float(cls is Other))
+    monkeypatch.setattr(registry, "_written", lambda cls: float(cls is Other))
     before = registry.blocks("mixer")
     with pytest.raises(ValueError) as caught:
         register(name, letter=letter)(Other)

@@ -6,8 +6,9 @@ from support.contract_cases import SEQ_LEN, VOCAB, build, tokens
 from support.margins import below
 
 import kernels
-from zoo import LanguageModel, ModelConfig, UserError, cost, registry
+from zoo import LanguageModel, ModelConfig, UserError, registry
 from zoo.interfaces import Dims
+from zoo.model import on_meta
 from zoo.modules import RMSNorm
 from zoo.residuals.hyper_connections import HyperResidual
 from zoo.residuals.matrix_norms import chain_product, matrix_norms
@@ -287,7 +288,7 @@ def test_composites_over_depth():
 )
 def test_options_that_mean_nothing_are_refused(scheme, options, said):
     with pytest.raises(UserError) as caught:
-        cost.on_meta(config_with(scheme, **options), vocab_size=VOCAB, seq_len=SEQ_LEN)
+        on_meta(config_with(scheme, **options), vocab_size=VOCAB, seq_len=SEQ_LEN)
     assert said in str(caught.value)
 
 

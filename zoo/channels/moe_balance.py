@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from zoo.modules.step_buffer import StepBuffer
+from zoo.interfaces import StepBuffer
 
 
 class LoadBalance(StepBuffer):

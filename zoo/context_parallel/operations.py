@@ -1,4 +1,4 @@
-"""What mixers call to compute on a shard; each is nothing but the operation itself where `ctx.shard` is None.
+"""What a mixer reads across tokens, computed on a shard; mixers ask `Context` for it, which has the shapes.
 
 Queries are a rank's own and keys all that came before (`by_keys`: attention, selection); a head needs all time at once
 (`by_heads`: paths, timelines); a convolution reads the last inputs of the rank before (`inputs_before`), a recurrence
@@ -7,17 +7,18 @@ the state after them (`delta_state_before`, `mesa_state_before`); what knows not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from zoo.context_parallel.fold import fold, handed_through, last_sequence
 from zoo.context_parallel.gather import gather
 from zoo.context_parallel.halo import halo
+from zoo.context_parallel.shard import Shard
 from zoo.context_parallel.sums import total
 from zoo.context_parallel.swap import to_heads, to_time
 from zoo.errors import UserError
@@ -25,30 +26,16 @@ from zoo.errors import UserError
 if TYPE_CHECKING:
     from zoo.context import Context
 
-Tensors = tuple[Tensor | None, ...]
 Losses = dict[str, Tensor]
 
 
-def by_keys(ctx: Context, read: Callable[..., Tensor], queries: Tensors, keys: Tensors) -> Tensor:
-    """What queries read from keys: `read(*queries, *keys, cu_seqlens=...)`; in a shard from keys gathered.
-
-    queries, keys: tensors [B, T, ...], None among the queries is passed on; read returns o [B, Tq, ...], and has to
-    align a shorter q with the end of k where cu_seqlens is None. Keys are gathered once; then `read` is called for each
-    of the shard's pieces, at most three, so that no operation has to know a packed q shorter than its k.
-    """
-    return by_keys_with_losses(ctx, lambda *x, **o: (read(*x, **o), {}), queries, keys)[0]
-
-
-def by_keys_with_losses(
-    ctx: Context, read: Callable[..., tuple[Tensor, Losses]], queries: Tensors, keys: Tensors
+def by_keys(
+    read: Callable[..., tuple[Tensor, Losses]],
+    queries: Sequence[Tensor | None],
+    keys: Sequence[Tensor],
+    shard: Shard,
 ) -> tuple[Tensor, Losses]:
-    """`by_keys` of a `read` that also returns losses, means over sequences of means over their queries.
-
-    In a shard they are those of the whole batch: Σ over all ranks' pieces of (the piece's share)·(its loss).
-    """
-    shard = ctx.shard
-    if shard is None:
-        return read(*queries, *keys, cu_seqlens=ctx.cu_seqlens)
+    """`Context.by_keys_with_losses`: keys are gathered once, then `read` is called for each of the shard's pieces."""
     gathered = [gather(x, shard) for x in keys]
     outputs, losses = [], {}
     for piece in shard.pieces:
@@ -60,18 +47,12 @@ def by_keys_with_losses(
     return torch.cat(outputs, 1), {name: total(loss, shard) for name, loss in losses.items()}
 
 
-def by_heads(ctx: Context, read: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
-    """`read(*inputs, cu_seqlens=...)`; in a shard of some heads over the whole batch's time.
-
-    inputs: tensors [B, T, H, ...], or [B, T, Hkv, ...] with Hkv dividing the most heads H of any, or None; head h reads
-    KV head ⌊h·Hkv/H⌋. read returns o [B, T, H, ...], a head of which depends on its own inputs alone.
+def by_heads(read: Callable[..., Tensor], inputs: Sequence[Tensor | None], shard: Shard) -> Tensor:
+    """`Context.by_heads`: time is swapped for heads, and back.
 
     Where N does not divide Hkv, KV heads are repeated for all heads; where it does not divide H, heads of zeros fill up
     the last ranks, whose results are dropped.
     """
-    shard = ctx.shard
-    if shard is None:
-        return read(*inputs, cu_seqlens=ctx.cu_seqlens)
     heads = max(x.shape[2] for x in inputs if x is not None)
     swapped = (None if x is None else to_heads(_divisible(x, heads, shard.size), shard) for x in inputs)
     o = read(*swapped, cu_seqlens=shard.whole.cu_seqlens)
@@ -86,15 +67,8 @@ def _divisible(x: Tensor, heads: int, ranks: int) -> Tensor:
     return F.pad(x, (*(0, 0) * (x.dim() - 3), 0, -heads % ranks))
 
 
-def inputs_before(ctx: Context, x: Tensor, count: int) -> Tensor | None:
-    """The `count` inputs before each sequence of a shard: x [B, t, D] -> [n, D, count], oldest first; None unsharded.
-
-    Zeros where the sequence had not begun. As `state` of `kernels.short_conv`. Raises UserError for a shard of fewer
-    tokens than that.
-    """
-    shard = ctx.shard
-    if shard is None or not count:
-        return None
+def inputs_before(x: Tensor, count: int, shard: Shard) -> Tensor:
+    """`Context.inputs_before`: the last inputs of the rank before. Raises UserError for a shard of fewer tokens."""
     if shard.length < count:
         raise UserError(
             f"a convolution over {count + 1} tokens needs shards of at least {count}, not {shard.length}; "
@@ -106,16 +80,11 @@ def inputs_before(ctx: Context, x: Tensor, count: int) -> Tensor | None:
     return shard.for_each(before.transpose(1, 2))
 
 
-def delta_state_before(ctx: Context, operation: Callable[..., tuple], inputs: tuple) -> Tensor | None:
-    """The states [n, ..., K, V] before the sequences of a shard, as `initial_state`; None where unsharded.
+def delta_state_before(operation: Callable[..., tuple], inputs: tuple, shard: Shard) -> Tensor:
+    """`Context.delta_state_before`: linearity gives transition and increment of a shard in one run.
 
-    operation: linear in its state and values, such as `kernels.delta_rule` and `kernels.memory_mixture`; inputs: its
-    tensors [B, t, ...], (q, k, v, ...) with v [B, t, ..., V]. Linearity gives transition and increment in one run, over
-    values with K zeros behind them, from the state [0 | I]: it ends with [B | A].
+    It runs over values with K zeros behind them, from the state [0 | I], and ends with [B | A].
     """
-    shard = ctx.shard
-    if shard is None:
-        return None
     part = last_sequence(shard)
     q, k, v, *more = (x[:, part] for x in inputs)
     width = k.shape[-1]
@@ -128,20 +97,13 @@ def delta_state_before(ctx: Context, operation: Callable[..., tuple], inputs: tu
     return shard.for_each(fold(transition, increment, shard))
 
 
-def mesa_state_before(
-    ctx: Context, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """(H [n, H, K, K], G [n, H, K, V]) before the sequences of a shard, as `initial_state`; None where unsharded.
+def mesa_state_before(k: Tensor, v: Tensor, g: Tensor, beta: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
+    """`Context.mesa_state_before`.
 
     Nothing has to be solved for states: with γ_t = exp g_t a shard of tokens 1 … t makes
 
         H ← (Π_s γ_s)·H + Σ_s (β_s·Π_{r>s} γ_r)·k_s·k_sᵀ        G likewise with k_s·v_sᵀ
-
-    k [B, t, H, K], v [B, t, H, V], g and beta [B, t, H] as `kernels.mesa` takes them; at least fp32.
     """
-    shard = ctx.shard
-    if shard is None:
-        return None
     wide = torch.promote_types(k.dtype, torch.float32)
     k, v, g, beta = (x[:, last_sequence(shard)].to(wide) for x in (k, v, g, beta))
     since = g.flip(1).cumsum(1).flip(1) - g  # Σ_{r>s} g_r, summed from the end: exact where it matters
@@ -164,14 +126,8 @@ def whole(mixer: Callable, x: Tensor, ctx: Context) -> tuple[Tensor, dict[str, T
     return shard.own(y), {name: total(loss / shard.size, shard) for name, loss in aux.items()}
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, ctx: Context, ignore_index: int = -100) -> Tensor:
-    """The mean cross-entropy [] in nats over all ranks' targets, those equal to ignore_index left out.
-
-    logits [B, t, V], targets int64 [B, t]: the rank's own. Unsharded it is `torch.nn.functional.cross_entropy`.
-    """
-    logits, targets = logits.flatten(0, 1), targets.flatten()
-    if ctx.shard is None:
-        return F.cross_entropy(logits, targets, ignore_index=ignore_index)
+def cross_entropy(logits: Tensor, targets: Tensor, ignore_index: int, shard: Shard) -> Tensor:
+    """`Context.cross_entropy` of logits [n, V] and targets [n]."""
     losses = F.cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
     count = (targets != ignore_index).sum()
-    return total(losses, ctx.shard) / total(count, ctx.shard)
+    return total(losses, shard) / total(count, shard)

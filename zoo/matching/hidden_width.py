@@ -11,7 +11,7 @@ from zoo import cost, registry
 from zoo.config import ModelConfig, from_dict
 from zoo.errors import UserError
 from zoo.matching.reference import TOLERANCE, plain_transformer, with_options
-from zoo.model import letters_of
+from zoo.model import letters_of, on_meta
 
 CLOSE = 0.005
 """The relative error below which a width divisible by 8 (fast on GPUs) is taken; then one divisible by 4, by 2."""
@@ -124,7 +124,7 @@ def _counted(config: ModelConfig, seq_len: int, length: int | None = None) -> fl
 def _cached(config_json: str, seq_len: int, length: int | None) -> float:
     """The count without embedding and head, cached: the cells of a sweep differ mostly in their seeds."""
     config = from_dict(ModelConfig, json.loads(config_json))
-    model = cost.on_meta(config, vocab_size=_VOCAB, seq_len=seq_len)
+    model = on_meta(config, vocab_size=_VOCAB, seq_len=seq_len)
     if length is None:
         return cost.parameters_non_embedding(model)
     return cost.flops_per_token(model, length) - 2 * config.d_model * _VOCAB

@@ -11,6 +11,7 @@ from zoo import cost, registry
 from zoo.config import ModelConfig
 from zoo.errors import UserError
 from zoo.matching.reference import with_options
+from zoo.model import on_meta
 
 FARTHEST = 0.1
 """The share by which a layer's state may differ from its part, where layers of another kind make up for it."""
@@ -95,7 +96,7 @@ class LayerStates:
 
     def _model(self, letter: str, options: dict[str, int]):
         one = dataclasses.replace(self.config, pattern=letter, depth=1)
-        return cost.on_meta(
+        return on_meta(
             with_options(one, "mixers", self._name(letter), **options), vocab_size=8, seq_len=self.seq_len
         )
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import by_keys
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
 from zoo.modules import KVCache, by_sequence, positions
@@ -94,7 +93,7 @@ class Attention(GroupedQueryMixer):
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         q, k, v = self._qkv(x, ctx.positions)
         attend = functools.partial(kernels.attention, window=self.window, backend=self.backend)
-        o = by_keys(ctx, attend, (q,), (k, v))
+        o = ctx.by_keys(attend, (q,), (k, v))
         seen = {"window": self.window, "cu_seqlens": ctx.cu_seqlens}
         ctx.record("attention", lambda: attention_values(kernels.attention, q, k, **seen))
         record_gates(ctx, x, self.width, output=self.output_gate, value=self.value_gate)

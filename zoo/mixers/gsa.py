@@ -10,16 +10,14 @@ from torch import Tensor
 import kernels
 from kernels.gating import gated
 from zoo.context import Context
-from zoo.context_parallel import by_keys_with_losses
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims
 from zoo.mixers.grouped_query import GroupedQueryMixer
+from zoo.mixers.gsa_indexer import Indexer, Warmup
 from zoo.mixers.gsa_step import StepProjection, takes_step
 from zoo.modules import RowCache, by_sequence, positions
-from zoo.modules.indexer import Indexer, Warmup
 from zoo.options import added, at_least, default_kv_heads, even_width, one_of, positive
 from zoo.probes.attention_events import record_gates, record_sparse_attention
-from zoo.recompute import run_recomputed
 from zoo.registry import register_mixer
 
 IndexerOutput = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -126,10 +124,10 @@ class GSA(GroupedQueryMixer):
     def forward(self, x: Tensor, ctx: Context) -> tuple[Tensor, Aux]:
         """Whole sequences: x [B, T, D] -> (y [B, T, D], in training {"indexer_kl": scalar})."""
         q, k, v = self._qkv(x, ctx.positions)
-        q_idx, k_idx, w_idx, bias = run_recomputed(self.indexer, x, ctx.positions, ctx=ctx)
+        q_idx, k_idx, w_idx, bias = ctx.recomputed(self.indexer, x, ctx.positions)
         gate = self._gate_logits(x)
         read = functools.partial(self._read, bias)
-        o, aux = by_keys_with_losses(ctx, read, (q, q_idx, w_idx, gate), (k, v, k_idx))
+        o, aux = ctx.by_keys_with_losses(read, (q, q_idx, w_idx, gate), (k, v, k_idx))
         if ctx.probe is not None:
             options = {"cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
             selected = None if self.warmup.dense else self._select((q_idx, k_idx, w_idx, bias), options)

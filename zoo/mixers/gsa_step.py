@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kernels
-from kernels.checks import autocasts
+from kernels.dispatch import autocasts
 from zoo.modules.derived import Derived
 
 

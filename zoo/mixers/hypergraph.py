@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import by_heads
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import GroupedKVCache, OutputProjection, by_sequence, fp32_linear, positions
@@ -137,7 +136,7 @@ class HyperGraph(Mixer):
                 q, k, v, timeline, weight=weight, backend=self.backend, **shared
             )
 
-        o = by_heads(ctx, attend, q, k, v, timeline, weight)
+        o = ctx.by_heads(attend, q, k, v, timeline, weight)
         ctx.record(
             "routing",
             lambda: {"probabilities": probabilities.detach(), "choices": timeline[..., None]},

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import delta_state_before
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.options import added, at_least, default_recurrent_heads, head_width, one_of
@@ -108,7 +107,7 @@ class KDA(Mixer):
         """Whole sequences: x [B, T, D] -> (y [B, T, D], no losses)."""
         inputs = self._inputs(x, self.convolution(self.qkv_proj(x), ctx))
         delta_rule = functools.partial(kernels.delta_rule, backend=self.backend)
-        before = delta_state_before(ctx, delta_rule, inputs)
+        before = ctx.delta_state_before(delta_rule, inputs)
         o, _ = delta_rule(*inputs, initial_state=before, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, inputs)
         return self._out(o, x), {}

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import mesa_state_before
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import ForgetGate, OutputProjection, RMSNorm, ShortConvolution, fp32_linear, l2norm
 from zoo.options import added, at_least, default_recurrent_heads, head_width
@@ -114,7 +113,7 @@ class MesaNet(Mixer):
         for name, convolution in self.convolutions.items():
             qkv[name] = convolution(qkv[name], ctx)
         inputs = self._inputs(x, qkv)
-        before = mesa_state_before(ctx, *inputs[1:])
+        before = ctx.mesa_state_before(*inputs[1:])
         o, _ = self._mesa(inputs, initial_state=before, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, inputs)
         return self._out(o), {}

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import by_keys
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import OutputProjection, RMSNorm, RowCache, by_sequence, positions
@@ -119,7 +118,7 @@ class MLA(Mixer):
             ctx.record("attention", lambda: attention_values(kernels.attention, q, k, cu_seqlens=cu_seqlens))
             return kernels.attention(q, k, v, cu_seqlens=cu_seqlens, backend=self.backend)
 
-        o = by_keys(ctx, attend, self._queries(x, ctx.positions), self._latents(x, ctx.positions))
+        o = ctx.by_keys(attend, self._queries(x, ctx.positions), self._latents(x, ctx.positions))
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

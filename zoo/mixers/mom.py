@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import delta_state_before
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import LogDecay, OutputProjection, RMSNorm, fp32_linear, l2norm
@@ -117,7 +116,7 @@ class MoM(Mixer):
         """Whole sequences: x [B, T, D] -> (y [B, T, D], {"memory_balance": scalar} where there is a router)."""
         p, routes, weights = self._routes(x)
         inputs = *self._inputs(x), routes, weights
-        before = delta_state_before(ctx, self._mix, inputs)
+        before = ctx.delta_state_before(self._mix, inputs)
         o, _ = self._mix(*inputs, initial_state=before, cu_seqlens=ctx.cu_seqlens)
         self._record(ctx, p, inputs)
         return self._out(o), {} if self.router is None else {"memory_balance": self._balance(p, routes, ctx)}

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import by_keys
 from zoo.errors import UserError
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.mixers.nsa_compression import Compress
@@ -154,7 +153,7 @@ class NSA(Mixer):
             record_branch_attention(ctx, q, turned, (compressed[0], kv[2], kv[4]), gates, self.sizes)
             return self._attend(gates, (q, turned), compressed, kv[2:4], kv[4:], cu_seqlens)
 
-        o = by_keys(ctx, read, (self._gates(x), *q), (*raw, *selected, *sliding))
+        o = ctx.by_keys(read, (self._gates(x), *q), (*raw, *selected, *sliding))
         return self.o_proj(o.flatten(-2)), {}
 
     def init_state(self, batch_size, *, capacity=0, device=None, dtype=torch.float32):

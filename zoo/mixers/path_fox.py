@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.context import Context
-from zoo.context_parallel import by_heads
 from zoo.interfaces import Aux, Dims, Mixer
 from zoo.modules import (
     ForgetGate,
@@ -116,7 +115,7 @@ class PathFox(Mixer):
         if self.turn is not None or self.forget is not None:
             w, beta = (None, None) if self.turn is None else self.turn(x, ctx)
             attend, path = kernels.path_attention, (w, beta, self._log_gate(x))
-        o = by_heads(ctx, functools.partial(attend, backend=self.backend), q, k, v, *path)
+        o = ctx.by_heads(functools.partial(attend, backend=self.backend), q, k, v, *path)
         ctx.record("attention", lambda: attention_values(attend, q, k, *path, cu_seqlens=ctx.cu_seqlens))
         return self.o_proj(o.flatten(-2)), {}
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from zoo.discovery import is_left_out
 from zoo.errors import UserError
 from zoo.probes.events import ProbeEvent
 from zoo.probes.rows import Row
+from zoo.registry import is_left_out
 
 if TYPE_CHECKING:  # blocks import this module, and the model imports blocks
     from zoo.model import LanguageModel
@@ -61,7 +61,7 @@ def register_measure(cls: type[Measure]) -> type[Measure]:
 
 
 def all_measures() -> dict[str, type[Measure]]:
-    """Every registered measure by name, without those of files whose import failed later on (zoo.discovery)."""
+    """Every registered measure by name, without those of files whose import failed later on (zoo.registry)."""
     return {name: cls for name, cls in _MEASURES.items() if not is_left_out(cls.__module__)}
 
 

@@ -13,6 +13,6 @@ number, and when the backward asks for it, the computation runs once more from s
 Source: the OrthGSA document, "Selective Recomputation Strategy"; mHC (arXiv:2512.24880), its section on recomputing.
 """
 
-from zoo.recompute.modes import MODES, Recompute, block_length, run_layers, run_recomputed, run_saved
+from zoo.recompute.modes import MODES, Recompute, block_length
 
-__all__ = ["MODES", "Recompute", "block_length", "run_layers", "run_recomputed", "run_saved"]
+__all__ = ["MODES", "Recompute", "block_length"]

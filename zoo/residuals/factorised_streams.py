@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from zoo.errors import UserError
 from zoo.interfaces import Dims
 from zoo.modules import fp32_linear

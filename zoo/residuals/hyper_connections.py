@@ -20,11 +20,9 @@ from torch import Tensor, nn
 
 import kernels
 from zoo.errors import UserError
-from zoo.interfaces import Dims, Residual, Streams
+from zoo.interfaces import Dims, ParameterGroup, Residual, StepBuffer, Streams
 from zoo.modules import NORM_EPS, RMSNorm
 from zoo.modules.derived import Derived
-from zoo.modules.parameter_groups import ParameterGroup
-from zoo.modules.step_buffer import StepBuffer
 from zoo.options import added, at_least, one_of
 from zoo.residuals import hyper_step
 

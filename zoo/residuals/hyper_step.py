@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import autocasts
+from kernels.dispatch import autocasts
 
 MOST_SEQUENCES = 8
 """The largest batch whose coefficients are computed one sequence after another."""

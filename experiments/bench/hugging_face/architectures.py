@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.bench.hugging_face.weights import copy_weights, deepseek_layer, lfm2_layer, llama_layer
 from zoo.model import LanguageModel
-from zoo.modules.norm import NORM_EPS, RMSNorm
+from zoo.modules.layers import NORM_EPS, RMSNorm
 
 FAMILIES = {"Llama": "F", "Lfm2": "CF", "DeepseekV3": "L"}
 """The names that transformers' classes begin with, and the mixers that their models are made of."""

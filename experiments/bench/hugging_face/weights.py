@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from zoo.layer import Layer
-from zoo.model import LanguageModel
+from zoo.model import LanguageModel, Layer
 
 Weights = Iterator[tuple[str, Tensor]]
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from experiments.bench.cases.call import Call
-from kernels import segments
 from kernels.dispatch import never
+from kernels.ops.attention import torch_ops as attention_on_host
 from kernels.ops.nsa_attention import triton_ops as nsa_on_host
 
 
@@ -28,13 +28,13 @@ def on_triton(call: Call) -> Any:
 @contextlib.contextmanager
 def equal_segments() -> Iterator[None]:
     """While inside, attention over segments by PyTorch's operations takes them for segments of equal length."""
-    eager = segments.segment_attention_eager
+    eager = attention_on_host.segment_attention_eager
 
     def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
         count = len(cu_seqlens) - 1
         return eager(q, k, v, torch.arange(count + 1) * len(q) // count, **options)
 
-    with mock.patch.object(segments, "segment_attention_eager", attend):
+    with mock.patch.object(attention_on_host, "segment_attention_eager", attend):
         yield
 
 

@@ -13,7 +13,7 @@ from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
 from experiments.bench.cases.call import Call
 from experiments.bench.inputs import InputFactory
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device
 
 TIMELINES = 6
 REFERENCE_LIMIT = 4096
@@ -23,7 +23,7 @@ MODES = {"forward": passes.forward, "forward+backward": passes.forward_backward}
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows of forward and forward+backward at every length; ratio: speed against the `torch` backend."""
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     rows: list[dict[str, Any]] = []
     for length in lengths_within_budget(config.bench, SHORT_LENGTHS, "attention"):
         for call in _calls(config, length, device):

@@ -21,15 +21,14 @@ from experiments import data
 from experiments.bench import result_table, timing
 from experiments.bench.model_steps import update
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import tokens_per_step
-from experiments.runs.metric_log import MetricLog
-from experiments.system import machine
+from experiments.costs.model_costs import Utilisation
+from experiments.parallel.group import pick_device, pick_precision
+from experiments.runs.folders import MetricLog
 from experiments.system.progress import Bar
-from experiments.training import callbacks, optim
-from experiments.training.lightning_modules import LanguageModelling
-from experiments.training.train import make_batches, make_model
-from experiments.training.trainer import make_trainer, silence_lightning
-from zoo.modules.step_buffer import set_step
+from experiments.training import callbacks
+from experiments.training.lightning_modules import LanguageModelling, lr_factor, make_optimizer
+from experiments.training.train import make_batches, make_model, make_trainer, silence_lightning
+from zoo.interfaces import set_step
 
 STEP_MS = 120.0
 
@@ -38,7 +37,7 @@ def run(config: Config) -> list[dict[str, Any]]:
     """Time bench.pairs pairs of bench.steps steps; prints median ratio and interval, returns two rows."""
     silence_lightning()
     torch.set_num_threads(config.trainer.threads)
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     trainer_config = dataclasses.replace(config.trainer, max_steps=config.bench.steps)
     config = dataclasses.replace(config, trainer=trainer_config)
     corpus = data.prepare(config.data)
@@ -65,11 +64,11 @@ def _bare(config: Config, corpus: data.Corpus, device: torch.device) -> float:
     """Seconds of a loop a person would write: batch, loss, backward, clip, step."""
     task = _task(config, corpus)
     model = task.model.to(device)
-    optimizer = optim.optimizer(model, config.optim)
+    optimizer = make_optimizer(model, config.optim)
     began = time.perf_counter()
     for step in range(config.bench.steps):
         for group in optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * optim.lr_factor(step, config.optim, config.bench.steps)
+            group["lr"] = group["initial_lr"] * lr_factor(step, config.optim, config.bench.steps)
         batch = {k: v.to(device) for k, v in task.batches.batch(step).items()}
         loss, aux, _ = task.losses(batch)
         update(optimizer, loss + model.aux_loss(aux), config.optim.clip)
@@ -83,7 +82,8 @@ def _harness(config: Config, corpus: data.Corpus, device: torch.device) -> float
     task, clock = _task(config, corpus), _Clock()
     with tempfile.TemporaryDirectory() as folder:
         log = MetricLog(Path(folder) / "metrics.csv", [f"aux:{name}" for name in task.model.aux_weights])
-        metrics = callbacks.MetricRows(log, config.trainer.log_every, tokens_per_step(config), 1.0, 1.0)
+        utilisation = Utilisation(lambda: 1.0, lambda: 1.0)
+        metrics = callbacks.MetricRows(log, config.trainer.log_every, config.tokens_per_step, utilisation)
         bar = Bar("harness", config.trainer.progress)
         trainer = make_trainer(config, device, [clock, metrics, callbacks.ReportProgress(bar)], Path(folder))
         trainer.fit(task)
@@ -122,8 +122,8 @@ def _row(
         "suite": "harness",
         "model": name,
         "mode": "training step",
-        "precision": machine.precision(config.trainer.precision, device),
-        "tokens": tokens_per_step(config),
+        "precision": pick_precision(config.trainer.precision, device),
+        "tokens": config.tokens_per_step,
         "batch": config.data.batch_size,
         "milliseconds_median": statistics.median(times),
         "milliseconds_low": min(times),

@@ -21,7 +21,7 @@ from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call, Case
 from experiments.bench.passes import Form, forward, forward_backward
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device
 from kernels.triton_common import interpreted
 
 LENGTHS = {"cuda": GPU_LENGTHS, "cpu": [256, 512]}
@@ -32,7 +32,7 @@ SLOW_MS = 1e3
 
 def run(config: Config) -> list[dict[str, Any]]:
     """All rows of the table, those of earlier runs included."""
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     table = result_table.ResumableTable(config, device)
     for name, reason in peers.unavailable(device).items():
         tqdm.write(f"without {name}: {reason}")
@@ -42,7 +42,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 def finished(config: Config) -> bool:
     """Whether every cell has its rows."""
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     return not result_table.ResumableTable(config, device).unmeasured(_cells(config, device))
 
 

@@ -15,8 +15,7 @@ from experiments.bench import result_table, timing
 from experiments.bench.budget import SHORT_LENGTHS, lengths_within_budget
 from experiments.bench.model_steps import autocast, random_tokens
 from experiments.configuration.schema import Config
-from experiments.costs.model_costs import nominal_vocabulary
-from experiments.system import machine
+from experiments.parallel.group import pick_device, pick_precision
 from zoo.model import LanguageModel
 
 PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}
@@ -24,8 +23,8 @@ PATTERNS = {"transformer": "F", "hypergraph": "interlaced_sf"}
 
 def run(config: Config) -> list[dict[str, Any]]:
     """Rows of both models at every length, batch 1, interleaved; ratio: dense time over this model's time."""
-    device = machine.pick(config.device)
-    half = machine.precision(config.trainer.precision, device) == "bf16"
+    device = pick_device(config.device)
+    half = pick_precision(config.trainer.precision, device) == "bf16"
     models = {name: _model(config, pattern, device) for name, pattern in PATTERNS.items()}
     rows: list[dict[str, Any]] = []
     for length in lengths_within_budget(config.bench, SHORT_LENGTHS, "latency"):
@@ -53,7 +52,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 def _model(config: Config, pattern: str, device: torch.device) -> LanguageModel:
     model_config = dataclasses.replace(config.model, pattern=pattern)
-    model = LanguageModel(model_config, vocab_size=nominal_vocabulary(config), seq_len=config.data.seq_len)
+    model = LanguageModel(model_config, vocab_size=config.nominal_vocabulary, seq_len=config.data.seq_len)
     return model.to(device).eval()
 
 

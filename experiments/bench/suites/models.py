@@ -23,9 +23,9 @@ from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.cases import matching_names
 from experiments.bench.decoding import state_after
 from experiments.bench.model_steps import TrainingStep, autocast, make_model, random_tokens
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device, pick_precision
 from zoo.model import LanguageModel
 
 LENGTHS = {"cuda": GPU_LENGTHS, "cpu": [512, 1024]}
@@ -41,7 +41,7 @@ NO_ROOM = "out of memory"
 
 def run(config: Config) -> list[dict[str, Any]]:
     """All rows of the table, those of earlier runs included."""
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     table = result_table.ResumableTable(config, device)
     table.fill(_cells(_Bench(config, device, table)), config.bench.budget_s, "models")
     return table.rows
@@ -49,7 +49,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 def finished(config: Config) -> bool:
     """Whether every cell has its row."""
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     table = result_table.ResumableTable(config, device)
     return not table.unmeasured(_cells(_Bench(config, device, table)))
 
@@ -180,7 +180,7 @@ class _Bench:
 
     def __init__(self, config: Config, device: torch.device, table: result_table.ResumableTable) -> None:
         self.config, self.device, self.table = config, device, table
-        self.half = machine.precision(config.trainer.precision, device) == "bf16"
+        self.half = pick_precision(config.trainer.precision, device) == "bf16"
         self._made: tuple[str, int, LanguageModel] | None = None
 
     def model(self, name: str, length: int) -> LanguageModel:

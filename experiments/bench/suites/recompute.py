@@ -14,16 +14,16 @@ from tqdm import tqdm
 from experiments.bench import result_table, timing
 from experiments.bench.activation_memory import saved_bytes
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.configuration.presets import label
+from experiments.configuration.compose import label
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device
 from zoo.model import letters_of
 from zoo.recompute import MODES
 
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row a mode, interleaved, at data.batch_size x data.seq_len."""
-    device, d = machine.pick(config.device), config.data
+    device, d = pick_device(config.device), config.data
     model = make_model(config, config.model, d.seq_len, device)
     step = TrainingStep(config, model, random_tokens(config, d.batch_size, d.seq_len, device))
     times = timing.interleaved({mode: _under(mode, step) for mode in MODES}, config.bench.repeats, device)

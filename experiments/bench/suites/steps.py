@@ -16,9 +16,9 @@ from tqdm import tqdm
 from experiments.bench import result_table, timing
 from experiments.bench.cases import matching_names
 from experiments.bench.model_steps import TrainingStep, make_model, random_tokens
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device, pick_precision
 from zoo.matching import match_parameters
 
 LENGTHS = [1024, 4096]
@@ -30,7 +30,7 @@ COLUMNS = [*result_table.COLUMNS, "ratio_low", "ratio_high"]
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for every preset at every length; the transformer is always among them."""
-    device, rows = machine.pick(config.device), []
+    device, rows = pick_device(config.device), []
     names = matching_names(config.bench.cases, list(architectures(config.model)))
     for length in config.bench.lengths or LENGTHS:
         data = dataclasses.replace(config.data, seq_len=length)
@@ -66,7 +66,7 @@ def _rows(config: Config, names: list[str], batch: int, device: torch.device) ->
         ratio, low, high = timing.ratios(times[PLAIN], milliseconds)
         row = result_table.row("steps", name, milliseconds, 0.0, device, tokens=length)
         row |= {"batch": batch, "backend": config.model.backend, "mode": "training step"}
-        row["precision"] = machine.precision(config.trainer.precision, device)
+        row["precision"] = pick_precision(config.trainer.precision, device)
         row |= {"ratio": ratio, "ratio_low": low, "ratio_high": high}
         tqdm.write(result_table.format_row(row))
         rows.append(row)

@@ -25,7 +25,7 @@ from experiments.bench.result_table import machine_facts
 from experiments.bench.taken_in import GRADIENTS, TAKEN_IN
 from experiments.bench.traffic import bytes_of
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device
 
 CLAIMED = {
     "hyper_coefficients": (("hyper_coefficients",), 0.66),
@@ -43,7 +43,7 @@ COLUMNS = [
 
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for every operation of the document's table and every part that a kernel takes in, length and mode."""
-    device, rows = machine.pick(config.device), []
+    device, rows = pick_device(config.device), []
     for name in matching_names(config.bench.cases, [*CLAIMED, *TAKEN_IN]):
         for length in config.bench.lengths or LENGTHS:
             for mode in _modes(name):

@@ -1,6 +1,27 @@
 """Sources of text. Adding one is a file here with a `@register_source` class, and its import below."""
 
 from experiments.data.sources import pydocs, text, wikitext
-from experiments.data.sources.base import SOURCES, SPLITS, Document, Source, register_source
+from experiments.data.sources.base import (
+    SOURCES,
+    SPLITS,
+    Contents,
+    Document,
+    Source,
+    check_sizes,
+    contents,
+    register_source,
+)
 
-__all__ = ["SOURCES", "SPLITS", "Document", "Source", "pydocs", "register_source", "text", "wikitext"]
+__all__ = [
+    "SOURCES",
+    "SPLITS",
+    "Contents",
+    "Document",
+    "Source",
+    "check_sizes",
+    "contents",
+    "pydocs",
+    "register_source",
+    "text",
+    "wikitext",
+]

@@ -1,8 +1,9 @@
-"""The interface of a source of text, and the table of all sources."""
+"""The interface of a source of text, the table of all sources, and what the splits of one hold."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import time
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from experiments.data.cache import cache_root, content_hash, load_fact, store_fact
 from experiments.data.config import DataConfig
 from zoo.errors import UserError
 
@@ -19,6 +21,9 @@ EVALUATION_SHARE = 20
 """One document in EVALUATION_SHARE is for testing, and one for validation."""
 
 SOURCES: dict[str, Source] = {}
+
+Contents = dict[str, dict]
+_CONTENTS_VERSION = 1
 
 # Timestamps have a granularity of milliseconds: a file younger than this may change without a new stamp.
 _SETTLED_NS = 2_000_000_000
@@ -117,3 +122,43 @@ def refuse(cfg: DataConfig, *keys: str) -> None:
                 f"data.{key}={getattr(cfg, key)} has no meaning with data.name={cfg.name}; leave it out"
                 + (", or choose data.name=text for your own files" if key == "path" else "")
             )
+
+
+def contents(cfg: DataConfig, keep: bool = True) -> Contents:
+    """For each split {"digest": SHA-256 of its documents in order, "bytes", "documents"}.
+
+    The result of an earlier call is taken from the cache as long as the files have not changed. keep: write this one
+    there. Raises UserError for text that cannot be read, and for a text too small for ``cfg.seq_len``.
+    """
+    stamp = SOURCES[cfg.name].stamp(cfg)
+    file = cache_root(cfg) / "contents" / f"{content_hash([_CONTENTS_VERSION, cfg.name, stamp])}.json"
+    found = load_fact(file) if stamp is not None else None
+    if found is None:
+        found = {split: _read(cfg, split) for split in SPLITS}
+        if stamp is not None and keep:
+            store_fact(file, found)
+    # No tokenizer here makes more tokens than bytes, and one separator a document.
+    check_sizes(cfg, {split: part["bytes"] + part["documents"] for split, part in found.items()}, "bytes")
+    return found
+
+
+def check_sizes(cfg: DataConfig, sizes: dict[str, int], unit: str) -> None:
+    """Raise UserError unless training fills a window and the evaluation splits have something to score."""
+    needed = cfg.seq_len + 1
+    if sizes["train"] < needed or min(sizes.values()) < 2:
+        raise UserError(
+            f"the text is too small: training has {sizes['train']} {unit}, validation {sizes['validation']}, "
+            f"test {sizes['test']} (document separators counted); data.seq_len={cfg.seq_len} needs at least "
+            f"{needed} tokens of training text and some text in each split: give more text or a smaller "
+            "data.seq_len"
+        )
+
+
+def _read(cfg: DataConfig, split: str) -> dict:
+    digest, size, documents = hashlib.sha256(), 0, 0
+    for document in SOURCES[cfg.name].documents(cfg, split, cache_root(cfg)):
+        encoded = document.text.encode()
+        digest.update(f"{len(encoded)} {document.rows}\n".encode() + encoded)
+        size += len(encoded)
+        documents += 1
+    return {"digest": digest.hexdigest(), "bytes": size, "documents": documents}

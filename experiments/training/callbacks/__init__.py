@@ -15,8 +15,13 @@ from experiments.training.callbacks.checkpoints import (
     latest_checkpoint,
     remove_checkpoints,
 )
-from experiments.training.callbacks.metrics import MetricRows, ReportProgress
-from experiments.training.callbacks.validation import ExportWeights, TaskValidation, Validation
+from experiments.training.callbacks.metrics import (
+    ExportWeights,
+    MetricRows,
+    ReportProgress,
+    TaskValidation,
+    Validation,
+)
 
 __all__ = [
     "AtomicCheckpointIO",

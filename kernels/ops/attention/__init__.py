@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, only_when_named
 from kernels.ops.attention.plugin_backend import register_plugin
 from kernels.ops.attention.reference import attention_reference
 from kernels.ops.attention.torch_ops import attention_torch

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.cayley.reference import cayley_reference
 
 Number = TypeVar("Number", float, Tensor)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from kernels.checks import check_packed
-from kernels.dispatch import Operation, on_cuda, one_token
+from kernels.dispatch import Operation, check_packed, on_cuda, one_token
 from kernels.ops.delta_rule.reference import delta_rule_reference
 from kernels.ops.delta_rule.torch_ops import delta_rule_torch
 from kernels.triton_common import lazily, refusal

@@ -1,4 +1,4 @@
-"""The gated delta rule a chunk at a time: the WY form, forward and backward.
+"""The gated delta rule a chunk at a time: sequences as chunks, and the WY form forward (chunked_backward.py: backward).
 
 Within a chunk that starts from state S₀, let G_i be the sum of its gates up to token i, let products be under the decay
 between their tokens, and let e_i = v_i − (Diag(exp g_i)·S_{i−1})ᵀk_i be the error that token i corrects:
@@ -15,13 +15,122 @@ Without the delta term (`delta=False`, gated linear attention) nothing is read b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kernels.ops.delta_rule.chunks import Chunks, Group
 from kernels.ops.delta_rule.decay import ChannelDecay, SharedDecay
+
+CHUNK = 32
+"""Tokens a chunk at most: more make larger products, fewer more steps."""
+
+GROUP = 2**17
+"""Numbers that a tensor of one group of chunks may hold on a CPU, so that they stay in its cache."""
+
+
+def chunk_length(tokens: int, sequences: int) -> int:
+    """Choose the tokens per chunk, up to CHUNK: a power of two that sequences of average length fill by over half."""
+    average = tokens / max(sequences, 1)
+    return next((c for c in (2, 4, 8, 16) if c >= average), CHUNK)
+
+
+def most_chunks(tokens: int, sequences: int) -> int:
+    """Bound the number of chunks, whatever the sequences' lengths: known without reading them."""
+    return tokens // chunk_length(tokens, sequences) + sequences
+
+
+@dataclass(frozen=True)
+class Group:
+    """Chunks that are computed together: some steps, and all sequences that are still running in each.
+
+    rows    int64 [M, C], for every slot its row of the flat [tokens·H (+1)] axis; the last, spare row for padding
+    filled  bool [M, C], false for padding
+    padded  whether there is any
+    sizes   how many chunks every step has; those of sequence rank r (and head h) stand at place r·H + h
+    first   place of the group's first chunk among all chunks
+    """
+
+    rows: Tensor
+    filled: Tensor
+    padded: bool
+    sizes: list[int]
+    first: int
+
+    @property
+    def places(self) -> slice:
+        """The group's chunks among all chunks."""
+        return slice(self.first, self.first + self.rows.shape[0])
+
+    def steps(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Split x [M, ...] into its steps."""
+        return x.split(self.sizes)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Sequences cut into chunks of C tokens, padded at their ends, in the order of the steps of the recurrence.
+
+    Step s holds the s-th chunk of every sequence that has one. Sequences are ranked by falling length, so that those
+    which still run are the first ones at every step.
+
+    order   int64 [N], the sequence of every rank
+    start   int64 [n], a chunk's first token; filled: int64 [n], how many of its slots are tokens
+    active  how many sequences run at each step
+    """
+
+    tokens: int
+    heads: int
+    length: int
+    order: Tensor
+    start: Tensor
+    filled: Tensor
+    active: list[int]
+
+    @staticmethod
+    def of(lengths: Tensor, heads: int) -> Chunks:
+        """Cut sequences that follow one another into chunks; lengths: int64 [N] on the CPU."""
+        tokens = int(lengths.sum())
+        length = chunk_length(tokens, lengths.shape[0])
+        order = torch.argsort(lengths, descending=True, stable=True)
+        first = (lengths.cumsum(0) - lengths)[order]
+        lengths = lengths[order]
+        chunks = (lengths + length - 1) // length
+        steps = torch.arange(int(chunks.max()))
+        active = torch.searchsorted(-chunks, -steps)  # chunks falls: how many exceed the step
+        step = steps.repeat_interleave(active)
+        rank = torch.arange(step.shape[0]) - (active.cumsum(0) - active)[step]
+        start = first[rank] + step * length
+        filled = (lengths[rank] - step * length).clamp_max(length)
+        return Chunks(tokens, heads, length, order, start, filled, active.tolist())
+
+    def groups(self, width: int, device: torch.device) -> Iterator[Group]:
+        """Yield all groups in the order of time; a group is sized for tensors of `width` numbers a slot."""
+        slots = self.length * self.heads * width
+        room = GROUP if device.type == "cpu" else 64 * GROUP
+        begin = done = 0
+        while begin < len(self.active):
+            end, chunks = begin + 1, self.active[begin]
+            while end < len(self.active) and (chunks + self.active[end]) * slots <= room:
+                chunks += self.active[end]
+                end += 1
+            yield self._group(done, self.active[begin:end], device)
+            begin, done = end, done + chunks
+
+    def _group(self, done: int, active: list[int], device: torch.device) -> Group:
+        chunks = slice(done, done + sum(active))
+        slot = torch.arange(self.length)
+        filled = slot < self.filled[chunks, None]
+        token = torch.where(filled, self.start[chunks, None] + slot, self.tokens)
+        head = torch.arange(self.heads)[:, None]
+        rows = (token[:, None] * self.heads + head).clamp_max(self.tokens * self.heads)
+        padded = not bool(filled.all())
+        filled = filled[:, None].expand_as(rows)
+        sizes = [n * self.heads for n in active]
+        return Group(
+            rows.flatten(0, 1).to(device), filled.flatten(0, 1).to(device), padded, sizes, done * self.heads
+        )
 
 
 @dataclass(frozen=True)
@@ -142,75 +251,3 @@ def _solve(x: Inputs, v: Tensor, weighted: Tensor, room: Saved) -> Tensor:
     room.inverse.copy_(torch.linalg.solve_triangular(weighted, eye, upper=False, unitriangular=True))
     torch.bmm(room.inverse, v, out=room.errors)
     return torch.bmm(room.inverse, x.rows_from_start[:, 1])
-
-
-def backward(
-    flat: list[Tensor],
-    d_out: Tensor,
-    d_state: Tensor,
-    chunks: Chunks,
-    scale: float,
-    saved: Saved,
-    delta: bool = True,
-) -> list[Tensor]:
-    """Return the gradients of `flat`, computed one group of chunks after another, from the last to the first.
-
-    d_out    [tokens·H, V]
-    d_state  [N·H, K, V] by rank, the final state's gradient, overwritten with the initial's
-    """
-    width, value_width = d_state.shape[1:]
-    grads = [d_state.new_empty(x.shape[0] + 1, x.shape[1]) for x in flat]
-    for group in reversed(list(chunks.groups(max(width, value_width), d_state.device))):
-        x = Inputs(flat, group)
-        d_o = take(d_out, group).mul_(scale)
-        if group.padded:
-            d_o.mul_(group.filled.unsqueeze(-1))
-        found = _backward_group(x, d_o, d_state, group, saved.at(group), delta)
-        for grad, part in zip(grads, found, strict=True):
-            grad.index_copy_(0, group.rows.flatten(), part.flatten(0, 1))
-    return [grad[:-1].to(x.dtype) for grad, x in zip(grads, flat, strict=True)]
-
-
-def _backward_group(
-    x: Inputs, d_o: Tensor, d_state: Tensor, group: Group, saved: Saved, delta: bool
-) -> tuple[Tensor, ...]:
-    """d_o [M, C, V], scaled. Returns the gradients of q, k, v, g and β."""
-    d_errors, d_after = _inter_chunk_backward(x, d_o, d_state, group, saved, delta)
-    d_v = torch.bmm(saved.inverse.transpose(1, 2), d_errors) if delta else d_errors
-    # The left factors of S₀ and E for queries and for keys: o = Q̄·S₀ + P·Diag(β)·E and N·E = V − K̄·S₀.
-    outer = torch.stack([d_o, d_v if delta else torch.zeros_like(d_v)], 1)
-    outer[:, 1].neg_()
-    outer = outer.flatten(1, 2)
-    d_weighted = torch.bmm(outer, saved.errors.transpose(1, 2)).view_as(saved.products)
-    d_from_start = torch.bmm(outer, saved.states.transpose(1, 2)).view_as(x.rows)
-    d_to_end = torch.bmm(saved.errors, d_after.transpose(1, 2))
-    d_whole = (d_after * saved.states).sum(2).mul_(x.over.squeeze(-1))
-    d_beta = (d_weighted * saved.products).sum((1, 2)).unsqueeze(-1)
-    d_beta += (d_to_end * x.keys_to_end).sum(-1, keepdim=True)
-    d_products = d_weighted.mul_(x.beta.unsqueeze(1).transpose(2, 3))
-    d_to_end *= x.beta
-    d_q, d_k, d_g = x.decay.backward(d_products, d_from_start, d_to_end, d_whole, x.rows, saved.products)
-    return d_q, d_k, d_v, d_g, d_beta
-
-
-def _inter_chunk_backward(
-    x: Inputs, d_o: Tensor, d_state: Tensor, group: Group, saved: Saved, delta: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients of E [M, C, V] and of the state after every chunk [M, K, V]."""
-    weighted = saved.products[:, 0] * x.beta.transpose(1, 2)
-    reads = (None,) * len(group.sizes)
-    if delta:
-        reads = group.steps(torch.bmm(saved.inverse, x.rows_from_start[:, 1]).transpose(1, 2))
-    writes = x.keys_to_end * x.beta
-    d_errors = torch.bmm(weighted.transpose(1, 2), d_o)
-    d_start = torch.bmm(x.rows_from_start[:, 0].transpose(1, 2), d_o)
-    d_after = torch.empty_like(saved.states)
-    steps = [*(group.steps(y) for y in (d_after, d_errors, d_start, x.over, writes)), reads]
-    for after, d_error, start, over, write, read in zip(*map(reversed, steps), strict=True):
-        running = d_state[: after.shape[0]]
-        after.copy_(running)
-        d_error.baddbmm_(write, running)
-        torch.addcmul(start, running, over, out=running)
-        if read is not None:
-            running.baddbmm_(read, d_error, alpha=-1)
-    return d_errors, d_after

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.delta_rule import chunked
-from kernels.ops.delta_rule.chunks import Chunks, chunk_length, most_chunks
+from kernels.ops.delta_rule.chunked import Chunks, chunk_length, most_chunks
+from kernels.ops.delta_rule.chunked_backward import backward
 
 
 def delta_rule_torch(
@@ -106,7 +107,7 @@ def chunked_delta_rule_backward(
     saved = chunked.Saved(states, errors, products, inverse)
     with without_autocast(q):
         d_o = torch.zeros_like(v) if d_o is None else d_o
-        grads = chunked.backward(flat, *_flat(d_o), d_state.flatten(0, 1), chunks, scale, saved, delta)
+        grads = backward(flat, *_flat(d_o), d_state.flatten(0, 1), chunks, scale, saved, delta)
     d_initial = torch.empty_like(d_state).index_copy_(0, order, d_state)
     return *(x.view_as(y) for x, y in zip(grads, (q, k, v, g, beta), strict=True)), d_initial
 

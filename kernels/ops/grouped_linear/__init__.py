@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import in_autocast_dtype
-from kernels.dispatch import Operation, always, only_when_named
+from kernels.dispatch import Operation, always, in_autocast_dtype, only_when_named
 from kernels.ops.grouped_linear.reference import grouped_linear_reference
 from kernels.ops.grouped_linear.torch_ops import grouped_linear_torch
 

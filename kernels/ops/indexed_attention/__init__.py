@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, on_cuda, only_when_named
+from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
 from kernels.ops.indexed_attention.composed import composed
 from kernels.ops.indexed_attention.torch_ops import indexed_attention_torch
 from kernels.ops.lightning_topk import AdaptiveK

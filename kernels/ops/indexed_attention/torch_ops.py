@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.flops import attention_flops
 from kernels.gating import gated
 from kernels.ops.indexed_attention.backward import attend_backward

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import check_attention
-from kernels.dispatch import Operation, always, on_cuda, only_when_named
+from kernels.dispatch import Operation, always, check_attention, on_cuda, only_when_named
 from kernels.ops.indexer_kl.reference import indexer_kl_reference
 from kernels.ops.indexer_kl.torch_ops import indexer_kl_torch
 from kernels.ops.lightning_topk import MOST_HEADS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.attention.reference import visible
 from kernels.ops.lightning_topk.scores import wide
 from kernels.ops.sparse_attention.select import selected_mask

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from kernels import masks
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.indexer_kl.parts import parts
 from kernels.ops.lightning_topk.scores import index_logits, wide
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_packed
+from kernels.dispatch import check_packed
 from kernels.query_blocks import Block
 
 SCORES = ("sigmoid", "relu")

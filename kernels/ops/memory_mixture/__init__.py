@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_packed
-from kernels.dispatch import Operation, on_cuda, one_token
+from kernels.dispatch import Operation, check_packed, on_cuda, one_token
 from kernels.ops.memory_mixture.reference import memory_mixture_reference
 from kernels.ops.memory_mixture.torch_ops import memory_mixture_torch
 from kernels.triton_common import lazily, refusal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import check_packed
-from kernels.dispatch import Operation, always, on_cuda, only_when_named
+from kernels.dispatch import Operation, always, check_packed, on_cuda, only_when_named
 from kernels.ops.mesa.reference import mesa_reference
 from kernels.ops.mesa.residuals import mesa_residuals
 from kernels.ops.mesa.torch_ops import mesa_torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.mesa.layout import Chunks
 from kernels.ops.mesa.reference import with_symmetric_part
 from kernels.ops.mesa.scan import pair_sums

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, on_cuda, only_when_named
+from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
 from kernels.ops.nsa_attention.blocks import Sizes, nsa_blocks
 from kernels.ops.nsa_attention.reference import nsa_attention_reference
 from kernels.ops.nsa_attention.torch_ops import nsa_attention_torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.attention.reference import attention_reference, masked_attention
 from kernels.ops.nsa_attention.block_topk import TIE
 from kernels.ops.nsa_attention.blocks import Sizes, pieces

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.path_attention.blockwise import forward
 from kernels.ops.path_attention.blockwise_backward import backward
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 
 
 def path_attention_reference(

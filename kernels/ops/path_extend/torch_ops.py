@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 from kernels.ops.path_attention.blockwise import Past, extend
 from kernels.ops.path_attention.layout import Layout, blocks_of
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.checks import without_autocast
+from kernels.dispatch import without_autocast
 
 
 def path_step_torch(

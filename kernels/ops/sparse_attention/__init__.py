@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, on_cuda, only_when_named
+from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
 from kernels.ops.sparse_attention.reference import sparse_attention_reference
 from kernels.ops.sparse_attention.torch_ops import sparse_attention_torch
 from kernels.triton_common import lazily, refusal

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import check_attention, in_autocast_dtype
-from kernels.dispatch import Operation, always, on_cuda, only_when_named
+from kernels.dispatch import Operation, always, check_attention, in_autocast_dtype, on_cuda, only_when_named
 from kernels.ops.timeline_attention.plugin_backend import register_plugin
 from kernels.ops.timeline_attention.reference import timeline_attention_reference
 from kernels.ops.timeline_attention.sort import MAX_TIMELINES

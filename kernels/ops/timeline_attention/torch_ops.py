@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from kernels.ops.attention.torch_ops import segment_attention
 from kernels.ops.timeline_attention.sort import sort_timelines
 from kernels.rotary import angle_dtype, angles, rotate
-from kernels.segments import segment_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 """q, k, v [M, 1, D], int32 cu_seqlens [S+1], scale -> [M, 1, V]."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.ops.attention.torch_ops import segment_attention
 from kernels.ops.timeline_attention.plugin_backend import attend_by_plugin
 from kernels.ops.timeline_attention.triton_routing import gather, put_back
 from kernels.ops.timeline_attention.triton_sort import sort_timelines_triton
 from kernels.plugins import flash, varlen
-from kernels.segments import segment_attention
 
 
 def timeline_attention_triton(

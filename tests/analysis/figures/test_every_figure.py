@@ -9,7 +9,7 @@ import pytest
 
 from analysis import load_results
 from analysis.gallery import draw_figures, listed
-from experiments.configuration.presets import presets_to_compare
+from experiments.configuration.compose import presets_to_compare
 
 NOT_IN_A_QUICKSTART = {"learning_rates", "layout_ranking", "crossover", "scaling"}
 OF_TASKS = {

@@ -23,7 +23,7 @@ from experiments.bench.suites.inference.entrants import Bench
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared
 from experiments.bench.suites.inference.subjects import subjects
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import BenchConfig, Config
 from zoo import LanguageModel, ModelConfig, cost, export
 from zoo.errors import UserError

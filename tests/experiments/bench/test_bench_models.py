@@ -14,12 +14,12 @@ from experiments.bench.decoding import state_after
 from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import models as suite
 from experiments.bench.suites import recompute
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import BenchConfig, Config, TrainerConfig
 from zoo import LanguageModel, ModelConfig
+from zoo.interfaces import set_step
 from zoo.model import DecodeState
 from zoo.modules.caches import GroupedKVCache, RowCache
-from zoo.modules.step_buffer import set_step
 
 LIKE = ModelConfig(d_model=16, n_heads=2, depth=2)
 

@@ -12,7 +12,7 @@ import torch
 from experiments.bench import result_table, timing
 from experiments.bench.suites import harness
 from experiments.bench.suites.cpu import lengths, steps
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from zoo import ModelConfig, registry
 from zoo.cost import parameters_non_embedding

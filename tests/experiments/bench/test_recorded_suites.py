@@ -47,7 +47,7 @@ from experiments.bench.suites.inference import entrants
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.kernels import run as run_kernels
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.jobs import bench as bench_job
 from zoo import LanguageModel
 

@@ -18,8 +18,7 @@ from experiments.compare.record import COLUMNS, write_record
 from experiments.compare.select import Selection, start
 from experiments.compare.trials import RATE, Trial
 from experiments.configuration.schema import Config
-from experiments.runs.folders import METRICS, RunFailed, RunFolder
-from experiments.runs.metric_log import MetricLog
+from experiments.runs.folders import METRICS, MetricLog, RunFailed, RunFolder
 from experiments.system.paths import SELECTION
 from experiments.training.nonfinite import NonFinite
 from zoo.errors import UserError

@@ -12,10 +12,10 @@ from support.steady import changed, masked, refusal, set_by_formula, tiny_study
 from experiments.compare import confirm, cost, halving, longer, rates, select
 from experiments.compare.record import write_record
 from experiments.compare.trials import Trial, combinations, make_trial, with_settings
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.jobs import compare
 from experiments.planning.plan import Plan, plan
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import read_metrics
 from zoo import LanguageModel
 from zoo import io as zoo_io
 from zoo.errors import UserError

@@ -13,12 +13,25 @@ from omegaconf.errors import OmegaConfBaseException
 from support.recorded import check, flat
 from support.steady import changed, differences, leaves, refusal, tiny_config
 
-from experiments.configuration import hydra_errors, learning_rates, presets, schema
-from experiments.configuration.compose import _explained, check_recipe, for_size, headlines, to_config
+from experiments.configuration import hydra_errors, learning_rates, schema
+from experiments.configuration.compose import (
+    _explained,
+    architectures,
+    check_recipe,
+    dominant_mixer,
+    for_size,
+    headlines,
+    label,
+    model_color,
+    presets_to_compare,
+    short_labels,
+    shorten_pattern,
+    to_config,
+)
 from experiments.configuration.sweep_checks import check_sweep
 from experiments.configuration.unused_options import unused_options
 from experiments.data import TASKS
-from experiments.data.task_options import choice
+from experiments.data.config import OF_TEXT
 from experiments.system.paths import CONF
 from zoo.config import ModelConfig
 from zoo.model import letters_of
@@ -31,7 +44,7 @@ def composed():
     """Composes words as the command line does, a sweep's values as text; in one process without a sweeper."""
     schema.register()
     for name, found in (
-        ("architectures", lambda: ",".join(presets.presets_to_compare())),
+        ("architectures", lambda: ",".join(presets_to_compare())),
         ("for_size", for_size),
         ("headlines", lambda: ",".join(headlines())),
         ("describe_jobs", str),
@@ -63,7 +76,7 @@ def test_every_choice_of_conf(composed):
             values = OmegaConf.to_container(OmegaConf.load(file))
             yield from (f"  {line}" for line in flat(values) if not line.startswith("hydra.help"))
         for name in sorted(TASKS):
-            yield f"data={name}: {choice(name)}"
+            yield f"data={name}: {dict(name=name, **OF_TEXT)}"
         plain, _ = composed()
         usual = leaves(OmegaConf.to_container(plain))
         yield from differences(OmegaConf.to_container(plain), leaves(schema.Config()))
@@ -85,14 +98,12 @@ def test_every_preset_as_a_model():
     def lines() -> Iterator[str]:
         like = ModelConfig(d_model=32, n_heads=2, depth=6, tie_embeddings=False, backend="torch")
         usual = leaves(ModelConfig())
-        yield f"compared: {presets.presets_to_compare()}"
-        for name, model in presets.architectures(like).items():
+        yield f"compared: {presets_to_compare()}"
+        for name, model in architectures(like).items():
             letters = letters_of(model)
             config = changed(schema.Config(), model=model)
-            yield (
-                f"{name}: {letters}, {presets.label(config, letters)}, {presets.model_color(model, letters)}"
-            )
-            yield f"  named after {presets.dominant_mixer(letters).name}, {presets.shorten_pattern(letters)}"
+            yield (f"{name}: {letters}, {label(config, letters)}, {model_color(model, letters)}")
+            yield f"  named after {dominant_mixer(letters).name}, {shorten_pattern(letters)}"
             yield from differences(model, usual)
 
     check(RECORDED / "presets.txt", lines())
@@ -103,8 +114,8 @@ def test_labels():
 
     def lines() -> Iterator[str]:
         config = schema.Config()
-        kda = presets.architectures(config.model)["kda"]
-        shc, mom = (presets.architectures(config.model)[name] for name in ("shc", "mom"))
+        kda = architectures(config.model)["kda"]
+        shc, mom = (architectures(config.model)[name] for name in ("shc", "mom"))
         made = {
             "plain": config,
             "pattern": changed(config, model__pattern="SF"),
@@ -125,10 +136,10 @@ def test_labels():
         }
         models = [(one, letters_of(one.model)) for one in made.values()]
         for name, (one, letters) in zip(made, models, strict=True):
-            yield f"{name}: {presets.label(one, letters)}; {presets.model_color(one.model, letters)}"
-        yield f"side by side: {presets.short_labels(models)}"
+            yield f"{name}: {label(one, letters)}; {model_color(one.model, letters)}"
+        yield f"side by side: {short_labels(models)}"
         alike = [(changed(one, model__residual__name="ohc"), letters) for one, letters in models[:3]]
-        yield f"what all share: {presets.short_labels(alike)}; alone: {presets.short_labels(alike[:1] * 2)}"
+        yield f"what all share: {short_labels(alike)}; alone: {short_labels(alike[:1] * 2)}"
 
     check(RECORDED / "labels.txt", lines())
 

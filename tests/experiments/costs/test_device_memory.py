@@ -26,7 +26,7 @@ def measured(tmp_path_factory) -> dict[str, int]:
 
 
 def counted(config: Config, monkeypatch: pytest.MonkeyPatch, rows: int) -> device_memory.DeviceMemory:
-    monkeypatch.setattr(device_memory, "nominal_vocabulary", lambda _: VOCAB)
+    monkeypatch.setattr(Config, "nominal_vocabulary", VOCAB)
     config.data.batch_size, config.device = rows, "cpu"
     return device_memory.device_memory(config)
 
@@ -47,7 +47,7 @@ def test_the_count_is_within_15_percent_of_what_was_measured(
 def test_every_model_can_be_counted(name: str, monkeypatch: pytest.MonkeyPatch):
     config = Config(model=models()[name])
     config.data.seq_len, config.trainer.devices, config.trainer.strategy = LENGTH, 2, "fsdp"
-    whole = 4 * costs.cost.parameters(costs.cost.on_meta(config.model, vocab_size=VOCAB, seq_len=LENGTH))
+    whole = 4 * costs.cost.parameters(costs.on_meta(config.model, vocab_size=VOCAB, seq_len=LENGTH))
     sizes = {}
     for mode in ("none", "selective", "full"):
         config.trainer.recompute = mode

@@ -14,7 +14,7 @@ from support.program import Lab
 from analysis import load_results
 from analysis.caveats.comparison import caveats
 from experiments.costs import peak_flops
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import read_metrics
 from experiments.system import machine
 
 CPU = torch.device("cpu")

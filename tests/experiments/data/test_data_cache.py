@@ -114,7 +114,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing(config, cache):
 
 PREPARE = """
     import json, sys
-    import experiments.data.pipeline as module
+    import experiments.data.corpus as module
     from experiments.data import DataConfig
     made, tokenise = [], module._tokenise
     def counted(*arguments):

@@ -4,7 +4,7 @@ import pytest
 from support.sample_text import prose
 
 from experiments.data import DataConfig, check, fingerprint, prepare
-from experiments.data.pipeline import check_sizes
+from experiments.data.sources.base import check_sizes
 from experiments.data.sources.text import cut_text
 from zoo.errors import UserError
 

@@ -11,7 +11,7 @@ from support.sample_text import prose
 from experiments.data import DataConfig, check, fingerprint, prepare
 from experiments.data.sources import SOURCES, SPLITS, pydocs, wikitext
 from experiments.data.sources.parquet import find_parquet
-from experiments.data.sources.prose import module_blocks
+from experiments.data.sources.pydocs import module_blocks
 
 
 def texts(cfg, split, tmp_path):

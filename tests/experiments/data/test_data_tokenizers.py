@@ -10,9 +10,9 @@ from support.sample_text import prose
 from tokenizers.pre_tokenizers import ByteLevel
 
 from experiments.data import DataConfig, check, prepare
-from experiments.data.tokenization import SEPARATOR, TOKENIZERS, from_json
-from experiments.data.tokenization.bpe import pieces, train
+from experiments.data.tokenization import TOKENIZERS, pieces, train
 from zoo.errors import UserError
+from zoo.tokenization import SEPARATOR, from_json
 
 ODD = [
     "",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.data import DataConfig, prepare
-from experiments.data.tokenization import from_json
+from zoo.tokenization import from_json
 
 pytestmark = pytest.mark.slow
 

@@ -15,20 +15,17 @@ from support.recorded import check, flat
 from support.steady import refusal
 
 from experiments import data
-from experiments.data import TASKS, Batches, DataConfig, TaskSet, eval_windows, resolve_task
-from experiments.data.batches import document_boundaries
+from experiments.data import TASKS, Batches, DataConfig, TaskSet, eval_windows, resolve_task, tokenization
+from experiments.data.batches import counter_hash, document_boundaries, going_on, state_after
 from experiments.data.cache import content_hash, load_fact, store_fact
 from experiments.data.corpus import Split, token_dtype, unigram_entropy, write_tokens
-from experiments.data.counter_hash import counter_hash, going_on, state_after
 from experiments.data.draws import Draws
 from experiments.data.other_text import read_splits
-from experiments.data.pipeline import check_sizes, contents
-from experiments.data.sources import base, prose, pydocs, text, wikitext
+from experiments.data.sources import base, pydocs, text, wikitext
+from experiments.data.sources.base import check_sizes, contents
 from experiments.data.task_set import example
-from experiments.data.tokenization import bpe, from_json
-from experiments.data.tokenization.byte_tokenizer import ByteTokenizer
-from experiments.data.tokenization.gpt2 import read_tables
-from zoo.tokenization import SEPARATOR
+from experiments.data.tokenization import read_tables
+from zoo.tokenization import SEPARATOR, ByteTokenizer, from_json
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -411,7 +408,7 @@ if x:
     def lines() -> Iterator[str]:
         for files in ([rows], [rows, rows[3:6]], [[]], [["x"], ["y"]]):
             yield f"{[(one.text, one.rows, one.n_words) for one in wikitext.articles(files)]}"
-        for block in prose.module_blocks(source):
+        for block in pydocs.module_blocks(source):
             yield repr(block)
         named = [
             ("a", ["long " * 50 + "\n\nshort\n\n" + "again " * 20]),
@@ -492,7 +489,7 @@ def test_tokens_of_fixed_text(tmp_path: Path):
     words = "the cat sat on the mat, the cat's 12 mats théta " * 20
 
     def lines() -> Iterator[str]:
-        made = bpe.train([words, "another text of the cat"], 280)
+        made = tokenization.train([words, "another text of the cat"], 280)
         yield f"{made.vocab_size} {made.bos_id} {made.name} {made.identity()}"
         for sample in ("the cat", "théta 12\n\n mats", "", SEPARATOR):
             ids = [int(x) for x in made.encode(sample)]
@@ -503,8 +500,8 @@ def test_tokens_of_fixed_text(tmp_path: Path):
             f"{plain.decode([116, 195, 169])!r}"
         )
         yield (
-            f"{[(len(piece), piece[:4]) for piece in bpe.pieces('ab cd  ef ' * 40, 50)]} "
-            f"{len(list(bpe.pieces('x' * 300, 50)))}"
+            f"{[(len(piece), piece[:4]) for piece in tokenization.pieces('ab cd  ef ' * 40, 50)]} "
+            f"{len(list(tokenization.pieces('x' * 300, 50)))}"
         )
         vocabulary = {SEPARATOR: 3, "a": 0, "b": 1, "ab": 2}
         (tmp_path / "vocab.json").write_text(str(vocabulary).replace("'", '"'))

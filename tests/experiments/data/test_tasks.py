@@ -12,8 +12,8 @@ from support.task_controls import copying, counting, remembering
 
 from experiments import data
 from experiments.data import TASKS, DataConfig, TaskSet
+from experiments.data.batches import counter_hash, going_on, state_after
 from experiments.data.config import tasks_from
-from experiments.data.counter_hash import counter_hash, going_on, state_after
 from experiments.data.draws import Draws
 from experiments.data.task_registry import IGNORE
 from experiments.data.task_set import HELD_OUT
@@ -289,8 +289,6 @@ def test_resolving_gives_vocabulary_and_length_and_repeats():
     resolved = data.resolve_task(settings("mqar", length=48, vocab=32))
     assert (resolved.tokenizer, resolved.vocab_size, resolved.seq_len) == ("none", 32, 48)
     assert data.resolve_task(resolved) == resolved
-    text = DataConfig(name="text", path="x", seq_len=7)
-    assert data.resolve_task(text) is text
 
 
 def test_options_of_a_task_that_is_gone_are_left_out_and_nodes_survive_pickling():

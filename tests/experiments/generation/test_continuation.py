@@ -11,13 +11,12 @@ import torch
 
 from experiments.configuration.schema import GenerateConfig
 from experiments.data import TOKENIZERS, DataConfig
-from experiments.data.tokenization import Tokenizer
-from experiments.data.tokenization.bpe import train
+from experiments.data.tokenization import train
 from experiments.generation.continuation import Continuation
 from experiments.generation.generate import Speed, continue_prompts
 from experiments.runs.load_run import LoadedRun
 from zoo.generate import ENDED
-from zoo.tokenization import ByteTokenizer
+from zoo.tokenization import ByteTokenizer, Tokenizer
 
 TEXT = "Übermut tut selten gut – 数据很多。 " * 9
 

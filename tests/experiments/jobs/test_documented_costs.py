@@ -3,7 +3,7 @@
 import pytest
 from support.program import ROOT, Lab
 
-from experiments.configuration.presets import presets_to_compare
+from experiments.configuration.compose import presets_to_compare
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from experiments.costs.flop_count import count_flops
 from experiments.costs.model_costs import meta_model
 from experiments.data import SOURCES, TOKENIZERS
 from experiments.jobs import all_jobs, cost
-from zoo import discovery, registry
+from zoo import registry
 from zoo.cost import flops_per_token, parameters, parameters_non_embedding, state_bytes
 from zoo.probes import all_measures, event_kinds
 
@@ -74,7 +74,7 @@ def test_everything_that_registers_is_listed(lab: Lab, capsys):
 @pytest.mark.slow
 def test_a_file_that_cannot_be_imported_is_named_and_other_models_go_on(lab: Lab, monkeypatch):
     line = "zoo/mixers/ema.py, line 3: SyntaxError: '(' was never closed"
-    monkeypatch.setattr(discovery, "_left_out", {"zoo.mixers.ema": line})
+    monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.ema": line})
     notice = f"notice: {line} (left out until that is mended: zoo.mixers.ema)\n"
     outcome = lab.here("job=cost", "cost.lengths=[16]")
     assert (outcome.status, outcome.err) == (0, notice)
@@ -86,7 +86,7 @@ def test_a_file_that_cannot_be_imported_is_named_and_other_models_go_on(lab: Lab
 @pytest.mark.slow
 def test_nothing_is_probed_while_a_measure_is_missing(lab: Lab, monkeypatch):
     line = "zoo/probes/measures/mine.py, line 3: SyntaxError: '(' was never closed"
-    monkeypatch.setattr(discovery, "_left_out", {"zoo.probes.measures.mine": line})
+    monkeypatch.setattr(registry, "_left_out", {"zoo.probes.measures.mine": line})
     for words in (["job=probe", "run=/nope"], ["trainer.probe_every=5"]):
         outcome = lab.here(*words)
         assert outcome.status == 2, outcome

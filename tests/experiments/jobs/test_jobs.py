@@ -17,10 +17,10 @@ from experiments import jobs
 from experiments.cli import perform
 from experiments.configuration.schema import Config
 from experiments.jobs import Job, all_jobs, cost
-from experiments.runs.metric_log import METRIC_COLUMNS, read_metrics
+from experiments.runs.folders import METRIC_COLUMNS, read_metrics
 from experiments.system.paths import CONF, ROOT
 from zoo import registry
-from zoo.pattern import LAYOUTS
+from zoo.config import LAYOUTS
 
 # The contract with analysis: nested keys of summary.json. A name that ends in "?" may be null.
 SUMMARY = {

@@ -16,16 +16,15 @@ from experiments.compare.cost import core_seconds
 from experiments.compare.longer import longer_tasks
 from experiments.compare.models import named_models
 from experiments.compare.select import Selection, start
-from experiments.configuration.compose import headlines
-from experiments.configuration.presets import label
+from experiments.configuration.compose import headlines, label
 from experiments.configuration.schema import Config
 from experiments.data import TaskSet
 from experiments.data.tasks.mqar import MQARConfig
 from experiments.jobs import compare, papers
 from experiments.planning.plan import apply_match
-from zoo.cost import on_meta, parameters_non_embedding
+from zoo.cost import parameters_non_embedding
 from zoo.errors import UserError
-from zoo.model import letters_of
+from zoo.model import letters_of, on_meta
 
 TINY = ["headline=parity", "model.depth=1", "model.d_model=16", "trainer.max_steps=8", "trainer.val_every=2"]
 

@@ -20,8 +20,8 @@ from support.recorded import check
 from support.steady import changed, masked, pretended_machine, refusal, said, tiny_config, tiny_study
 
 from experiments import cli, jobs
+from experiments.configuration.compose import architectures
 from experiments.configuration.other_model import tell_other_model
-from experiments.configuration.presets import architectures
 from experiments.data import TASKS
 from experiments.generation.continuation import Continuation
 from experiments.generation.generate import Speed

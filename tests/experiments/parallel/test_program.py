@@ -13,8 +13,7 @@ from support.program import Lab, Process, assert_same_run, differences, steady_r
 
 from experiments.planning.checks import check_config
 from experiments.planning.plan import plan
-from experiments.runs.folders import FAILURE, RunFolder
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import FAILURE, RunFolder, read_metrics
 from zoo.sharded_files import read_rest, read_whole
 
 STEP = ["trainer.accumulate=2"]

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from support.program import Lab
 
-from experiments.configuration.presets import architectures, differences_from_preset, presets_to_compare
+from experiments.configuration.compose import architectures, differences_from_preset, presets_to_compare
 from experiments.data.corpus import unigram_entropy
 from experiments.planning.plan import plan
 from experiments.system.paths import CONF
-from zoo import ModelConfig, cost
-from zoo.model import letters_of
+from zoo import ModelConfig
+from zoo.model import letters_of, on_meta
 
 ELEVEN = presets_to_compare()
 
@@ -30,9 +30,9 @@ def test_the_eleven_are_all_presets_but_variants():
 def test_variants_with_experts_and_with_grouped_queries_fit_every_size():
     for d_model, heads, kv_heads in ((64, 4, 2), (768, 12, 6), (1024, 16, 8), (2048, 32, 8)):
         models = architectures(ModelConfig(d_model=d_model, n_heads=heads, depth=4))
-        lfm2 = cost.on_meta(models["lfm2_gqa"], vocab_size=8, seq_len=8)
+        lfm2 = on_meta(models["lfm2_gqa"], vocab_size=8, seq_len=8)
         assert [getattr(x.mixer, "kv_heads", None) for x in lfm2.layers] == [None, None, kv_heads, None]
-        kda, sparse = (cost.on_meta(models[name], vocab_size=8, seq_len=8) for name in ("kda", "kda_moe"))
+        kda, sparse = (on_meta(models[name], vocab_size=8, seq_len=8) for name in ("kda", "kda_moe"))
         assert sparse.letters == kda.letters == "KKKL"
         assert {type(layer.channel).__name__ for layer in sparse.layers} == {"MoE"}
         used = 3 * sparse.layers[0].channel.up.shape[1]  # two routed experts and a shared one

@@ -12,14 +12,14 @@ import pytest
 import yaml
 from support.program import ROOT, Lab, write_text
 
-from experiments.configuration.presets import dominant_mixer
+from experiments.configuration.compose import dominant_mixer
 from experiments.configuration.schema import Config
 from experiments.costs.model_costs import meta_model, resolve_steps
 from experiments.planning.plan import plan, run_name
 from experiments.sweeps.display import cell_names
 from experiments.system.paths import CONF
 from zoo import cost
-from zoo.pattern import LAYOUTS
+from zoo.config import LAYOUTS
 
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 

@@ -12,9 +12,9 @@ from support.program import write_text
 from support.recorded import check, flat
 from support.steady import changed, differences, forget_texts, leaves, refusal, said, tiny_config
 
+from experiments.configuration.compose import architectures
 from experiments.configuration.learning_rates import studied_rate
-from experiments.configuration.presets import architectures
-from experiments.costs.model_costs import derive_costs, nominal_vocabulary, resolve_steps, tokens_per_step
+from experiments.costs.model_costs import derive_costs, resolve_steps
 from experiments.planning import checks
 from experiments.planning.plan import (
     apply_match,
@@ -378,11 +378,11 @@ def test_sizes_that_follow_from_others():
         for keys in ({}, {"trainer__accumulate": 2}, {"data__batch_size": 8}, {"model__pattern": "K"}):
             asked = changed(config, trainer__tokens_per_parameter=20.0, **keys)
             yield (
-                f"{keys}: {tokens_per_step(asked)} tokens a step, "
+                f"{keys}: {asked.tokens_per_step} tokens a step, "
                 f"{resolve_steps(asked).trainer.max_steps} steps"
             )
         for tokenizer in ("bytes", "gpt2", "bpe", "none"):
-            yield f"{tokenizer}: {nominal_vocabulary(changed(config, data__tokenizer=tokenizer))} tokens"
+            yield f"{tokenizer}: {changed(config, data__tokenizer=tokenizer).nominal_vocabulary} tokens"
         for name in ("transformer", "kda_pure", "hypergraph"):
             model = architectures(config.model)[name]
             yield from flat(derive_costs(changed(config, model=model, data__seq_len=24), 100), name)

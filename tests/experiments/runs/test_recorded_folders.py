@@ -15,7 +15,6 @@ from support.recorded import check, flat
 from support.steady import files_in, masked, refusal, said, set_by_formula, tiny_config
 
 from experiments.data import DataConfig
-from experiments.data.tokenization.byte_tokenizer import ByteTokenizer
 from experiments.runs import folders
 from experiments.runs import load_run as load_run_module
 from experiments.runs.folders import RunFolder
@@ -23,6 +22,7 @@ from experiments.runs.load_run import LoadedRun, load_corpus, load_run, recorded
 from zoo import LanguageModel
 from zoo import io as zoo_io
 from zoo.errors import UserError
+from zoo.tokenization import ByteTokenizer
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -19,7 +19,7 @@ import zoo
 from experiments.configuration.schema import EvaluateConfig
 from experiments.data import DataConfig, Split
 from experiments.data.other_text import read_splits
-from experiments.data.tokenization.bpe import train
+from experiments.data.tokenization import train
 from experiments.runs.folders import RunFolder
 from experiments.runs.load_run import LoadedRun
 from experiments.scoring import evaluate as evaluation

@@ -16,6 +16,7 @@ from experiments.data import Split
 from experiments.scoring.carried_state import score_carried
 from experiments.scoring.text import score_split
 from zoo import LanguageModel, ModelConfig, UserError, cost
+from zoo.model import on_meta
 
 T, BOS, VOCAB = 12, 0, 29
 
@@ -108,7 +109,7 @@ def test_a_cache_larger_than_the_memory_is_refused(monkeypatch):
 def test_the_documents_of_a_batch_have_their_caches_at_the_same_time(monkeypatch):
     """Memory for one and a half of them is enough for one after the other."""
     model, split = build("F"), split_of(30, 30)
-    one = cost.state_bytes(cost.on_meta(model.config, vocab_size=VOCAB, seq_len=T), 31)
+    one = cost.state_bytes(on_meta(model.config, vocab_size=VOCAB, seq_len=T), 31)
     monkeypatch.setattr(decode_memory, "_free_memory", lambda device: one * 3 // 2)
     score_carried(model, split, batch_size=1, document_bos=BOS)
     with pytest.raises(UserError, match=r"\(2 at once\)"):

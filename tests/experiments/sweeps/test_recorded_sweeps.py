@@ -11,7 +11,7 @@ from support.program import write_text
 from support.recorded import check
 from support.steady import changed, forget_texts, masked, refusal, said, tiny_config
 
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.engines.interface import FAILED, PAUSED, Engine, State
 from experiments.planning.plan import plan
 from experiments.sweeps import display, sweep

@@ -17,16 +17,8 @@ import torch
 from support.recorded import check
 from support.steady import files_in, masked, refusal, said
 
-from experiments.system import (
-    interrupts,
-    locks,
-    machine,
-    messages,
-    paths,
-    preemption,
-    progress,
-    torchrun,
-)
+from experiments.parallel.group import check_devices, pick_device, pick_precision
+from experiments.system import interrupts, locks, machine, messages, paths, preemption, progress, torchrun
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -211,14 +203,14 @@ def test_facts_of_a_machine(tmp_path: Path, monkeypatch):
         cpu, gpu = torch.device("cpu"), torch.device("cuda")
         yield f"{sorted(machine.describe(cpu))} {machine.PACKAGES} {sorted(machine.versions())[:3]}"
         for setting in ("auto", "fp32", "bf16"):
-            yield f"{setting}: {machine.precision(setting, cpu)} {machine.precision(setting, gpu)}"
+            yield f"{setting}: {pick_precision(setting, cpu)} {pick_precision(setting, gpu)}"
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         for device in ("auto", "cpu", "cuda"):
-            yield f"{device}: {refusal(machine.pick, device)}"
+            yield f"{device}: {refusal(pick_device, device)}"
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         for device, count in (("auto", 2), ("auto", 3), ("cpu", 9), ("cuda", 3)):
-            yield f"{device} {count}: {machine.pick(device)} {refusal(machine.check_devices, device, count)}"
+            yield f"{device} {count}: {pick_device(device)} {refusal(check_devices, device, count)}"
         monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX")

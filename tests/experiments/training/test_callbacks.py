@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from experiments.configuration.schema import Config
+from experiments.costs import model_costs
+from experiments.costs.model_costs import Utilisation
 from experiments.data import Split
 from experiments.probing import probe_tables
-from experiments.runs.metric_log import MetricLog, read_metrics
+from experiments.runs.folders import MetricLog, read_metrics
 from experiments.system import preemption
-from experiments.training.callbacks import checkpoints, metrics, probe_training, validation
-from experiments.training.trainer import make_loggers
+from experiments.training.callbacks import checkpoints, metrics, probe_training
+from experiments.training.train import make_loggers
 from zoo import LanguageModel, ModelConfig
 
 CPU = torch.device("cpu")
@@ -38,7 +40,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    for module in (metrics, checkpoints, validation):
+    for module in (metrics, checkpoints):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -63,7 +65,7 @@ def micro_batch(callback, at: SimpleNamespace, index: int, **seen: float) -> Non
 
 def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_path: Path, clock: Clock):
     at, path = trainer(), tmp_path / "metrics.csv"
-    rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, flops_per_token=7.0, peak=1e4)
+    rows = metrics.MetricRows(MetricLog(path, ["aux:x"]), 2, 100, Utilisation(lambda: 7.0, lambda: 1e4))
     rows.on_train_start(at, None)
     for i in range(8):
         clock.now += 1
@@ -83,18 +85,43 @@ def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_pa
         assert float(row["lr"]) == 0.125
 
 
+def test_flops_and_peak_are_found_once_with_the_first_row_and_that_is_no_training_time(
+    tmp_path: Path, clock: Clock, monkeypatch
+):
+    monkeypatch.setattr(model_costs, "time", clock)
+    asked = []
+
+    def slow(name: str, found: float) -> float:
+        clock.now += 30
+        asked.append((name, clock.now))
+        return found
+
+    share = Utilisation(lambda: slow("flops", 7.0), lambda: slow("peak", 1e4))
+    at, path = trainer(), tmp_path / "metrics.csv"
+    rows = metrics.MetricRows(MetricLog(path, []), 1, 100, share)
+    rows.on_train_start(at, None)
+    assert asked == []
+    for i in range(6):
+        clock.now += 1
+        micro_batch(rows, at, i, loss=1.0, grad_norm=1.0)
+    assert asked == [("flops", 1032.0), ("peak", 1062.0)]
+    assert share.seconds == 60.0
+    assert [float(row["seconds"]) for row in read_metrics(path)] == [2.0, 4.0, 6.0]
+    assert {float(row["mfu"]) for row in read_metrics(path)} == {100 / 2 * 7 / 1e4}
+
+
 def test_a_resumed_run_goes_on_with_sums_and_seconds_but_not_with_the_time_between(
     tmp_path: Path, clock: Clock
 ):
     at, path = trainer(), tmp_path / "metrics.csv"
-    first = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
+    first = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
     first.on_train_start(at, None)
     for i in range(4):
         clock.now += 1
         micro_batch(first, at, i, loss=float(i), grad_norm=1.0)
     state = first.state_dict()
     clock.now += 500
-    second = metrics.MetricRows(MetricLog(path, []), 4, 100, 1.0, 1.0)
+    second = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
     second.load_state_dict(state)
     second.on_train_start(at, None)
     for i in range(4, 8):
@@ -214,10 +241,10 @@ def validated(tmp_path: Path):
             windows.append((list(asked), options))
             return 10 * next(given), 10
 
-        monkeypatch.setattr(validation, "score_windows", score)
+        monkeypatch.setattr(metrics, "score_windows", score)
         written = SimpleNamespace(paused=0.0, rows=[])
         written.write = lambda trainer, row: written.rows.append((trainer.global_step, row["loss"]))
-        return validation.Validation(config, split, written, tmp_path, None), task, written, windows
+        return metrics.Validation(config, split, written, tmp_path, None), task, written, windows
 
     return make
 

@@ -150,7 +150,7 @@ def train(folder: Path, steps: int) -> LanguageModel:
     off and that nothing in training punishes: then the best 16 keys there are hold little more than 80 %.
     """
     from experiments.training.lightning_modules import LanguageModelling
-    from experiments.training.trainer import make_trainer, silence_lightning
+    from experiments.training.train import make_trainer, silence_lightning
 
     silence_lightning()
     config = Config()

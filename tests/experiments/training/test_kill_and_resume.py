@@ -11,7 +11,7 @@ import pytest
 from support.program import Lab, Process, assert_same_run
 
 from experiments.probing import probe_tables
-from experiments.runs.metric_log import read_metrics
+from experiments.runs.folders import read_metrics
 
 RECIPE = [
     "trainer.accumulate=2",

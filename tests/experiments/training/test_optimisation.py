@@ -13,17 +13,16 @@ from experiments import data
 from experiments.compare.trials import with_settings
 from experiments.configuration.learning_rates import at_rate, resolve_lr_min
 from experiments.configuration.schema import Config, OptimConfig
-from experiments.costs.model_costs import tokens_per_step
 from experiments.planning.plan import plan
 from experiments.runs.folders import RunFolder
 from experiments.scoring.text import score_split
-from experiments.training import optim
+from experiments.training.lightning_modules import clip_gradients, lr_factor, parameter_groups
 from zoo import LanguageModel, ModelConfig, load
 
 
 def test_only_projections_and_embeddings_decay():
     model = LanguageModel(ModelConfig(pattern="SF", depth=2, tie_embeddings=False), vocab_size=50, seq_len=16)
-    decaying, rest = optim.parameter_groups(model, OptimConfig(weight_decay=0.1))
+    decaying, rest = parameter_groups(model, OptimConfig(weight_decay=0.1))
     names = {id(p): name for name, p in model.named_parameters()}
     assert (decaying["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     assert len(decaying["params"]) + len(rest["params"]) == len(names)
@@ -34,7 +33,7 @@ def test_only_projections_and_embeddings_decay():
 
 def test_learning_rate_schedule_against_the_closed_form():
     config, steps = OptimConfig(lr=2e-3, lr_min=5e-4, warmup_steps=10), 110
-    rates = [config.lr * optim.lr_factor(step, config, steps) for step in range(steps + 1)]
+    rates = [config.lr * lr_factor(step, config, steps) for step in range(steps + 1)]
     assert rates[:10] == pytest.approx([2e-3 * k / 10 for k in range(1, 11)])
     for step in (10, 35, 60, 110):
         cosine = 5e-4 + 1.5e-3 * (1 + math.cos(math.pi * (step - 10) / 100)) / 2
@@ -48,7 +47,7 @@ def test_a_ratio_gives_every_rate_of_a_sweep_the_same_shape():
     shapes = []
     for rate in (3e-4, 3e-3, 3e-2):
         config = resolve_lr_min(OptimConfig(lr=rate, lr_min_ratio=0.1, warmup_steps=10))
-        shapes.append([optim.lr_factor(step, config, 50) for step in range(51)])
+        shapes.append([lr_factor(step, config, 50) for step in range(51)])
         assert (config.lr_min, config.lr_min_ratio) == (float(f"{rate / 10:g}"), None)
     assert shapes[0] == pytest.approx(shapes[1], rel=1e-12)
     assert shapes[0] == pytest.approx(shapes[2], rel=1e-12)
@@ -95,14 +94,14 @@ def test_a_ratio_that_says_nothing_or_contradicts_is_refused(lab: Lab, words: li
 
 def test_warmup_longer_than_the_run():
     config = OptimConfig(warmup_steps=100)
-    assert [optim.lr_factor(step, config, 4) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [lr_factor(step, config, 4) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
 
 
 def test_each_clipping_group_is_clipped_by_its_own_norm():
     small, large = (torch.nn.Parameter(torch.zeros(4)) for _ in range(2))
     small.grad, large.grad = torch.full((4,), 0.25), torch.full((4,), 5.0)
     groups = [{"params": [p], "clip_group": name} for name, p in (("main", small), ("other", large))]
-    norm = optim.clip_gradients(torch.optim.AdamW(groups), 1.0)
+    norm = clip_gradients(torch.optim.AdamW(groups), 1.0)
     assert float(norm) == pytest.approx(math.hypot(0.5, 10.0))
     assert small.grad.norm() == pytest.approx(0.5)
     assert large.grad.norm() == pytest.approx(1.0, rel=1e-5)
@@ -111,7 +110,7 @@ def test_each_clipping_group_is_clipped_by_its_own_norm():
 def test_a_step_sees_the_tokens_of_all_its_micro_batches():
     config = Config()
     config.data.batch_size, config.data.seq_len, config.trainer.accumulate = 3, 50, 4
-    assert tokens_per_step(config) == 600
+    assert config.tokens_per_step == 600
 
 
 @pytest.mark.slow
@@ -120,7 +119,7 @@ def test_a_run_follows_the_schedule_down_to_its_floor(finished: Lab):
     rows = [row for row in steady_rows(finished.run_folder()) if row["split"] == "train"]
     assert [int(row["step"]) for row in rows] == [5, 10, 15, 20]
     for row in rows:
-        rate = config.optim.lr * optim.lr_factor(int(row["step"]), config.optim, 20)
+        rate = config.optim.lr * lr_factor(int(row["step"]), config.optim, 20)
         assert float(row["lr"]) == pytest.approx(rate)
     assert float(rows[-1]["lr"]) == pytest.approx(config.optim.lr_min)
 
@@ -196,5 +195,5 @@ def test_another_rate_is_no_studys_and_its_schedule_keeps_its_shape():
     one = OptimConfig(lr=3e-3, lr_min=3e-4, lr_study="earlier", warmup_steps=10)
     other = at_rate(one, 1e-3)
     assert (other.lr, other.lr_min, other.lr_study) == (1e-3, 1e-4, None)
-    assert optim.lr_factor(70, other, 100) == pytest.approx(optim.lr_factor(70, one, 100))
+    assert lr_factor(70, other, 100) == pytest.approx(lr_factor(70, one, 100))
     assert at_rate(OptimConfig(lr_min_ratio=0.1), 1e-3).lr_min_ratio == 0.1

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from experiments.configuration.schema import OptimConfig
-from experiments.training.optim import clip_gradients, lr_factor, optimizer, parameter_groups
+from experiments.training.lightning_modules import clip_gradients, lr_factor, make_optimizer, parameter_groups
 from zoo import LanguageModel, ModelConfig
-from zoo.modules.parameter_groups import MAIN, ParameterGroup, grouped_parameters
+from zoo.interfaces import MAIN, ParameterGroup, grouped_parameters
 
 CONFIG = OptimConfig(lr=1e-3, weight_decay=0.1, clip=1.0)
 
@@ -53,7 +53,7 @@ def test_coefficients_learn_at_their_own_rate_and_only_phi_decays(residual, lr_s
 
 def test_clipping_each_sub_block_bounds_the_norm_of_each():
     m = model("ohc", clip="each", readout="learned")
-    steps = optimizer(m, CONFIG)
+    steps = make_optimizer(m, CONFIG)
     for parameter in m.parameters():
         parameter.grad = torch.ones_like(parameter)
     clip_gradients(steps, 0.5)
@@ -97,7 +97,7 @@ def test_a_part_may_leave_the_group_of_its_whole():
 
 
 def test_the_schedule_keeps_the_ratio_of_learning_rates():
-    adam = optimizer(model(lr_scale=10.0), CONFIG)
+    adam = make_optimizer(model(lr_scale=10.0), CONFIG)
     schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: lr_factor(step, CONFIG, 100))
     for _ in range(50):
         adam.step()
@@ -110,7 +110,7 @@ def test_the_schedule_keeps_the_ratio_of_learning_rates():
 def test_a_group_is_clipped_by_its_own_norm():
     """Large gradients of coefficients do not shrink the others."""
     m = model()
-    adam = optimizer(m, CONFIG)
+    adam = make_optimizer(m, CONFIG)
     for name, parameter in m.named_parameters():
         parameter.grad = torch.full_like(parameter, 5.0 if "_residual." in name else 1e-4)
     small = {n: p.grad.clone() for n, p in m.named_parameters() if "_residual." not in n}

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from support.program import Lab
 
 from experiments.bench.activation_memory import saved_bytes
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from zoo import LanguageModel, ModelConfig
 from zoo.channels.moe import MoEConfig
 from zoo.channels.moe_balance import LoadBalance
 from zoo.context import Context
+from zoo.interfaces import set_step
 from zoo.mixers.gsa import GSAConfig
-from zoo.modules.step_buffer import set_step
 from zoo.recompute import MODES, Recompute, block_length
 from zoo.recompute.replay import Replay
 

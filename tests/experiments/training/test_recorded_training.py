@@ -34,16 +34,16 @@ from support.steady import (
     tiny_config,
 )
 
-from experiments.configuration.presets import architectures
-from experiments.costs import peak_flops
+from experiments.configuration.compose import architectures
+from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
-from experiments.runs.folders import RunFolder
-from experiments.runs.metric_log import MetricLog, read_metrics
+from experiments.runs.folders import MetricLog, RunFolder, read_metrics
 from experiments.system import preemption
 from experiments.system.paths import ROOT
-from experiments.training import callbacks, launch, nonfinite, optim, summary, train
-from experiments.training.callbacks import checkpoints, metrics, validation
+from experiments.training import callbacks, launch, nonfinite, summary, train
+from experiments.training.callbacks import checkpoints, metrics
 from experiments.training.execute import _explain, execute
+from experiments.training.lightning_modules import clip_gradients, lr_factor, make_optimizer
 from zoo import LanguageModel
 from zoo.io import read_card
 
@@ -76,10 +76,11 @@ def place(tmp_path: Path, monkeypatch) -> Path:
     monkeypatch.setattr("experiments.system.machine.load", lambda: 0.5)
     monkeypatch.setattr("experiments.system.machine.versions", lambda: {"python": "3"})
     monkeypatch.setattr("experiments.system.machine.command", lambda: "python run.py")
+    monkeypatch.setattr(model_costs, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     made = train.make_model
     monkeypatch.setattr(train, "make_model", lambda config, corpus: set_by_formula(made(config, corpus)))
     ticks = Ticks()
-    for module in (metrics, validation, checkpoints, train):
+    for module in (metrics, checkpoints, train):
         monkeypatch.setattr(module, "time", ticks)
     with pretended_machine(torch_version=None):
         yield tmp_path
@@ -255,10 +256,10 @@ def test_schedules():
             {"warmup_steps": 10},
         ):
             config = changed(tiny_config().optim, **{"warmup_steps": 4, **keys})
-            yield f"{keys}: {[float(f'{optim.lr_factor(step, config, 10):.9g}') for step in range(13)]}"
+            yield f"{keys}: {[float(f'{lr_factor(step, config, 10):.9g}') for step in range(13)]}"
         yield (
-            f"one step {optim.lr_factor(0, changed(config, warmup_steps=1), 1)} "
-            f"{optim.lr_factor(1, changed(config, warmup_steps=1), 1)}"
+            f"one step {lr_factor(0, changed(config, warmup_steps=1), 1)} "
+            f"{lr_factor(1, changed(config, warmup_steps=1), 1)}"
         )
         yield f"due {[(step, metrics.is_due(step, 4, 10)) for step in range(1, 11)]}"
 
@@ -275,7 +276,7 @@ def test_parameter_groups_of_every_preset():
         for name, model in architectures(config.model).items():
             made = LanguageModel(model, vocab_size=8, seq_len=16)
             names = {id(parameter): key for key, parameter in made.named_parameters()}
-            optimizer = optim.optimizer(made, config.optim)
+            optimizer = make_optimizer(made, config.optim)
             yield (
                 f"{name}: {optimizer.defaults['betas']} {optimizer.defaults['eps']} "
                 f"{optimizer.defaults['lr']}"
@@ -311,7 +312,7 @@ def test_clipping():
                 torch.tensor([0.0, 12.0]),
                 torch.tensor([0.0, 4.0]),
             )
-            norm = optim.clip_gradients(torch.optim.SGD([dict(group) for group in chosen], lr=1.0), limit)
+            norm = clip_gradients(torch.optim.SGD([dict(group) for group in chosen], lr=1.0), limit)
             yield (
                 f"{limit}: norm {float(norm):.5f}, "
                 f"{[[round(x, 4) for x in p.grad.tolist()] for p in (a, b, c)]}"
@@ -319,7 +320,7 @@ def test_clipping():
         c.grad = None
         yield (
             f"without one: "
-            f"{float(optim.clip_gradients(torch.optim.SGD([dict(g) for g in groups], lr=1.0), 9.0)):.5f}"
+            f"{float(clip_gradients(torch.optim.SGD([dict(g) for g in groups], lr=1.0), 9.0)):.5f}"
         )
 
     check(RECORDED / "clipping.txt", lines())
@@ -331,7 +332,13 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr("experiments.system.machine.peak_memory", lambda _device: 77)
     log = MetricLog(tmp_path / "metrics.csv", ["b", "aux:a"])
-    rows = metrics.MetricRows(log, 2, 64, 1000.0, 1e5)
+    peaks = iter([1e5, 1e5, 1e4])
+
+    def utilisation(rate: float) -> float | None:
+        return peak_flops.utilisation(rate * 1000.0, next(peaks))
+
+    utilisation.seconds = 0.0
+    rows = metrics.MetricRows(log, 2, 64, utilisation)
     trainer = SimpleNamespace(
         global_step=0,
         max_steps=5,
@@ -345,7 +352,6 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
             {"loss": torch.tensor(float(step + half)), "aux_loss": torch.tensor(0.5)} for half in (0, 1)
         ]
         rows.paused += 1.0 if step == 3 else 0.0
-        rows.peak = 1e4 if step == 5 else 1e5
         rows.after_step(
             trainer,
             SimpleNamespace(
@@ -354,7 +360,7 @@ def test_metric_rows_by_hand(tmp_path: Path, monkeypatch):
         )
         if step == 3:
             state = rows.state_dict()
-    again = metrics.MetricRows(log, 2, 64, 1000.0, 1e5)
+    again = metrics.MetricRows(log, 2, 64, utilisation)
     again.load_state_dict(state)
 
     def lines() -> Iterator[str]:
@@ -387,15 +393,15 @@ def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
     """Better and worse losses in turn: what is best, when training stops, what is exported, what stays."""
     exported: list[str] = []
     monkeypatch.setattr(
-        validation, "export", lambda model, folder, step, **card: exported.append(f"{folder.name} {step}")
+        metrics, "export", lambda model, folder, step, **card: exported.append(f"{folder.name} {step}")
     )
     losses = iter([3.0, 2.0, 2.0, 2.5, 1.0, 1.5, 1.5, 1.5])
     config = tiny_config(trainer__val_every=2, trainer__patience=3, trainer__val_tokens=70)
     written: list[dict] = []
     rows = SimpleNamespace(write=lambda trainer, row: written.append(row), paused=0.0)
-    check_ = validation.Validation(config, None, rows, tmp_path / "run", None)
+    check_ = metrics.Validation(config, None, rows, tmp_path / "run", None)
     check_.scores = lambda model, trainer: {"loss": next(losses)}
-    weights = validation.ExportWeights([4, 5], check_, rows, tmp_path / "run")
+    weights = metrics.ExportWeights([4, 5], check_, rows, tmp_path / "run")
     trainer = SimpleNamespace(global_step=0, max_steps=99, should_stop=False)
     task = SimpleNamespace(model=None, data_card={})
 
@@ -412,7 +418,7 @@ def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
                 break
         yield f"{exported} {written}"
         yield f"{check_.state_dict()}"
-        fresh = validation.Validation(config, None, rows, tmp_path, None)
+        fresh = metrics.Validation(config, None, rows, tmp_path, None)
         fresh.load_state_dict(check_.state_dict())
         fresh.on_train_start(trainer, task)
         yield f"going on: {trainer.should_stop}, {fresh.out_of_patience}"
@@ -425,7 +431,7 @@ def test_validation_and_weights_by_hand(tmp_path: Path, monkeypatch):
         checkpoints.remove_checkpoints(tmp_path)
         yield f"{files_in(tmp_path)}"
         for precision in ("bf16-mixed", "32-true"):
-            yield f"{precision}: {validation.scoring_precision(SimpleNamespace(precision=precision))}"
+            yield f"{precision}: {metrics.scoring_precision(SimpleNamespace(precision=precision))}"
 
     check(RECORDED / "validation.txt", lines())
 

@@ -7,9 +7,9 @@ import torch
 
 from experiments.configuration.schema import Config
 from experiments.training.lightning_modules import LanguageModelling
-from experiments.training.trainer import make_trainer, silence_lightning
+from experiments.training.train import make_trainer, silence_lightning
 from zoo import LanguageModel
-from zoo.modules.step_buffer import StepBuffer
+from zoo.interfaces import StepBuffer
 
 VOCAB, LENGTH = 29, 8
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from experiments.configuration.schema import Config
 from experiments.training.lightning_modules import LanguageModelling
 from experiments.training.nonfinite import first_bad_gradient
-from experiments.training.trainer import make_trainer, silence_lightning
+from experiments.training.train import make_trainer, silence_lightning
 from zoo import Context, LanguageModel
 
 VOCAB, LENGTH, ACCUMULATE, STEPS = 29, 8, 2, 4

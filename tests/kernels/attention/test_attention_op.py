@@ -8,7 +8,8 @@ import pytest
 import torch
 from support.kernel_cases import assert_agree, normal, packed, qkv
 
-from kernels import attention, sdpa
+from kernels import attention
+from kernels.ops.attention import torch_ops
 
 torch_form = partial(attention, backend="torch")
 reference = partial(attention, backend="reference")
@@ -51,8 +52,8 @@ def test_torch_form_equals_definition(case, dtype):
 
 def test_any_window_over_the_last_queries_of_any_number(monkeypatch):
     """Blocks of 2 to 4 queries, so that windows end inside blocks, at their edges and several blocks before."""
-    monkeypatch.setattr(sdpa, "SMALLEST_BLOCK", 2)
-    monkeypatch.setattr(sdpa, "LARGEST_BLOCK", 4)
+    monkeypatch.setattr(torch_ops, "SMALLEST_BLOCK", 2)
+    monkeypatch.setattr(torch_ops, "LARGEST_BLOCK", 4)
     q, k, v = qkv(1, 15, heads=1, width=2)
     for window in range(1, 16):
         wanted = reference(q, k, v, window=window)
@@ -152,7 +153,7 @@ def test_a_step_on_a_gpu_takes_no_kernel_that_plans_for_every_length(monkeypatch
     names = ("flash", "mem_efficient", "math", "cudnn")
     enabled = lambda: [name for name in names if getattr(torch.backends.cuda, f"{name}_sdp_enabled")()]  # noqa: E731
     before = enabled()
-    monkeypatch.setattr(sdpa, "_sdpa", lambda *_: allowed.extend(enabled()))
-    sdpa._one_query(q, q, q, 1.0)
+    monkeypatch.setattr(torch_ops, "_sdpa", lambda *_: allowed.extend(enabled()))
+    torch_ops._one_query(q, q, q, 1.0)
     assert allowed == ["flash", "mem_efficient", "math"]
     assert enabled() == before

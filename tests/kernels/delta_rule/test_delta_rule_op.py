@@ -12,7 +12,7 @@ from support.margins import below
 from kernels import delta_rule
 from kernels.flops import flop_counter
 from kernels.ops.delta_rule import chunked, torch_ops
-from kernels.ops.delta_rule.chunks import Chunks
+from kernels.ops.delta_rule.chunked import Chunks
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 SHAPES = {

@@ -15,10 +15,8 @@ from experiments.bench.timing import CPU
 from zoo import registry
 from zoo.config import ModelConfig
 from zoo.context import Context
-from zoo.interfaces import Mixer
-from zoo.layer import Layer
-from zoo.model import LanguageModel
-from zoo.modules.step_buffer import set_step
+from zoo.interfaces import Mixer, set_step
+from zoo.model import LanguageModel, Layer
 
 D_MODEL, HEADS = 256, 4
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 from experiments.bench import result_table, timing
 from experiments.bench.suites.steps import PLAIN, matched_steps
 from experiments.bench.timing import CPU
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 
 

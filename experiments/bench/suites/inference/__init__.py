@@ -32,7 +32,7 @@ from experiments.bench.suites.inference.entrants import Bench
 from experiments.bench.suites.inference.rows import COLUMNS
 from experiments.bench.suites.inference.subjects import subjects
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device
 
 __all__ = ["COLUMNS", "finished", "run"]
 
@@ -55,12 +55,12 @@ def finished(config: Config) -> bool:
 
 
 def _table(config: Config) -> result_table.ResumableTable:
-    return result_table.ResumableTable(config, machine.pick(config.device), COLUMNS)
+    return result_table.ResumableTable(config, pick_device(config.device), COLUMNS)
 
 
 def _cells(config: Config, table: result_table.ResumableTable) -> Iterator[result_table.Cell]:
     """Short contexts first: they say how long the longer ones would take."""
-    device = machine.pick(config.device)
+    device = pick_device(config.device)
     lengths = sorted({*(config.bench.lengths or LENGTHS[device.type])})
     bench = Bench(config, table, shortest=lengths[0])
     measured = subjects(config, device)

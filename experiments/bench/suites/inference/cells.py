@@ -15,7 +15,7 @@ from experiments.bench.suites.inference.entrants import Bench, Entrants
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.inference.subjects import Subject
-from experiments.configuration.presets import model_color
+from experiments.configuration.compose import model_color
 from experiments.system import machine
 from zoo.model import letters_of
 

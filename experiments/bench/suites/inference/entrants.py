@@ -11,9 +11,9 @@ from experiments.bench import result_table
 from experiments.bench.hugging_face.architectures import family_of
 from experiments.bench.hugging_face.peer import NoPeer, Peer
 from experiments.bench.suites.inference.subjects import Subject
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
-from experiments.system import machine
+from experiments.parallel.group import pick_device, pick_precision
 from zoo.config import used
 from zoo.generate import prefill
 from zoo.model import LanguageModel
@@ -26,9 +26,9 @@ class Bench:
     """What the cells of a run share: configuration, table, device, shortest length, and the models of the last cell."""
 
     def __init__(self, config: Config, table: result_table.ResumableTable, shortest: int) -> None:
-        self.config, self.table, self.device = config, table, machine.pick(config.device)
+        self.config, self.table, self.device = config, table, pick_device(config.device)
         self.shortest = shortest
-        half = machine.precision(config.trainer.precision, self.device) == "bf16"
+        half = pick_precision(config.trainer.precision, self.device) == "bf16"
         self.precision = torch.bfloat16 if half else torch.float32
         self._made: tuple[Subject, int, Entrants] | None = None
 

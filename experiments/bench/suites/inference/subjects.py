@@ -15,7 +15,7 @@ import torch
 import zoo
 from experiments.bench.cases import matching_names
 from experiments.bench.model_steps import make_model
-from experiments.configuration.presets import architectures
+from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from experiments.probing.find_runs import find_runs
 from experiments.runs.folders import IDENTITY

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import kernels
-from kernels.checks import in_autocast_dtype
+from kernels.dispatch import in_autocast_dtype
+from zoo.interfaces import ParameterGroup, StepBuffer
 from zoo.modules import fp32_linear
-from zoo.modules.parameter_groups import ParameterGroup
-from zoo.modules.step_buffer import StepBuffer
 
 
 class Indexer(nn.Module):

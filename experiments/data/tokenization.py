@@ -1,0 +1,233 @@
+"""Tokenizers, and how the configuration makes them: bytes, a byte-level BPE trained on the text, GPT-2's.
+
+Adding one is a class here with `@register_tokenizer`, and an entry of `zoo.tokenization.RESTORE`, which reads what it
+saved. Byte-pair encoding: Sennrich et al. 2016; on bytes: Radford et al. 2019 (GPT-2's 50,257 entries, whose files are
+under the MIT licence).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from experiments.data.cache import build_once, content_hash
+from experiments.data.config import DataConfig
+from zoo.errors import UserError
+from zoo.tokenization import SEPARATOR, BytePairTokenizer, ByteTokenizer, Tokenizer, parallel
+
+PIECE = 1 << 16
+_SAFE = re.compile(r" (?=\S)")  # where a text may be cut into pieces
+_TRAINER_VERSION = 1
+_SMALLEST, _LARGEST = 257, 2**20  # entries of a BPE that is trained
+_TRAINED_FILE = "tokenizer.json"
+_GPT2_REPOSITORY = "gpt2"
+_GPT2_FILES = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+
+
+class TokenizerKind(Protocol):
+    """An entry of the table: how the configuration makes a tokenizer; `zoo.tokenization.RESTORE` reads saved ones."""
+
+    def check(self, cfg: DataConfig) -> None:
+        """Raise UserError for settings that cannot work; no network access."""
+
+    def spec(self, cfg: DataConfig) -> dict[str, Any]:
+        """The facts that decide the tokenizer's content, besides the training text. May read the hub."""
+
+    def make(
+        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+    ) -> Tokenizer:
+        """The tokenizer. texts: returns a new iterator over the training documents; training: hash of their content."""
+
+
+TOKENIZERS: dict[str, TokenizerKind] = {}
+
+
+def register_tokenizer(name: str) -> Callable[[type], type]:
+    """Class decorator: make a kind of tokenizer available as ``data.tokenizer=<name>``."""
+
+    def register(cls: type) -> type:
+        TOKENIZERS[name] = cls()
+        return cls
+
+    return register
+
+
+@register_tokenizer("bytes")
+class _Bytes:
+    def check(self, cfg: DataConfig) -> None:
+        pass
+
+    def spec(self, cfg: DataConfig) -> dict[str, Any]:
+        return ByteTokenizer().identity()
+
+    def make(
+        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+    ) -> Tokenizer:
+        return ByteTokenizer()
+
+
+def assemble(model: models.BPE) -> Backend:
+    """A backend that splits text as GPT-2 does and never puts a space in front."""
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def pieces(text: str, length: int = PIECE) -> Iterator[str]:
+    """Pieces of ``text`` of about ``length`` characters whose tokens, joined, are those of the whole text.
+
+    GPT-2's pre-tokenizer (` ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+`) always starts a word
+    at a space that a non-space follows: the text before it is split in the same way without the rest.
+    Text without such a space stays whole. This bounds the memory of one call, and lets one long document use
+    all cores.
+    """
+    start = 0
+    while len(text) - start > length:
+        cut = _SAFE.search(text, start + length)
+        if cut is None:
+            break
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
+
+
+def train(texts: Iterable[str], vocab_size: int) -> BytePairTokenizer:
+    """A BPE of ``vocab_size`` entries: `<|endoftext|>` (id 0), the 256 bytes, then merges, most frequent first.
+
+    A text too small for so many merges gives fewer entries. The result depends on nothing but the arguments.
+    """
+    backend = assemble(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SEPARATOR],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    with parallel():
+        backend.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
+    return BytePairTokenizer("bpe", backend)
+
+
+@register_tokenizer("bpe")
+class _Trained:
+    def check(self, cfg: DataConfig) -> None:
+        if cfg.vocab_size < _SMALLEST:
+            raise UserError(
+                f"data.vocab_size={cfg.vocab_size} is too small for a byte-level BPE: the 256 bytes and the "
+                f"document separator alone take {_SMALLEST}; give at least that, or data.tokenizer=bytes"
+            )
+        if (
+            cfg.vocab_size > _LARGEST
+        ):  # tokenizers reserves memory for all entries, and aborts where there is none
+            raise UserError(
+                f"data.vocab_size={cfg.vocab_size} is above {_LARGEST}, more than any text here fills"
+            )
+
+    def spec(self, cfg: DataConfig) -> dict[str, Any]:
+        return {"kind": "bpe", "vocab_size": cfg.vocab_size, "trainer": _TRAINER_VERSION}
+
+    def make(
+        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+    ) -> Tokenizer:
+        def build(folder: Path) -> None:
+            (folder / _TRAINED_FILE).write_text(train(texts(), cfg.vocab_size).to_json(), encoding="utf-8")
+
+        key = content_hash([training, self.spec(cfg)])
+        folder = build_once(cache / "tokenizers", key, build, _damage_of_trained)
+        return BytePairTokenizer.restore(_read_trained(folder))
+
+
+def _read_trained(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / _TRAINED_FILE).read_text(encoding="utf-8"))
+
+
+def _damage_of_trained(folder: Path) -> str | None:
+    try:
+        BytePairTokenizer.restore(_read_trained(folder))
+    except Exception as error:  # the library raises bare Exception for tables that do not fit
+        return f"{_TRAINED_FILE}: {error}"
+    return None
+
+
+@register_tokenizer("gpt2")
+class _GPT2:
+    def check(self, cfg: DataConfig) -> None:
+        if cfg.gpt2_path is not None:
+            read_tables(*_gpt2_in(cfg.gpt2_path))
+
+    def spec(self, cfg: DataConfig) -> dict[str, Any]:
+        vocabulary, merges = read_tables(*_gpt2_files(cfg))
+        return {"kind": "gpt2", "tables": content_hash([vocabulary, merges])}
+
+    def make(
+        self, cfg: DataConfig, texts: Callable[[], Iterable[str]], training: str, cache: Path
+    ) -> Tokenizer:
+        vocabulary, merges = read_tables(*_gpt2_files(cfg))
+        return BytePairTokenizer("gpt2", assemble(models.BPE(vocab=vocabulary, merges=merges)))
+
+
+def _gpt2_files(cfg: DataConfig) -> tuple[Path, Path]:
+    return _gpt2_of_hub() if cfg.gpt2_path is None else _gpt2_in(cfg.gpt2_path)
+
+
+def _gpt2_in(place: str) -> tuple[Path, Path]:
+    folder = Path(place).expanduser()
+    for vocabulary, merges in _GPT2_FILES:
+        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            return folder / vocabulary, folder / merges
+    raise UserError(
+        f"data.gpt2_path={place} must be a folder that holds encoder.json and vocab.bpe (OpenAI's names) or "
+        "vocab.json and merges.txt"
+    )
+
+
+def _gpt2_of_hub() -> tuple[Path, Path]:
+    local = (
+        "give a folder that holds encoder.json and vocab.bpe with data.gpt2_path=FOLDER, "
+        "or use data.tokenizer=bpe"
+    )
+    try:
+        from huggingface_hub import hf_hub_download
+    except ImportError as error:
+        raise UserError(
+            f"GPT-2's tokenizer from the hub needs the package huggingface_hub; {local}"
+        ) from error
+
+    def get(offline: bool) -> tuple[Path, Path]:
+        vocabulary, merges = _GPT2_FILES[1]
+        return tuple(
+            Path(hf_hub_download(_GPT2_REPOSITORY, name, local_files_only=offline))
+            for name in (vocabulary, merges)
+        )
+
+    try:
+        return get(offline=True)
+    except OSError:  # not fetched yet
+        try:
+            return get(offline=False)
+        except OSError as error:
+            words = str(error).splitlines()[0]
+            raise UserError(f"cannot get GPT-2's tokenizer from the hub: {words}; {local}") from error
+
+
+def read_tables(vocabulary: Path, merges: Path) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Vocabulary (token to id) and merges, in order. Raises UserError if the files are not GPT-2's."""
+    try:
+        table = json.loads(vocabulary.read_text(encoding="utf-8"))
+        lines = merges.read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read GPT-2's tables {vocabulary} and {merges}: {error}") from error
+    if not isinstance(table, dict) or SEPARATOR not in table:
+        raise UserError(f"{vocabulary} is no GPT-2 vocabulary: it has no entry {SEPARATOR}")
+    pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    bad = next((pair for pair in pairs if len(pair) != 2 or "".join(pair) not in table), None)
+    if bad is not None:
+        raise UserError(f"{merges} does not belong to {vocabulary}: it has the merge {' '.join(bad)!r}")
+    return table, pairs

@@ -1,0 +1,171 @@
+"""Layers that several blocks are made of: norms, linear maps, the short convolution, the log decay, gates.
+
+Norms, gates and decays are computed in at least fp32, under autocast too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kernels
+from zoo.context import Context
+
+NORM_EPS = 1e-6
+INIT_STD = 0.02
+"""Of weights, but those of output projections (`output_std`)."""
+A_RANGE, DT_RANGE = (1.0, 16.0), (1e-3, 0.1)
+"""Where LogDecay starts: exp(A_log), and softplus(dt_bias)."""
+
+
+class RMSNorm(nn.Module):
+    """y = x · rsqrt(mean(x²) + 1e-6) ⊙ gain over the last axis, computed in at least fp32, returned in x's dtype.
+
+    Source: Zhang and Sennrich 2019 (arXiv:1910.07467).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> y [..., width]."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), NORM_EPS).to(x.dtype)
+
+
+def l2norm(x: Tensor) -> Tensor:
+    """x · rsqrt(Σx² + 1e-6) over the last axis, computed in at least fp32, returned in x's dtype."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + NORM_EPS)).to(x.dtype)
+
+
+class OutputProjection(nn.Linear):
+    """A projection back into the residual stream; its own class because it starts smaller (std 0.02/√(2N))."""
+
+
+def output_std(depth: int) -> float:
+    """The standard deviation with which output projections of a model of N layers start: 0.02/√(2N)."""
+    return INIT_STD / math.sqrt(2 * depth)
+
+
+def fp32_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x·Wᵀ in at least fp32, under autocast too: for routing logits, gates and decays."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    # The meta device has no autocast to switch off.
+    if x.is_meta or not torch.is_autocast_enabled(x.device.type):
+        return F.linear(x.to(wide), weight.to(wide))
+    with torch.autocast(x.device.type, enabled=False):
+        return F.linear(x.to(wide), weight.to(wide))
+
+
+class ShortConvolution(nn.Module):
+    """Depthwise causal convolution without bias, then an activation.
+
+        y_t = act( Σ_{i=0…k−1} weight[:, i] ⊙ x_{t−(k−1)+i} ),     x = 0 before a sequence's first token
+
+    width: number of channels; kernel_size: k; activation: None or "silu"; backend: kernels' backend.
+    The weight [width, k] starts uniform in ±1/√k, as PyTorch's own depthwise convolution does.
+    Decode state: the last k−1 inputs, [B, width, k−1], oldest first.
+    """
+
+    def __init__(
+        self, width: int, kernel_size: int, activation: str | None = None, *, backend: str = "auto"
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self.backend = backend
+        self.weight = nn.Parameter(torch.empty(width, kernel_size))
+        self.init_weights(None)
+
+    def init_weights(self, generator: torch.Generator | None) -> None:
+        """Draw the weight from the generator, uniform in ±1/√k."""
+        bound = self.weight.shape[1] ** -0.5
+        nn.init.uniform_(self.weight, -bound, bound, generator=generator)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Whole sequences: x [B, T, width] -> y [B, T, width], in x's dtype."""
+        before = ctx.inputs_before(x, self.weight.shape[1] - 1)
+        options = {"activation": self.activation, "cu_seqlens": ctx.cu_seqlens, "backend": self.backend}
+        y, _ = kernels.short_conv(x, self.weight, state=before, **options)
+        return y
+
+    def init_state(self, batch_size: int, device: Any = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The inputs before the first token: zeros [B, width, k−1]."""
+        width, kernel_size = self.weight.shape
+        return torch.zeros(batch_size, width, kernel_size - 1, device=device, dtype=dtype)
+
+    def extend(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The next tokens: x [B, T, width] -> (y [B, T, width], the state after them)."""
+        return kernels.short_conv(
+            x, self.weight, activation=self.activation, state=state, backend=self.backend
+        )
+
+
+class LogDecay(nn.Module):
+    """g = −exp(A_log)·softplus(x + dt_bias) ≤ 0 in nats, in at least fp32; x [..., *shape] -> g [..., *shape].
+
+    A_log has the shape `rates`, which broadcasts to `shape`, and starts as log U(1, 16); dt_bias has `shape` and
+    starts as softplus⁻¹ of dt, log-uniform on [1e-3, 0.1]: at x = 0 a new module has −g from 0.001 to 1.6.
+    """
+
+    def __init__(self, rates: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.A_log = nn.Parameter(torch.empty(rates))
+        self.dt_bias = nn.Parameter(torch.empty(shape))
+        self.init_weights(None)
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator | None) -> None:
+        """Draw A_log and dt_bias from the generator, as the class describes."""
+        self.A_log.uniform_(*A_RANGE, generator=generator).log_()
+        self.dt_bias.uniform_(*(math.log(dt) for dt in DT_RANGE), generator=generator).exp_().expm1_().log_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., *shape] -> g [..., *shape] ≤ 0, in at least fp32."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return -self.A_log.to(wide).exp() * F.softplus(x.to(wide) + self.dt_bias)
+
+
+class Gate(nn.Linear):
+    """σ(x·W + b) with b = 0.5 and W Xavier-uniform of gain 0.1, so that a new gate is nearly constant."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__(width, out, bias=True)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Draw W from the generator and set b."""
+        nn.init.xavier_uniform_(self.weight, gain=0.1, generator=generator)
+        nn.init.constant_(self.bias, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> numbers in (0, 1), [..., out]."""
+        return torch.sigmoid(self.logits(x))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x·W + b, for an operation that takes the sigmoid itself."""
+        return super().forward(x)
+
+
+class ForgetGate(nn.Linear):
+    """log σ(x·W + b) ≤ 0, the logarithm of what a token leaves of what was before, in at least fp32.
+
+    b is `start` before training, the forget bias of LSTMs: with 0 a new layer halves its past at every token, with 4
+    it keeps 98 % of it.
+    """
+
+    def __init__(self, width: int, out: int, start: float) -> None:
+        super().__init__(width, out, bias=True)
+        self.start = start
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Set b; W is a projection's, drawn with the others."""
+        nn.init.constant_(self.bias, self.start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> logarithms [..., out]."""
+        return F.logsigmoid(fp32_linear(x, self.weight) + self.bias)
