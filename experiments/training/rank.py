@@ -12,7 +12,7 @@ from pathlib import Path
 
 from experiments.system import interrupts, preemption
 from experiments.system.messages import tell, tell_failure
-from experiments.system.torchrun import END, end_with_parent
+from experiments.system.torchrun import END, end_with_parent, leave
 
 MOST = 1000
 """Characters of a reason, so that its message stays whole beside those of other processes."""
@@ -64,9 +64,4 @@ if __name__ == "__main__":
     # A job's manager sends it to every process of a job that has to end soon, torchrun to those that are left.
     preemption.heed_from_others(signal.SIGTERM, os.getppid())
     signal.signal(END, signal.SIG_DFL)  # nohup would have it ignored
-    status = main(Path(sys.argv[1]))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Everything is written and told. Threads of libraries (gloo's own, above all) may abort a process while the
-    # interpreter is taken apart, which would make a failure of a run that is complete.
-    os._exit(status)
+    leave(main(Path(sys.argv[1])))

@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from experiments.parallel import group
+from experiments.system.torchrun import leave
 from support.parallel_runs import CPU, configured, train
 from zoo import ModelConfig
 
@@ -66,3 +67,4 @@ def main(file: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()

@@ -17,6 +17,7 @@ from experiments.configuration.schema import Config
 from experiments.parallel import group
 from experiments.parallel.sharded import whole_state
 from experiments.system.preemption import Paused
+from experiments.system.torchrun import leave
 from experiments.training.callbacks.checkpoints import Pause, save_checkpoint
 from experiments.training.lightning_modules import LanguageModelling
 from experiments.training.nonfinite import NonFinite
@@ -157,3 +158,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave()
