@@ -11,7 +11,7 @@ from support import operation_cases as cases
 from support import recorded
 from support.formula import checksum, shape, uniform
 from support.margins import below
-from support.operation_cases import Call, apart, as_dtype, run, tensors_of
+from support.operation_cases import Call, apart, as_dtype, run, tensors_of, without_state
 from torch import Tensor
 
 import kernels
@@ -83,6 +83,18 @@ def test_tensors_may_be_parts_of_longer_ones(family):
             found, wanted = tensors_of(apart(call)("torch")), tensors_of(call("torch"))
         for x, right in zip(found, wanted, strict=True):
             assert torch.allclose(x, right, rtol=1e-9, atol=1e-12), call.title
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "decoding"])
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+@pytest.mark.parametrize("family", cases.WITH_STATES, ids=lambda family: family.__name__)
+def test_a_state_is_returned_where_it_is_asked_for_and_only_there(family, backend, grad):
+    with torch.set_grad_enabled(grad):  # a decode step may have a form of its own
+        for call in family():
+            (o, state), (alone, none) = call(backend), without_state(call)(backend)
+            assert state is not None, call.title
+            assert none is None, call.title
+            assert torch.allclose(alone, o, rtol=1e-9, atol=1e-12), call.title
 
 
 def in_16_bit() -> Iterator[str]:

@@ -9,8 +9,9 @@ import triton
 from support import operation_cases as cases
 from support import tile_cases
 from support.margins import below
-from support.operation_cases import Call, apart, as_dtype, run, tensors_of
+from support.operation_cases import Call, apart, as_dtype, run, tensors_of, without_state
 
+import kernels
 from kernels.triton_common import interpreted
 from kernels.triton_common.tuning import Tuned
 
@@ -50,10 +51,11 @@ def test_several_tiles_in_every_axis(call, monkeypatch):
             assert torch.equal(found[name], right), name
 
 
-APART = [
-    next(iter(family()))
-    for family in (cases.timeline_attention, cases.short_conv, cases.streams, cases.path_caches)
-]
+WITHOUT_KERNELS = (kernels.attention, kernels.grouped_linear, kernels.sparse_step, cases.path_extend)
+FIRST = {call.operation: call for call in reversed(cases.calls())}
+STATES = [call for family in cases.WITH_STATES for call in family() if "update" not in call.options]
+FROM_STATES = [call for call in STATES if "initial_state" in {**call.tensors, **call.options}]
+APART = [*(call for operation, call in FIRST.items() if operation not in WITHOUT_KERNELS), *FROM_STATES]
 
 
 @pytest.mark.slow
@@ -64,4 +66,16 @@ def test_tensors_may_be_parts_of_longer_ones_in_kernels_too(call):
     with torch.no_grad():
         found, wanted = tensors_of(narrow("triton")), tensors_of(call("reference"))
     for x, right in zip(found, wanted, strict=True):
+        right = right.double()
         below((x.double() - right).norm() / right.norm().clamp_min(1e-3), LIMIT)
+
+
+@pytest.mark.skipif(not interpreted(), reason="on a GPU kernels are compiled")
+@pytest.mark.parametrize("call", FROM_STATES, ids=lambda call: call.title)
+def test_kernels_return_no_state_where_none_is_asked_for(call):
+    narrow = as_dtype(call, torch.float32)
+    with torch.no_grad():
+        (o, state), (alone, none) = narrow("triton"), without_state(narrow)("triton")
+    assert none is None
+    assert state is not None
+    assert torch.equal(alone, o)

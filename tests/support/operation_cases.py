@@ -76,13 +76,22 @@ def apart(call: Call) -> Call:
     """The call with tensors that are parts of longer ones along their second axis: sequences are no neighbours."""
 
     def view(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(view, x))
         if not isinstance(x, Tensor) or x.dim() < 2:
             return x
         longer = torch.cat([x, x[:, :1].expand(-1, 3, *x.shape[2:])] if x.shape[1] else [x], 1)
         return longer[:, : x.shape[1]]
 
     tensors = {name: view(x) for name, x in call.tensors.items()}
-    return Call(f"{call.name}, apart", call.operation, tensors, call.options)
+    options = {name: view(x) if name == "initial_state" else x for name, x in call.options.items()}
+    return Call(f"{call.name}, apart", call.operation, tensors, options)
+
+
+def without_state(call: Call) -> Call:
+    """The call, with no state after the last token asked for."""
+    options = {**call.options, "output_final_state": False}
+    return dataclasses.replace(call, name=f"{call.name}, without a state", options=options)
 
 
 def cuts(*lengths: int) -> Tensor:
@@ -552,6 +561,8 @@ WITH_BACKENDS = (
     ),
 )
 ALONE = (rope, segments)
+WITH_STATES = (delta_rule, memory_mixture, mesa)
+"""Those that return a state where it is asked for."""
 
 
 def calls() -> list[Call]:

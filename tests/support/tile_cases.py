@@ -25,6 +25,34 @@ def recurrent(time: int, heads: int, k: int, v: int, memories: tuple[int, ...] =
     }
 
 
+def unequal_widths() -> Iterator[Call]:
+    """Keys of one tile with values of several, and the reverse; some tiles of delta_rule have 64 columns."""
+    few = cuts(2, 3)
+    for k, v, wide_k, wide_v in ((6, 36, 6, 72), (36, 6, 72, 6)):
+        name, options = f"{k} and {v}", {"output_final_state": True, "cu_seqlens": few}
+        channels = recurrent(5, 1, wide_k, wide_v)
+        channels["g"] = gate("g", 1, 5, 1, wide_k)
+        for x in (channels, recurrent(5, 1, wide_k, wide_v)):
+            x["initial_state"] = uniform("state", 2, 1, wide_k, wide_v)
+            gates = "channel" if x is channels else "head"
+            yield Call(f"{wide_k} and {wide_v}, a gate a {gates}", kernels.delta_rule, x, options, tuple(x))
+        x = recurrent(5, 1, k, v, (2,))
+        x["routes"] = uniform("routes", 1, 5, 2).topk(2, -1).indices
+        x["weights"] = uniform("weights", 1, 5, 2, low=0.1, high=1.0)
+        learned = tuple(name for name in x if name != "routes")
+        yield Call(name, kernels.memory_mixture, x, options, learned)
+        x = recurrent(5, 1, k, v)
+        x["lamb"] = uniform("lamb", 1, k, low=2.0, high=3.0)
+        yield Call(name, kernels.mesa, x, {**options, "cg_steps": 30}, tuple(x))
+        x = {
+            **qkv(1, 5, 5, 1, 1, k, v),
+            "w": unit(uniform("w", 1, 5, 1, k)),
+            "beta": uniform("beta", 1, 5, 1, low=0.1, high=1.9),
+            "g": gate("g", 1, 5, 1),
+        }
+        yield Call(name, kernels.path_attention, x, {"cu_seqlens": few}, tuple(x))
+
+
 def calls() -> Iterator[Call]:
     channels = recurrent(8, 1, 20, 20)
     channels["g"] = gate("g", 1, 8, 1, 20)
@@ -32,6 +60,7 @@ def calls() -> Iterator[Call]:
     for name, x in (("a gate a channel", channels), ("a gate a head", recurrent(8, 1, 20, 20))):
         x["initial_state"] = uniform("state", 2, 1, 20, 20)
         yield Call(name, kernels.delta_rule, x, options, tuple(x))
+    yield from unequal_widths()
     x = recurrent(5, 1, 20, 20, (2,))
     x["routes"] = uniform("routes", 1, 5, 2).topk(2, -1).indices
     x["weights"] = uniform("weights", 1, 5, 2, low=0.1, high=1.0)
