@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from analysis import ResultsError, across_machines, load_results
@@ -64,6 +65,17 @@ def test_only_runs_that_both_have_count(both, write_run, tmp_path):
     write_run(tmp_path / "c" / "exp", "other", model={"residual": "other"})
     with pytest.raises(ResultsError, match="no run is in both results"):
         across_machines(both[0], tmp_path / "c" / "exp")
+
+
+@pytest.mark.slow
+def test_a_run_that_one_side_holds_twice_counts_once_as_it_was_found_first(both, write_run, tmp_path):
+    again = tmp_path / "a" / "exp2"
+    write_run(again, "one", 0, 3.50, model={"residual": "one"}, machine={"capability": "AVX512"})
+    once, twice = across_machines(*both), across_machines(load_results([both[0], again]), both[1])
+    pd.testing.assert_frame_equal(once, twice)
+    turned = across_machines(both[1], load_results([both[0], again]))
+    assert len(turned) == 6
+    assert turned.set_index(["label", "seed"]).loc[("one", 0), "loss_b"] == LOSSES["one"][0]
 
 
 @pytest.mark.slow

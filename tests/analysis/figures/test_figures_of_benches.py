@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.figure_reading import framed
 
 from analysis.errors import NoData
 from analysis.figures import inference, static_model
@@ -40,6 +41,13 @@ def test_a_panel_a_case_and_a_line_a_form():
     assert [len(line.get_xdata()) for line in mesa.get_lines()] == [3, 2]
     assert list(mesa.get_lines()[0].get_ydata()) == [5.12, 10.24, 20.48]
     assert (mesa.get_title("left"), cayley.get_title("left")) == ("mesa", "cayley")
+
+
+@pytest.mark.parametrize("cases", [1, 2, 3, 4, 5, 7])
+def test_a_panel_each_for_any_number_of_cases_and_no_empty_frame(cases: int):
+    names = [f"case {n}" for n in range(cases)]
+    rows = pd.DataFrame([row(name, "triton", 512, 0.1) for name in names])
+    assert [axes.get_title("left") for axes in framed(draw(rows, "model", "backend"))] == names
 
 
 @pytest.mark.slow

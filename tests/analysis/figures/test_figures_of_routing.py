@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from support import residual_tables
+from support.figure_reading import framed
 from support.probe_tables import write_table
 
 from analysis import load_results
@@ -163,6 +164,15 @@ def test_typical_tokens_of_the_head_that_tells_most(tmp_path, write_run):
         f"layer 0, head 0: of all heads the one whose timeline says most about the token ({information(counts):.3f}"
         in (timeline_tokens.caption(table))
     )
+
+
+@pytest.mark.parametrize("choices", [1, 2, 3, 5])
+def test_a_panel_a_choice_and_no_empty_frame(choices):
+    names = range(choices)
+    table = pd.DataFrame({"choice": names, "text": [f" {n}" for n in names], "share": 1 / choices})
+    figure = timeline_tokens.draw(table.assign(noun="timeline", lift=2.0, count=5, total=9))
+    titles = [axes.get_title("left") for axes in framed(figure)]
+    assert titles == [f"timeline {n}: {100 / choices:.0f} % of tokens" for n in names]
 
 
 def test_too_little_text_has_no_typical_tokens(tmp_path, write_run):

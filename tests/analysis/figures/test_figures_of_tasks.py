@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from support.figure_reading import line
+from support.figure_reading import framed, line
 from support.task_runs import write_study, write_task_run
 
 from analysis import load_results
@@ -197,6 +197,14 @@ def test_copying_is_a_dotted_line_where_it_gets_more_than_chance(shortcut: dict)
         if drawn.get_label() == "_copying"
     }
     assert dotted == ({"mqar": (":", [0.381, 0.381])} if shortcut.get("shortcut", [None])[0] else {})
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 5])
+def test_a_panel_a_task_and_no_empty_frame(tasks: int):
+    names = [f"task {n}" for n in range(tasks)]
+    figure, places = task_panels(pd.DataFrame({"task": names, "chance": 0.5}), 0.2)
+    assert list(places) == names
+    assert framed(figure) == list(places.values())
 
 
 @pytest.mark.slow
