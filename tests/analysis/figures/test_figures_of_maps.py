@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.colors import Normalize
+from support.figure_reading import framed
 from support.probe_tables import HEADS, sentence
 
 from analysis.figures import selected_maps, sink_maps
+from analysis.plotting.sentence_maps import draw_maps
 from analysis.plotting.token_labels import _known, token_label
 
 
@@ -71,6 +75,19 @@ def test_selected_maps_show_the_share_of_heads(probed):
         for query in range(len(sentence()))
     )
     assert f"orthgsa {pairs / 3 / len(sentence()):.1f}." in selected_maps.caption(table)
+
+
+def test_a_model_of_one_layer_beside_a_deeper_one_leaves_no_empty_frame():
+    places = {"deep": ("first", "middle", "last"), "shallow": ("first",)}
+    rows = [
+        {"label": label, "place": place, "layer": layer, "query": query, "key": query, "text": f" {query}"}
+        for label, found in places.items()
+        for layer, place in enumerate(found)
+        for query in range(3)
+    ]
+    table = pd.DataFrame(rows).assign(heads="head 0", weight=1.0)
+    shown = framed(draw_maps(table, Normalize(0, 1), "weight"))[:-1]  # the last is the colour bar
+    assert [axes.get_title() for axes in shown] == [f"layer {n}, head 0" for n in (0, 1, 2, 0)]
 
 
 def test_a_token_fits_its_tick_and_is_no_mathematics():

@@ -3,17 +3,41 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 
 import pytest
+import torch
 from support.program import Lab
 
+from experiments.bench.suites import cpu
 from experiments.bench.suites.cpu.memory import peak_memory_of
 from experiments.bench.suites.cpu.recurrences import OPERATIONS
+from experiments.configuration.schema import Config
 from experiments.system.paths import CONF
 from zoo import registry
+from zoo.errors import UserError
 
+PARTS = ("recurrences", "lengths", "steps", "memory")
 LONG, MADE_FOR = 16_384, 1024
 SIZE = ["model.d_model=64", "model.n_heads=4"]
+
+
+def test_the_suite_has_the_rows_of_all_its_parts_at_the_lengths_asked_for(monkeypatch):
+    def part(name: str):
+        return lambda *given: [{"part": name, "given": given}]
+
+    for name in PARTS:
+        monkeypatch.setattr(getattr(cpu, name), "run", part(name))
+    config = Config(device="cpu")
+    config.bench.lengths, config.bench.repeats = [4096, 64], 3
+    rows = cpu.run(config)
+    assert [row["part"] for row in rows] == list(PARTS)
+    threads = torch.get_num_threads()
+    assert [row["given"] for row in rows] == [(2048, 3), ([64, 4096], 3), (config,), (4096, threads)]
+    config.bench.lengths = [32]
+    assert cpu.run(config)[0]["given"] == (32, 3), "a recurrence is no longer than the longest length"
+    with pytest.raises(UserError, match="suite=cpu measures the CPU"):
+        cpu.run(dataclasses.replace(config, device="cuda"))
 
 
 @pytest.mark.long

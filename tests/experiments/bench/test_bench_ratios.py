@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from experiments.bench import result_table, timing
+from experiments.bench.inputs import InputFactory
 from experiments.bench.suites import harness
-from experiments.bench.suites.cpu import lengths, steps
+from experiments.bench.suites.cpu import lengths, recurrences, steps
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
 from zoo import ModelConfig, registry
@@ -53,6 +54,22 @@ def test_longer_sequences_are_compared_by_the_time_of_a_token(monkeypatch):
     assert len(rows) == 3 * len(registry.blocks("mixer"))
     for row in rows:
         assert row["ratio"] == pytest.approx({16: 1.0, 32: 0.5, 64: 1.0}[row["tokens"]])
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "times"), [(1.0, 1 + 7), (4999.0, 1 + 7), (5000.0, 1 + 1), (1e5, 1 + 1)]
+)
+def test_a_recurrence_that_takes_seconds_is_timed_twice_and_no_more(milliseconds, times, monkeypatch):
+    """And its form as often, for the two are compared."""
+
+    def interleaved(works, repeats, device, warm_up):
+        return {name: [milliseconds if name == "reference" else 1.0] * repeats for name in works}
+
+    monkeypatch.setattr(recurrences.timing, "interleaved", interleaved)
+    monkeypatch.setattr(recurrences, "WIDTH", 4)
+    call = recurrences.OPERATIONS["delta_rule"](InputFactory(1, 3, CPU, torch.float32))
+    for found in recurrences._time(call, 7).values():
+        assert {name: len(each) for name, each in found.items()} == {"reference": times, "torch": times}
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 import csv
 
 import pytest
+import torch
 
+from experiments.bench import model_steps
 from experiments.bench.run_suite import run_suite
 from experiments.bench.suites import steps
 from experiments.configuration.schema import Config
 from zoo import ModelConfig
 from zoo.cost import parameters_non_embedding
+from zoo.residuals.hyper_connections import HyperResidual, warmup
 
 
 def config(folder) -> Config:
@@ -46,3 +49,12 @@ def test_ratios_are_medians_of_pairs_of_models_that_are_matched(tmp_path, monkey
     plain, other = (parameters_non_embedding(step.model) for step in timed.values())
     assert other == pytest.approx(plain, rel=0.05)
     assert all(step.tokens.shape == (3, 16) for step in timed.values())
+
+
+@pytest.mark.parametrize("scheme", ["hc", "mhc", "ohc", "shc"])
+def test_models_are_timed_past_their_warm_ups(scheme):
+    model = ModelConfig(d_model=16, n_heads=2, depth=2)
+    model.residual.name = scheme
+    made = model_steps.make_model(Config(device="cpu"), model, 16, torch.device("cpu"))
+    found = [warmup(x.clock, x.config).item() for x in made.modules() if isinstance(x, HyperResidual)]
+    assert found == [1.0] * 4

@@ -12,6 +12,7 @@ from support.steady import pretended_machine
 
 from experiments import claims
 from experiments.claims import attention_mixers, numbers, recurrent_mixers, residual_streams, rotations, sizes
+from zoo.residuals.hyper_connections import HyperResidual, warmup
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -93,6 +94,13 @@ def test_names_and_bounds():
         yield f"{float(recurrent_mixers.readout(w, arguments)):.9g}"
 
     check(RECORDED / "bounds.txt", lines())
+
+
+@pytest.mark.parametrize("scheme", ["hc", "mhc", "ohc", "shc"])
+def test_schemes_are_measured_past_their_warm_ups(scheme):
+    made = residual_streams.model(scheme)
+    found = [warmup(x.clock, x.config).item() for x in made.modules() if isinstance(x, HyperResidual)]
+    assert found == [1.0] * 8
 
 
 def test_bounds_of_mixers():

@@ -11,6 +11,7 @@ import pytest
 from support.program import Lab
 from support.tree_copy import copy_tree, python, shown
 
+from experiments.bench import timing
 from experiments.configuration.schema import Config
 from experiments.verdict import contracts, sizes, speeds, stages
 from experiments.verdict.models import find_block, models, nearest_relative
@@ -168,6 +169,18 @@ def test_speeds_are_of_pairs_taken_in_turns(mode, monkeypatch):
     pairs = [(row["model"], row["peer"]) for row in rows]
     assert pairs == [("gated_conv", "transformer"), ("kda", "transformer"), ("gated_conv", "kda")]
     assert all(0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"] for row in rows)
+
+
+def test_a_cache_has_room_for_as_many_rounds_of_decoding_as_there_may_be(monkeypatch):
+    """One that grew while it is timed would be copied in the midst of a step."""
+    calls: list[str] = []
+    timing.interleaved_within({"a": lambda: calls.append("a")}, speeds.REPEATS, timing.CPU, 1e9)
+    rooms: list[int] = []
+    monkeypatch.setattr(speeds, "decode_call", lambda *_, rounds: rooms.append(rounds))
+    config = Config()
+    config.model = dataclasses.replace(config.model, d_model=16, n_heads=2, depth=1)
+    speeds._call(config, "decode", timing.CPU)
+    assert rooms == [len(calls)]
 
 
 @pytest.mark.slow
