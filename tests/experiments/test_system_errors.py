@@ -122,13 +122,14 @@ def test_a_damaged_list_of_stages(lab: Lab, text: str):
 
 
 @pytest.mark.slow
-def test_output_that_nobody_takes(lab: Lab):
+@pytest.mark.parametrize("job", ["list", "cost"], ids=["more than a buffer", "less than a buffer"])
+def test_output_that_nobody_takes(lab: Lab, job: str):
     for file, status in (("/dev/full", 2), (None, 141)):
         reader, writer = os.pipe() if file is None else (None, os.open(file, os.O_WRONLY))
         if reader is not None:
             os.close(reader)  # as `| head` does when it has read enough
         with open(writer, "w") as out:
-            outcome = _onto(lab, out, "job=list")
+            outcome = _onto(lab, out, f"job={job}")
             out.flush()  # as the interpreter does at its end: nobody complains
         assert outcome.status == status
         assert outcome.err.count("\n") == (status == 2), outcome

@@ -74,6 +74,20 @@ def test_a_harness_that_cannot_be_loaded_is_told(tmp_path: Path, monkeypatch):
         assert warm.process.wait() == 1
 
 
+@pytest.mark.parametrize("how", ["print('a word')", "os.system('echo a word')"])
+def test_what_cells_print_is_no_answer(tmp_path: Path, monkeypatch, capfd, how: str):
+    without(tmp_path, monkeypatch, "lightning", f"import os\n{how}\nraise ImportError('none')")
+    warm = Warm(1)
+    assert warm.train(tmp_path / "cell.json", 1) == (
+        None,
+        "the harness cannot be loaded: ImportError: none",
+    )
+    assert warm.process.wait() == 1
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "a word" in said.err
+
+
 @pytest.mark.parametrize(
     ("end", "said"),
     [("os._exit(3)", "stopped with status 3"), ("os.kill(os.getpid(), 9)", "killed by signal 9")],

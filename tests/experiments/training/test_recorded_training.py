@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import errno
@@ -37,14 +38,15 @@ from support.steady import (
 from experiments.configuration.compose import architectures
 from experiments.costs import model_costs, peak_flops
 from experiments.planning.plan import plan
-from experiments.runs.folders import MetricLog, RunFolder, read_metrics
+from experiments.runs.folders import MetricLog, RunFolder, RunPaused, read_metrics
 from experiments.system import preemption
 from experiments.system.paths import ROOT
-from experiments.training import callbacks, launch, nonfinite, summary, train
+from experiments.training import callbacks, launch, nonfinite, rank, summary, train
 from experiments.training.callbacks import checkpoints, metrics
 from experiments.training.execute import _explain, execute
 from experiments.training.lightning_modules import clip_gradients, lr_factor, make_optimizer
 from zoo import LanguageModel
+from zoo.errors import UserError
 from zoo.io import read_card
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -539,6 +541,41 @@ def test_what_processes_are_started_with(place: Path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["rank.py", str(file)])
         launch.read_plan(file)
         assert sys.argv == command
+
+
+ENDS = {
+    None: (0, None),
+    RunPaused("later" * 999): (0, ("paused", "later" * 200)),
+    UserError("no" * 999): (1, ("refused", "no" * 500)),
+    ValueError("bad"): (1, ("failed", "bad")),
+}
+
+
+@pytest.mark.parametrize("number", ["0", "1"])
+@pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
+def test_how_a_process_of_several_ends(place: Path, monkeypatch, capsys, error, number: str):
+    """Its status is 0 where it is done or paused alone: torchrun would wait for others, and call it a success."""
+    told: list[tuple[str, str]] = []
+
+    def take_part(planned, send, workers) -> None:
+        print("a word")
+        assert not planned.config.trainer.progress
+        if error is not None:
+            raise error
+
+    monkeypatch.setenv("LOCAL_RANK", number)
+    monkeypatch.setattr(rank.preemption, "heed", lambda *_: None)
+    monkeypatch.setattr(train.group, "joined", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("experiments.training.execute.take_part", take_part)
+    monkeypatch.setattr(
+        rank, "tell", lambda **x: told.append((x["outcome"], x["message"])) if "outcome" in x else None
+    )
+    monkeypatch.setattr(rank, "tell_failure", lambda _, record: told.append(("failed", record["message"])))
+    status, outcome = ENDS[error]
+    with launch._plan_file(plan(tiny_config(**TEXT)), 1) as file:
+        assert rank.main(file) == status
+    assert told == ([] if outcome is None else [outcome])
+    assert capsys.readouterr().out == ("a word\n" if number == "0" else ""), "words are said once a node"
 
 
 def test_the_utilisation_of_several_processes_is_of_all_their_devices(place: Path, monkeypatch):
