@@ -33,15 +33,10 @@ def run_sweep(configs: list[Config]) -> None:
         from experiments.compare.confirm import confirm, confirmations
         from experiments.compare.cost import core_seconds, minutes
         from experiments.compare.longer import longer_tasks, score_longer
-        from experiments.compare.models import named_models
         from experiments.compare.record import write_record
-        from experiments.compare.select import select, start
+        from experiments.compare.select import select
 
-    configs = [made for config in configs for made in named_models(config)]
-    _check(configs)
-    for config in configs:
-        longer_tasks(config)  # refused before anything is trained
-    selections = start(configs)
+    selections = checked(configs)
     _announce(selections)
     if configs[0].dry:
         print(f"{minutes(*core_seconds(selections))}; start-up and scoring come on top", flush=True)
@@ -59,6 +54,20 @@ def run_sweep(configs: list[Config]) -> None:
         print(_chosen(selection))
     confirm(plans)
     score_longer([planned for group in plans for planned in group if longer_tasks(planned.config)])
+
+
+def checked(configs: list[Config]) -> list[Selection]:
+    """What would be trained to select the settings of each model. Raises UserError where the command has a mistake."""
+    with interrupts.loading():
+        from experiments.compare.longer import longer_tasks
+        from experiments.compare.models import named_models
+        from experiments.compare.select import start
+
+    configs = [made for config in configs for made in named_models(config)]
+    _check(configs)
+    for config in configs:
+        longer_tasks(config)
+    return start(configs)
 
 
 def _check(configs: list[Config]) -> None:

@@ -31,7 +31,7 @@ def run_sweep(configs: list[Config]) -> None:
     config = configs[0]
     block = find_block(config.block)
     found = models(config.model, block, nearest_relative(block, config.verdict.relative))
-    _check(configs)
+    _check(configs, found)
     folder = stages.open_verdict(config, block, found)
     print(
         f"verdict on {block.name}, beside {' and '.join(name for name in found if name != block.name)}",
@@ -55,13 +55,20 @@ def named(config: Config) -> Config:
     return dataclasses.replace(config, name=f"verdict_{config.block}") if config.name == default else config
 
 
-def _check(configs: list[Config]) -> None:
-    """Refuse what a verdict cannot be of. Raises UserError."""
+def _check(configs: list[Config], models: dict[str, ModelConfig]) -> None:
+    """Refuse what a verdict cannot be of, and a text, device or recipe that no model trains with. Raises UserError.
+
+    Of the block itself nothing is asked here: what is wrong with it is for its contracts to say.
+    """
+    from experiments.jobs import compare
+
     lengths = configs[0].verdict.lengths
     if not lengths or min(lengths) < 1:
         raise UserError(f"verdict.lengths={lengths} must name sequence lengths of at least 1")
     if len({config.block for config in configs}) > 1:
         raise UserError("job=verdict judges one block; give block=NAME once, and one command for each")
+    plain = next(iter(models.values()))
+    compare.checked([dataclasses.replace(config, model=plain) for config in configs])
 
 
 def _compare(configs: list[Config], models: dict[str, ModelConfig]) -> None:

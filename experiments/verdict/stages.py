@@ -51,11 +51,9 @@ def open_verdict(config: Config, block: registry.Block, models: dict[str, ModelC
                 "remove that folder and the runs beside it"
             )
         return folder
+    device = pick_device(config.device)  # before there is a folder: it refuses a device that is not there
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(
-        path,
-        deciding | {"machine": machine.describe(pick_device(config.device)), "commit": machine.commit()[0]},
-    )
+    write_json(path, deciding | {"machine": machine.describe(device), "commit": machine.commit()[0]})
     return folder
 
 

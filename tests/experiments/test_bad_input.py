@@ -203,6 +203,35 @@ def test_cuda_that_is_not_there(lab: Lab, flags: list[str]):
     assert_refused(lab, lab.here(*flags, "device=cuda"), "device=cpu")
 
 
+SUITES = [
+    "attention",
+    "kernels",
+    "models",
+    "inference",
+    "latency",
+    "steps",
+    "recompute",
+    "traffic",
+    "harness",
+]
+ON_A_DEVICE = [
+    ["job=evaluate", "run={run}"],
+    ["job=generate", "run={run}"],
+    ["job=probe", "runs={run}"],
+    ["job=verdict", "block=kda"],
+    ["--multirun", "job=compare", "model=transformer,kda"],
+    *(["job=bench", f"suite={suite}"] for suite in SUITES),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("words", ON_A_DEVICE, ids=" ".join)
+@pytest.mark.slow
+def test_no_job_takes_another_device_than_the_one_asked_for(lab: Lab, finished: Lab, words: list[str]):
+    told = [word.format(run=finished.run_folder()) for word in words]
+    assert_refused(lab, lab.here(*told, "device=cuda"), "device=cuda, but PyTorch sees no CUDA device")
+
+
 @pytest.mark.slow
 def test_a_list_without_multirun_says_how_to_sweep(lab: Lab):
     assert_refused(lab, lab.here("seed=0,1"), "--multirun")

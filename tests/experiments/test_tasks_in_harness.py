@@ -61,6 +61,14 @@ def test_a_run_records_its_task_and_what_was_right(finished: TaskLab):
     assert not (folder / "documents.csv").exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.slow
+def test_a_run_of_a_task_is_scored_on_no_other_device_than_the_one_asked_for(finished: TaskLab, monkeypatch):
+    outcome = without_tiny(monkeypatch, finished, "job=evaluate", "device=cuda")
+    assert (outcome.status, outcome.out) == (2, "")
+    assert "device=cuda, but PyTorch sees no CUDA device" in outcome.err
+
+
 def test_rows_of_training_and_validation_have_accuracies(finished: TaskLab):
     rows = read_metrics(finished.run_folder() / "metrics.csv")
     assert [(row["step"], row["split"]) for row in rows] == [
