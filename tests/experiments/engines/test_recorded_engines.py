@@ -305,6 +305,32 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
     check(RECORDED / "slurm_jobs.txt", masked(list(lines()), _named(plans, place)))
 
 
+@pytest.mark.parametrize("action", ["wait", "submit"])
+def test_a_cell_whose_job_has_ended_gets_another_though_the_queue_still_lists_the_first(
+    place: Path, monkeypatch, action: str
+):
+    """Queues forget late. A job under way is left alone, also where an earlier one of the cell left its outcome."""
+    (planned,) = _plans(1, sweep__engine="slurm", sweep__action=action)
+    engine, queue, executor = _slurm(monkeypatch, [planned])
+    outcome = slurm_jobs.outcome_path(cell.record_path(planned))
+
+    def jobs_after_a_submission() -> int:
+        engine.submit(planned)
+        return len(executor.parameters)
+
+    assert jobs_after_a_submission() == 1
+    queue.states["7"] = "RUNNING"
+    assert jobs_after_a_submission() == 1
+    for count, job, status in ((2, "7", 1), (3, "8", None)):  # failed, cancelled
+        queue.states[job] = "COMPLETING"
+        outcome.write_text(json.dumps({"job": job, "status": status, "why": "it ended"}))
+        assert jobs_after_a_submission() == count
+        assert not outcome.exists(), "it would pass for the new job's"
+    queue.states["9"] = "PENDING"
+    outcome.write_text(json.dumps({"job": "8", "status": 1, "why": "it ended"}))
+    assert jobs_after_a_submission() == 3
+
+
 def test_queues(monkeypatch):
     """What squeue, scontrol and processes say."""
     answers = {"squeue": "7|RUNNING\n8|PENDING\nwarning\n", "scontrol": "JobId=7 JobState=NODE_FAIL Reason=x"}

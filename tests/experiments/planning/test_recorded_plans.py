@@ -317,6 +317,23 @@ def test_what_plans_refuse(place: Path):
     check(RECORDED / "refused.txt", lines())
 
 
+def test_a_model_is_checked_at_the_length_and_the_vocabulary_that_it_is_trained_with(place: Path):
+    """GSA's k_base is an eighth of the length: 8 at 64 tokens, where a vocabulary of 257 would make it 32."""
+    text = tiny_config(
+        data__name="text",
+        data__path="book.txt",
+        data__tokenizer="bytes",
+        data__seq_len=64,
+        model__pattern="G",
+    )
+    fits = changed(text, model__mixers__gsa__k_max=10)
+    checks.check_config(fits)
+    with pytest.raises(UserError, match="k_min ≤ k_base ≤ k_max, not 9, 8, 16"):
+        checks.check_config(changed(text, model__mixers__gsa__k_min=9))
+    with pytest.raises(UserError, match="k_min ≤ k_base ≤ k_max, not 4, 32, 10"):
+        checks.check_config(changed(fits, data__seq_len=256))
+
+
 def test_plans_as_records(place: Path):
     """A plan as values and back; its YAML; what an older record lacks; where a folder of format 1 is there."""
     config = tiny_config(data__name="text", data__path="book.txt", results="results", seed=3)

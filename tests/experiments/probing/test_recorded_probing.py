@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from support.recorded import check, flat
 from support.steady import changed, masked, refusal, set_by_formula, tiny_config
@@ -27,6 +28,7 @@ from experiments.probing import (
 from experiments.probing.sentence import probed_sentence
 from experiments.runs import saved_weights
 from zoo import LanguageModel
+from zoo.errors import UserError
 from zoo.probes import Row
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -214,3 +216,14 @@ def test_finding_runs_and_weights(tmp_path: Path):
         yield f"{saved_weights.step_folder(Path('run'), 7)}"
 
     check(RECORDED / "runs.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
+
+
+@pytest.mark.parametrize("at", ["first", "0", "-3", "1.5", "[7]", "true"])
+def test_weights_that_a_run_s_configuration_names_are_checked_as_those_of_the_command(
+    tmp_path: Path, at: str
+):
+    """A configuration may have been edited, or be of another version."""
+    (tmp_path / "config.yaml").write_text(f"probe: {{at: {at}}}\n")
+    with pytest.raises(UserError, match=r"probe\.at=.* must be best, last or the number of a step"):
+        probe_run.weights_to_probe(tmp_path, ProbeConfig())
+    assert not probe_run.is_probed(tmp_path, ProbeConfig())
