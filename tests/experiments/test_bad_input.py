@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.program import Lab, Outcome, write_text
 
+from experiments.bench.run_suite import SUITES
 from experiments.configuration import hydra_errors
 from zoo import registry
 
@@ -203,24 +204,15 @@ def test_cuda_that_is_not_there(lab: Lab, flags: list[str]):
     assert_refused(lab, lab.here(*flags, "device=cuda"), "device=cpu")
 
 
-SUITES = [
-    "attention",
-    "kernels",
-    "models",
-    "inference",
-    "latency",
-    "steps",
-    "recompute",
-    "traffic",
-    "harness",
-]
+ON_NO_GPU = {"cpu", "static", "compile"}
+"""Suites of the CPU, and of a compiler for a GPU that need not be here."""
 ON_A_DEVICE = [
     ["job=evaluate", "run={run}"],
     ["job=generate", "run={run}"],
     ["job=probe", "runs={run}"],
     ["job=verdict", "block=kda"],
     ["--multirun", "job=compare", "model=transformer,kda"],
-    *(["job=bench", f"suite={suite}"] for suite in SUITES),
+    *(["job=bench", f"suite={suite}"] for suite in SUITES if suite not in ON_NO_GPU),
 ]
 
 

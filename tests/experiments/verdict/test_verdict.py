@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,7 +12,6 @@ import pytest
 from support.program import Lab
 from support.tree_copy import copy_tree, python, shown
 
-from experiments.bench import timing
 from experiments.configuration.schema import Config
 from experiments.verdict import contracts, sizes, speeds, stages
 from experiments.verdict.models import find_block, models, nearest_relative
@@ -175,14 +175,19 @@ def test_speeds_are_of_pairs_taken_in_turns(mode, monkeypatch):
 
 def test_a_cache_has_room_for_as_many_rounds_of_decoding_as_there_may_be(monkeypatch):
     """One that grew while it is timed would be copied in the midst of a step."""
-    calls: list[str] = []
-    timing.interleaved_within({"a": lambda: calls.append("a")}, speeds.REPEATS, timing.CPU, 1e9)
-    rooms: list[int] = []
-    monkeypatch.setattr(speeds, "decode_call", lambda *_, rounds: rooms.append(rounds))
+    room, taken = [], Counter()
+
+    def decode_call(*_, rounds: int):
+        number = len(room)
+        room.append(rounds)
+        return lambda: taken.update([number])
+
+    monkeypatch.setattr(speeds, "decode_call", decode_call)
+    monkeypatch.setattr(speeds, "SECONDS", 1e9)  # as many as there may be
     config = Config()
     config.model = dataclasses.replace(config.model, d_model=16, n_heads=2, depth=1)
-    speeds._call(config, "decode", timing.CPU)
-    assert rooms == [len(calls)]
+    speeds.speed_rows(config, models(config.model, find_block("kda"), None), 16, "decode")
+    assert [taken[number] for number in range(2)] == room
 
 
 @pytest.mark.slow
