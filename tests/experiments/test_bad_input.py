@@ -211,6 +211,7 @@ ON_A_DEVICE = [
     ["job=generate", "run={run}"],
     ["job=probe", "runs={run}"],
     ["job=verdict", "block=kda"],
+    ["job=verdict", "block=kda", "sweep.engine=slurm"],  # what it measures is measured here
     ["--multirun", "job=compare", "model=transformer,kda"],
     *(["job=bench", f"suite={suite}"] for suite in SUITES if suite not in ON_NO_GPU),
 ]
