@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from experiments.system.torchrun import leave
+
 STALLED = datetime.timedelta(seconds=300)
 """After which a rank that waits for another one fails: some rank left out an exchange."""
 
@@ -35,3 +37,4 @@ def _rank(rank: int, size: int, folder: str, function: Callable[..., Any], args:
         torch.save(function(*args), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
+    leave()
