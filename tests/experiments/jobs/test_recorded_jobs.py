@@ -392,7 +392,7 @@ def test_a_verdict_compares_every_model_on_every_task_and_probes_those_runs(tmp_
         monkeypatch.setattr(stages, name, lambda *_: None)
     monkeypatch.setattr(compare, "run_sweep", compared.extend)
     monkeypatch.setattr(probe, "run", probed.append)
-    asked = tiny_config(block="kda", verdict__relative="none", results=str(tmp_path))
+    asked = tiny_study(tmp_path, name="default", block="kda", verdict__relative="none")
     verdict.run_sweep([changed(asked, data__name=name) for name in ("mqar", "palindrome")])
     assert [(config.data.name, config.model.pattern) for config in compared] == [
         ("mqar", "F"),
