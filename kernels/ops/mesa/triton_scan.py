@@ -19,7 +19,8 @@ def _added(states, decays, step, begin, chunks, head, H, element, size, BACKWARD
     place = (begin + (chunks - 1 - step if BACKWARD else step)) * H + head
     there = step < chunks
     decay = tl.load(decays + place, mask=there, other=0.0)
-    return decay, tl.load(states + place * size + element, mask=(element < size) & there, other=0.0)
+    # One comparison: Triton 3.9's interpreter takes no mask in which a scalar one is spread over a block.
+    return decay, tl.load(states + place * size + element, mask=element < tl.where(there, size, 0), other=0.0)
 
 
 @triton.jit
