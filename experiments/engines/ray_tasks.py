@@ -38,7 +38,7 @@ class RayTasks(Engine):
         try:
             if sweep.action != "cancel":
                 refuse_what_no_node_has(self.ray.nodes(), self.settings)
-            self.keepers = {folder: self._keeper(folder) for folder in map(_experiment, plans)}
+            self.keepers = {folder: self._keeper(folder) for folder in {*map(_experiment, plans)}}
         except BaseException:
             self.ray.shutdown()
             raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,6 +25,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a p
 ENDS_AT_ONCE = """
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from experiments.engines.warm import Warm
 
 warm = Warm(1)
@@ -119,3 +123,30 @@ def test_a_starter_of_cells_has_their_threads_before_it_imports_anything(monkeyp
     Warm(3)
     assert [started[0][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["3", "3"]
     assert started[0][PARENT] == str(os.getpid())
+
+
+def test_a_starter_of_cells_is_told_the_gpus_of_each(monkeypatch, tmp_path: Path):
+    """Ray gives the process that asks it other GPUs for every task."""
+    told, answers = io.StringIO(), io.StringIO('[0, ""]\n[0, ""]\n')
+    started = SimpleNamespace(stdin=told, stdout=answers)
+    monkeypatch.setattr(warm.subprocess, "Popen", lambda command, **options: started)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(warm.GPUS, raising=False)
+    starter = Warm(1)
+    assert starter.train(Path("cell.json"), 4) == (0, "")
+    monkeypatch.setenv(warm.GPUS, "2,3")
+    starter.train(Path("cell.json"), 1)
+    record = str(tmp_path / "cell.json")
+    assert [json.loads(line) for line in told.getvalue().splitlines()] == [
+        {"record": record, "workers": 4, "gpus": None},
+        {"record": record, "workers": 1, "gpus": "2,3"},
+    ]
+
+
+@linux
+def test_what_a_process_starts_is_not_told_of_its_parents_parent():
+    """It would take itself for one whose parent is gone, and end."""
+    words = "import os, signal; from experiments.system.torchrun import *"
+    ends = "end_with_parent(signal.SIGKILL); print(os.environ.get(PARENT))"
+    outcome = python("-c", f"{words}; {ends}", **{PARENT: str(os.getpid())})
+    assert (outcome.returncode, outcome.stdout) == (0, "None\n"), outcome

@@ -1,0 +1,173 @@
+"""What `sweep.engine=ray` asks of a cluster, and what it says of cells, with a pretended one; Ray is not needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.program import write_text
+from support.steady import changed, forget_texts, tiny_config
+
+from experiments.engines import ray_tasks
+from experiments.engines.cell import record_path
+from experiments.engines.interface import State
+from experiments.engines.keeper import RUNNING, WAITING
+from experiments.planning.plan import Plan, plan
+from zoo.errors import UserError
+
+
+class _Lost(Exception):
+    """What Ray raises where an actor is gone."""
+
+
+class _Keeper:
+    """A pretended owner of tasks: every method is an actor's, and what it is asked is written down."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, tuple]] = []
+        self.answers: dict[str, Any] = {"submit": True, "cancel": True, "leave": None, "look": {}}
+
+    def __getattr__(self, method: str) -> Any:
+        def remote(*arguments: Any) -> Any:
+            self.asked.append((method, arguments))
+            return self.answers[method]
+
+        return SimpleNamespace(remote=remote)
+
+
+class _Ray:
+    """A pretended module `ray`, connected to a cluster of one node with these processors."""
+
+    def __init__(self, cpus: float) -> None:
+        self.cpus, self.shut_down = cpus, 0
+        self.exceptions = SimpleNamespace(RayActorError=_Lost, RayError=_Lost)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": self.cpus, "GPU": 1.0}}]
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": self.cpus}
+
+    def get(self, answer: Any) -> Any:
+        if answer is _Lost:
+            raise _Lost
+        return answer
+
+    def shutdown(self) -> None:
+        self.shut_down += 1
+
+
+@pytest.fixture
+def plans(tmp_path: Path, monkeypatch) -> list[Plan]:
+    monkeypatch.setenv("ARCHZOO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    forget_texts()
+    write_text(tmp_path / "book.txt", 30)
+    config = tiny_config(data__name="text", data__path="book.txt", results="results", name="study")
+    return [plan(changed(config, seed=seed)) for seed in range(6)]
+
+
+def connected(
+    monkeypatch, plans: list[Plan], cpus: float = 8.0, **sweep: Any
+) -> tuple[ray_tasks.RayTasks, _Ray, list[_Keeper]]:
+    """The engine with these keys of sweep, its pretended cluster and the owners of tasks that it has started."""
+    keys = {f"sweep__{key}": value for key, value in sweep.items()}
+    first = dataclasses.replace(plans[0], config=changed(plans[0].config, **keys))
+    ray, keepers = _Ray(cpus), []
+
+    def made(engine: ray_tasks.RayTasks, folder: Path) -> _Keeper:
+        keepers.append(_Keeper())
+        return keepers[-1]
+
+    monkeypatch.setattr(ray_tasks, "connect", lambda settings: ray)
+    monkeypatch.setattr(ray_tasks.RayTasks, "_keeper", made)
+    monkeypatch.setattr(ray_tasks.time, "sleep", lambda seconds: None)
+    return ray_tasks.RayTasks([first, *plans[1:]]), ray, keepers
+
+
+def record(planned: Plan) -> str:
+    return str(record_path(planned).absolute())
+
+
+@pytest.mark.parametrize(
+    ("cpus", "takes", "at_once"), [(8.0, 2.0, 4), (8.0, 1.0, 6), (8.0, 0.5, 6), (1.5, 1.5, 1)]
+)
+def test_a_task_is_asked_for_what_its_cell_takes(
+    plans: list[Plan], tmp_path: Path, monkeypatch, cpus: float, takes: float, at_once: int
+):
+    """It is told how many train beside it: no more than there are cells, nor than the cluster has room for."""
+    engine, _, (keeper,) = connected(
+        monkeypatch, plans, cpus, ray__cpus=takes, ray__gpus=0.5, retries=7, ray__poll_s=90.0
+    )
+    engine.submit(plans[1])
+    (asked,) = keeper.asked
+    method, ((_, seconds), cell, arguments, options) = asked
+    assert (method, cell) == ("submit", record(plans[1]))
+    assert arguments == (at_once, str(tmp_path), plans[1].config.trainer.threads)
+    assert options == {
+        "num_cpus": takes,
+        "num_gpus": 0.5,
+        "max_retries": 7,
+        "name": f"study/{plans[1].run}",
+    }
+    assert seconds == 900.0, "a command that looks every 90 s is not taken for one that is gone"
+
+
+def test_states_of_cells_are_those_that_their_owner_tells(plans: list[Plan], monkeypatch):
+    engine, _, (keeper,) = connected(monkeypatch, plans)
+    for planned in plans[:4]:
+        engine.submit(planned)
+    keeper.answers["look"] = {
+        record(plans[0]): WAITING,
+        record(plans[1]): RUNNING,
+        record(plans[2]): (1, "it failed"),
+    }
+    assert engine.changed() == plans[:4]
+    assert [engine.state(planned) for planned in plans[:4]] == [
+        State(WAITING),
+        State("running"),
+        State(ended=True, status=1, why="it failed"),
+        State(ended=True, lost=True, why="the node that owned the sweep's tasks vanished"),
+    ]
+    assert engine.cancel(plans[0])
+    assert keeper.asked[-1] == ("cancel", (record(plans[0]),))
+
+
+def test_a_command_that_only_submits_says_what_was_there_before_and_looks_no_more(
+    plans: list[Plan], monkeypatch
+):
+    engine, ray, (keeper,) = connected(monkeypatch, plans, action="submit")
+    engine.submit(plans[0])
+    keeper.answers["submit"] = False
+    engine.submit(plans[1])
+    assert engine.changed() == plans[:2]
+    assert [engine.state(planned).why for planned in plans[:2]] == ["submitted", "submitted before"]
+    engine.close()
+    assert [method for method, _ in keeper.asked] == ["submit", "submit", "leave"]
+    assert ray.shut_down == 1
+
+
+def test_an_owner_of_tasks_that_is_gone_is_followed_by_another(plans: list[Plan], monkeypatch):
+    engine, _, keepers = connected(monkeypatch, plans)
+    keepers[0].answers["submit"] = _Lost
+    engine.submit(plans[0])
+    assert [len(keeper.asked) for keeper in keepers] == [1, 1]
+    monkeypatch.setattr(engine.ray, "get", lambda answer: (_ for _ in ()).throw(_Lost))
+    with pytest.raises(UserError, match="loses its actors; look at it with `ray status`"):
+        engine.submit(plans[1])
+
+
+def test_a_cell_that_no_node_holds_is_refused_and_the_command_lets_go_of_the_cluster(
+    plans: list[Plan], monkeypatch
+):
+    """Not where cells are only cancelled: nodes may have left since they were submitted."""
+    closed: list[str] = []
+    monkeypatch.setattr(_Ray, "shutdown", lambda ray: closed.append("closed"))
+    with pytest.raises(UserError, match=r"give sweep\.ray\.grows=true"):
+        connected(monkeypatch, plans, ray__cpus=9.0)
+    assert closed == ["closed"]
+    engine, _, _ = connected(monkeypatch, plans, ray__cpus=9.0, action="cancel")
+    assert engine.cancel(plans[0])
