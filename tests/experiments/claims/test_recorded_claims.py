@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from support.steady import pretended_machine
 
 from experiments import claims
 from experiments.claims import attention_mixers, numbers, recurrent_mixers, residual_streams, rotations, sizes
+from experiments.system.paths import PUBLISHED
 from zoo.residuals.hyper_connections import HyperResidual, warmup
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -40,6 +42,18 @@ def test_counts():
         yield f"{[(size.title(), size) for size in sizes.EXPECTED]}"
 
     check(RECORDED / "counts.txt", lines())
+
+
+@pytest.mark.slow
+def test_counts_of_the_smallest_of_the_large_models_are_the_published_ones(monkeypatch):
+    """FLOPs of OrthGSA and the plain transformer, bytes in serving and in training; the larger ones take longer."""
+    monkeypatch.setattr(sizes, "EXPECTED", sizes.EXPECTED[:1])
+    with (PUBLISHED / "claim_numbers.csv").open(encoding="utf-8") as file:
+        published = {row["name"]: float(row["value"]) for row in csv.DictReader(file)}
+    found = [*sizes.ceilings_of_sparse_attention(), *sizes.bytes_of_orthgsa()]
+    assert [number.value for number in found] == pytest.approx(
+        [published[f"{what} at 1B @ 4K"] for what in ("FLOP ceiling", "serving", "training")], rel=1e-6
+    )
 
 
 def test_who_measures_what():

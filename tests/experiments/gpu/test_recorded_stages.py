@@ -23,7 +23,8 @@ def test_configurations(tmp_path: Path):
     (inputs / "gpt2").mkdir(parents=True)
 
     def lines() -> Iterator[str]:
-        base = tiny_config(results=str(tmp_path), gpu__inputs=str(inputs), gpu__minutes=4.0)
+        own = {"data__cache_dir": "cache", "trainer__threads": 7}  # kept by every stage
+        base = tiny_config(results=str(tmp_path), gpu__inputs=str(inputs), gpu__minutes=4.0, **own)
         usual = leaves(base)
         yield f"{list(stages.STAGES)}"
         for rehearse in (False, True):

@@ -1,0 +1,123 @@
+"""Claims about times, with pretended ones: which is over which; and measurements that see what they deny."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from experiments import claims
+from experiments.claims import attention_mixers, recompute, recurrent_mixers, residual_streams, rotations
+from experiments.claims.numbers import Number
+
+TIMES = {
+    "Sinkhorn": 12.0,
+    "closed form": 2.0,
+    "solve": 4.0,
+    "ohc": 6.0,
+    "add": 4.0,
+    "selective": 3.0,
+    "none": 2.0,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    claims.measured([], progress=False)
+
+
+def pretended(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """A time for each call, which is made once."""
+    for call in calls.values():
+        call()
+    return {name: [TIMES[name]] * repeats for name in calls}
+
+
+@pytest.fixture(autouse=True)
+def times(monkeypatch):
+    for room in (rotations, residual_streams, recompute):
+        monkeypatch.setattr(room, "in_turns", pretended)
+
+
+def numbers(measurement: Callable) -> list[tuple[str, float]]:
+    return [(number.name, number.value) for number in measurement()]
+
+
+def test_a_maps_time_is_sinkhorns_over_cayleys(monkeypatch):
+    """Sinkhorn by the 20 iterations that the document gives it, Cayley in closed form and solved."""
+    asked: list[tuple] = []
+    made = rotations.raw_matrices
+    monkeypatch.setattr(rotations, "raw_matrices", lambda count, dtype: made(3, dtype=dtype))
+    for name in ("sinkhorn", "cayley"):
+        kernel = getattr(rotations.kernels, name)
+
+        def map_(x, name=name, kernel=kernel, **options):
+            asked.append((name, options))
+            return kernel(x, **options)
+
+        monkeypatch.setattr(rotations.kernels, name, map_)
+    assert numbers(rotations.time_of_maps) == [
+        ("Sinkhorn, 20 iterations, 100,000 matrices", 12.0),
+        ("Sinkhorn's time over Cayley's, closed form", 6.0),
+        ("Sinkhorn's time over Cayley's, solve", 3.0),
+    ]
+    assert asked == [("cayley", {}), ("cayley", {"backend": "reference"}), ("sinkhorn", {"iters": 20})]
+
+
+@pytest.mark.slow
+def test_a_steps_time_is_that_with_streams_over_that_without():
+    assert numbers(residual_streams.overhead_of_streams) == [
+        ("time of a training step with streams over one without", 1.5)
+    ]
+
+
+@pytest.mark.slow
+def test_a_steps_costs_are_those_with_recomputation_over_those_without(monkeypatch):
+    monkeypatch.setattr(
+        recompute, "counts", lambda step, mode: {"selective": (5, 9, 1), "none": (4, 6, 2)}[mode]
+    )
+    assert [value for _, value in numbers(recompute.time_of_recomputation)] == [1.5, 1.25, 1.5, 0.5]
+
+
+def test_identities_are_of_two_to_eight_streams(monkeypatch):
+    seen: set[tuple[int, torch.dtype]] = set()
+    made = rotations.raw_matrices
+
+    def raw(count: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+        seen.add((n, dtype))
+        return made(2, n, dtype)
+
+    monkeypatch.setattr(rotations, "raw_matrices", raw)
+    list(rotations.identities())
+    assert seen == {(n, dtype) for n in range(2, 9) for dtype in (torch.float32, torch.float64)}
+
+
+def first(measurement: Callable) -> Number:
+    return next(iter(measurement()))
+
+
+def test_a_mixer_that_sees_later_tokens_is_seen(monkeypatch):
+    """Otherwise the number of claim 23 would be 0 whatever the mixer does."""
+    monkeypatch.setattr(attention_mixers, "outputs", lambda mixer, x: x + x.mean(1, keepdim=True))
+    leaked = first(attention_mixers.branches_of_nsa)
+    assert leaked.value == pytest.approx(1 / attention_mixers.TOKENS)
+    assert leaked.value > leaked.high
+
+
+def test_a_memory_that_changes_without_being_named_is_seen(monkeypatch):
+    kernel = recurrent_mixers.kernels.memory_mixture
+
+    def leaking(*arguments, **options):
+        o, state = kernel(*arguments, **options)
+        return o, state + 0.5
+
+    monkeypatch.setattr(recurrent_mixers.kernels, "memory_mixture", leaking)
+    assert first(recurrent_mixers.memories_interfere).value == pytest.approx(0.5)
+
+
+def test_a_ratio_of_errors_is_of_their_means():
+    own, peer = torch.tensor([2.0, 2.0, 8.0]), torch.tensor([1.0, 4.0, 1.0])
+    found = recurrent_mixers.mean_ratio("errors", own, peer)
+    assert found.value == 2.0
+    assert found.low <= 2.0 <= found.high
