@@ -369,6 +369,41 @@ def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
     assert logits.isfinite().all()
 
 
+@pytest.mark.parametrize("length", [1, 24, 200])
+def test_no_round_of_decoding_has_to_make_its_caches_longer(monkeypatch, length: int):
+    """Moving them would be timed: there is room for the context, the tokens read at its end, and all steps."""
+    room = []
+    fill = decoding.state_after
+
+    def filled(model, tokens, dtype, batch, **more):
+        room.append(tokens + more["room"])
+        return fill(model, tokens, dtype, batch, **more)
+
+    monkeypatch.setattr(decoding, "state_after", filled)
+    calls.decode_call(model_of("transformer"), torch.zeros(2, length, dtype=torch.int64), FP32, rounds=3)
+    assert room == [length + 3 * calls.STEPS]
+
+
+def test_a_model_that_does_not_fit_alone_is_not_tried_again(tmp_path, monkeypatch):
+    made = config(tmp_path, "transformer")
+    (subject,) = subjects(made, CPU)
+    cell = cells.Cell(
+        Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8), subject, "decode", 8, 1
+    )
+    alone = SimpleNamespace(peer=None, plain=None)
+    monkeypatch.setattr(cell.bench, "entrants", lambda subject, length: alone)
+    tried: list[list[str]] = []
+
+    def full(entrants, names):
+        tried.append(names)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(cell, "_time", full)
+    (row,) = cell.measure()
+    assert row["note"] == "out of memory"
+    assert tried == [["own"]]
+
+
 def _parts(state):
     if isinstance(state, list | tuple | dict):
         return [x for part in (state.values() if isinstance(state, dict) else state) for x in _parts(part)]

@@ -216,6 +216,23 @@ def test_a_backend_that_one_of_several_operations_lacks_is_skipped_with_its_name
     assert measurement(tmp_path)._reason_to_skip("torch", of_backends({"torch"}, {"torch"})) is None
 
 
+def test_a_form_that_takes_seconds_is_timed_once(tmp_path, monkeypatch):
+    """And stands in the table with that time; the others take their turns."""
+    clock = {"slow": suite.SLOW_MS, "quick": 2.0}
+    made = measurement(tmp_path)
+    calls = CASES["short_conv"].calls(16, 32, CPU, torch.float32)
+    monkeypatch.setattr(timing, "on_device", lambda run, device: clock[run()])
+    forms = {name: lambda name=name: name for name in clock}
+    assert made._measure("forward", forms, calls, lambda form, leaves: form()) == ["slow", "quick"]
+    taken: list[list[str]] = []
+    monkeypatch.setattr(
+        timing, "interleaved", lambda runs, *_, **options: taken.append(list(runs)) or {"quick": [2.0]}
+    )
+    made._measure("forward", forms, calls, lambda form, leaves: form())
+    assert taken == [["quick"]]
+    assert [row["milliseconds_median"] for row in made.rows] == [suite.SLOW_MS, 2.0] * 2
+
+
 @pytest.mark.slow
 def test_the_suite_measures_what_can_serve_and_names_what_cannot(tmp_path):
     rows = measured(tmp_path, "short_conv", "sparse_attention")

@@ -258,3 +258,33 @@ def test_bounds_by_way_of_floats_are_followed_unless_memory_holds_them():
     known, unknown = (op for op, _ in function.ops() if op.name == "scf.for")
     assert counted.of(known.regions[0][0]) == (4 * 4 + 4 * 3) / 8
     assert counted.unknown == {id(unknown)}
+
+
+CHOSEN = """
+module {
+  tt.func public @chosen(%x: !tt.ptr<f32>, %n: i32) attributes {noinline = false} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %limit = arith.constant 5.000000e-01 : f32
+    %value = tt.load %x : !tt.ptr<f32>
+    %large = arith.cmpf ogt, %value, %limit : f32
+    %end = scf.if %large -> (i32) {
+      scf.yield %n : i32
+    } else {
+      scf.yield %c1 : i32
+    }
+    scf.for %step = %c0 to %end step %c1  : i32 {
+      tt.store %x, %cst : !tt.ptr<f32>
+    }
+    tt.return
+  }
+}
+"""
+
+
+def test_what_an_unknown_branch_gives_is_unknown_too():
+    function = parse(CHOSEN)
+    found = Executions(function, {"x": torch.ones(4), "n": 100}, (1,), {})
+    branch, loop = (op for op, _ in function.ops() if op.name in ("scf.if", "scf.for"))
+    assert found.unknown == {id(branch), id(loop)}
+    assert found.of(loop.regions[0][0]) == 1

@@ -222,7 +222,10 @@ def test_rows_of_kernels_and_sums():
             sparse, configuration={"BN": 256}, compiled=Compiled(error="no code"), executions=None
         )
         first = Launch("sparse._forward", [sparse, other, large, broken])
-        twice = [Launch("timeline._count", [_attempt("timeline_count", time)]) for time in (512, 2048)]
+        sizes = ((512, {}), (2048, {"registers": 200, "shared": 50_000}))
+        twice = [
+            Launch("timeline._count", [_attempt("timeline_count", time, **made)]) for time, made in sizes
+        ]
         failing = Launch("other._all", [dataclasses.replace(large, configuration={})])
         for gpu in GPUS:
             found = kernel_rows.rows(
