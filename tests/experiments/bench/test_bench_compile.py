@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.program import RUN
 
+from experiments.bench.cases import CASES
 from experiments.bench.suites import compile as suite
 from experiments.configuration.schema import Config
 from zoo.errors import UserError
@@ -77,6 +79,22 @@ def test_a_kernel_that_does_not_compile_says_why(tmp_path):
     assert row["kernel"] == "mistaken.changes_its_type"
     assert "value" in row["error"]
     assert "int64" in row["error"]
+
+
+def test_every_case_is_compiled_at_its_own_length(monkeypatch):
+    """Of a step one token; of others as many as launch every kernel."""
+    lengths: list[int] = []
+    monkeypatch.setattr(suite, "interpreted", lambda: False)
+    monkeypatch.setattr(suite, "_compiling", lambda rows: contextlib.nullcontext())
+    monkeypatch.setattr(
+        suite,
+        "_trace",
+        lambda calls, with_backward: lengths.append((calls[0].arguments[0].shape[1], with_backward)),
+    )
+    config = Config()
+    config.bench.cases, config.trainer.progress = ["path_attention", "short_conv"], False
+    assert suite.run(config) == []
+    assert lengths == [(CASES["path_attention"].compiled, True), (256, True), (1, False)]
 
 
 def test_the_interpreter_compiles_nothing_and_says_so():

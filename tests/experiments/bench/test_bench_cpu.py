@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
 from support.program import Lab
 
 from experiments.bench.suites import cpu
+from experiments.bench.suites.cpu import memory
 from experiments.bench.suites.cpu.memory import peak_memory_of
 from experiments.bench.suites.cpu.recurrences import OPERATIONS
 from experiments.configuration.schema import Config
@@ -38,6 +40,30 @@ def test_the_suite_has_the_rows_of_all_its_parts_at_the_lengths_asked_for(monkey
     assert cpu.run(config)[0]["given"] == (32, 3), "a recurrence is no longer than the longest length"
     with pytest.raises(UserError, match="suite=cpu measures the CPU"):
         cpu.run(dataclasses.replace(config, device="cuda"))
+
+
+def test_a_peak_is_what_a_pass_takes_beside_what_the_process_has_taken_before(monkeypatch):
+    """After a short pass that loads code, of a mixer that may be made for fewer tokens than it reads."""
+    seen: list[tuple] = []
+    monkeypatch.setattr(
+        memory.lengths, "mixer", lambda letter, length, **size: seen.append((letter, length, size)) or letter
+    )
+    monkeypatch.setattr(memory.lengths, "inputs", lambda length, **width: (f"{length} tokens", width))
+    monkeypatch.setattr(memory.lengths, "forward_backward", lambda *given: seen.append(given))
+    peaks = iter([700, 1000])
+    monkeypatch.setattr(memory.machine, "peak_memory", lambda device: seen.append(("peak",)) or next(peaks))
+    size = {"d_model": 64, "heads": 2}
+    threads = torch.get_num_threads()
+    memory._measure(SimpleNamespace(send=seen.append), "K", 4096, 1024, threads, size)
+    width = {"d_model": 64}
+    assert seen == [
+        ("K", 1024, size),
+        ("K", "256 tokens", width),
+        ("peak",),
+        ("K", "4096 tokens", width),
+        ("peak",),
+        300,
+    ]
 
 
 @pytest.mark.long

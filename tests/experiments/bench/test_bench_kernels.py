@@ -216,6 +216,13 @@ def test_a_backend_that_one_of_several_operations_lacks_is_skipped_with_its_name
     assert measurement(tmp_path)._reason_to_skip("torch", of_backends({"torch"}, {"torch"})) is None
 
 
+def test_a_forward_pass_is_timed_without_a_graph():
+    graphs, x = [], torch.ones(2, requires_grad=True)
+    for work in passes.MODES.values():
+        work(lambda: graphs.append(torch.is_grad_enabled()) or 3 * x, [x])
+    assert dict(zip(passes.MODES, graphs, strict=True)) == {"forward": False, "forward+backward": True}
+
+
 def test_a_form_that_takes_seconds_is_timed_once(tmp_path, monkeypatch):
     """And stands in the table with that time; the others take their turns."""
     clock = {"slow": suite.SLOW_MS, "quick": 2.0}

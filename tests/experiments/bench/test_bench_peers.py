@@ -1,0 +1,196 @@
+"""What peers are called with: pretended libraries write it down, PyTorch's own attention is compared with ours."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend
+
+import kernels
+from experiments.bench import peers
+from experiments.bench.cases import CASES
+from experiments.bench.cases.attention import NSA
+from experiments.bench.peers import fla, sdpa_flash, shared
+from experiments.bench.roofline import META
+
+CPU = torch.device("cpu")
+LENGTH = 128
+
+
+class _Library(ModuleType):
+    """A module whose every function writes down what it is called with, and returns that."""
+
+    def __init__(self, name: str, called: list[tuple[str, tuple, dict[str, Any]]]) -> None:
+        super().__init__(name)
+        self.__dict__["_called"] = called
+
+    def __getattr__(self, function: str) -> Any:
+        if function.startswith("_"):
+            raise AttributeError(function)
+
+        def call(*arguments: Any, **options: Any) -> tuple:
+            self._called.append((function, arguments, options))
+            return arguments
+
+        return call
+
+
+@pytest.fixture
+def called(monkeypatch) -> list[tuple[str, tuple, dict[str, Any]]]:
+    """What the pretended fla and Liger-Kernel are called with."""
+    found: list[tuple[str, tuple, dict[str, Any]]] = []
+    operations = ("kda", "gated_delta_rule", "path_attn", "mesa_net", "nsa")
+    for name in (
+        *("fla", "fla.ops", "fla.modules", "fla.modules.causal_conv1d"),
+        *(f"fla.ops.{operation}" for operation in operations),
+        *("liger_kernel", "liger_kernel.transformers", "liger_kernel.transformers.functional"),
+    ):
+        monkeypatch.setitem(sys.modules, name, _Library(name, found))
+    monkeypatch.setattr(fla, "find_spec", lambda package: object())
+    return found
+
+
+def calls_of(case: str, length: int = LENGTH, device: torch.device = META):
+    return CASES[case].calls(CASES[case].length or length, length, device, torch.float32)
+
+
+def run(peer: str, case: str) -> list:
+    """A peer's form of a case, run twice: it is made once."""
+    calls = calls_of(case)
+    form = peers.form(peer, case, calls)
+    form()
+    form()
+    return calls
+
+
+def same(found: Any, wanted: Any) -> bool:
+    return len(found) == len(wanted) and all(x is y for x, y in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "function", "options"),
+    [
+        ("delta_rule, KDA", "chunk_kda", {}),
+        ("delta_rule, a gate a head", "chunk_gated_delta_rule", {}),
+        ("mesa", "chunk_mesa_net", {"max_CG_iteration": 30}),
+        ("short_conv", "causal_conv1d", {"activation": "silu"}),
+    ],
+)
+def test_fla_computes_the_operation_on_the_same_tensors(called, case: str, function: str, options):
+    (call,) = run("fla", case)
+    assert [name for name, *_ in called] == [function] * 2
+    assert same(called[0][1], call.arguments)
+    assert called[0][2] == options
+
+
+def test_fla_decodes_from_the_same_state_to_the_one_after_it(called):
+    (call,) = run("fla", "delta_rule, KDA, a step")
+    function, arguments, options = called[0]
+    assert function == "fused_recurrent_kda"
+    assert same(arguments, call.arguments)
+    assert options["initial_state"] is call.options["initial_state"]
+    assert options["output_final_state"] is True
+
+
+def test_flas_path_attention_has_its_keys_in_fp32():
+    calls = CASES["path_attention"].calls(LENGTH, LENGTH, META, torch.bfloat16)
+    found: list = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "fla.ops.path_attn", _Library("fla.ops.path_attn", found))
+        peers.form("fla", "path_attention", calls)()
+    types = [x.dtype for x in found[0][1]]
+    assert types == [torch.bfloat16] * 3 + [torch.float32] * 3
+    assert [x.shape for x in found[0][1]] == [x.shape for x in calls[0].arguments]
+
+
+def test_flas_nsa_selects_as_many_blocks_of_the_same_size_and_needs_flash_attn(called, monkeypatch):
+    case = "nsa_attention, groups of 16"
+    (call,) = run("fla", case)
+    _, (q, k, v, *gates), options = called[0]
+    assert same((q, k, v), (call.arguments[0], *call.arguments[2]))
+    assert [gate.shape for gate in gates] == [q.shape[:-1]] * 3
+    assert options == {
+        "block_counts": NSA["n_select"],
+        "block_size": NSA["select_size"],
+        "window_size": NSA["window"],
+    }
+    monkeypatch.setattr(fla, "find_spec", lambda package: None if package == "flash_attn" else object())
+    with pytest.raises(ImportError, match="flash-attn, which is not installed"):
+        peers.form("fla", case, calls_of(case))()
+
+
+def test_liger_reads_and_writes_the_same_streams(called):
+    (pre,), (post,) = run("liger", "hyper_pre"), run("liger", "hyper_post")
+    (read, *_), (wrote, *_) = (
+        [x for x in called if x[0] == f"liger_mhc_{way}"] for way in ("pre", "post_res")
+    )
+    assert same(read[1], pre.arguments)
+    streams, y, mixing, out = post.arguments
+    assert same(wrote[1], (streams, y, out, mixing))
+    called.clear()
+    coefficients = run("liger", "hyper-connections, mHC")[0]
+    assert [name for name, *_ in called[:3]] == ["liger_mhc_coeffs", "liger_mhc_pre", "liger_mhc_post_res"]
+    streams, phi, bias, *scales = called[0][1]
+    assert streams is coefficients.arguments[0]
+    assert phi.shape == coefficients.arguments[1].mT.shape
+    assert phi.is_contiguous()
+    assert bias is coefficients.arguments[3]
+    assert [scale.shape for scale in scales] == [()] * 3
+
+
+@pytest.mark.parametrize("case", shared.ATTENTIONS)
+def test_a_dense_attention_has_the_queries_keys_and_values_of_all_tokens(case: str):
+    seen: list = []
+    calls = calls_of(case)
+    shared.dense(lambda *qkv: seen.append(qkv))[case](calls)()
+    ((q, k, v),) = seen
+    assert {x.shape[1] for x in (q, k, v)} == {LENGTH}
+    assert k.shape == v.shape
+    assert q.shape[2] % k.shape[2] == 0
+    (call,) = [call for call in calls if call.operation.endswith("attention")]
+    assert q is call.arguments[0]
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_dense_attention_is_causal_and_shares_keys_among_query_heads(kv_heads: int):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 9, 4, 8), torch.randn(1, 9, kv_heads, 8), torch.randn(1, 9, kv_heads, 8)
+    found = sdpa_flash.attention(q, k, v, SDPBackend.MATH).transpose(1, 2)
+    torch.testing.assert_close(found, kernels.attention(q, k, v, backend="reference"))
+
+
+@pytest.mark.parametrize(
+    ("peer", "error", "says"),
+    [
+        ("varlen_dense", ValueError, "varlen"),
+        ("flash_attn_dense", ValueError, "flash_attn"),
+        ("sdpa_cudnn", RuntimeError, "kernel"),
+    ],
+)
+def test_a_dense_peer_is_that_library_and_no_other(peer: str, error: type[Exception], says: str):
+    """On a CPU each refuses, where another one would compute."""
+    case = "timeline_attention"
+    with pytest.raises(error, match=says):
+        peers.form(peer, case, calls_of(case, 16, CPU))()
+
+
+def test_a_copy_is_of_the_largest_input():
+    (call,) = calls_of("short_conv", 256)
+    copied = peers.form("copy", "short_conv", [call])()
+    assert copied.shape == max(call.arguments, key=torch.numel).shape
+
+
+@pytest.mark.parametrize(
+    ("package", "device", "why"),
+    [
+        ("torch", "cuda", None),
+        ("torch", "cpu", "torch needs a CUDA device"),
+        ("no_such_package", "cuda", "no_such_package is not installed"),
+    ],
+)
+def test_a_package_of_kernels_needs_a_gpu_and_to_be_installed(package: str, device: str, why: str | None):
+    assert shared.needs(package, torch.device(device)) == why
