@@ -369,6 +369,13 @@ def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
     assert logits.isfinite().all()
 
 
+def test_recurrent_states_hold_the_last_tokens_of_a_context():
+    """States of zeros would be another case for a processor's arithmetic than those of a text."""
+    tokens = torch.arange(24)[None] % 30
+    state = calls._state_after(model_of("kda_pure"), tokens, FP32, room=4)
+    assert all(x.any() for x in decoding.tensors_in(state.layers))
+
+
 @pytest.mark.parametrize("length", [1, 24, 200])
 def test_no_round_of_decoding_has_to_make_its_caches_longer(monkeypatch, length: int):
     """Moving them would be timed: there is room for the context, the tokens read at its end, and all steps."""

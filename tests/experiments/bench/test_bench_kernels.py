@@ -309,6 +309,19 @@ def test_what_breaks_the_gpu_is_a_row_and_ends_the_program(tmp_path):
     assert {row["tokens"] for row in measured(tmp_path, "hyper_pre")} == {"16", "32"}  # it goes on after it
 
 
+@pytest.mark.parametrize(
+    ("words", "fatal"),
+    [
+        ("CUDA error: misaligned address", True),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", True),
+        ("device-side assert triggered", True),
+        ("out of resource: shared memory", False),
+    ],
+)
+def test_what_a_gpu_does_not_recover_from(words: str, fatal: bool):
+    assert result_table.is_fatal(RuntimeError(words)) == fatal
+
+
 def test_an_unknown_case_is_refused(tmp_path):
     with pytest.raises(UserError, match="short_conv"):
         suite.run(config(tmp_path, "short_cov"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
 from experiments.bench import result_table, timing
-from experiments.bench.suites import harness
+from experiments.bench.suites import attention, harness
 from experiments.bench.suites.cpu import lengths, recurrences, steps
 from experiments.configuration.compose import architectures
 from experiments.configuration.schema import Config
@@ -42,6 +43,42 @@ def test_a_ratio_above_one_is_faster_than_its_peer():
     row = result_table.row("suite", "model", [2.0, 4.0, 3.0], 6.0, CPU)
     assert row["ratio"] == 2.0
     assert row["milliseconds_median"] == 3.0
+
+
+class _Attention:
+    """A pretended call of attention with four backends, of which one refuses and one has too little memory."""
+
+    operation = "attention"
+    registry = SimpleNamespace(backends=("torch", "reference", "refuses", "full"))
+
+    def tensors(self):
+        return iter([torch.ones(1, requires_grad=True)])
+
+    def run(self, backend: str):
+        if backend == "refuses":
+            raise ValueError("refuses cannot serve this call")
+        if backend == "full":
+            raise torch.OutOfMemoryError
+
+
+@pytest.mark.parametrize(
+    ("length", "timed"),
+    [
+        (attention.REFERENCE_LIMIT, ["torch", "reference"]),
+        (attention.REFERENCE_LIMIT + 1, ["torch"]),
+    ],
+)
+def test_attention_is_timed_by_what_can_serve_and_by_its_definition_where_that_is_short(
+    monkeypatch, length: int, timed: list[str]
+):
+    times = {"torch": [2.0], "reference": [4.0]}
+    monkeypatch.setattr(
+        attention.timing, "interleaved", lambda forms, *_: {name: times[name] for name in forms}
+    )
+    monkeypatch.setattr(attention.timing, "peak_memory", lambda call, device: None)
+    rows = attention._compare(_Attention(), length, CPU, 1)
+    assert [row["backend"] for row in rows] == 2 * timed
+    assert {row["backend"]: row["ratio"] for row in rows} == {name: 2.0 / times[name][0] for name in timed}
 
 
 @pytest.mark.slow

@@ -171,6 +171,8 @@ def test_long_axes_are_sampled_evenly():
     assert found.of(loop_body(found)) == pytest.approx((1 + 1200) / 2, abs=1)
 
 
+FAR = """%far = arith.cmpf ogt, %n, %n : f32
+      scf.condition(%far)"""
 SOLVED = HALVED.replace(
     "scf.condition(%more)",
     """%far = arith.cmpf ogt, %n, %n : f32
@@ -183,6 +185,13 @@ def test_a_loop_that_its_data_may_end_early_is_taken_to_its_last_step():
     found = Executions(parse(SOLVED), {"n": 40}, (1,), {})
     assert found.of(loop_body(found)) == 5
     assert found.unknown == set()
+
+
+def test_a_loop_of_which_only_data_tells_the_end_is_unknown_and_taken_once():
+    blind = HALVED.replace("scf.condition(%more)", FAR)
+    found = Executions(parse(blind), {"n": 40}, (1,), {})
+    assert found.of(loop_body(found)) == 1
+    assert len(found.unknown) == 1
 
 
 GROWING = """
