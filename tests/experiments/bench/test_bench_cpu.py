@@ -66,6 +66,21 @@ def test_a_peak_is_what_a_pass_takes_beside_what_the_process_has_taken_before(mo
     ]
 
 
+@pytest.mark.parametrize(("configured", "made_for"), [(None, 4096), (1024, 1024)])
+def test_a_mixer_is_made_for_the_length_that_it_reads_unless_another_is_given(
+    monkeypatch, configured: int | None, made_for: int
+):
+    given: list[tuple] = []
+    process = SimpleNamespace(start=lambda: None, join=lambda: None)
+    context = SimpleNamespace(
+        Pipe=lambda duplex: (SimpleNamespace(recv=lambda: 7), SimpleNamespace(close=lambda: None)),
+        Process=lambda target, args: given.append(args[1:]) or process,
+    )
+    monkeypatch.setattr(memory.mp, "get_context", lambda way: context)
+    assert peak_memory_of("K", 4096, threads=2, configured=configured, heads=2) == 7
+    assert given == [("K", 4096, made_for, 2, {"heads": 2})]
+
+
 @pytest.mark.long
 def test_the_suite_measures_every_block_and_preset(lab: Lab):
     outcome = lab.here("job=bench", "suite=cpu", "bench.lengths=[32,64]", "bench.repeats=1", *SIZE)

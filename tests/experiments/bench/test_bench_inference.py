@@ -18,8 +18,8 @@ from experiments.bench.hugging_face import architectures as theirs
 from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
 from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import inference as suite
-from experiments.bench.suites.inference import calls, cells
-from experiments.bench.suites.inference.entrants import Bench
+from experiments.bench.suites.inference import calls, cells, entrants
+from experiments.bench.suites.inference.entrants import Bench, Entrants
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared
 from experiments.bench.suites.inference.subjects import subjects
@@ -367,6 +367,13 @@ def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
     logits, _ = model.step(tokens[:, -1], state)
     assert logits.shape == (2, 30)
     assert logits.isfinite().all()
+
+
+def test_a_version_of_transformers_that_takes_other_arguments_is_told(monkeypatch):
+    monkeypatch.setattr(entrants, "Peer", mock.Mock(side_effect=TypeError("unexpected keyword rope_theta")))
+    made = Entrants(model_of("transformer"), FP32)
+    assert made.peer is None
+    assert made.no_peer == "TypeError: unexpected keyword rope_theta"
 
 
 def test_recurrent_states_hold_the_last_tokens_of_a_context():

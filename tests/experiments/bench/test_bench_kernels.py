@@ -216,6 +216,12 @@ def test_a_backend_that_one_of_several_operations_lacks_is_skipped_with_its_name
     assert measurement(tmp_path)._reason_to_skip("torch", of_backends({"torch"}, {"torch"})) is None
 
 
+def test_steps_of_decoding_are_of_one_token_and_have_no_backward_pass():
+    steps = [case for case in CASES.values() if case.name.endswith("a step")]
+    assert len(steps) == 5
+    assert {(case.length, case.backward) for case in steps} == {(1, False)}
+
+
 def test_a_forward_pass_is_timed_without_a_graph():
     graphs, x = [], torch.ones(2, requires_grad=True)
     for work in passes.MODES.values():
