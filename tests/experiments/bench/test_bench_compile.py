@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.program import RUN
@@ -95,6 +96,21 @@ def test_every_case_is_compiled_at_its_own_length(monkeypatch):
     config.bench.cases, config.trainer.progress = ["path_attention", "short_conv"], False
     assert suite.run(config) == []
     assert lengths == [(CASES["path_attention"].compiled, True), (256, True), (1, False)]
+
+
+def test_a_kernel_is_compiled_once_for_launches_alike(monkeypatch):
+    def made(kernel, args, options):
+        return SimpleNamespace(source=SimpleNamespace(hash=lambda: args[0]), options=options)
+
+    monkeypatch.setattr(suite, "specialise", made)
+    monkeypatch.setattr(suite, "_row", lambda kernel, launch, translate: {"of": launch.source.hash()})
+    rows: list[dict] = []
+    with suite._compiling(rows):
+        from triton.runtime.jit import JITFunction
+
+        for source, warps in (("a", 4), ("a", 4), ("b", 4), ("a", 8)):
+            JITFunction.run(None, source, num_warps=warps)
+    assert [row["of"] for row in rows] == ["a", "b", "a"]
 
 
 def test_the_interpreter_compiles_nothing_and_says_so():

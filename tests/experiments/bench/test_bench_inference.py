@@ -376,6 +376,25 @@ def test_a_version_of_transformers_that_takes_other_arguments_is_told(monkeypatc
     assert made.no_peer == "TypeError: unexpected keyword rope_theta"
 
 
+@pytest.mark.parametrize("precision", [FP32, torch.bfloat16])
+def test_logits_are_compared_in_the_precision_that_both_are_timed_in(monkeypatch, precision: torch.dtype):
+    seen: list[bool] = []
+
+    class Watched(FakePeer):
+        def forward(self, *given, **options):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(*given, **options)
+
+    monkeypatch.setitem(theirs.MAKE, "Llama", Watched)
+    assert Peer(model_of("transformer"), precision).family == "Llama"
+    assert seen == [precision == torch.bfloat16] * 2
+
+
+def test_the_plain_transformer_has_as_many_layers_as_a_pattern_without_a_depth():
+    model = LanguageModel(dataclasses.replace(LIKE, pattern="KKL", depth=None), vocab_size=30, seq_len=16)
+    assert len(entrants._plain_like(model).layers) == 3
+
+
 def test_recurrent_states_hold_the_last_tokens_of_a_context():
     """States of zeros would be another case for a processor's arithmetic than those of a text."""
     tokens = torch.arange(24)[None] % 30

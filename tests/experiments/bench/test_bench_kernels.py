@@ -229,6 +229,23 @@ def test_a_forward_pass_is_timed_without_a_graph():
     assert dict(zip(passes.MODES, graphs, strict=True)) == {"forward": False, "forward+backward": True}
 
 
+def test_a_form_that_fails_forward_is_not_tried_backward(tmp_path, monkeypatch):
+    made, tried = measurement(tmp_path), {}
+    monkeypatch.setattr(made, "_forms", lambda calls: [("broken", None), ("able", None)])
+    monkeypatch.setattr(
+        made, "_measure", lambda mode, forms, *_: tried.update({mode: list(forms)}) or ["able"]
+    )
+    made()
+    assert tried == {"forward": ["broken", "able"], "forward+backward": ["able"]}
+
+
+def test_gates_forget_a_few_percent_a_token():
+    torch.manual_seed(0)
+    kept = InputFactory(1, 1000, CPU, torch.float32).log_gate(4).exp()
+    assert 0.9 < kept.mean() < 0.98
+    assert kept.max() < 1
+
+
 def test_a_form_that_takes_seconds_is_timed_once(tmp_path, monkeypatch):
     """And stands in the table with that time; the others take their turns."""
     clock = {"slow": suite.SLOW_MS, "quick": 2.0}

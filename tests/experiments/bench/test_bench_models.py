@@ -120,6 +120,16 @@ def test_recomputing_is_part_of_a_row(tmp_path):
     assert modes == [(mode, "none") for mode in suite.MODES] + [("training step", "full")]
 
 
+def test_a_model_that_failed_is_let_go_before_the_next_one(tmp_path):
+    """Its memory, of which there was not enough, would be missing there."""
+    cell = cell_beside(tmp_path, [])
+    assert cell.model is cell.model
+    with mock.patch.object(suite.timing, "interleaved", side_effect=torch.OutOfMemoryError):
+        (row,) = cell.measure()
+    assert row["note"] == suite.NO_ROOM
+    assert cell.bench._made is None
+
+
 def cell_beside(folder: Path, rows: list[dict], *, recompute: str = "none", length: int = 16):
     """A training step of the transformer, in a table that has these rows of shorter ones."""
     made = dataclasses.replace(config(folder, "transformer"), trainer=TrainerConfig(recompute=recompute))

@@ -45,6 +45,12 @@ def test_a_ratio_above_one_is_faster_than_its_peer():
     assert row["milliseconds_median"] == 3.0
 
 
+def test_inputs_of_attention_are_those_of_the_seed():
+    first, again, other = (attention._calls(Config(seed=seed), 8, CPU)[0].arguments[0] for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 class _Attention:
     """A pretended call of attention with four backends, of which one refuses and one has too little memory."""
 

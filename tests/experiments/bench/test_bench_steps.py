@@ -51,6 +51,33 @@ def test_ratios_are_medians_of_pairs_of_models_that_are_matched(tmp_path, monkey
     assert all(step.tokens.shape == (3, 16) for step in timed.values())
 
 
+@pytest.mark.parametrize(("repeats", "rounds"), [(2, 5), (7, 7)])
+def test_steps_are_taken_in_as_many_rounds_as_asked_for_and_five_at_least(
+    tmp_path, monkeypatch, repeats: int, rounds: int
+):
+    asked: list[int] = []
+    monkeypatch.setattr(steps, "matched_steps", lambda *_: {})
+    monkeypatch.setattr(
+        steps.timing, "interleaved_within", lambda calls, repeats, *_: asked.append(repeats) or {}
+    )
+    made = config(tmp_path)
+    made.bench.lengths, made.bench.repeats = [16], repeats
+    assert steps.run(made) == []
+    assert asked == [rounds]
+
+
+def test_a_suite_computes_with_the_threads_of_the_command(tmp_path, monkeypatch):
+    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(steps, "run", lambda config: seen.append(torch.get_num_threads()) or [])
+    made = config(tmp_path)
+    made.trainer.threads = before + 1
+    try:
+        run_suite(made)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [before + 1]
+
+
 @pytest.mark.parametrize("scheme", ["hc", "mhc", "ohc", "shc"])
 def test_models_are_timed_past_their_warm_ups(scheme):
     model = ModelConfig(d_model=16, n_heads=2, depth=2)

@@ -511,6 +511,7 @@ def test_what_benchmarks_refuse_and_who_is_there():
             {"pattern": "CF"},
             {"pattern": "LF"},
             {"pattern": "L", "mixers__mla__rope_dim": 0},
+            {"pattern": "L", "mixers__mla__rope_keys": "per_head"},
             {"pattern": "C"},
         ):
             made = LanguageModel(changed(config.model, **keys), vocab_size=8, seq_len=16)

@@ -138,6 +138,18 @@ def test_bounds_of_mixers():
     check(RECORDED / "bounds_of_mixers.txt", lines())
 
 
+def test_numbers_are_measured_with_so_many_threads_and_say_what_else_the_machine_does(monkeypatch):
+    """Threads of PyTorch, and the processes that wanted a core beside it."""
+    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(claims.machine, "load", lambda: seen.append(torch.get_num_threads()) or 0.25)
+    try:
+        (row,) = claims.measured([19], threads=before + 1, progress=False)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [before + 1]
+    assert row["load"] == 0.25
+
+
 def test_intervals():
     def lines() -> Iterator[str]:
         draws = torch.arange(101.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 from support.program import write_text
 from support.steady import changed, forget_texts, tiny_config
 
-from experiments.engines import ray_tasks
+from experiments.configuration.sweep_config import RayConfig
+from experiments.engines import ray_connection, ray_tasks
 from experiments.engines.cell import record_path
 from experiments.engines.interface import State
 from experiments.engines.keeper import RUNNING, WAITING
@@ -171,3 +174,27 @@ def test_a_cell_that_no_node_holds_is_refused_and_the_command_lets_go_of_the_clu
     assert closed == ["closed"]
     engine, _, _ = connected(monkeypatch, plans, ray__cpus=9.0, action="cancel")
     assert engine.cancel(plans[0])
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_command_that_is_told_to_end_hears_it_also_when_it_is_connected(monkeypatch, there: bool):
+    """Ray puts a handler of its own in place."""
+
+    def init(**options: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if not there:
+            raise ConnectionError("nobody answers. Look again")
+
+    ray = SimpleNamespace(init=init)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.job_config", SimpleNamespace(JobConfig=lambda **options: options))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        if there:
+            assert ray_connection.connect(RayConfig()) is ray
+        else:
+            with pytest.raises(UserError, match=r"\(nobody answers\); start one"):
+                ray_connection.connect(RayConfig())
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, before)

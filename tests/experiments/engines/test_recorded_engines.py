@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -329,6 +330,31 @@ def test_a_cell_whose_job_has_ended_gets_another_though_the_queue_still_lists_th
     queue.states["9"] = "PENDING"
     outcome.write_text(json.dumps({"job": "8", "status": 1, "why": "it ended"}))
     assert jobs_after_a_submission() == 3
+
+
+def test_what_is_submitted_finds_this_code_and_nothing_else_does(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "own")
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    names = ("PYTHONPATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    with slurm_jobs._environment(3):
+        assert [os.environ[name] for name in names] == [f"{slurm_jobs.ROOT}{os.pathsep}own", "3", "3"]
+    assert [os.environ.get(name) for name in names] == ["own", "9", None]
+
+
+def test_a_job_of_this_machine_that_does_not_end_is_killed(monkeypatch):
+    """After half a minute, which does not pass here."""
+    words = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(); time.sleep(300)"
+    process = subprocess.Popen([sys.executable, "-c", words], stdout=subprocess.PIPE)
+    try:
+        process.stdout.readline()
+        clock = itertools.count(step=20)
+        monkeypatch.setattr(slurm_queue.time, "monotonic", lambda: next(clock))
+        slurm_queue.LocalQueue().cancel(str(process.pid))
+        assert process.wait(60) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.stdout.close()
 
 
 def test_queues(monkeypatch):

@@ -109,12 +109,20 @@ def test_a_cell_trains_on_the_gpus_that_its_starter_sees_now(monkeypatch):
     monkeypatch.setattr(
         cell,
         "train_record",
-        lambda record, sink, workers: (PAUSED, f"{record} on {os.environ[warm.GPUS]}, {workers} at once"),
+        lambda record, sink, workers: (
+            PAUSED,
+            f"{record} on {os.environ[warm.GPUS]}, {workers} at once{ends}",
+        ),
     )
+    ends = []  # with its starter: a fork has no other one that ends it
+    monkeypatch.setattr(warm, "end_with_parent", lambda *given: ends.append(given))
     monkeypatch.setenv(warm.GPUS, "0")
     for gpus, seen in (("2,3", "2,3"), (None, "0")):
         asked = {"record": "cell.json", "workers": 4, "gpus": gpus}
-        assert warm._in_a_fork(asked) == (PAUSED, f"cell.json on {seen}, 4 at once")
+        assert warm._in_a_fork(asked) == (
+            PAUSED,
+            f"cell.json on {seen}, 4 at once{[(signal.SIGKILL, os.getpid())]}",
+        )
 
 
 def test_a_starter_of_cells_has_their_threads_before_it_imports_anything(monkeypatch):

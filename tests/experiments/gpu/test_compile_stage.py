@@ -2,9 +2,11 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
+from experiments.bench.suites import models
 from experiments.configuration.schema import Config, GpuConfig
 from experiments.gpu import compile_stage
 from experiments.gpu.stage_settings import Settings
@@ -44,3 +46,24 @@ def test_what_is_done_is_skipped(settings, monkeypatch):
         first: {"seconds": 1.0},
         second: {"seconds": 2.0},
     }
+
+
+def test_a_model_is_run_once_and_its_times_do_not_go_into_the_published_table(settings, monkeypatch):
+    """They are of a step that compiles. What failed is told by the mode."""
+    asked: list[Config] = []
+    rows = [{"mode": "prefill", "note": ""}, {"mode": "decode", "note": "no room"}, {"mode": "training step"}]
+    monkeypatch.setattr(models, "run", lambda config: asked.append(config) or rows)
+    assert compile_stage._run_model(settings, "kda") == {"decode": "no room"}
+    bench = asked[0].bench
+    assert Path(bench.out) == settings.folder / "compiled" / "kda"
+    assert (bench.cases, bench.lengths, bench.repeats) == (["kda"], [compile_stage.LENGTH], 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "ways"),
+    [("hyper_pre", ["forward", "forward+backward"]), ("short_conv, a step", ["forward"])],
+)
+def test_a_case_is_compiled_in_every_way_that_it_has(settings, monkeypatch, case: str, ways: list[str]):
+    monkeypatch.setattr(compile_stage, "_failure", lambda call: "it failed")
+    found = compile_stage._run_case(settings, case)
+    assert [name for name in found if name.startswith("triton")] == [f"triton, {way}" for way in ways]

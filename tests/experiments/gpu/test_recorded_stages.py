@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+import torch
 from support.recorded import check
 from support.steady import changed, differences, leaves, masked, pretended_machine, refusal, said, tiny_config
 
@@ -105,6 +107,19 @@ def test_tests_and_tuning(tmp_path: Path, monkeypatch):
         yield refusal(Record, tmp_path / "new" / "r.json")
 
     check(RECORDED / "tests_and_tuning.txt", masked(list(lines()), {str(tmp_path): "<place>"}))
+
+
+def test_what_breaks_the_gpu_ends_the_tuning_and_no_other_failure_does(monkeypatch):
+    def failing(words: str):
+        def run(calls):
+            raise RuntimeError(words)
+
+        monkeypatch.setattr(kernel_stages, "_triton", run)
+        return kernel_stages._launch("short_conv", 16, "forward", torch.device("cpu"))
+
+    assert failing("no such form") == "RuntimeError: no such form"
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        failing("CUDA error: an illegal memory access was encountered")
 
 
 def test_tables_of_training(tmp_path: Path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -103,6 +104,7 @@ def test_sizes_and_speeds(tmp_path: Path):
         name="v",
         verdict__lengths=[8, 16],
         model__d_model=64,
+        model__backend="torch",
     )
     found = models.models(config.model, registry.get("mixer", "kda"), registry.get("mixer", "mesanet"))
     few = {name: found[name] for name in ("transformer", "kda")}
@@ -116,6 +118,7 @@ def test_sizes_and_speeds(tmp_path: Path):
         with pretended_machine(None):
             folder = stages.open_verdict(config, registry.get("mixer", "kda"), found)
             yield f"{folder} {folder == stages.open_verdict(config, registry.get('mixer', 'kda'), found)}"
+            yield f"commit {json.loads((folder / 'verdict.json').read_text())['commit']}"
             for keys in ({"verdict__lengths": [8]}, {"match": "params"}):
                 yield refusal(
                     stages.open_verdict, changed(config, **keys), registry.get("mixer", "kda"), found

@@ -31,6 +31,7 @@ def test_code_is_that_of_all_functions_in_the_files_order():
     assert code_sections(file) == b"AAAABB"
 
 
-def test_what_is_no_elf_file_is_refused():
+@pytest.mark.parametrize("file", [b"PTX", elf({".strtab": b"text"}).replace(b"ELF\x02", b"ELF\x01")])
+def test_what_is_no_elf_file_of_64_bits_is_refused(file: bytes):
     with pytest.raises(ValueError, match="no ELF file of 64 bits"):
-        code_sections(b"PTX")
+        code_sections(file)

@@ -229,7 +229,8 @@ def test_rows_of_kernels_and_sums():
         failing = Launch("other._all", [dataclasses.replace(large, configuration={})])
         for gpu in GPUS:
             found = kernel_rows.rows(
-                [first, *twice, Launch("timeline._put_back", [_attempt("timeline_put_back", 512)])], GPUS[gpu]
+                [first, *twice, Launch("timeline._put_back", [_attempt("timeline_put_back", 512, stack=32)])],
+                GPUS[gpu],
             )
             yield from cells(found)
             operators = SimpleNamespace(total=10**9, operators=3)
