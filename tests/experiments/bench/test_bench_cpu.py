@@ -10,6 +10,7 @@ import pytest
 import torch
 from support.program import Lab
 
+from experiments.bench.model_steps import LATE_STEP
 from experiments.bench.suites import cpu
 from experiments.bench.suites.cpu import memory
 from experiments.bench.suites.cpu.memory import peak_memory_of
@@ -40,6 +41,13 @@ def test_the_suite_has_the_rows_of_all_its_parts_at_the_lengths_asked_for(monkey
     assert cpu.run(config)[0]["given"] == (32, 3), "a recurrence is no longer than the longest length"
     with pytest.raises(UserError, match="suite=cpu measures the CPU"):
         cpu.run(dataclasses.replace(config, device="cuda"))
+
+
+def test_mixers_are_measured_past_their_warm_up(monkeypatch):
+    steps: list[int] = []
+    monkeypatch.setattr(memory.lengths, "set_step", lambda layer, step: steps.append(step))
+    assert memory.lengths.mixer("G", 16).training
+    assert steps == [LATE_STEP]
 
 
 def test_a_peak_is_what_a_pass_takes_beside_what_the_process_has_taken_before(monkeypatch):

@@ -17,8 +17,10 @@ from experiments.bench.cases import CASES
 from experiments.bench.cases.attention import HEAD, HEADS, SELECTED
 from experiments.bench.cases.call import Call
 from experiments.bench.inputs import InputFactory
+from experiments.bench.run_suite import SUITES
 from experiments.bench.suites import kernels as suite
 from experiments.configuration.schema import BenchConfig, Config
+from experiments.jobs import bench
 from kernels.triton_common.work import Work, listed_pairs
 from zoo.errors import UserError
 
@@ -108,6 +110,16 @@ def test_mistakes_are_told_before_anything_is_measured(lab: Lab, words, says):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", SUITES)
+def test_cases_are_chosen_of_every_suite_that_has_some_and_refused_of_others(name: str):
+    made = Config(suite=name, device="cpu", bench=BenchConfig(cases=["a case"]))
+    if name in ("attention", "cpu", "harness", "latency", "recompute"):
+        with pytest.raises(UserError, match=f"bench.cases chooses among .*, not of {name}"):
+            bench._check(made)
+    else:
+        bench._check(made)
+
+
 def test_some_cases_alone_are_counted(lab: Lab):
     outcome = lab.here("job=bench", "suite=kernels", "dry=true", "bench.cases=[short_conv]")
     assert {line[:10] for line in outcome.out.splitlines()[2:]} == {"short_conv"}

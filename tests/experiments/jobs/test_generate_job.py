@@ -134,6 +134,12 @@ def test_what_makes_no_sense_is_refused_and_nothing_is_written(go: Go, capsys, o
     assert capsys.readouterr().out == ""
 
 
+def test_a_seed_out_of_range_is_refused_before_a_model_is_loaded(go: Go, monkeypatch):
+    monkeypatch.setattr(generate, "load_run", lambda *_: pytest.fail("a model was loaded"))
+    with pytest.raises(UserError, match="seed=-1"):
+        go(-1, prompt="alpha")
+
+
 def test_prompts_side_by_side_have_to_fit_into_memory(finished: Lab, go: Go, monkeypatch):
     one = cost.state_bytes(zoo.load(finished.run_folder()), 2 + 12)
     monkeypatch.setattr(decode_memory, "_free_memory", lambda device: 1.5 * one)
