@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 
-from experiments.bench.decoding import state_after
+from experiments.bench.decoding import state_after, state_bytes, tensors_in
 from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import models as suite
 from experiments.bench.suites import recompute
@@ -225,6 +225,16 @@ def contents(state) -> list[int]:
         return [n for field in dataclasses.fields(state) for n in contents(getattr(state, field.name))]
     assert state is None or isinstance(state, int), f"a kind of state that this test does not know: {state!r}"
     return []
+
+
+def test_a_state_is_of_the_precision_asked_for_and_has_room_for_what_follows():
+    model = LanguageModel(LIKE, vocab_size=300, seq_len=64)
+    half, single = (state_bytes(model, 16, dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert 0 < half == single // 2
+    state = state_after(model, 16, torch.bfloat16, room=8)
+    stored = [x for x in tensors_in(state.layers) if x.is_floating_point()]
+    assert {x.dtype for x in stored} == {torch.bfloat16}
+    assert sum(x.nbytes for x in stored) * 16 == half * (16 + 8)
 
 
 def test_a_kind_of_state_that_cannot_be_filled_is_refused_by_its_name():

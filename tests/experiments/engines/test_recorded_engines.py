@@ -351,7 +351,7 @@ def test_a_job_of_this_machine_that_does_not_end_is_killed(monkeypatch):
         clock = itertools.count(step=20)
         monkeypatch.setattr(slurm_queue.time, "monotonic", lambda: next(clock))
         slurm_queue.LocalQueue().cancel(str(process.pid))
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(10) == -signal.SIGKILL
     finally:
         process.kill()
         process.stdout.close()

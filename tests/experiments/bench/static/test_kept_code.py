@@ -12,6 +12,8 @@ import pytest
 import torch
 import triton
 
+from experiments.bench.cases.call import Call
+from experiments.bench.static.account import account
 from experiments.bench.static.compiler import Compiled, Compiler
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.specialise import Specialised, specialise
@@ -74,3 +76,12 @@ def test_damaged_code_is_made_anew(tmp_path: Path):
         (tmp_path / "key.json.gz").write_bytes(content)
         assert compiler._stored("key") == found
     assert compiler._stored("none") is None
+
+
+def test_a_backward_pass_is_of_the_first_output_and_not_of_states(tmp_path: Path):
+    """Training asks for no gradient of them. Without kernels: a product forward and one backward for each output."""
+    x = torch.ones(1000, requires_grad=True)
+    call = Call("delta_rule", (x,), {})
+    found, kernels = account(call, lambda: (2 * x, 3 * x), GPUS["H200"], tmp_path)
+    assert [(row["mode"], row["operators"]) for row in found] == [("forward", 2), ("backward", 1)]
+    assert kernels == []
