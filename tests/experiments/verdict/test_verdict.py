@@ -15,7 +15,7 @@ from support.tree_copy import copy_tree, python, shown
 from experiments.configuration.schema import Config
 from experiments.verdict import contracts, sizes, speeds, stages
 from experiments.verdict.models import find_block, models, nearest_relative
-from zoo import registry
+from zoo import ModelConfig, registry
 from zoo.errors import UserError
 
 OUTCOME = """<testsuites><testsuite>
@@ -82,6 +82,14 @@ def test_the_models_are_the_transformer_with_the_block_in_every_layer_and_its_ne
     assert {model.d_model for model in found.values()} == {config.model.d_model}
     scheme = models(config.model, find_block("ohc"), None)["ohc"]
     assert (scheme.pattern, scheme.residual.name, scheme.channel.name) == ("F", "ohc", "swiglu")
+
+
+def test_the_models_differ_in_the_block_alone_whatever_the_command_gave_them():
+    given = ModelConfig(preset="ohc", pattern="K")
+    given.residual.name, given.channel.name = "ohc", "moe"
+    found = models(given, find_block("kda"), None)
+    parts = [(model.pattern, model.residual.name, model.channel.name) for model in found.values()]
+    assert parts == [("F", "add", "swiglu"), ("K", "add", "swiglu")]
 
 
 @pytest.mark.parametrize(
