@@ -144,6 +144,23 @@ def test_the_speed_up_takes_each_models_fastest_backend_at_each_length(tmp_path)
     assert "10.00× as fast at 1,024" in crossover.caption(table)
 
 
+def test_a_timed_model_has_the_colour_of_the_run_that_is_called_like_it(tmp_path, write_run, latency_csv):
+    """Another run of the same preset, which comes later, does not lend it its own."""
+    write_run(tmp_path / "exp", name="transformer", model={"color": "#112233"})
+    write_run(tmp_path / "exp", name="transformer wide", option=1, model={"color": "#445566"})
+    latency_csv.rename(tmp_path / "exp" / "latency.csv")
+    table = crossover.table(load_results(tmp_path / "exp"))
+    assert set(table.loc[table["model"] == "transformer", "color"]) == {"#112233"}
+
+
+def test_times_without_a_spread_have_a_line_and_no_band(latency_csv):
+    table = crossover.read(latency_csv).assign(milliseconds_low=math.nan, milliseconds_high=math.nan)
+    latency, _ = crossover.draw(table).axes
+    assert len(latency.collections) == 2
+    for band in latency.collections:
+        assert set(band.get_paths()[0].vertices[:, 1]) <= set(table["milliseconds_median"])
+
+
 def test_many_crossovers_are_told_by_the_caption_alone(latency_csv):
     table = crossover.read(latency_csv)
     sparse = table[table["model"] != "transformer"]

@@ -136,6 +136,8 @@ def test_modelled_times_and_ratios_are_drawn_an_operation_a_line(static_csv):
     assert (list(points.get_xdata()), list(points.get_ydata())) == ([0.5, 1.5], [0, 2])
     hollow = [line for line in times.get_lines() if line.get_markerfacecolor() == "white"]
     assert sorted(len(line.get_xdata()) for line in hollow) == [1, 1]
+    times, _ = static_model.draw(table.assign(unknown_loops=float("nan"))).axes
+    assert "white" not in {line.get_markerfacecolor() for line in times.get_lines()}
     (legend,) = times.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["ours", "fla-core 0.6.0", "roofline"]
 

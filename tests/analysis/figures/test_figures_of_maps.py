@@ -90,6 +90,15 @@ def test_a_model_of_one_layer_beside_a_deeper_one_leaves_no_empty_frame():
     assert [axes.get_title() for axes in shown] == [f"layer {n}, head 0" for n in (0, 1, 2, 0)]
 
 
+def test_ticks_name_the_tokens_whatever_these_read():
+    """Each reads the one before it, and none itself."""
+    rows = [{"query": query, "key": max(0, query - 1), "text": f" {query}"} for query in range(3)]
+    table = pd.DataFrame(rows).assign(label="one", place="first", layer=0, heads="head 0", weight=1.0)
+    axes = draw_maps(table, Normalize(0, 1), "weight").axes[0]
+    for labels in (axes.get_yticklabels(), axes.get_xticklabels()):
+        assert [text.get_text() for text in labels] == ["␣0", "␣1", "␣2"]
+
+
 def test_a_token_fits_its_tick_and_is_no_mathematics():
     assert token_label(" the") == "␣the"
     assert len({token_label(text) for text in ("a", " a", "a ", "  a", " ", "  ", "")}) == 7

@@ -10,6 +10,7 @@ import pytest
 from support import residual_tables
 from support.figure_reading import framed
 from support.probe_tables import write_table
+from support.seen_figures import dashes
 
 from analysis import load_results
 from analysis.errors import NoData
@@ -68,7 +69,16 @@ def test_mutual_information_is_the_double_sum_over_choices_and_tokens(tmp_path, 
     write_routed(tmp_path / "exp", write_run, seed=0)
     write_routed(tmp_path / "exp", write_run, seed=1, counts=other)
     table = mutual_information.table(load_results(tmp_path / "exp"))
-    (axes,) = mutual_information.draw(table).axes
+    figure = mutual_information.draw(table)
+    (axes,), (legend,) = figure.axes, figure.legends
+    entries = zip(legend.get_texts(), legend.get_lines(), strict=True)
+    lines = {text.get_text(): dashes(entry) for text, entry in entries}
+    assert lines == {
+        "of choice and token": dashes(line(axes, "token")),
+        "of choice and token frequency": dashes(line(axes, "frequency")),
+        "choices shuffled": dashes(line(axes, "shuffled")),
+    }
+    assert len(set(lines.values())) == 3
     tables = [*COUNTS.values(), *other.values()]
     expected = np.mean([information(table) for table in tables])
     frequency = np.mean([information(by_frequency(table)) for table in tables])
