@@ -67,9 +67,14 @@ def test_with_one_seed_a_hundredth_is_the_limit(study):
     assert "seeds" not in said
 
 
-def test_between_two_validations_the_loss_is_interpolated(tmp_path, write_run):
-    with_curve(write_run(tmp_path / "exp"), {100: 4.0, 300: 3.0})
-    assert still_falling.last_falls(load_results(tmp_path / "exp"))["transformer"] == pytest.approx(0.3)
+@pytest.mark.parametrize(("first", "fall"), [(100, 0.3), (240, 1.0), (241, None)])
+def test_between_two_validations_the_loss_is_interpolated(
+    tmp_path, write_run, first: int, fall: float | None
+):
+    """From the first validation on, which may be the last fifth's beginning; a later one says nothing of it."""
+    with_curve(write_run(tmp_path / "exp"), {first: 4.0, 300: 3.0})
+    falls = still_falling.last_falls(load_results(tmp_path / "exp"))
+    assert falls.get("transformer") == (fall if fall is None else pytest.approx(fall))
 
 
 def test_runs_that_stopped_early_or_were_validated_once_are_left_out(study, tmp_path, write_run):

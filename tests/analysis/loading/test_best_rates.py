@@ -55,6 +55,11 @@ def test_the_luckiest_seed_does_not_choose_the_rate(swept):
     assert (winner["lr"].tolist(), winner["mean"].tolist()) == ([1e-3], pytest.approx([3.05]))
 
 
+def test_a_rate_that_fewer_seeds_tried_is_not_chosen(swept):
+    """One seed chose and others followed: where it was lucky, they followed another."""
+    assert rates(swept({1e-3: [[3.0], [3.1], [3.2]], 1e-2: [[2.9]]})) == [1e-3]
+
+
 def test_a_run_counts_with_its_lowest_validation_loss(swept):
     """The weights of that step are what is scored and exported."""
     assert rates(swept({1e-3: [[3.2, 3.1]], 1e-2: [[2.9, 3.5]]})) == [1e-2]

@@ -45,6 +45,12 @@ def test_of_a_setting_and_seed_in_two_experiments_one_run_counts_at_its_last_ste
     assert rows[["run", "value"]].to_numpy().tolist() == [["a", 1.0]]
 
 
+def test_a_table_that_names_no_step_is_read_whole(tmp_path, write_run):
+    run = write_run(tmp_path / "exp")
+    write_table(run, "measures", [measure("sink", value, step=None) for value in (1.0, 2.0)])
+    assert probe_measures(load_results(tmp_path / "exp"), ("sink",))["value"].tolist() == [1.0, 2.0]
+
+
 def test_results_explain_their_columns(tmp_path, write_run):
     write_run(tmp_path / "exp")
     results = load_results(tmp_path / "exp")
