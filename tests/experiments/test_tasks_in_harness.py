@@ -61,6 +61,15 @@ def test_a_run_records_its_task_and_what_was_right(finished: TaskLab):
     assert not (folder / "documents.csv").exists()
 
 
+@pytest.mark.slow
+def test_a_memory_remembers_as_many_sequences_as_a_run_trained_on(task_lab: TaskLab, monkeypatch):
+    monkeypatch.setattr(TaskSet, "memorised", lambda _, sequences: sequences)
+    outcome = task_lab.here("trainer.max_steps=3", "trainer.accumulate=2")
+    assert outcome.status == 0, outcome
+    summary = json.loads((task_lab.run_folder() / "summary.json").read_text())
+    assert summary["data"]["memorised"] == 3 * 2 * 4  # steps, micro-batches and their sequences
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.slow
 def test_a_run_of_a_task_is_scored_on_no_other_device_than_the_one_asked_for(finished: TaskLab, monkeypatch):

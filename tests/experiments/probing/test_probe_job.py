@@ -181,6 +181,13 @@ def test_other_folders_are_named_and_a_damaged_run_fails_alone(lab: Lab, runs: P
         assert why in said[str(folder)]
 
 
+def test_what_is_named_as_a_run_has_to_be_one(lab: Lab, runs: Path):
+    """Of a folder of runs none is probed."""
+    outcome = probe(lab, f"run={runs}")
+    assert (outcome.status, "holds no run" in outcome.err) == (2, True), outcome
+    assert not (lab.run_folder() / "probes").exists()
+
+
 def test_a_defect_is_recorded_with_its_traceback_until_it_is_gone(lab: Lab, runs: Path, monkeypatch):
     def broken(self, event):
         raise ZeroDivisionError("a measure that cannot count")

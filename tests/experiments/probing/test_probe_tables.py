@@ -296,7 +296,11 @@ def test_buckets_that_do_not_tile_leave_a_rest_out():
     config = zoo.ModelConfig(pattern="F", depth=1, d_model=8, n_heads=2)
     model = zoo.LanguageModel(config, vocab_size=VOCAB, seq_len=20, seed=3)
     whole = torch.randint(VOCAB, (3, 101), generator=torch.Generator().manual_seed(2))
-    rows = loss_by_position(model, whole[:, :-1], whole[:, 1:], 2, "fp32")
+    rows, rounded = (
+        loss_by_position(model, whole[:, :-1], whole[:, 1:], 2, precision) for precision in ("fp32", "bf16")
+    )
+    for row, other in zip(rows, rounded, strict=True):
+        assert row.value != other.value == pytest.approx(row.value, rel=1e-2)
     counts = {(row.start, row.end): row.count for row in rows}
     assert counts == {(0, 16): 96, (16, 20): 120, (20, 40): 120, (40, 80): 120, (80, 100): 60}
 
@@ -312,6 +316,8 @@ def test_windows_are_spread_over_the_split():
     assert targets[-1, -1] == 102
     assert (targets == tokens + 1).all()
     assert len(evenly_spaced_windows(split, 500, 10)[0]) == 10, "no overlap"
+    shorter = Split(split.tokens[:30], 0, 0, 0)
+    assert len(evenly_spaced_windows(shorter, 500, 10)[0]) == 2, "after the last token nothing is predicted"
     assert evenly_spaced_windows(split, 4, 1000)[0].shape == (1, 102)
 
 

@@ -11,6 +11,7 @@ from support.program import Lab, assert_same_run
 import zoo
 from experiments import data
 from experiments.probing import probe_tables
+from experiments.training.callbacks import Validation
 from experiments.training.callbacks.probe_training import ProbeTraining
 from zoo.probes import Measure
 from zoo.probes.rows import row
@@ -84,15 +85,16 @@ def test_probing_changes_no_row_and_no_weight(lab: Lab, finished: Lab):
 
 def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, finished: Lab, monkeypatch):
     whole = lab_in(tmp_path / "whole", lab)
-    every = [*EVERY, "trainer.probe_every=3"]
+    every = [*EVERY, "trainer.probe_every=5"]
     assert whole.here(*every).status == 0
     with monkeypatch.context() as patch:
-        patch.setattr(ProbeTraining, "after_step", stopping_after(13))
+        patch.setattr(ProbeTraining, "after_step", stopping_after(15))
         assert lab.here(*every).status == 1
     folder = lab.run_folder()
     stopped = probe_tables.read(folder, "training")
-    assert sorted({row[0] for row in stopped}) == [3, 6, 9, 12]
-    assert max((folder / "checkpoints").glob("*.ckpt")).stem.endswith("10"), "the test needs a row after it"
+    assert sorted({row[0] for row in stopped}) == [5, 10, 15]
+    last = max((folder / "checkpoints").glob("*.ckpt"))
+    assert last.stem.endswith("10"), "the test needs a row of its step, and one after it"
     # What a killed process leaves, and rows that no longer hold.
     probe_tables.write(folder, "training", [(*r[:9], -1.0, *r[10:]) if r[0] > 10 else r for r in stopped])
     (folder / "probes" / ".training.parquet.1.partial").touch()
@@ -100,6 +102,16 @@ def test_rows_after_the_checkpoint_are_taken_back(tmp_path: Path, lab: Lab, fini
     assert probe_tables.read(folder, "training") == probe_tables.read(whole.run_folder(), "training")
     assert_same_run(finished.run_folder(), folder, "without probing; stopped and resumed with it")
     assert not list(folder.rglob("*.partial"))
+
+
+def test_a_run_that_patience_ends_is_probed_at_its_last_step(lab: Lab, monkeypatch):
+    def worse(self, model, trainer):
+        return {"loss": float(trainer.global_step), "perplexity": 1.0}
+
+    monkeypatch.setattr(Validation, "scores", worse)
+    outcome = lab.here(*EVERY, "trainer.val_every=2", "trainer.patience=1")
+    assert outcome.status == 0, outcome.err
+    assert {row[0] for row in probe_tables.read(lab.run_folder(), "training")} == {4}
 
 
 def test_a_damaged_table_is_named_and_training_goes_on(lab: Lab):

@@ -12,6 +12,7 @@ import torch
 from support.program import RUN, Lab, assert_same_run, last_checkpoint, steady_rows
 
 from experiments.runs.folders import RunFolder
+from experiments.training.nonfinite import first_bad_module
 
 
 @pytest.fixture
@@ -82,6 +83,21 @@ def test_a_run_that_is_paused_again_and_again_ends_as_one_that_was_not(lab: Lab)
     assert stopped_at["callbacks"]["Validation"]["worse"] > 0, "this recipe should get worse at once"
     assert lab.here(*recipe).status == 0
     assert_same_run(lab.run_folder(), whole.run_folder())
+
+
+def test_the_module_is_named_where_finite_numbers_became_infinite():
+    """And not a part of it that was only handed them."""
+
+    class Overflowing(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(1, 1)
+            self.out = torch.nn.Linear(1, 1)
+
+        def forward(self, x):
+            return self.out(x * float("inf"))
+
+    model = torch.nn.Sequential(torch.nn.Identity(), Overflowing())
+    assert first_bad_module(model, lambda: model(torch.ones(1, 1))) == "1"
 
 
 @pytest.mark.slow
