@@ -49,6 +49,13 @@ def test_packed_sequences_count_their_own_squares():
     assert count(lambda *x: attention(*x, cu_seqlens=cu), *inputs) == (wanted, 3 * wanted)
 
 
+def test_packed_sequences_under_a_window_count_what_a_block_of_queries_reaches_on_meta():
+    """Of so many queries as the window has keys, 100: the first reaches 99 keys back, and the last has 99 more."""
+    inputs, cu = on_meta(*qkv(1, 1024, heads=2, width=8)), packed(300, 724).to("meta")
+    forward, _ = count(lambda *x: attention(*x, window=100, cu_seqlens=cu), *inputs)
+    assert forward == 4 * 2 * 8 * 1024 * (99 + 100)
+
+
 @pytest.mark.parametrize("time", [64, 131_072])
 @pytest.mark.parametrize("n_timelines", [1, 4])
 def test_timelines_cost_their_share_of_attention_on_meta(n_timelines, time):

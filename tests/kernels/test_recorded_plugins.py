@@ -11,6 +11,8 @@ import torch
 from support import recorded
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kernels import attention
+from kernels.dispatch import never
 from kernels.ops.attention import OPERATION as ATTENTION
 from kernels.ops.timeline_attention import OPERATION as TIMELINES
 from kernels.plugins import flash, limits, varlen
@@ -77,3 +79,22 @@ def handed_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_libraries_for_gpus_refuse_and_are_given_what_they_were(monkeypatch):
     recorded.check(FOLDER / "plugins.txt", of_plugins(monkeypatch))
+
+
+def test_a_batch_is_handed_to_a_library_as_packed_sequences_with_all_options(monkeypatch):
+    calls = []
+
+    def library(q: Any, k: Any, v: Any, *lengths: Any, **options: Any) -> Any:
+        calls.append(([x if isinstance(x, int) else x.tolist() for x in lengths], options))
+        return q
+
+    monkeypatch.setattr(varlen, "packed_attention", library)
+    q, k = torch.rand(2, 3, 4, 16), torch.rand(2, 5, 2, 16)
+    with ATTENTION.override("varlen", refuses=never):
+        assert torch.equal(attention(q, k, k, scale=0.5, backend="varlen"), q)
+        attention(q, k, k, window=2, backend="varlen")
+    lengths = [[0, 3, 6], [0, 5, 10], 3, 5]
+    assert calls == [
+        (lengths, {"causal": True, "window": None, "scale": 0.5}),
+        (lengths, {"causal": True, "window": 2, "scale": 0.25}),
+    ]

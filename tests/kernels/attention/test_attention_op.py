@@ -107,8 +107,10 @@ def test_autocast_decides_the_dtype(backend):
     q, k, v = qkv(1, 9, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = attention(q, k.bfloat16(), v, backend=backend)
+        exact = attention(*(x.double() for x in (q, k, v)), backend=backend)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), attention(q, k, v), atol=0.05, rtol=0.05)
+    assert exact.dtype == torch.float64, "which autocast leaves alone"
 
 
 @pytest.mark.parametrize(

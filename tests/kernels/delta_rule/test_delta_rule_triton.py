@@ -125,6 +125,18 @@ def test_one_token_has_gradients_for_whichever_input_alone_asks_for_them(name):
     assert o.requires_grad
 
 
+def test_gradients_of_the_results_may_have_any_strides():
+    given = {name: x.float().to(DEVICE) for name, x in inputs(5, False, width=16, value_width=16).items()}
+    leaves = [x.requires_grad_() for x in given.values()]
+    results = delta_rule(**given, output_final_state=True, backend="triton")
+    turned = [normal(1, 16, 1, 5, seed=7).transpose(1, 3), normal(1, 1, 16, 16, seed=8).mT]
+    turned = [x.float().to(DEVICE) for x in turned]
+    assert not any(x.is_contiguous() for x in turned)
+    found = torch.autograd.grad(results, leaves, turned, retain_graph=True)
+    wanted = torch.autograd.grad(results, leaves, [x.contiguous() for x in turned])
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def test_a_single_token_on_a_cpu_is_the_recurrence():
     assert OPERATION.backends[0] == "triton"
     for time, name in ((1, "reference"), (2, "torch")):
@@ -136,9 +148,10 @@ def test_a_single_token_on_a_cpu_is_the_recurrence():
 
 
 def test_what_the_kernels_refuse():
-    given = inputs(2, True, width=257)
-    with pytest.raises(ValueError, match="widths of at most 256, got 257"):
-        delta_rule(**{name: x.float() for name, x in given.items()}, backend="triton")
+    for wide in ("width", "value_width"):
+        given = inputs(2, True, **{wide: 257})
+        with pytest.raises(ValueError, match="widths of at most 256, got 257"):
+            delta_rule(**{name: x.float() for name, x in given.items()}, backend="triton")
     with pytest.raises(ValueError, match="needs bfloat16, float16 or float32, got float64"):
         delta_rule(**inputs(2, True), backend="triton")
 

@@ -51,6 +51,10 @@ def test_streams_handed_on_bring_their_gradient(inputs):
     assert_kernel_agrees(partial(hyper_pre, hand_on=True), inputs((1, 5, 3, 65)), torch.float32)
 
 
+def test_the_norm_takes_the_eps_that_is_asked_for():
+    assert_kernel_agrees(partial(hyper_pre, eps=0.5), normed_inputs((1, 3, 2, 17)), torch.float32)
+
+
 def test_gradients_of_the_gain_are_summed_over_spans(monkeypatch):
     monkeypatch.setattr(triton_norm, "SPAN", 4)
     assert_kernel_agrees(hyper_pre, normed_inputs((1, 11, 2, 20)), torch.float32)
@@ -60,6 +64,7 @@ def test_tokens_too_wide_to_hold_are_refused():
     streams, h, gain = (torch.zeros(size, device=DEVICE) for size in ((1, 1, 2, 16385), (1, 1, 2), (16385,)))
     with pytest.raises(ValueError, match="at most 32768 numbers n·D, got 32770"):
         hyper_pre(streams, h, gain=gain, backend="triton")
+    assert hyper_pre(streams, h, backend="triton").shape == (1, 1, 16385), "a sum alone is made part by part"
 
 
 def test_more_streams_are_refused():

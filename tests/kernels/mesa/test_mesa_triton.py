@@ -247,6 +247,19 @@ def test_one_token_is_decoding(shape, monkeypatch):
     compare_forward(case(time=1, **shape), 2)
 
 
+@pytest.mark.parametrize("width", [16, 144])
+def test_one_token_is_the_same_where_its_states_are_not_asked_for(width):
+    """Wide systems are solved from a state in memory, which then is nobody's."""
+    given = [x.float().to(DEVICE) for x in case(time=1, width=width, sequences=1).values()]
+    *tensors, h_kk, h_kv = given
+    options = {"cg_steps": 2, "initial_state": (h_kk, h_kv), "backend": "triton"}
+    with torch.no_grad():
+        alone, nothing = mesa(*tensors, **options)
+        o, _ = mesa(*tensors, **options, output_final_state=True)
+    assert nothing is None
+    assert torch.equal(alone, o)
+
+
 @pytest.mark.parametrize("name", ["q", "k", "v", "g", "beta", "lamb", "h_kk", "h_kv"])
 def test_one_token_has_gradients_for_whichever_input_alone_asks_for_them(name):
     given = {name: x.float().to(DEVICE) for name, x in case(time=1, width=16, sequences=1).items()}

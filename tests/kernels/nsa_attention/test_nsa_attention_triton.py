@@ -228,6 +228,13 @@ def test_groups_that_shared_memory_cannot_hold_are_refused():
         assert reason is None if taken else re.match(wanted, reason)
 
 
+def test_the_last_keys_under_the_window_will_do_for_one_query_alone():
+    for queries in (1, 2):
+        q, *rest = arguments(inputs(2, 50, queries=queries, near=9))
+        reason = OPERATION.refusals(q, *rest, q_rotated=q, sizes=Sizes(**SMALL))["triton"]
+        assert (reason is None) == (queries == 1), reason
+
+
 def test_auto_takes_the_kernels_on_a_gpu_for_more_than_one_query():
     """On a CPU it never does; a decoding step reads views of caches, which the kernels would copy."""
     for queries, wanted in ((9, "triton" if DEVICE == "cuda" else "torch"), (1, "torch")):

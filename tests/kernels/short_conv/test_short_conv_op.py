@@ -145,6 +145,7 @@ def test_runs_on_meta(cu_seqlens):
         ({"state": torch.zeros(1, WIDTH, 3), "cu_seqlens": packed(2, 3)}, r"\(2, 5, 3\), got \(1, 5, 3\)"),
         ({"activation": "gelu"}, "None and 'silu', not 'gelu'"),
         ({"cu_seqlens": packed(2, 2)}, r"rise from 0 to T = 5, got \[0, 2, 4\]"),
+        ({"cu_seqlens": packed(4, -2, 3)}, r"rise from 0 to T = 5, got \[0, 4, 2, 5\]"),
         ({"cu_seqlens": packed(2, 3).long()}, "int32"),
         ({"x": torch.zeros(2, 5, WIDTH), "cu_seqlens": packed(2, 3)}, r"B = 1, got x \(2, 5, 5\)"),
         ({"backend": "triton2"}, "unknown backend 'triton2'"),

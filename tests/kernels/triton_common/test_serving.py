@@ -45,6 +45,7 @@ def test_dtypes_widths_and_empty_devices_are_refused():
     assert "got float64" in refusal(torch.zeros(2, dtype=torch.float64, device=DEVICE))
     assert "got meta" in refusal(torch.zeros(2, device="meta"))
     assert "at most 256, got 300" in refusal(torch.zeros(2, device=DEVICE), widths=(16, 300))
+    assert refusal(torch.zeros(2, device=DEVICE), widths=(16, 256)) is None
 
 
 def test_auto_leaves_cpus_to_pytorch():
