@@ -166,6 +166,22 @@ def test_a_convolution_sees_the_tokens_before_a_shard_from_the_sequences_first_o
     assert seen.flatten().tolist() == [float(place) if place >= begin else 0.0 for place in (15, 16, 17)]
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "own", "read"), [(4, 2, [1], [0]), (8, 4, [2, 3], [1]), (6, 3, [2, 3], [1, 1])]
+)
+def test_a_rank_s_heads_meet_their_kv_heads_whatever_the_ranks_divide(
+    heads, kv_heads, own, read, monkeypatch
+):
+    rank_of_four(monkeypatch, 1)
+    swapped = {"to_heads": lambda x, shard: x.chunk(shard.size, 2)[shard.rank], "to_time": lambda o, _: o}
+    for name, exchange in swapped.items():
+        monkeypatch.setattr(zoo.context_parallel.operations, name, exchange)
+    q, k = (torch.arange(number).view(1, 1, number, 1) for number in (heads, kv_heads))
+    met = []
+    Context.of(tokens(1, 4)).cut().by_heads(lambda q, k, **_: met.append((q, k)) or q, q, k)
+    assert [x.flatten().tolist() for x in met[0]] == [own, read]
+
+
 @pytest.mark.parametrize("rank", range(4))
 def test_pieces_are_all_queries_in_order_and_their_shares_sum_to_one(rank, monkeypatch):
     rank_of_four(monkeypatch, rank)

@@ -58,6 +58,12 @@ def test_exporting_twice_gives_the_same_bytes(model, folder, tmp_path):
         assert (again / name).read_bytes() == (folder / name).read_bytes()
 
 
+def test_weights_that_are_given_are_written_in_the_place_of_the_models_own(model, tmp_path):
+    given = {name: torch.zeros_like(x) for name, x in model.state_dict().items()}
+    found = zoo.load(zoo.export(model, tmp_path / "given", weights=given))
+    assert not any(x.any() for x in found.parameters())
+
+
 @pytest.mark.parametrize("left", [0, 5, 200, -1])
 def test_truncated_weights_are_refused(folder, left):
     weights = folder / "model.safetensors"

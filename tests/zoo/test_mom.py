@@ -238,6 +238,7 @@ def test_the_decode_state_is_constant_in_time(dtype):
         ({"head_width": 0}, "head_width=0 must be at least 1"),
         ({"update": "hebb"}, "mom.update is one of gated_delta, gated_linear, linear, not 'hebb'"),
         ({"update": "linear", "neg_eigval": True}, "mom.neg_eigval needs mom.update=gated_delta"),
+        ({"update": "gated_linear", "neg_eigval": True}, "needs mom.update=gated_delta: with gated_linear"),
     ],
 )
 def test_impossible_options_are_refused(options, message):

@@ -113,6 +113,15 @@ def test_the_bound_of_mixtures_is_attained():
     below((found / free.path_gain() - 1).abs(), 1e-9)
 
 
+def test_the_slope_of_a_capped_series_is_that_of_what_the_cap_leaves_of_it():
+    """‖A‖ is half of the cap at most, however large the weights, and what b_res adds, which has no cap."""
+    series, exact = made("ohc", 10.0, gain=GAIN, **SERIES), made("ohc", 10.0, gain=GAIN)
+    skew = (series.b_res - series.b_res.mT) / 2
+    norm = GAIN / 2 + torch.linalg.matrix_norm(skew) / math.sqrt(2)
+    wanted = exact.sensitivity() * series_slope(norm, SERIES["neumann_terms"])
+    assert series.sensitivity().item() == pytest.approx(wanted.item(), rel=1e-9)
+
+
 @capped_schemes
 def test_below_the_cap_nothing_changes(scheme):
     capped, free = made(scheme, 0.01, gain=1.0), made(scheme, 0.01, gain=None)

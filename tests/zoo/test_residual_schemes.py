@@ -11,6 +11,7 @@ from zoo.interfaces import Dims
 from zoo.model import on_meta
 from zoo.modules import RMSNorm
 from zoo.residuals.hyper_connections import HyperResidual
+from zoo.residuals.hyper_step import takes_step
 from zoo.residuals.matrix_norms import chain_product, matrix_norms
 from zoo.residuals.ohc import OHC, OHCConfig
 from zoo.residuals.shc import SHC, SHCConfig
@@ -349,3 +350,14 @@ def test_a_token_after_a_change_of_parameters_or_of_the_training_step_uses_the_n
         m.pre(x[:, :1])
         change()
         torch.testing.assert_close(m.pre(x[:, :1])[0], m.pre(x)[0][:, :1])
+
+
+def test_numbers_stand_for_a_token_where_nobody_wants_its_gradient_or_another_backend():
+    token = streams(time=1)
+    with torch.no_grad():
+        taken = [
+            backend for backend in ("auto", "torch", "reference", "triton") if takes_step(token, backend)
+        ]
+        assert taken == ["auto", "torch"]
+        assert not takes_step(streams(time=2), "auto")
+    assert not takes_step(token, "auto")
