@@ -290,9 +290,12 @@ def test_a_command_for_some_models_keeps_the_record_of_the_others(lab: Lab, pret
         csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(other)
     write_record(tmp_path, selections[:1], plans[:1])
     assert other in list(csv.DictReader((tmp_path / SELECTION).open()))
-    (tmp_path / SELECTION).write_text("task,model\n,lfm2\n")  # of another program
-    write_record(tmp_path, selections[:1], plans[:1])
-    assert {row["model"] for row in csv.DictReader((tmp_path / SELECTION).open())} == {"transformer"}
+    more = dict.fromkeys((*COLUMNS, "more"), "lfm2")
+    for columns in (("task", "model"), tuple(more)):  # of other programs
+        values = ",".join(more[name] for name in columns)
+        (tmp_path / SELECTION).write_text(f"{','.join(columns)}\n{values}\n")
+        write_record(tmp_path, selections[:1], plans[:1])
+        assert {row["model"] for row in csv.DictReader((tmp_path / SELECTION).open())} == {"transformer"}
 
 
 def test_a_failure_is_an_outcome_only_where_the_loss_was_not_finite(tmp_path: Path):

@@ -160,6 +160,11 @@ def test_runs_of_every_model_are_scored_beyond_the_trained_length(tmp_path: Path
     assert runs == [("transformer", 1), ("transformer", 2), ("kda_pure", 1), ("kda_pure", 2)]
 
 
+def test_every_longer_task_has_the_vocabulary_that_was_trained_on(tmp_path: Path):
+    with pytest.raises(UserError, match="'vocab=64,99' changes the vocabulary"):
+        longer.longer_tasks(tiny_study(tmp_path, compare__longer="vocab=64,99"))
+
+
 def test_scores_beyond_the_trained_length(tmp_path: Path):
     config = tiny_study(
         tmp_path,

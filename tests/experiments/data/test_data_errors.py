@@ -31,6 +31,7 @@ def refused(request, cache):
         ({"seq_len": 0}, "data.seq_len must be at least 1"),
         ({"batch_size": 0}, "data.batch_size must be at least 1"),
         ({"tokenizer": "bpe", "vocab_size": 256}, "data.vocab_size=256 is too small"),
+        ({"tokenizer": "bpe", "vocab_size": 2**20 + 1}, "data.vocab_size=1048577 is above 1048576"),
         ({"path": None}, "data.name=text needs data.path"),
         ({"train_path": "x"}, "data.train_path=x has no meaning with data.name=text"),
         ({"name": "pydocs"}, "data.path=.* has no meaning with data.name=pydocs; .*data.name=text"),
