@@ -72,8 +72,9 @@ _CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 class ModelConfig:
     """A language model.
 
-    preset: what a legend calls it (None: named after its pattern); pattern, depth: as above; d_model: width;
-    n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
+    preset: what a legend calls it (None: named after its pattern); pattern: a letter a
+    layer, repeated up to the depth, or the name of a layout; depth: layers (None: the pattern's own length); d_model:
+    width; n_heads: heads of every mixer that does not set its own; tie_embeddings: the LM head shares the embedding's
     weights; backend: kernels' backend, in decoding too (varlen and flash_attn serve whole sequences; a step of decoding
     then takes what "auto" does).
     """
@@ -157,8 +158,8 @@ def check_positive(config: ModelConfig) -> None:
 def read_pattern(pattern: str, depth: int | None, known: str) -> str:
     """The letters of all layers, e.g. read_pattern("SF", 3, "FS") == "SFS".
 
-    pattern: as above, or the name of a layout; depth: number of layers, None for the pattern's own length;
-    known: the registered letters. Raises UserError naming the letter, its position and the known letters.
+    pattern: in the language above, or the name of a layout; depth: number of layers, None for the pattern's own
+    length; known: the registered letters. Raises UserError naming the letter, its position and the known letters.
     """
     letters = LAYOUTS.get(pattern) or _Parser(_checked(pattern, known), known).parse()
     if depth is None:

@@ -114,6 +114,11 @@ class LanguageModel(nn.Module):
         )
         scheme = registry.get("residual", config.residual.name)
         self.streams = scheme.cls.streams(getattr(config.residual, scheme.name), dims)
+        if (inside := self.streams.inside()) < (carried := self.streams.carried()):
+            raise TypeError(
+                f"{type(self.streams).__name__}: a token carries {carried} vectors to the next layer, and has {inside} "
+                "inside one; define inside() too"
+            )
         self.norm = RMSNorm(config.d_model)
         self.head = None if config.tie_embeddings else nn.Linear(config.d_model, vocab_size, bias=False)
 

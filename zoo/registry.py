@@ -173,7 +173,7 @@ def mixer_by_letter() -> dict[str, Block]:
 
 
 def discover(package_name: str) -> None:
-    """Import every module of a package, so that the blocks in it register themselves (zoo.import_all)."""
+    """Import every module of a package, so that the blocks in it register themselves (`zoo.registry.import_all`)."""
     import_all(package_name, _forget)
 
 

@@ -11,6 +11,9 @@ from experiments.system import interrupts
 from zoo.config import ModelConfig
 from zoo.errors import UserError
 
+LONGEST = 1 << 20
+"""Tokens of the longest sequence that a verdict measures; longer ones are no matter of an hour."""
+
 
 def run(config: Config) -> None:
     """The verdict on one text or task alone."""
@@ -63,8 +66,8 @@ def _check(configs: list[Config], models: dict[str, ModelConfig]) -> None:
     from experiments.jobs import compare
 
     lengths = configs[0].verdict.lengths
-    if not lengths or min(lengths) < 1:
-        raise UserError(f"verdict.lengths={lengths} must name sequence lengths of at least 1")
+    if not lengths or min(lengths) < 1 or max(lengths) > LONGEST:
+        raise UserError(f"verdict.lengths={lengths} must name sequence lengths from 1 to {LONGEST:,}")
     if len({config.block for config in configs}) > 1:
         raise UserError("job=verdict judges one block; give block=NAME once, and one command for each")
     plain = next(iter(models.values()))

@@ -157,7 +157,7 @@ class SyntheticTask(LanguageModelling):
     measures = ("accuracy", "sequence_accuracy")
 
     def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The shares of answers and of sequences that are right (`task_scoring.accuracies`)."""
+        """The shares of answers and of sequences that are right (`tasks.accuracies`)."""
         return accuracies(logits, batch["targets"])
 
 

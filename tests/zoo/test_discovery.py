@@ -29,7 +29,7 @@ from zoo.probes import Measure, register_measure
 class Loose(Measure):
     name, kinds = "loose", ("streams",)
 """
-LINE = "zoo/mixers/ema.py, line 3: SyntaxError: '(' was never closed"
+LINE = "zoo/mixers/absent.py, line 3: SyntaxError: '(' was never closed"
 numbers = itertools.count()
 
 
@@ -113,21 +113,21 @@ def test_a_measure_of_a_file_that_fails_later_on_is_not_taken(discovered):
 
 
 def test_a_model_that_wants_it_says_why_it_is_not_there(monkeypatch):
-    monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.ema": LINE})
-    with pytest.raises(UserError, match=r"'E' at position 1 is no known mixer.*zoo/mixers/ema.py, line 3"):
+    monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.absent": LINE})
+    with pytest.raises(UserError, match=r"'E' at position 1 is no known mixer.*zoo/mixers/absent.py, line 3"):
         letters_of(ModelConfig(pattern="EF"))
-    with pytest.raises(UserError, match=r"unknown residual scheme 'ema'.*zoo/mixers/ema.py, line 3"):
-        registry.get("residual", "ema")
+    with pytest.raises(UserError, match=r"unknown residual scheme 'absent'.*zoo/mixers/absent.py, line 3"):
+        registry.get("residual", "absent")
     assert letters_of(ModelConfig(pattern="SF", depth=2)) == "SF"
 
 
 def test_records_of_a_run_are_read_while_a_block_in_them_cannot_be_imported(monkeypatch):
-    values = {"pattern": "F", "mixers": {"ema": {"size": 3}, "attention": {"window": 8}}}
-    with pytest.raises(UserError, match=r"unknown key in model\.mixers 'ema'"):
+    values = {"pattern": "F", "mixers": {"absent": {"size": 3}, "attention": {"window": 8}}}
+    with pytest.raises(UserError, match=r"unknown key in model\.mixers 'absent'"):
         from_dict(ModelConfig, values, recorded=True)
-    monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.ema": LINE})
+    monkeypatch.setattr(registry, "_left_out", {"zoo.mixers.absent": LINE})
     assert from_dict(ModelConfig, values, recorded=True).mixers.attention.window == 8
-    with pytest.raises(UserError, match=r"unknown key in model\.mixers 'ema'"):
+    with pytest.raises(UserError, match=r"unknown key in model\.mixers 'absent'"):
         from_dict(ModelConfig, values)
 
 

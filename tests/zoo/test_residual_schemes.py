@@ -7,7 +7,7 @@ from support.margins import below
 
 import kernels
 from zoo import LanguageModel, ModelConfig, UserError, registry
-from zoo.interfaces import Dims
+from zoo.interfaces import Dims, Streams
 from zoo.model import on_meta
 from zoo.modules import RMSNorm
 from zoo.residuals.hyper_connections import HyperResidual
@@ -361,3 +361,15 @@ def test_numbers_stand_for_a_token_where_nobody_wants_its_gradient_or_another_ba
         assert taken == ["auto", "torch"]
         assert not takes_step(streams(time=2), "auto")
     assert not takes_step(token, "auto")
+
+
+def test_streams_that_carry_more_than_a_layer_has_are_refused(monkeypatch):
+    """Or training would recompute every layer for nothing, and nobody would hear of it."""
+
+    class Carrying(Streams):
+        def carried(self) -> int:
+            return 2
+
+    monkeypatch.setattr(registry.get("residual", "add").cls, "streams", Carrying)
+    with pytest.raises(TypeError, match=r"Carrying: a token carries 2 vectors .* define inside\(\) too"):
+        LanguageModel(ModelConfig(), vocab_size=VOCAB, seq_len=SEQ_LEN)

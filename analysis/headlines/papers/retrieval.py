@@ -42,7 +42,9 @@ HEADLINES = (
         "at most a twentieth of the answers behind full attention, with the whole interval",
         no_worse(NSA),
         config="needle",
-        differs=SETTING.format(", and a compressed token for each block of two"),
+        differs=SETTING.format(
+            " and a compressed token for each block of two, which together see the whole sequence"
+        ),
     ),
     Headline(
         15,
