@@ -36,8 +36,8 @@ def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
     runs = with_final_validation(results)
     metric, chosen = order_metric(runs), at_best_rates(runs)
     for peer in measured.peers:
-        baseline = _model(chosen, measured.record["models"][peer])
-        own = _model(chosen, measured.record["models"][measured.name])
+        baseline = model_in_runs(chosen, measured.record["models"][peer])
+        own = model_in_runs(chosen, measured.record["models"][measured.name])
         if baseline is None or own is None:
             continue
         for family in families(runs, metric, baseline):
@@ -46,7 +46,7 @@ def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
                 yield _finding(family, row.iloc[0], measured.name, peer)
 
 
-def _model(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:
+def model_in_runs(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:
     """The name of a recorded model in the runs, without rates; None where it has no run."""
     same = (
         (runs["pattern"].map(set).map(lambda letters: letters == set(model["pattern"])))

@@ -22,6 +22,7 @@ from analysis.block_verdict.findings import (
     count_findings,
     speed_findings,
 )
+from analysis.block_verdict.inside import METHOD, inside
 from analysis.block_verdict.learned import TESTS, learned_findings
 from analysis.block_verdict.measured import FOLDER, RECORD, TABLES, Measured, read_measured
 from analysis.block_verdict.untold import untold
@@ -49,7 +50,8 @@ class Beside(NamedTuple):
 class Page(NamedTuple):
     """What the page shows: sentences first, then the tables behind them.
 
-    tests: by which test losses and accuracies were found to differ; "" where none was compared.
+    tests: by which test losses and accuracies were found to differ; "" where none was compared; inside: what probes
+    found, "" as method where nothing was probed.
     """
 
     name: str
@@ -59,6 +61,8 @@ class Page(NamedTuple):
     broken: list[str]
     beside: list[Beside]
     tests: str
+    inside: list[str]
+    method: str
     untold: list[str]
     measured: Measured
     report: bool
@@ -67,6 +71,7 @@ class Page(NamedTuple):
 def gather(measured: Measured, results: Results | None) -> Page:
     """Gather the page; results: the runs of the verdict, None where nothing was trained."""
     learned = [] if results is None else list(learned_findings(measured, results))
+    probed = inside(measured, results)
     findings = [*learned, *count_findings(measured), *speed_findings(measured)]
     block = measured.record["block"]
     return Page(
@@ -77,6 +82,8 @@ def gather(measured: Measured, results: Results | None) -> Page:
         broken_sentences(measured.condemned),
         [Beside(peer, _grouped(findings, peer)) for peer in measured.peers] if findings else [],
         TESTS if learned else "",
+        probed,
+        METHOD if probed else "",
         untold(measured, None if results is None else results.runs),
         measured,
         results is not None,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from support.pretended_runs import model, pretended
+from support.probe_tables import measure, write_table
 from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
@@ -117,6 +118,50 @@ def test_losses_are_compared_with_the_transformer_and_with_the_relative(
     (same,) = found["Beside mesanet: Equal, or not shown to differ"]
     assert "not shown to differ" in same
     assert any(line.startswith("Longer contexts: trained with") for line in found["What this cannot tell"])
+
+
+def probed(folder: Path, rows: dict[str, list[tuple[str, str, float | None, float]]]) -> None:
+    """Give runs measures of three layers: model -> (measure, axis, end, value of seed 0, half of seed 1's)."""
+    for run in (path.parent for path in folder.glob("*/summary.json")):
+        summary = json.loads((run / "summary.json").read_text())
+        name = {"F": "transformer", "K": "kda", "M": "mesanet"}[summary["model"]["pattern"][0]]
+        times = 1 + summary["seed"]
+        found = [
+            measure(what, value * times, axis=axis, end=end, layer=layer)
+            for what, axis, end, value in rows.get(name, [])
+            for layer in range(3)
+        ]
+        write_table(run, "measures", found)
+
+
+def test_what_probes_saw_is_told_of_every_model_that_has_it(tmp_path, write_run):
+    """The median over layers of the rows that a sentence names, and an interval over seeds of 1, 2 and 3 times it."""
+    folder = write(tmp_path / "exp", sizes=(), speeds=())
+    for name, letter in (("transformer", "F"), ("kda", "K"), ("mesanet", "M")):
+        for seed in range(3):
+            model = {"preset": name if letter == "F" else None, "pattern": letter * 4}
+            write_run(folder, name, seed, 3 + 0.01 * seed, model=model, option=name, recipe={"lr": 3e-3})
+    rows = {
+        "transformer": [
+            ("loss", "position", 16, 4.0),
+            ("loss", "position", 64, 3.5),
+            ("first_token_mass", "", None, 0.1),
+        ],
+        "kda": [("state_rank", "position", 16, 9.0), ("state_rank", "position", 32, 2.0)],
+        "mesanet": [("decay_half_life", "quantile", 0.25, 1.0), ("decay_half_life", "quantile", 0.5, 8.0)],
+    }
+    probed(folder, rows)
+    found = sections(write_verdict(folder, load_results(folder)))["What the probes see"]
+    assert found == [
+        "Loss at a window's first tokens less that at its last: what context gives (nats/token), on pydocs: "
+        "transformer 1 ± 1.2.",
+        "Attention on the first token (of all), on pydocs: transformer 0.2 ± 0.25.",
+        "Half-life of what a state holds (tokens), on pydocs: mesanet 16 ± 20.",
+        "Effective rank of the state at a window's end, on pydocs: kda 4 ± 5.",
+    ]
+    probed(folder, rows | {"kda": [("stream_rms", "", None, 1.0)]})
+    found = sections(write_verdict(folder, load_results(folder)))["What the probes see"]
+    assert found[-1].startswith("kda records none of these itself")
 
 
 @pytest.mark.slow
