@@ -24,7 +24,7 @@ HEADLINES = (
         13,
         "Does solving for the readout learn regression in context better than the delta rule?",
         "MesaNet (arXiv:2506.05233)",
-        "the mesa layer is ahead of delta rules in context, and 30 steps of conjugate gradients suffice",
+        "the mesa layer, solved by 30 steps of conjugate gradients, is ahead of delta rules in context",
         "30 steps: more right answers by a twentieth or more, with the whole interval, than the delta rule",
         solver,
         config="mesa_regression",

@@ -91,7 +91,7 @@ def test_a_recipe_without_settings_for_the_data_is_refused(lab: Lab):
     outcome = lab.here("recipe=two_cores")
     assert "did you mean 'two_core'?" in outcome.err
     assert "Choose one with recipe=NAME" in outcome.err
-    with pytest.raises(UserError, match=r"data=parity, only for flip_flop, mqar"):
+    with pytest.raises(UserError, match=r"data=parity, only for flip_flop, fuzzy_recall"):
         check_recipe("two_core", "parity")
     check_recipe(None, "parity")
 
