@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.block_verdict.findings import BETTER, EQUAL, LEAD, UNLEARNED, WORSE, Finding
-from analysis.block_verdict.measured import Measured
+from analysis.block_verdict.verdict_tables import VerdictTables
 from analysis.comparing.answer import UNITS, accuracy_text, difference_text
 from analysis.comparing.comparison_table import NAMES, order_metric, with_final_validation
 from analysis.comparing.learned_tasks import LEARNED, accuracies, any_learned
@@ -27,7 +27,7 @@ TESTS = (
 """By which test losses and accuracies differ on this page, and why a comparison may say otherwise of a pair."""
 
 
-def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
+def learned_findings(tables: VerdictTables, results: Results) -> Iterator[Finding]:
     """Yield a finding for every peer and every text or task: better or worse where the interval does not hold zero.
 
     Of a task that neither has learned it is neither, whatever the interval: places, and words that training showed,
@@ -35,15 +35,15 @@ def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
     """
     runs = with_final_validation(results)
     metric, chosen = order_metric(runs), at_best_rates(runs)
-    for peer in measured.peers:
-        baseline = model_in_runs(chosen, measured.record["models"][peer])
-        own = model_in_runs(chosen, measured.record["models"][measured.name])
+    for peer in tables.peers:
+        baseline = model_in_runs(chosen, tables.record["models"][peer])
+        own = model_in_runs(chosen, tables.record["models"][tables.name])
         if baseline is None or own is None:
             continue
         for family in families(runs, metric, baseline):
             row = family.table[family.table["model"] == own]
             if len(row) and family.baseline is not None:
-                yield _finding(family, row.iloc[0], measured.name, peer)
+                yield _finding(family, row.iloc[0], tables.name, peer)
 
 
 def model_in_runs(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:

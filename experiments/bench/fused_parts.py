@@ -1,4 +1,4 @@
-"""What kernels take in of the operators around them: bytes with the part inside, and with it beside the kernel."""
+"""Operators that kernels fuse: bytes moved with the part inside the kernel, and with the part beside it."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[flo
 
 
 PROJECTIONS, GRADIENTS = "indexer's projections", "gradients of the streams"
-TAKEN_IN: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
+FUSED_PARTS: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
     "gate of sparse_attention": partial(
         _part_bytes, Part(lambda d: attention.gated_sparse(d)[0], "gate_logits", _gate)
     ),
