@@ -131,7 +131,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
+    """Return whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
     if hint is Any:
         return True
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

@@ -1,4 +1,4 @@
-"""What probes found inside the models of a verdict: sentences, each a number a model with its interval over seeds."""
+"""Findings of probes inside the models of a verdict: sentences, each a number a model with its interval over seeds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _last(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fall(rows: pd.DataFrame) -> pd.DataFrame:
-    """What the loss falls by from the first tokens of a window to those before the end of the trained length."""
+    """Return the fall of the loss from the first tokens of a window to those before the end of the trained length."""
     trained = rows[rows["end"] <= rows["seq_len"]].sort_values("end")
     if len(trained) < 2:
         return trained.iloc[:0]

@@ -1,4 +1,4 @@
-"""What the runs of a verdict say: the block's losses beside those of the transformer and of its relative."""
+"""Findings from the runs of a verdict: the block's losses beside those of the transformer and of its relative."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _side(row: pd.Series) -> str:
 
 
 def _judged(row: pd.Series, peer: str) -> str:
-    """What follows from a difference and its interval: "better than transformer"."""
+    """Return the conclusion from a difference and its interval: "better than transformer"."""
     if pd.isna(row["difference_ci"]):
         return "too few seeds, or none that differ, for an interval of the difference"
     side = _side(row)
@@ -123,7 +123,7 @@ def _told(family: Family, row: pd.Series, block: str, peer: str) -> str:
 
 
 def _interval(family: Family, row: pd.Series, peer: str) -> str:
-    """What stands behind "±" of a difference; where it has none, whom it is from."""
+    """Return the words for the number behind "±" of a difference; where it has none, those for the other model."""
     if pd.isna(row["difference_ci"]):
         return f" beside {peer}"
     return ", 95 % intervals" if family.metric == WRONG else ", 95 % interval"

@@ -48,7 +48,7 @@ class Beside(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What the page shows: sentences first, then the tables behind them.
+    """The content of the page: sentences first, then the tables behind them.
 
     tests: by which test losses and accuracies were found to differ; "" where none was compared; inside: what probes
     found, "" as method where nothing was probed.

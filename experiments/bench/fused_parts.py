@@ -54,7 +54,10 @@ def _part_bytes(part: Part, length: int, mode: str, device: torch.device) -> tup
 
 
 def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
-    """Of the three readers of a sub-block's streams: autograd adds their gradients, or each kernel adds to the last."""
+    """Return the bytes of a sub-block's three readers of streams, apart and together.
+
+    Apart, autograd adds their gradients; together, each kernel adds its own to the last.
+    """
     d = InputFactory(1, length, device, torch.float32)
     apart, together = (
         sum(call.bytes(mode) for call in (*calls, residual.post(d)))
@@ -66,7 +69,7 @@ def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float
 
 
 def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
-    """Of the indexer's three projections as three products, and as the one that it makes; x takes no gradient."""
+    """Return the bytes of the indexer's projections as three products and as its own one; x takes no gradient."""
     indexer = Indexer(residual.WIDTH, HEADS, HEAD).to(device)
     weights = [linear.weight for linear in (indexer.q_proj, indexer.k_proj, indexer.w_proj)]
     x = InputFactory(1, length, device, torch.float32).normal(residual.WIDTH).detach()

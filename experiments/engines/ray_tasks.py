@@ -56,7 +56,7 @@ class RayTasks(Engine):
         return self.ray.remote(RaySupervisor).options(**options, resources=head).remote()
 
     def _ask(self, folder: Path, method: str, *arguments: Any) -> Any:
-        """What the owner of an experiment's tasks answers; where it is gone, a new one, which has none."""
+        """Return the answer of an experiment's supervisor; where it is gone, that of a new one, which has no tasks."""
         for _ in range(TRIES):
             try:
                 return self.ray.get(getattr(self.supervisors[folder], method).remote(*arguments))

@@ -1,4 +1,4 @@
-"""What one library's form of an operation would do on a GPU: its kernels, forward and backward, and the sums."""
+"""The account of one library's form of an operation on a GPU: its kernels, forward and backward, and their sums."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def finished(config: Config) -> bool:
-    """Whether every cell has its row."""
+    """Return whether every cell has its row."""
     table = _table(config)
     return not table.unmeasured(_cells(config, table))
 

@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def _kind(self) -> dict[str, Any]:
-        """What the cells of all lengths share."""
+        """The columns that the cells of all lengths share."""
         return {
             "model": self.subject.name,
             "mode": self.mode,
