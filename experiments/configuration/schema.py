@@ -250,7 +250,7 @@ class BenchConfig:
 
 @dataclass
 class CompareConfig:
-    """How job=compare selects each model's settings on the validation split, and confirms them with other seeds.
+    """Selection of each model's settings on the validation split by job=compare, and confirmation with other seeds.
 
     rates: values of optim.lr to select from, two or more.
     extend: rates tried beyond either end of them where the best is at that end, at most.

@@ -141,7 +141,7 @@ class MLA(Mixer):
         )
 
     def _absorbs(self, tokens: int, rows: int) -> bool:
-        """Return whether scores against the rows take fewer multiplications than making keys and values of them."""
+        """Whether scores against the rows take fewer multiplications than making keys and values of them."""
         inner, up = self.heads * self.width, self.kv_rank * self.heads * self.width
         scores = tokens * rows * self.heads
         absorbed = 2 * tokens * up + scores * (2 * self.kv_rank + self.rope_dim)
