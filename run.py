@@ -57,7 +57,7 @@ def claims(config) -> None:
     """
     with interrupts.loading():
         from analysis import ResultsError, ledger, load_results
-    from experiments.claims import measured
+    from experiments.claims import measure_claims
     from experiments.runs.folders import RunFailed
     from experiments.system.paths import ROOT
     from zoo import UserError
@@ -66,7 +66,9 @@ def claims(config) -> None:
     try:
         asked = ledger.chosen(config.claims)
         runs = load_results(config.runs) if config.runs else None
-        numbers = measured([claim.number for claim in asked], config.trainer.threads, config.trainer.progress)
+        numbers = measure_claims(
+            [claim.number for claim in asked], config.trainer.threads, config.trainer.progress
+        )
         evidence = ledger.Evidence(numbers, places, runs)
         entries = [ledger.judge(claim, evidence) for claim in asked]
         print("\n".join(ledger.lines(entries, numbers=bool(config.claims))))

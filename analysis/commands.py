@@ -16,7 +16,7 @@ def word(key: str, text: str) -> str:
 
 
 def _read_plainly(override: str) -> object:
-    """What Hydra reads as the value of an override; None where it reads none."""
+    """Return the value that Hydra reads from an override; None where it reads none."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

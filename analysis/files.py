@@ -49,7 +49,7 @@ def remove_partials(folder: Path) -> None:
 
 
 def _held(path: Path) -> bool:
-    """Whether a living process has the file locked."""
+    """Return whether a living process has the file locked."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,7 +18,7 @@ def markdown(doc: str | None) -> str:
 
 
 def _is_laid_out(paragraph: str) -> bool:
-    """Whether its spaces mean something: indented lines, or columns of names and meanings."""
+    """Return whether a paragraph's spaces mean something: indented lines, or columns of names and meanings."""
     return any(line.startswith("    ") or re.search(r"\S {2,}\S", line) for line in paragraph.splitlines())
 
 

@@ -20,9 +20,15 @@ from analysis.plotting.style import series_styles
 from experiments.configuration import schema
 from experiments.data import TASKS
 from zoo import registry
+from zoo.residuals import hyper_connections
 
+CHOICES = ("model.residual", "model.channel")
+CATALOGUED = ("model.mixers", "data.tasks")
+"""Nodes that have no keys but those of blocks and tasks."""
 OUT = Path(__file__).with_name("reference")
 KINDS = {"mixer": "Mixers", "residual": "Residual schemes", "channel": "Channel mixers"}
+SHARED = {"residual": ("What schemes with several streams share", hyper_connections)}
+"""Kind -> the title and the module of the equations that several of its blocks share."""
 
 
 def write() -> None:
@@ -45,9 +51,15 @@ def write() -> None:
 
 
 def blocks_page(kind: str, title: str) -> str:
-    """The catalogue of one kind of block: equation, shapes, decode state, options and source of each."""
-    blocks = registry.blocks(kind).values()
-    return "\n\n".join([f"# {title}", *(_block(block) for block in blocks)]) + "\n"
+    """Return the catalogue of one kind of block: equation, shapes, decode state, options and source of each.
+
+    Equations that several of its blocks share stand first.
+    """
+    parts = [f"# {title}"]
+    if kind in SHARED:
+        heading, module = SHARED[kind]
+        parts += [f"## {heading}", f"In `{module.__name__}`.", markdown(module.__doc__)]
+    return "\n\n".join([*parts, *map(_block, registry.blocks(kind).values())]) + "\n"
 
 
 def _block(block: registry.Block) -> str:
@@ -108,10 +120,13 @@ def keys_page() -> str:
 def _nodes(cls: type, where: str = "") -> Iterator[tuple[str, type]]:
     """The nodes of a dataclass and theirs, but for those of blocks and tasks, which have pages of their own."""
     for field in dataclasses.fields(cls):
-        if dataclasses.is_dataclass(field.default_factory):
-            yield f"{where}{field.name}", field.default_factory
-            if field.name not in ("model", "data"):
-                yield from _nodes(field.default_factory, f"{where}{field.name}.")
+        node, key = field.default_factory, f"{where}{field.name}"
+        if not dataclasses.is_dataclass(node) or key in CATALOGUED:
+            continue
+        yield key, node
+        # The nodes inside a choice (model.residual.mhc) are those of blocks.
+        if key not in CHOICES:
+            yield from _nodes(node, f"{key}.")
 
 
 def _first(cls: type) -> str:

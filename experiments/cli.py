@@ -104,7 +104,7 @@ def describe_jobs() -> str:
 
 
 def _after(config: Config, after: AfterJob) -> None:
-    """What run.py adds to a job that has done something."""
+    """Return what run.py adds to a job that has done something."""
     if config.job in after and not config.dry:
         after[config.job](config)
 

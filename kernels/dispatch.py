@@ -227,10 +227,10 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 
 def autocasts(x: Tensor) -> bool:
-    """Whether autocast is on where x lives; the meta device has none, and asking it is an error."""
+    """Return whether autocast is on where x lives; the meta device has none, and asking it is an error."""
     return not x.is_meta and torch.is_autocast_enabled(x.device.type)
 
 
 def only_sizes(x: Tensor) -> bool:
-    """Whether x has a size and no values: on the meta device, as a fake tensor, or while a compiler traces."""
+    """Return whether x has a size and no values: on the meta device, as a fake tensor, or while a compiler traces."""
     return torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)

@@ -1,4 +1,4 @@
-"""Which keys a query selected, as numbers to add or multiply, and packed, eight a byte, for the backward.
+"""Masks of the keys that queries selected: numbers to add or multiply, and packed, eight a byte, for the backward.
 
 PyTorch fills under a mask of booleans one number at a time; arithmetic on a mask of numbers runs in vectors.
 """

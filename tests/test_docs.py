@@ -40,6 +40,8 @@ def test_every_key_has_its_default_and_meaning(reference):
     assert "| `data.path` | `null` |" in page
     assert "| `sweep.slurm.requeues` | `20` |" in page
     assert "| `dry` | `false` |" in page
+    assert "| `model.residual.name` | `add` | the scheme around every mixer" in page
+    assert "| `model.channel.name` | `swiglu` | the channel mixer of every layer" in page
     for kind in registry.KINDS:
         page += reference.blocks_page(kind, kind)
     assert "| `model.mixers.gsa.beta` | `1.0` |" in page
@@ -91,6 +93,11 @@ def test_meanings_are_read_by_line_by_semicolon_and_for_several_keys(reference):
         "c": "two at once",
         "d": "the last",
     }
+
+
+def test_the_equations_that_residual_schemes_share_stand_before_them(reference):
+    page = reference.blocks_page("residual", "Residual schemes")
+    assert "x ← H_res·x + H_postᵀ·z" in page[: page.index("(residual-")]
 
 
 def test_every_operation_stands_with_its_arguments(reference):

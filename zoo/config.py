@@ -43,12 +43,17 @@ for _package in ("zoo.mixers", "zoo.residuals", "zoo.channels"):
     registry.discover(_package)
 
 
-def _node(name: str, kind: str, chosen: str | None = None) -> type:
-    """A dataclass with a field for each registered block, and a field `name` where one of them is chosen."""
+def _node(name: str, kind: str, chosen: str | None = None, about: str = "") -> type:
+    """A dataclass with a field for each registered block, and a field `name` where one of them is chosen.
+
+    about: its docstring, to which the names of the blocks are added.
+    """
     fields: list[Any] = [] if chosen is None else [("name", str, chosen)]
     for block in registry.blocks(kind).values():
         fields.append((block.name, block.config, dataclasses.field(default_factory=block.config)))
-    made = dataclasses.make_dataclass(name, fields, namespace={"__reduce__": _as_values})
+    names = ", ".join(f"`{name}`" for name in registry.blocks(kind))
+    namespace = {"__reduce__": _as_values, "__doc__": f"{about}{names}."}
+    made = dataclasses.make_dataclass(name, fields, namespace=namespace)
     made.__module__ = __name__
     return made
 
@@ -62,9 +67,17 @@ def _from_values(name: str, values: dict[str, Any]) -> Any:
     return from_dict(globals()[name], values, recorded=True)
 
 
-Mixers = _node("Mixers", "mixer")
-ResidualChoice = _node("ResidualChoice", "residual", "add")
-ChannelChoice = _node("ChannelChoice", "channel", "swiglu")
+Mixers = _node("Mixers", "mixer", about="The options of every mixer: ")
+ResidualChoice = _node(
+    "ResidualChoice", "residual", "add",
+    "The residual scheme of a model, and the options of every scheme.\n\n"
+    "name: the scheme around every mixer and every channel mixer, one of ",
+)  # fmt: skip
+ChannelChoice = _node(
+    "ChannelChoice", "channel", "swiglu",
+    "The channel mixer of a model, and the options of every channel mixer.\n\n"
+    "name: the channel mixer of every layer, one of ",
+)  # fmt: skip
 _CHOICES = (Mixers, ResidualChoice, ChannelChoice)
 
 
@@ -118,7 +131,7 @@ def from_dict(cls: type, values: dict[str, Any], where: str = "model", recorded:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
+    """Return whether a value has the type of a field's annotation; an int counts as a float, a bool as neither."""
     if hint is Any:
         return True
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:

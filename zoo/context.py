@@ -132,7 +132,7 @@ class Context:
         return self.recompute.run_recomputed(function, x, *more)
 
     def by_keys(self, read: Callable[..., Tensor], queries: Tensors, keys: Tensors) -> Tensor:
-        """What queries read from keys: `read(*queries, *keys, cu_seqlens=...)`; in a shard from keys gathered.
+        """Compute what queries read from keys, `read(*queries, *keys, cu_seqlens=...)`; in a shard from gathered keys.
 
         queries, keys: tensors [B, T, ...], None among the queries is passed on; read returns o [B, Tq, ...], and has to
         align a shorter q with the end of k where cu_seqlens is None. Keys are gathered once; then `read` is called for

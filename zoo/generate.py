@@ -120,7 +120,7 @@ def _generate(
 
 
 def _stop_rule(stop: Stop) -> Callable[[int, int], bool] | None:
-    """Whether a token ends a sequence; None where none does."""
+    """Return the rule that tells whether a token ends a sequence; None where none does."""
     if callable(stop):
         return stop
     try:

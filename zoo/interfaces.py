@@ -147,7 +147,7 @@ class Streams(nn.Module):
         return x
 
     def unpack(self, s: Tensor) -> Tensor:
-        """What was carried -> the streams that a layer receives."""
+        """Unpack what was carried into the streams that a layer receives."""
         return s
 
     def collapse(self, x: Tensor) -> Tensor:

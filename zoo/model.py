@@ -161,7 +161,7 @@ class LanguageModel(nn.Module):
         return self.streams.unpack(x) if index else x
 
     def _handed_on(self, index: int, x: Tensor) -> Tensor:
-        """What goes from a layer to the next; all streams after the last."""
+        """Return what goes from a layer to the next; all streams after the last."""
         return self.streams.pack(x) if index < len(self.layers) - 1 else x
 
     def init_state(self, batch_size: int, *, capacity: int = 0) -> DecodeState:

@@ -37,7 +37,7 @@ def added(default: Any, *, before: Any) -> Any:
 
 
 def has_defaults(config: type) -> bool:
-    """Whether it is a dataclass that can be made from nothing, as every configuration has one of every block."""
+    """Return whether it is a dataclass that can be made from nothing, as every configuration has one of every block."""
     missing = dataclasses.MISSING
     return dataclasses.is_dataclass(config) and not any(
         f.init and f.default is missing and f.default_factory is missing for f in dataclasses.fields(config)
@@ -67,7 +67,7 @@ def before_they_existed(cls: type) -> dict[str, Any]:
 
 
 def _as_before(field: dataclasses.Field, value: Any) -> bool:
-    """Whether an added option has its `before` value; False == 0 in Python, but an option may take both."""
+    """Return whether an added option has its `before` value; False == 0 in Python, but an option may take both."""
     if _BEFORE not in field.metadata:
         return False
     before = field.metadata[_BEFORE]

@@ -236,7 +236,7 @@ def leave_out(name: str, error: Exception) -> None:
 
 
 def is_left_out(name: str) -> bool:
-    """Whether the module could not be imported."""
+    """Return whether the module could not be imported."""
     return name in _left_out
 
 

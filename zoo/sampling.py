@@ -13,7 +13,10 @@ from zoo.errors import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: temperature, and among which tokens (see zoo.generate). Raises UserError out of range."""
+    """The rule by which a token is drawn: temperature, and among which tokens (see zoo.generate).
+
+    Raises UserError for a value out of range.
+    """
 
     temperature: float = 1.0
     top_k: int | None = None

@@ -22,7 +22,7 @@ _NAME = "__sharded__"
 
 
 def marker(name: str, x: Tensor) -> dict[str, Any]:
-    """What stands in rest.pt in the place of a sharded tensor: its name, whole shape and dtype."""
+    """Return what stands in rest.pt in the place of a sharded tensor: its name, whole shape and dtype."""
     return {_NAME: name, "shape": list(x.shape), "dtype": str(x.dtype).removeprefix("torch.")}
 
 

@@ -1,5 +1,6 @@
 """The page of job=verdict: what an hour can tell of one block.
 
-measured.py   the tables of results/NAME/verdict;  learned.py: what the runs beside it say
-findings.py   sentences: better, worse, equal;  untold.py: what an hour cannot tell;  page.py: HTML and Markdown
+verdict_tables.py   the tables of results/NAME/verdict;  learned.py: losses of the runs beside it
+findings.py         sentences: better, worse, equal;  inside.py: what probes found inside the models
+limitations.py      what an hour cannot tell;  page.py: HTML and Markdown
 """

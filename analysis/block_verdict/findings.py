@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.block_verdict.measured import Measured
+from analysis.block_verdict.verdict_tables import VerdictTables
 
 BETTER, WORSE, LEAD, EQUAL, UNLEARNED = "better", "worse", "lead", "equal", "unlearned"
 CLOSE = 0.01
@@ -25,24 +25,24 @@ class Finding(NamedTuple):
     text: str
 
 
-def count_findings(measured: Measured) -> Iterator[Finding]:
+def count_findings(tables: VerdictTables) -> Iterator[Finding]:
     """Yield what was counted: FLOPs of a token's forward pass, and bytes of decode state, at every length."""
-    for peer in measured.peers:
-        for tokens, rows in measured.sizes.groupby("tokens"):
+    for peer in tables.peers:
+        for tokens, rows in tables.sizes.groupby("tokens"):
             by = rows.set_index("model")
             for column, what in (
                 ("flops_forward", "FLOPs of a token's forward pass"),
                 ("state_bytes", "Decode state"),
             ):
-                ratio = by[column][measured.name] / by[column][peer]
+                ratio = by[column][tables.name] / by[column][peer]
                 side = EQUAL if abs(ratio - 1) <= CLOSE else BETTER if ratio < 1 else WORSE
                 told = f"equal within {CLOSE:.0%}" if side == EQUAL else f"{ratio:.3g} times {peer}'s"
                 yield Finding(side, peer, f"{what} at {tokens:,} tokens: {told}, counted.")
 
 
-def speed_findings(measured: Measured) -> Iterator[Finding]:
+def speed_findings(tables: VerdictTables) -> Iterator[Finding]:
     """Yield the times of a training step, of prefill and of decoding; equal where the interval holds 1."""
-    own = measured.speeds[measured.speeds["model"] == measured.name]
+    own = tables.speeds[tables.speeds["model"] == tables.name]
     for row in own.itertuples():
         side = EQUAL if row.ratio_low <= 1 <= row.ratio_high else BETTER if row.ratio > 1 else WORSE
         verb = {BETTER: "faster", WORSE: "slower", EQUAL: "not shown to differ in speed"}[side]
@@ -60,15 +60,15 @@ def _end(ratio: float) -> str:
     return f"{ratio:.{digits}f}"
 
 
-def contract_sentence(measured: Measured) -> str:
+def contract_sentence(tables: VerdictTables) -> str:
     """Return the sentence on the contracts."""
-    rows, broken = measured.contracts, measured.condemned
+    rows, broken = tables.contracts, tables.condemned
     if rows.empty:
         return "Its contracts were not checked yet."
     if broken.empty:
-        return f"{measured.name} keeps all {len(rows)} contracts ({rows['cases'].sum()} cases)."
+        return f"{tables.name} keeps all {len(rows)} contracts ({rows['cases'].sum()} cases)."
     return (
-        f"{measured.name} is condemned: it breaks {len(broken)} of {len(rows)} contracts, so that its losses "
+        f"{tables.name} is condemned: it breaks {len(broken)} of {len(rows)} contracts, so that its losses "
         "would not mean what they seem to, and nothing was trained."
     )
 

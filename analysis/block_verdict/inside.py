@@ -1,4 +1,4 @@
-"""What probes found inside the models of a verdict: sentences, each a number a model with its interval over seeds."""
+"""Findings of probes inside the models of a verdict: sentences, each a number a model with its interval over seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from analysis.block_verdict.learned import model_in_runs
-from analysis.block_verdict.measured import Measured
+from analysis.block_verdict.verdict_tables import VerdictTables
 from analysis.loading.probe_measures import SUMMARY
 from analysis.loading.rate_sweeps import at_best_rates
 from analysis.loading.results import Results
@@ -48,7 +48,7 @@ def _last(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _fall(rows: pd.DataFrame) -> pd.DataFrame:
-    """What the loss falls by from the first tokens of a window to those before the end of the trained length."""
+    """Return the fall of the loss from the first tokens of a window to those before the end of the trained length."""
     trained = rows[rows["end"] <= rows["seq_len"]].sort_values("end")
     if len(trained) < 2:
         return trained.iloc[:0]
@@ -77,13 +77,13 @@ READINGS = (
 )
 
 
-def inside(measured: Measured, results: Results | None) -> list[str]:
+def inside(tables: VerdictTables, results: Results | None) -> list[str]:
     """Return a sentence for every text or task and every reading that a probed model has."""
     if results is None:
         return []
     rows = results.table("measures")
     chosen = at_best_rates(results.runs)
-    names = {name: model_in_runs(chosen, measured.record["models"][name]) for name in measured.models}
+    names = {name: model_in_runs(chosen, tables.record["models"][name]) for name in tables.models}
     runs = pd.concat(
         [
             chosen.loc[chosen["model"] == model].assign(of=name)
@@ -96,14 +96,12 @@ def inside(measured: Measured, results: Results | None) -> list[str]:
     found = rows.merge(runs[["experiment", "run", "of", "on", "seq_len"]], on=["experiment", "run"])
     found = found[found["value"].notna()]
     lines = [
-        line
-        for on, group in found.groupby("on", sort=False)
-        for line in _sentences(group, on, measured.models)
+        line for on, group in found.groupby("on", sort=False) for line in _sentences(group, on, tables.models)
     ]
-    own = set(found.loc[found["of"] == measured.name, "measure"]) - {"loss"}
+    own = set(found.loc[found["of"] == tables.name, "measure"]) - {"loss"}
     if lines and not own & {reading.measure for reading in READINGS}:
         lines.append(
-            f"{measured.name} records none of these itself; its gradients and its streams are in the table of measures."
+            f"{tables.name} records none of these itself; its gradients and its streams are in the table of measures."
         )
     return lines
 

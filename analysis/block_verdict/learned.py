@@ -1,4 +1,4 @@
-"""What the runs of a verdict say: the block's losses beside those of the transformer and of its relative."""
+"""Findings from the runs of a verdict: the block's losses beside those of the transformer and of its relative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.block_verdict.findings import BETTER, EQUAL, LEAD, UNLEARNED, WORSE, Finding
-from analysis.block_verdict.measured import Measured
+from analysis.block_verdict.verdict_tables import VerdictTables
 from analysis.comparing.answer import UNITS, accuracy_text, difference_text
 from analysis.comparing.comparison_table import NAMES, order_metric, with_final_validation
 from analysis.comparing.learned_tasks import LEARNED, accuracies, any_learned
@@ -27,7 +27,7 @@ TESTS = (
 """By which test losses and accuracies differ on this page, and why a comparison may say otherwise of a pair."""
 
 
-def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
+def learned_findings(tables: VerdictTables, results: Results) -> Iterator[Finding]:
     """Yield a finding for every peer and every text or task: better or worse where the interval does not hold zero.
 
     Of a task that neither has learned it is neither, whatever the interval: places, and words that training showed,
@@ -35,15 +35,15 @@ def learned_findings(measured: Measured, results: Results) -> Iterator[Finding]:
     """
     runs = with_final_validation(results)
     metric, chosen = order_metric(runs), at_best_rates(runs)
-    for peer in measured.peers:
-        baseline = model_in_runs(chosen, measured.record["models"][peer])
-        own = model_in_runs(chosen, measured.record["models"][measured.name])
+    for peer in tables.peers:
+        baseline = model_in_runs(chosen, tables.record["models"][peer])
+        own = model_in_runs(chosen, tables.record["models"][tables.name])
         if baseline is None or own is None:
             continue
         for family in families(runs, metric, baseline):
             row = family.table[family.table["model"] == own]
             if len(row) and family.baseline is not None:
-                yield _finding(family, row.iloc[0], measured.name, peer)
+                yield _finding(family, row.iloc[0], tables.name, peer)
 
 
 def model_in_runs(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:
@@ -75,7 +75,7 @@ def _side(row: pd.Series) -> str:
 
 
 def _judged(row: pd.Series, peer: str) -> str:
-    """What follows from a difference and its interval: "better than transformer"."""
+    """Return the conclusion from a difference and its interval: "better than transformer"."""
     if pd.isna(row["difference_ci"]):
         return "too few seeds, or none that differ, for an interval of the difference"
     side = _side(row)
@@ -123,7 +123,7 @@ def _told(family: Family, row: pd.Series, block: str, peer: str) -> str:
 
 
 def _interval(family: Family, row: pd.Series, peer: str) -> str:
-    """What stands behind "±" of a difference; where it has none, whom it is from."""
+    """Return the words for the number behind "±" of a difference; where it has none, those for the other model."""
     if pd.isna(row["difference_ci"]):
         return f" beside {peer}"
     return ", 95 % intervals" if family.metric == WRONG else ", 95 % interval"

@@ -24,8 +24,8 @@ from analysis.block_verdict.findings import (
 )
 from analysis.block_verdict.inside import METHOD, inside
 from analysis.block_verdict.learned import TESTS, learned_findings
-from analysis.block_verdict.measured import FOLDER, RECORD, TABLES, Measured, read_measured
-from analysis.block_verdict.untold import untold
+from analysis.block_verdict.limitations import limitations
+from analysis.block_verdict.verdict_tables import FOLDER, RECORD, TABLES, VerdictTables, read_verdict_tables
 from analysis.files import refuse_link, write_atomically, write_text
 from analysis.loading.results import Results
 from analysis.publishing.provenance import without_paths
@@ -48,7 +48,7 @@ class Beside(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What the page shows: sentences first, then the tables behind them.
+    """The content of the page: sentences first, then the tables behind them.
 
     tests: by which test losses and accuracies were found to differ; "" where none was compared; inside: what probes
     found, "" as method where nothing was probed.
@@ -63,29 +63,29 @@ class Page(NamedTuple):
     tests: str
     inside: list[str]
     method: str
-    untold: list[str]
-    measured: Measured
+    limitations: list[str]
+    tables: VerdictTables
     report: bool
 
 
-def gather(measured: Measured, results: Results | None) -> Page:
+def gather(tables: VerdictTables, results: Results | None) -> Page:
     """Gather the page; results: the runs of the verdict, None where nothing was trained."""
-    learned = [] if results is None else list(learned_findings(measured, results))
-    probed = inside(measured, results)
-    findings = [*learned, *count_findings(measured), *speed_findings(measured)]
-    block = measured.record["block"]
+    learned = [] if results is None else list(learned_findings(tables, results))
+    probed = inside(tables, results)
+    findings = [*learned, *count_findings(tables), *speed_findings(tables)]
+    block = tables.record["block"]
     return Page(
-        measured.name,
+        tables.name,
         str(block.get("title", "")),
         str(block.get("source", "")),
-        contract_sentence(measured),
-        broken_sentences(measured.condemned),
-        [Beside(peer, _grouped(findings, peer)) for peer in measured.peers] if findings else [],
+        contract_sentence(tables),
+        broken_sentences(tables.condemned),
+        [Beside(peer, _grouped(findings, peer)) for peer in tables.peers] if findings else [],
         TESTS if learned else "",
         probed,
         METHOD if probed else "",
-        untold(measured, None if results is None else results.runs),
-        measured,
+        limitations(tables, None if results is None else results.runs),
+        tables,
         results is not None,
     )
 
@@ -102,7 +102,7 @@ def write_verdict(folder: Path, results: Results | None) -> Path:
 
     folder: results/NAME. Raises ResultsError where there is no verdict, it is damaged, or its folder is a link.
     """
-    page = gather(read_measured(folder), results)
+    page = gather(read_verdict_tables(folder), results)
     refuse_link(folder / FOLDER)
     return _write(folder / FOLDER, page)
 
@@ -113,16 +113,16 @@ def publish_verdict(folder: Path, results: Results, published: Path) -> Path:
     folder: results/NAME; published: results/published/NAME. Nothing in it leads to this machine's folders or to a
     report, which is not published. Raises ResultsError as `write_verdict` does.
     """
-    measured = read_measured(folder)
-    reasons = measured.contracts["reason"].map(without_paths)
-    measured = measured._replace(contracts=measured.contracts.assign(reason=reasons))
+    tables = read_verdict_tables(folder)
+    reasons = tables.contracts["reason"].map(without_paths)
+    tables = tables._replace(contracts=tables.contracts.assign(reason=reasons))
     place = published / FOLDER
     refuse_link(place)
     place.mkdir(exist_ok=True)
     for name in TABLES:
-        write_atomically(place / f"{name}.csv", partial(getattr(measured, name).to_csv, index=False))
-    write_text(place / RECORD, json.dumps(measured.record, indent=1) + "\n")
-    return _write(place, gather(measured, results)._replace(report=False))
+        write_atomically(place / f"{name}.csv", partial(getattr(tables, name).to_csv, index=False))
+    write_text(place / RECORD, json.dumps(tables.record, indent=1) + "\n")
+    return _write(place, gather(tables, results)._replace(report=False))
 
 
 def _write(place: Path, page: Page) -> Path:

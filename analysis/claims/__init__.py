@@ -1,4 +1,4 @@
-"""What the source documents claim, one file a group of claims; every file here is found by itself.
+"""The source documents' claims, one file a group of claims; every file here is found by itself.
 
 A module has CLAIMS (`analysis.ledger.entries.Claim`): each with the claim in a sentence, its documents, the value that
 they give, the rule in words, and ``judge(evidence)``, which yields numbers with what the claim needs of them (Check),

@@ -86,7 +86,7 @@ def lfm2(found: Evidence) -> Iterator[Part]:
 
 
 def states(found: Evidence) -> Iterator[Part]:
-    """What the two can hold by construction, and what one trained layer of PaTH tracks beyond rotary positions."""
+    """Yield what both can hold by construction, and what one trained layer of PaTH tracks beyond rotary positions."""
     yield from found.measured(20, {"PaTH": at_most(ROUNDING), "FoX": at_most(ROUNDING)})
     for config, task in TRACKED.items():
         for part in ahead(study_of(found, config), "path_fox no forget_gate", "transformer"):

@@ -96,7 +96,7 @@ def quality(found: Evidence) -> Iterator[Part]:
 
 
 def balance(found: Evidence) -> Iterator[Part]:
-    """The largest load over the mean load, with the balance loss and without it."""
+    """Yield the largest load over the mean load (1: balanced) with the balance loss and without it."""
     yield Lack(TRAINING, "one seed, a million tokens, d = 64", ROUTING_COMMAND)
     study = found.study("routing", ROUTING_COMMAND)
     rows = study.table("measures")
@@ -107,7 +107,11 @@ def balance(found: Evidence) -> Iterator[Part]:
 
 
 def meaning(found: Evidence) -> Iterator[Part]:
-    """Information that choice and token share, beside shuffled choices and the token's frequency alone."""
+    """Yield the mutual information of choice and token, in nats, as means of a seed over layers and heads.
+
+    Beside it stand that of shuffled choices, which is the estimate's bias, and that of choice and the token's
+    frequency; and, of layer 0, the share of the choice's entropy that the token explains.
+    """
     study = only(found.study("routing", ROUTING_COMMAND), "label", "hypergraph")
     rows = mutual_information.table(study)
     means = {

@@ -39,7 +39,7 @@ LENGTHS_COMMAND = (
 
 
 def sinks(found: Evidence) -> Iterator[Part]:
-    """Whether the model without gates has a sink at all, and then whether gates take it away."""
+    """Yield whether the model without gates has a sink at all, and then whether gates take it away."""
     gate = None
     for check in found.measured(10):
         if check.name == "largest output gate":
@@ -132,7 +132,7 @@ def sharding(found: Evidence) -> Iterator[Part]:
 
 
 def stability(found: Evidence) -> Iterator[Part]:
-    """What losses gain beyond the trained length, against the plain transformer."""
+    """Yield the rise of losses beyond the trained length, against the plain transformer's."""
     yield Lack(
         TRAINING, "one seed, a million tokens; no study of spikes over learning rates", LENGTHS_COMMAND
     )

@@ -1,4 +1,4 @@
-"""What a comparison says, in sentences: who differs from the baseline, who does not, and what was equal."""
+"""The answer of a comparison in sentences: who differs from the baseline, who does not, and what was equal."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def compare(runs: pd.DataFrame, baseline: str | None = None) -> pd.DataFrame:
 
 
 def _differences(family: Family) -> pd.DataFrame:
-    """What the verdicts know of each label; of tasks the difference is that of accuracies, positive: better."""
+    """Return the verdicts' columns of each label; of tasks the difference is that of accuracies, positive: better."""
     table = family.table[list(COLUMNS)]
     return table.assign(difference=-table["difference"]) if family.metric == WRONG else table
 

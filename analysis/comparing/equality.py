@@ -1,4 +1,4 @@
-"""What was equal for the models of a comparison, and what was not."""
+"""Terms of a comparison: those that were equal for its models, and those that were not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Equality(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """What must agree: its name in a sentence, the columns, and how one column's values are shown."""
+    """A term that must agree: its name in a sentence, the columns, and how one column's values are shown."""
 
     name: str
     columns: list[str]
@@ -120,6 +120,6 @@ def _rates(runs: pd.DataFrame) -> str:
 
 
 def _selecting_seeds(models: pd.DataFrame) -> str:
-    """How many seeds selected the rates, in brackets; nothing for one."""
+    """Return the number of seeds that selected the rates, in brackets; nothing for one."""
     counts = sorted(models["selected_by_seeds"].unique())
     return f" (the two best with {listing(counts)} seeds)" if counts[-1] > 1 else ""

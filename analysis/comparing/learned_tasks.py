@@ -1,4 +1,4 @@
-"""Whether models have learned a synthetic task: where none has, its setting does not count (docs/tasks.md)."""
+"""The test that models have learned a synthetic task: where none has, its setting does not count (docs/tasks.md)."""
 
 from __future__ import annotations
 

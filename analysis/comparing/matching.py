@@ -24,6 +24,10 @@ WHAT = {
 STATES = ("state_bytes_1024", "state_bytes_8192", "state_bytes_131072")
 STATE_OF_TASK = ("state_bytes_context",)
 _SIZE = ("depth", "d_model")
+# Names stand here because the reference is a choice that no summary states: masks, families and numbers of streams are
+# those of other blocks too (MLA's mask is causal as well, and the identity scheme's streams do not mix either). These
+# are the blocks of the preset `transformer`; variants of it (QK-norm) count, by whatever name they are called.
+_PLAIN_LETTER = "F"
 _PLAIN = {"residual": "add", "channel": "swiglu"}
 
 
@@ -74,7 +78,7 @@ def _reference(group: pd.DataFrame) -> str:
 def plain_transformers(models: pd.DataFrame) -> pd.Series:
     """Return which models are plain transformers: attention, the plain residual and SwiGLU in every layer."""
     same = [models[column] == value for column, value in _PLAIN.items()]
-    return models["pattern"].str.fullmatch("F+") & pd.concat(same, axis=1).all(axis=1)
+    return models["pattern"].str.fullmatch(f"{_PLAIN_LETTER}+") & pd.concat(same, axis=1).all(axis=1)
 
 
 def marked(label: str, marks: str) -> str:

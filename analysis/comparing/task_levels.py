@@ -1,4 +1,4 @@
-"""What accuracies of a synthetic task are to be read beside: chance, copying without a key, a memory of training."""
+"""Levels to read a synthetic task's accuracies beside: chance, copying without a key, a memory of training."""
 
 from __future__ import annotations
 

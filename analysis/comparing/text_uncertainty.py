@@ -1,4 +1,4 @@
-"""What the choice of the test text adds to a comparison, where runs were scored by document."""
+"""Uncertainty that the choice of the test text adds to a comparison, where runs were scored by document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models differ from a baseline, by how much, and which of these differences is a verdict.
+"""Differences of models from a baseline, and those of them that are verdicts.
 
 Models are compared in families: those of one experiment, one depth and, of synthetic tasks, one task, each at its best
 learning rate; of a task by the share of answers that are wrong.
@@ -58,7 +58,7 @@ class Family:
 
     @property
     def title(self) -> str:
-        """What the models of this family share: "sweep, 4 layers", and the synthetic task where it is one."""
+        """Return what the models of this family share: "sweep, 4 layers", and the synthetic task where it is one."""
         return f"{self.experiment}, {self.depth} layers" + (f", {self.task}" if self.task else "")
 
     @property
@@ -108,7 +108,7 @@ def _metric(runs: pd.DataFrame, metric: str) -> str:
 
 
 def _named(runs: pd.DataFrame, baseline: str | None) -> pd.Series:
-    """Which runs of a family the baseline names: by label, else by the label without rates, else by the name."""
+    """Return the family's runs that the baseline names: by label, else by the label without rates, else by name."""
     for column in ("label", "model", "name"):
         found = runs[column] == baseline
         if found.any():

@@ -45,6 +45,9 @@ OPTIONAL = ("color",)
 MARKED = 2
 """So many crossovers can be marked and read; of more the caption tells."""
 DENSE = ("transformer", "dense", "baseline", "F", "attention")
+"""Words for the dense model in a bench's column `model`, the first that is found: names of the preset, the pattern and
+the mixer, and those that people give it. A table of times says nothing else of a model (it may come without runs, or
+from elsewhere), so that only its name tells which one the others are compared with."""
 
 
 def table(results: Results) -> pd.DataFrame:

@@ -162,7 +162,7 @@ def caption(table: pd.DataFrame, batch: int) -> str:
 
 
 def _ratios(ours: pd.DataFrame) -> str:
-    """What a step takes beside the plain transformer's at CLAIMED tokens, or at the shortest context."""
+    """Say how long a step takes beside the plain transformer's, at CLAIMED tokens or at the shortest context."""
     at = CLAIMED if (ours["tokens"] == CLAIMED).any() else ours["tokens"].min()
     rows = ours[(ours["tokens"] == at) & (ours["mode"] == "decode")].dropna(subset=["ratio_transformer"])
     if rows.empty:

@@ -138,7 +138,7 @@ def _interval(row: object, name: str) -> str:
 
 
 def _floors(found: pd.DataFrame) -> str:
-    """What is known of an irreducible loss: nothing with three sizes, an exponent with its interval from four on."""
+    """Say what is known of an irreducible loss: nothing with three sizes, an exponent and its interval with more."""
     known = found[found["sizes"] >= SIZES_FOR_A_FLOOR]
     if known.empty:
         return (

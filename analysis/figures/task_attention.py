@@ -1,4 +1,4 @@
-"""Where attention looks when a synthetic task asks for an answer."""
+"""Attention at the places where a synthetic task asks for an answer."""
 
 from __future__ import annotations
 

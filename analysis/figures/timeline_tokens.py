@@ -63,7 +63,12 @@ def _information(rows: pd.DataFrame) -> float:
 
 
 def with_lift(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add total, share and lift to one head's counts."""
+    """Return one head's counts with the columns total, share and lift.
+
+    rows: a row a pair of choice c and token t, with the columns choice, token and count n_ct. total: n_t = Σ_c n_ct;
+    share: n_c/N of the head's N tokens, 0 to 1; lift: (n_ct/n_c) / (n_t/N), above 1 where t goes to c more often than
+    elsewhere.
+    """
     total = rows.groupby("token")["count"].transform("sum")
     share = rows.groupby("choice")["count"].transform("sum") / rows["count"].sum()
     return rows.assign(total=total, share=share, lift=rows["count"] / total / share)

@@ -1,4 +1,4 @@
-"""What a claim is judged by: numbers that were just measured, published tables and studies, a user's runs."""
+"""Evidence that claims are judged by: numbers that were just measured, published tables and studies, a user's runs."""
 
 from __future__ import annotations
 

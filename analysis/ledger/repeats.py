@@ -1,4 +1,4 @@
-"""Whether numbers that were computed again agree with those of a published ledger."""
+"""Agreement of numbers that were computed again with those of a published ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a verdict follows from numbers, their intervals and what a claim needs."""
+"""Rules by which a verdict follows from numbers, their intervals and what a claim needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SEEDS = 3
 
 @dataclass(frozen=True)
 class Needed:
-    """What a claim needs of a number: to lie between two limits, both included."""
+    """The need of a claim: that a number lies between two limits, both included."""
 
     low: float = -math.inf
     high: float = math.inf

@@ -70,7 +70,7 @@ def _described_by(
 
 
 def _differs(group: pd.DataFrame, column: str, groups: pd.Series) -> bool:
-    """Whether a column has several values in a group of rows."""
+    """Return whether a column has several values in a group of rows."""
     return group[column].groupby(groups[group.index]).nunique(dropna=False).max() > 1
 
 

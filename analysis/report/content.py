@@ -84,7 +84,7 @@ class Content:
 
     @property
     def of_text(self) -> bool:
-        """Whether some run is on text, of which there may be samples."""
+        """Return whether some run is on text, of which there may be samples."""
         return bool(self.runs["task"].isna().any())
 
     @property
@@ -150,7 +150,7 @@ def gather(results: Results, figures: Path, workers: int = 1, baseline: str | No
 
 
 def _models(table: pd.DataFrame, tasks: TaskPage) -> pd.Series:
-    """What the models are called: of tasks alone, once for all of them."""
+    """Return the models' names: of tasks alone, once for all of them."""
     return tasks.rows["label"] if len(tasks.rows) and table["task"].notna().all() else table["label"]
 
 

@@ -1,4 +1,4 @@
-"""What the choice of test documents adds to a difference between two models: a bootstrap over documents."""
+"""Uncertainty that the choice of test documents adds to a difference between two models: a bootstrap over documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many seeds a difference needs, and whether equal seeds of two models go together."""
+"""Numbers of seeds that a difference needs, and the correlation of equal seeds of two models."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Spread:
 
     @property
     def pooled(self) -> bool:
-        """Whether all models share one variance."""
+        """Return whether all models share one variance."""
         return not self.apart.any()
 
     @property

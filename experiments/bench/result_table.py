@@ -117,7 +117,7 @@ def failure_reason(error: Exception) -> str:
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether the GPU can be used no more by this process."""
+    """Return whether the GPU can be used no more by this process."""
     return any(words in str(error) for words in ("CUDA error", "illegal memory access", "device-side assert"))
 
 

@@ -26,7 +26,7 @@ def run_suite(config: Config) -> None:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the table of a resumable suite (kernels, models) has all rows."""
+    """Return whether the table of a resumable suite (kernels, models) has all rows."""
     return _load(config.suite).finished(config)
 
 

@@ -40,7 +40,7 @@ def measure(claim: int) -> Callable[[Measurement], Measurement]:
     return register
 
 
-def measured(claims: Collection[int], threads: int = 1, progress: bool = True) -> list[dict[str, Any]]:
+def measure_claims(claims: Collection[int], threads: int = 1, progress: bool = True) -> list[dict[str, Any]]:
     """Measure what there is to measure for these claims: a row a number, with claim, machine, commit and load.
 
     load: processes that wanted a core just before, over the number of cores; times beside other work say so by it.

@@ -86,7 +86,7 @@ def swaps(count: int, items: int) -> tuple[Tensor, Tensor]:
 
 @measure(20)
 def states_by_construction() -> Iterator[Number]:
-    """What PaTH and FoX can hold: a permutation of five items, as a product of reflections, and weights that decay.
+    """Measure what PaTH and FoX can hold: a permutation of five items, as a product of reflections; decaying weights.
 
     The key of item 0 before 100 swaps, along the path, is the place where the item is now. A forget gate f multiplies
     the weight of a token n steps back by fⁿ.

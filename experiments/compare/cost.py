@@ -1,4 +1,4 @@
-"""What a comparison will take, told before it runs: a few steps of every model, timed, times the steps of its runs."""
+"""Time that a comparison will take, told before it runs: from a few timed steps of every model."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def diverged(self) -> bool:
-        """Whether its loss or gradient was not finite: an outcome, which repeating it would not change."""
+        """Return whether its loss or gradient was not finite: an outcome, which repeating it would not change."""
         return self.planned.folder.failed and self.planned.folder.failure().get("kind") == NonFinite.__name__
 
     @property

@@ -89,7 +89,7 @@ def compose(
 
 
 def _explained(error: ValueError) -> str | None:
-    """What Hydra says by a plain ValueError, of its flags and of choices, with the remedy; None for anything else."""
+    """Explain a plain ValueError of Hydra's, about its flags or choices, with the remedy; None for anything else."""
     if str(error).startswith("Only one of --"):
         return f"{error}; leave --multirun out to see a configuration"
     if str(error).startswith("Config group override"):  # model=null, size=1
@@ -136,7 +136,7 @@ def to_config(node: DictConfig) -> Config:
 
 
 def _has_more_than_fields(options: object) -> bool:
-    """Whether a dataclass, or one among its values, has attributes that it does not declare."""
+    """Return whether a dataclass, or one among its values, has attributes that it does not declare."""
     if not dataclasses.is_dataclass(options):
         return False
     values, declared = vars(options), options.__dataclass_fields__
@@ -194,7 +194,7 @@ def overlay(name: str) -> dict[str, Any]:
 
 
 def differences_from_preset(config: ModelConfig, letters: str) -> list[str]:
-    """What a model has and its preset has not, as words: residual scheme, channel mixer, options of scheme and mixers.
+    """Return what a model has and its preset has not, as words: residual scheme, channel mixer, options of blocks.
 
     Options of the channel mixer are left out: its width is set for every model by `match=params`.
     """
@@ -235,7 +235,7 @@ def label(config: Config, letters: str) -> str:
 
 
 def _after_the_name(config: Config, letters: str) -> list[str]:
-    """What a model has and its preset has not, and the synthetic task that it is trained on."""
+    """Return what a model has and its preset has not, and the synthetic task that it is trained on."""
     task = [config.data.name] if config.data.name in TASKS else []
     return differences_from_preset(config.model, letters) + task
 

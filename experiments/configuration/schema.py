@@ -47,7 +47,7 @@ class OptimConfig:
 
 @dataclass
 class TrainerConfig:
-    """How a run is trained.
+    """The training of a run.
 
     max_steps: optimiser steps.
     tokens_per_parameter: sets max_steps so that a run trains on so many tokens for every parameter that the plain
@@ -115,7 +115,7 @@ class TrainerConfig:
 
 @dataclass
 class EvaluateConfig:
-    """How a run is scored.
+    """The scoring of a run.
 
     stride: tokens by which the evaluation window moves (null: half of data.seq_len).
     windows: score only the first so many windows (null: the whole split). Words and bytes are then counted in
@@ -135,7 +135,7 @@ class EvaluateConfig:
 
 @dataclass
 class GenerateConfig:
-    """How job=generate continues prompts (zoo.generate).
+    """The texts that job=generate continues, and sampling (zoo.generate).
 
     prompt: text to continue.
     prompts: several texts to continue, instead of prompt.
@@ -222,7 +222,7 @@ class CostConfig:
 
 @dataclass
 class BenchConfig:
-    """How job=bench measures.
+    """The measurements of job=bench.
 
     lengths: sequence lengths (null: the suite's own).
     tokens: suites kernels, models and steps, batch times length (null: the suite's own).
@@ -250,7 +250,7 @@ class BenchConfig:
 
 @dataclass
 class CompareConfig:
-    """How job=compare selects each model's settings on the validation split, and confirms them with other seeds.
+    """Selection of each model's settings on the validation split by job=compare, and confirmation with other seeds.
 
     rates: values of optim.lr to select from, two or more.
     extend: rates tried beyond either end of them where the best is at that end, at most.
@@ -279,7 +279,7 @@ class CompareConfig:
 
 @dataclass
 class VerdictConfig:
-    """How job=verdict judges a block.
+    """The block that job=verdict judges, and the terms.
 
     relative: the block of the same kind to compare with beside the transformer's, or "none" (null: the most alike).
     lengths: sequence lengths at which sizes are counted and speeds measured.
@@ -291,7 +291,7 @@ class VerdictConfig:
 
 @dataclass
 class GpuConfig:
-    """How job=gpu runs its stages.
+    """The stages of job=gpu.
 
     stage: one stage (null: all that are left).
     minutes: the time one stage may take.

@@ -57,7 +57,7 @@ class RayConfig:
 
 @dataclass
 class SweepConfig:
-    """How a sweep runs. None of this is part of a run's identity.
+    """The running of a sweep. None of this is part of a run's identity.
 
     engine: what runs its cells: pool (processes of this machine), slurm, ray, or list (a file with a command a cell).
     workers: cells that train at the same time on this machine, each in its own process.

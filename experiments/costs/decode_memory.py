@@ -1,4 +1,4 @@
-"""Whether decode states fit into memory, told before they are made: a system without memory ends programs unasked."""
+"""The check that decode states fit into memory, before they are made: a system without memory ends programs unasked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What models are trained on: text (sources, tokenizers, a memory-mapped cache) or a synthetic task; their batches."""
+"""Data to train on: text (sources, tokenizers, a memory-mapped cache) or a synthetic task; their batches."""
 
 from experiments.data.batches import Batches, document_boundaries, eval_windows
 from experiments.data.config import DataConfig, resolve_task

@@ -69,7 +69,7 @@ class Corpus:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What a model's card says of what it was trained on."""
+        """Return what a model's card says of the text that it was trained on."""
         return {"tokenizer": self.tokenizer.to_json()}
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What of a task is right by copying from a fixed spot of the sequence, no key read."""
+"""Shortcuts of a task: the share that is right by copying from a fixed spot of the sequence, no key read."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class TaskSet:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What a model's card says of what it was trained on."""
+        """Return what a model's card says of the task that it was trained on."""
         return {"task": {"name": self.task.name, "options": dataclasses.asdict(self.task.options)}}
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""What of a task is right by heart: by the answers that training gave after the same beginnings of sequences."""
+"""Memory of training: the share of a task that is right by the answers seen after the same beginnings of sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def memory_accuracy(shown: tuple[np.ndarray, np.ndarray], asked: tuple[np.ndarra
 
 
 def _cases(tokens: np.ndarray, targets: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
-    """Of every answer its beginning (a hash), its spot (place and token there, one number), and itself: [n] each."""
+    """Return every answer's beginning (a hash), its spot (place and token there, one number), and itself: [n] each."""
     which = targets != IGNORE
     places = np.arange(tokens.shape[1]) << 32
     return (prefix_hashes(tokens)[which], (places + tokens)[which]), targets[which]

@@ -26,7 +26,7 @@ _FORMAT = 1
 
 
 def record_path(planned: Plan) -> Path:
-    """Where the record of a cell stands."""
+    """Return the path of a cell's record."""
     return planned.folder.path.parent / FOLDER / f"{planned.run}.json"
 
 
@@ -97,7 +97,7 @@ def train_record(path: Path, sink: Sink, workers: int = 1) -> tuple[int, str]:
 
 
 def progress(planned: Plan) -> State:
-    """How far the run folder says that the training of a cell has come, wherever it trains."""
+    """Return the state of a cell in training from the steps in its run folder, wherever it trains."""
     rows = read_metrics(planned.folder.path / METRICS)
     steps = planned.config.trainer.max_steps
     step = int(rows[-1]["step"]) if rows else 0

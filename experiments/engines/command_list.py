@@ -62,7 +62,7 @@ class CommandList(Engine):
         """Nothing is held open."""
 
     def farewell(self, left: int) -> str:
-        """Where the commands are, and how many, with those of cells that are complete or of earlier sweeps."""
+        """Say where the commands are, and how many, with those of cells that are complete or of earlier sweeps."""
         files = ", ".join(f"{file} ({count} lines)" for file, count in self.lines.items())
         return (
             f"{left} cells to train, one command a line: {files}; each exits 0 when its cell is complete, and may be "

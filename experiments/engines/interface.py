@@ -1,4 +1,4 @@
-"""What a sweep asks of an engine: to submit a cell, to tell its state, to cancel it."""
+"""The interface of engines: a sweep has them submit a cell, tell its state and cancel it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CellsLeft(RunPaused):
 
 @dataclass(frozen=True)
 class State:
-    """What is known of a submitted cell.
+    """The state of a submitted cell, as far as it is known.
 
     doing: what to show of it while it is with the engine; share: the finished part of that phase, 0 to 1.
     ended: whether the engine has no more to do with it; then status is DONE, FAILED, PAUSED, or what a process that
@@ -62,7 +62,7 @@ class Engine(ABC):
         """Submitted cells whose state may be another one than before, ended ones too; waits a while for that."""
 
     def farewell(self, left: int) -> str:
-        """What to say where so many cells are not waited for."""
+        """Return the line to print where so many cells are not waited for."""
         return f"{left} cells submitted; without sweep.action=submit the same command waits for them"
 
     @abstractmethod

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from experiments.engines.keeper import Keeper
+from experiments.engines.supervisor import Supervisor
 from experiments.engines.warm import Ended, Warm
 
 CHECK_S = 60.0
@@ -28,13 +28,13 @@ _warm: Warm | None = None
 """Of this worker process of Ray's, which one task after another uses."""
 
 
-def train(keeper: Any, record: str, workers: int, folder: str, threads: int) -> Ended:
+def train(supervisor: Any, record: str, workers: int, folder: str, threads: int) -> Ended:
     """Train the cell of a record in a process of its own; relative paths start at `folder`. Returns its outcome.
 
-    keeper: the actor that owns this task. Raises CellKilled where that process was killed, so that Ray tries again.
+    supervisor: the actor that owns this task. Raises CellKilled where that process was killed, so that Ray tries again.
     """
     global _warm
-    keeper.begin.remote(record)
+    supervisor.begin.remote(record)
     os.chdir(folder)
     if _warm is None or not _warm.alive or _warm.threads != threads:
         _warm = Warm(threads)
@@ -44,8 +44,8 @@ def train(keeper: Any, record: str, workers: int, folder: str, threads: int) -> 
     return status, why
 
 
-class RayKeeper(Keeper):
-    """The keeper as an actor, whose tasks are Ray's."""
+class RaySupervisor(Supervisor):
+    """The supervisor as an actor, whose tasks are Ray's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class RayKeeper(Keeper):
         ray.cancel(task, force=True)
 
     def _end(self) -> None:
-        ray.actor.exit_actor()  # between two calls: what others ask meanwhile fails, and they start another keeper
+        ray.actor.exit_actor()  # between two calls: what others ask meanwhile fails, and they start another supervisor
 
 
-def _check(keeper: Any) -> None:
-    """Ask the keeper again and again to end unless it is needed; by a call, which waits for others to end."""
+def _check(supervisor: Any) -> None:
+    """Ask the supervisor again and again to end unless it is needed; by a call, which waits for others to end."""
     while True:
         time.sleep(CHECK_S)
-        keeper.end_unless_needed.remote()
+        supervisor.end_unless_needed.remote()
 
 
 def _outcome(task: Any) -> Ended:

@@ -11,8 +11,8 @@ from typing import Any
 
 from experiments.engines.cell import progress, record_path, write_record
 from experiments.engines.interface import DONE, Engine, State
-from experiments.engines.keeper import RUNNING, WAITING, Lease
 from experiments.engines.ray_connection import connect, refuse_what_no_node_has
+from experiments.engines.supervisor import RUNNING, WAITING, Lease
 from experiments.engines.warm import Ended
 from experiments.planning.plan import Plan
 from zoo.errors import UserError
@@ -38,7 +38,7 @@ class RayTasks(Engine):
         try:
             if sweep.action != "cancel":
                 refuse_what_no_node_has(self.ray.nodes(), self.settings)
-            self.keepers = {folder: self._keeper(folder) for folder in {*map(_experiment, plans)}}
+            self.supervisors = {folder: self._supervisor(folder) for folder in {*map(_experiment, plans)}}
         except BaseException:
             self.ray.shutdown()
             raise
@@ -47,22 +47,22 @@ class RayTasks(Engine):
         self.known: dict[str, str | Ended] = {}
         self.looked = False
 
-    def _keeper(self, folder: Path) -> Any:
-        from experiments.engines.ray_cell import RayKeeper
+    def _supervisor(self, folder: Path) -> Any:
+        from experiments.engines.ray_cell import RaySupervisor
 
         name = f"cells of {folder}"
         options = {"name": name, "lifetime": "detached", "get_if_exists": True, "num_cpus": 0}
         head = {"node:__internal_head__": 0.001}  # where the cluster's own state is
-        return self.ray.remote(RayKeeper).options(**options, resources=head).remote()
+        return self.ray.remote(RaySupervisor).options(**options, resources=head).remote()
 
     def _ask(self, folder: Path, method: str, *arguments: Any) -> Any:
-        """What the owner of an experiment's tasks answers; where it is gone, a new one, which has none."""
+        """Return the answer of an experiment's supervisor; where it is gone, that of a new one, which has no tasks."""
         for _ in range(TRIES):
             try:
-                return self.ray.get(getattr(self.keepers[folder], method).remote(*arguments))
+                return self.ray.get(getattr(self.supervisors[folder], method).remote(*arguments))
             except self.ray.exceptions.RayActorError:
                 time.sleep(0.2)  # one that is ending has its name for a moment
-                self.keepers[folder] = self._keeper(folder)
+                self.supervisors[folder] = self._supervisor(folder)
         raise UserError(
             f"the Ray cluster at {self.settings.address} loses its actors; look at it with `ray status`"
         )
@@ -106,7 +106,7 @@ class RayTasks(Engine):
             if self.looked:
                 time.sleep(self.settings.poll_s)
             self.looked = True
-            looks = [self._ask(folder, "look", self.lease) for folder in self.keepers]
+            looks = [self._ask(folder, "look", self.lease) for folder in self.supervisors]
             self.known = {record: what for look in looks for record, what in look.items()}
         return list(self.submitted.values())
 
@@ -116,9 +116,9 @@ class RayTasks(Engine):
 
     def close(self) -> None:
         """Tasks go on, if there are any; an owner that nobody needs ends."""
-        for keeper in self.keepers.values():
+        for supervisor in self.supervisors.values():
             with contextlib.suppress(self.ray.exceptions.RayError):
-                self.ray.get(keeper.leave.remote(self.lease[0]))
+                self.ray.get(supervisor.leave.remote(self.lease[0]))
         self.ray.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""What a Slurm job runs: one cell, that makes room when told to and is requeued where its job's time is up.
+"""A cell as a Slurm job runs it: it makes room when told to, and is requeued where its job's time is up.
 
 Imports nothing that takes time: a job heeds signals before it loads the harness.
 """
@@ -73,7 +73,7 @@ def _requeued(requeue: Any) -> str:
 
 
 def outcome_path(record: Path) -> Path:
-    """Where the job that trains the cell of a record leaves its outcome."""
+    """Return the path at which the job that trains the cell of a record leaves its outcome."""
     return record.with_suffix(".outcome.json")
 
 

@@ -63,7 +63,7 @@ class SlurmJobs(Engine):
         write_json(_job_path(planned), {**content, "output": str(self.folder / f"{job}_0_log.out")})
 
     def _submitted(self, cell: SlurmCell) -> str:
-        """The number of the job that was submitted for a cell. Raises UserError with what sbatch says against it."""
+        """Submit a job for a cell and return its number. Raises UserError with what sbatch says against it."""
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         try:
@@ -72,7 +72,7 @@ class SlurmJobs(Engine):
             raise UserError(f"Slurm refused the job: {error}; change sweep.slurm.* accordingly") from error
 
     def state(self, planned: Plan) -> State:
-        """From the run folder, the outcome that the job left, and the queue."""
+        """Return the cell's state as the run folder, the outcome that its job left, and the queue tell it."""
         job = _job(planned)
         if planned.done:
             return State(ended=True, status=DONE)
@@ -86,14 +86,17 @@ class SlurmJobs(Engine):
         return progress(planned) if state == "RUNNING" else State(state.lower())
 
     def changed(self) -> list[Plan]:
-        """All cells, after a look at the queue."""
+        """Wait sweep.slurm.poll_s seconds, refresh the queue and return all submitted cells, as any may have changed.
+
+        With sweep.action=submit it does not wait. Raises UserError where Slurm never answered (`SlurmQueue.refresh`).
+        """
         if not self.leave:
             time.sleep(self.slurm.poll_s)
         self.queue.refresh()
         return list(self.submitted.values())
 
     def cancel(self, planned: Plan) -> bool:
-        """End the cell's job, if it is in the queue."""
+        """End the cell's job; returns whether it was in the queue."""
         if self._job_state(planned) is None:
             return False
         job = _job(planned)["job"]
@@ -103,7 +106,7 @@ class SlurmJobs(Engine):
         return True
 
     def close(self) -> None:
-        """Jobs go on."""
+        """Do nothing: jobs go on without this command."""
 
     def _job_state(self, planned: Plan) -> str | None:
         job = _job(planned)
@@ -134,7 +137,7 @@ def _executor(slurm: SlurmConfig, folder: Path) -> Any:
 
 
 def _parameters(slurm: SlurmConfig, planned: Plan) -> dict[str, Any]:
-    """What submitit's executors call them."""
+    """Return the job's settings by the names that submitit's executors have for them."""
     shared = {"setup": slurm.setup or None, "signal_delay_s": slurm.signal_s, "stderr_to_stdout": True}
     if slurm.cluster == "local":
         return {**shared, "setup": slurm.setup, "timeout_min": slurm.minutes, "gpus_per_node": slurm.gpus}
@@ -157,7 +160,7 @@ def _parameters(slurm: SlurmConfig, planned: Plan) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _environment(threads: int) -> Iterator[None]:
-    """While inside, what is submitted finds this code, and computes with so many threads."""
+    """Return a context manager inside which submitted jobs find this code and compute with so many threads."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     changes = {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     before = {name: os.environ.get(name) for name in changes}
@@ -181,13 +184,13 @@ def _job(planned: Plan) -> dict[str, Any]:
 
 
 def _outcome(planned: Plan) -> dict[str, Any]:
-    """What the cell's last job left, or whoever cancelled it; empty where nobody has yet."""
+    """Return the outcome that the cell's last job left, or the command that cancelled it; empty where there is none."""
     outcome = _read(outcome_path(record_path(planned)))
     return outcome if outcome and outcome.get("job") == _job(planned).get("job") else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A small JSON object; empty where there is none that is whole."""
+    """Return the JSON object of a file; empty where the file is missing or damaged."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

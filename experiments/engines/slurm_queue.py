@@ -1,4 +1,4 @@
-"""Where jobs are: Slurm's queue, or the processes that stand for jobs on this machine (sweep.slurm.cluster=local)."""
+"""Queues of jobs: Slurm's, or the processes that stand for jobs on this machine (sweep.slurm.cluster=local)."""
 
 from __future__ import annotations
 
@@ -24,19 +24,25 @@ class Queue(Protocol):
     """The jobs that are waiting or running."""
 
     def refresh(self) -> None:
-        """Look at the queue."""
+        """Read the states of all jobs anew; `state` answers from them."""
 
     def state(self, job: str, began: float | None) -> str | None:
-        """The state of a job when the queue was looked at, in Slurm's words; None: it is not there any more."""
+        """Return a job's state at the last `refresh`, in Slurm's words; None: it is not in the queue any more.
+
+        began: the result of `began` when the job was submitted.
+        """
 
     def began(self, job: str) -> float | None:
-        """What tells the job from another one of the same number."""
+        """Return when the job began, in seconds since 1970; None where it is gone, or where numbers are used only once.
+
+        It tells a job from another one of the same number.
+        """
 
     def end(self, job: str) -> str:
-        """How a job that is gone ended, in Slurm's words; "" where nobody knows."""
+        """Return Slurm's word for the way in which a job that is gone ended, "" where it is unknown."""
 
     def cancel(self, job: str) -> None:
-        """End a job."""
+        """End a job that is in the queue."""
 
 
 class SlurmQueue:
@@ -46,7 +52,7 @@ class SlurmQueue:
         self.states: dict[str, str] | None = None
 
     def refresh(self) -> None:
-        """Look at the queue; where Slurm does not answer later on, everything is where it was.
+        """Ask `squeue` for the states of all jobs of this user; where it does not answer, those of the last time stay.
 
         Raises UserError where it does not answer the first time.
         """
@@ -57,25 +63,28 @@ class SlurmQueue:
             raise UserError(f"squeue does not answer, {ELSEWHERE}")
 
     def state(self, job: str, began: float | None) -> str | None:
-        """PENDING, RUNNING, COMPLETING, REQUEUED, ..."""
+        """Return PENDING, RUNNING, COMPLETING, REQUEUED, ...; None for a job that `squeue` does not list."""
         return (self.states or {}).get(job)
 
     def began(self, job: str) -> float | None:
-        """Slurm uses a number once."""
+        """Return None: Slurm uses a number once."""
         return None
 
     def end(self, job: str) -> str:
-        """As `scontrol` has it for some minutes: CANCELLED, TIMEOUT, NODE_FAIL, OUT_OF_MEMORY, ..."""
+        """Return CANCELLED, TIMEOUT, NODE_FAIL, ..., which `scontrol` tells for some minutes; later on ""."""
         found = re.search(r"JobState=(\w+)", _said("scontrol", "show", "job", job) or "")
         return found[1] if found else ""
 
     def cancel(self, job: str) -> None:
-        """`scancel`: the job is told by TERM, and killed after KillWait (of the cluster, 30 s mostly)."""
+        """Call `scancel`: the job gets SIGTERM, and is killed after the cluster's KillWait (30 s by default).
+
+        Raises CalledProcessError where Slurm refuses, and FileNotFoundError where there is no `scancel`.
+        """
         subprocess.run(["scancel", job], check=True)
 
 
 def _said(*command: str) -> str | None:
-    """What a command wrote; None where it failed or took a minute."""
+    """Return the standard output of a command; None where it failed or took a minute."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
     except (OSError, subprocess.SubprocessError):
@@ -86,14 +95,14 @@ class LocalQueue:
     """Processes of this machine: submitit's controllers, whose numbers are the jobs'."""
 
     def refresh(self) -> None:
-        """Processes are looked at one by one."""
+        """Do nothing: `state` asks for each process by itself."""
 
     def state(self, job: str, began: float | None) -> str | None:
-        """RUNNING while the controller that began then is there."""
+        """Return RUNNING while the controller that began at that time is there, else None."""
         return "RUNNING" if began is not None and self.began(job) == began else None
 
     def began(self, job: str) -> float | None:
-        """When the process began; None: there is none, or it has ended and nobody has asked how."""
+        """Return when the process began, in seconds since 1970; None where there is none, or only a zombie."""
         try:
             process = psutil.Process(int(job))
             return process.create_time() if _lives(process) else None
@@ -101,11 +110,14 @@ class LocalQueue:
             return None
 
     def end(self, job: str) -> str:
-        """Nobody knows."""
+        """Return "": a process that is gone left no word of its end here."""
         return ""
 
     def cancel(self, job: str) -> None:
-        """TERM, which the controller hands on: the cell ends with a checkpoint. After 30 s it is killed."""
+        """Send SIGTERM to the job's controller, which hands it on, so that the cell ends with a checkpoint.
+
+        Whatever of it is left after 30 s is killed. A job that is gone already is no error.
+        """
         try:
             controller = psutil.Process(int(job))
             family = [*controller.children(recursive=True), controller]
@@ -120,7 +132,7 @@ class LocalQueue:
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether a process runs: one that has ended stays, as a zombie, until the command that started it asks."""
+    """Return whether a process runs: one that has ended stays, as a zombie, until its parent asks for its status."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

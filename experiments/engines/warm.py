@@ -46,7 +46,7 @@ class Warm:
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there."""
+        """Return whether the process is there."""
         return self.process.poll() is None
 
     def train(self, record: Path, workers: int) -> Ended:

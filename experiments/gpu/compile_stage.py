@@ -27,7 +27,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def compile_kernels(settings: Settings) -> bool:
-    """Whether every case and model was run once, in all launch configurations of its kernels, in the time there is."""
+    """Run every case and model once, in all launch configurations of its kernels; returns whether all were run."""
     done = Record(settings.folder / "compiled.json")
     deadline = time.monotonic() + 0.9 * settings.seconds
     left = [piece for piece in _pieces(settings) if piece not in done]

@@ -24,7 +24,7 @@ REHEARSED = ("test_kernels_gpu.py", "test_short_conv_triton.py")
 
 
 def run_kernel_tests(settings: Settings) -> bool:
-    """Whether every file of kernel tests has run, each in a process of its own, in the time that there is.
+    """Run every file of kernel tests in a process of its own; returns whether all were run in the time that there is.
 
     Raises UserError at the end for files that failed; the others are not run again.
     """
@@ -64,7 +64,7 @@ def _pytest(file: Path, seconds: float, settings: Settings) -> int | None:
 
 
 def tune_kernels(settings: Settings, out: Path | None = None) -> bool:
-    """Whether every case's Triton kernels were launched; the autotuner's choices go into the table of configurations.
+    """Launch every case's Triton kernels, so that the autotuner's choices get into the table; returns whether all were.
 
     Forward and backward at each length by themselves, each once and for all. A rehearsal writes into its own folder.
     """

@@ -24,7 +24,7 @@ RESERVE = 0.25
 
 
 def advance(settings: Settings, name: str) -> bool:
-    """Whether the run of PATTERNS[name] is complete, after training it for what is left of the stage's time."""
+    """Train the run of PATTERNS[name] for what is left of the stage's time; returns whether it is complete."""
     began = time.monotonic()
     config = settings.training(name, settings.seconds)
     data.prepare(config.data)
@@ -41,7 +41,7 @@ def advance(settings: Settings, name: str) -> bool:
 
 
 def publish(settings: Settings) -> bool:
-    """Whether all runs are complete; writes training curves and scores, also of unfinished runs."""
+    """Write training curves and scores, also of unfinished runs; returns whether all runs are complete."""
     scores, curves = [], []
     for name in PATTERNS:
         planned = plan(settings.training(name, settings.seconds))

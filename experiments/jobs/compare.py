@@ -57,7 +57,7 @@ def run_sweep(configs: list[Config]) -> None:
 
 
 def checked(configs: list[Config]) -> list[Selection]:
-    """What would be trained to select the settings of each model. Raises UserError where the command has a mistake."""
+    """Return the selections that would be run for each model. Raises UserError where the command has a mistake."""
     with interrupts.loading():
         from experiments.compare.longer import longer_tasks
         from experiments.compare.models import named_models

@@ -98,7 +98,7 @@ def _line(prompt: str, made: Continuation) -> str:
 
 
 def _summary(made: list[Continuation], speed: Speed) -> str:
-    """How many tokens after how many, and the speed of both."""
+    """Say how many tokens were generated after how many, and the speed of both."""
     tokens = sum(len(one.tokens) for one in made)
     prompts = "a prompt" if len(made) == 1 else f"{len(made)} prompts"
     return f"{tokens} tokens after {prompts} of {speed.prompt_tokens}: {speed.describe()}"

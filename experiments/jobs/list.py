@@ -33,7 +33,7 @@ def run(config: Config) -> None:
 
 
 def _parts() -> dict[str, Callable[[], None]]:
-    """What there is to choose from, by the word for show=, in the order of the whole list."""
+    """Return the choices there are, by the word for show=, in the order of the whole list."""
     return {
         "mixers": partial(_print_blocks, "mixer", "Mixers"),
         "residuals": partial(_print_blocks, "residual", "Residual schemes"),

@@ -22,7 +22,7 @@ SOURCE = "read_from"
 
 
 def has_shards(checkpoint: dict[str, Any]) -> bool:
-    """Whether some of the model's tensors are held in parts."""
+    """Return whether some of the model's tensors are held in parts."""
     return any(isinstance(x, DTensor) for x in checkpoint["state_dict"].values())
 
 

@@ -49,7 +49,7 @@ def joined(device: torch.device, context: int = 1) -> Iterator[None]:
 
 
 def is_joined() -> bool:
-    """Whether this process trains together with others (`joined`)."""
+    """Return whether this process trains together with others (`joined`)."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -64,7 +64,7 @@ def rank() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is the process that decides and writes files: number 0."""
+    """Return whether this is the process that decides and writes files: number 0."""
     return rank() == 0
 
 
@@ -74,12 +74,12 @@ def sequence() -> Any:
 
 
 def context() -> int:
-    """How many processes hold a sequence together."""
+    """Return the number of processes that hold a sequence together."""
     return 1 if _sequence is None else dist.get_world_size(_sequence)
 
 
 def replicas() -> int:
-    """How many processes, or groups of them that hold a sequence together, compute micro-batches of their own."""
+    """Return the number of processes, or of groups that hold a sequence together, with micro-batches of their own."""
     return size() // context()
 
 
@@ -89,12 +89,12 @@ def replica() -> int:
 
 
 def holds_main_s_sequence() -> bool:
-    """Whether this is the main process, or one of those that hold its sequences together with it."""
+    """Return whether this is the main process, or one of those that hold its sequences together with it."""
     return replica() == 0
 
 
 def share(micro_batches: int) -> int:
-    """How many of a step's micro-batches this process computes, alone or with others."""
+    """Return the number of a step's micro-batches that this process computes, alone or with others."""
     return micro_batches // replicas()
 
 

@@ -48,7 +48,7 @@ def shard(model: LanguageModel, device: torch.device, *, reshard: bool) -> Langu
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether some parameter of the model is held in parts."""
+    """Return whether some parameter of the model is held in parts."""
     return any(isinstance(p, DTensor) for p in model.parameters())
 
 

@@ -121,7 +121,7 @@ class Plan:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do: the run is complete, with a score of every split of evaluate.splits."""
+        """Return whether nothing is left to do: the run is complete, with a score of every split of evaluate.splits."""
         return self.folder.complete and not self.unscored
 
     @property

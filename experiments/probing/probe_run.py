@@ -38,7 +38,7 @@ _FORMAT = 4
 
 
 def is_probed(run: Path, probe: ProbeConfig) -> bool:
-    """Whether the tables of these weights and settings exist."""
+    """Return whether the tables of these weights and settings exist."""
     try:
         record = json.loads((run / probe_tables.FOLDER / RECORD).read_text())
         at = weights_to_probe(run, probe)

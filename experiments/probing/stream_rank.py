@@ -11,7 +11,7 @@ from zoo.probes.stream_rank import smallest_rank
 
 
 def stream_rank(run: Path, energy: float) -> str:
-    """How many directions hold a share of a run's stream energy between layers; "" for one stream or no table."""
+    """Say how many directions hold a share of a run's stream energy between layers; "" for one stream or no table."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         rows = [Row(*values[1:-1]) for values in probe_tables.read(run, "measures")]  # without step and split
         if found := smallest_rank(rows, energy):

@@ -72,12 +72,12 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Whether the run has ended well: its summary is there."""
+        """Return whether the run has ended well: its summary is there."""
         return (self.path / SUMMARY).is_file() and not (self.path / SUMMARY).is_symlink()
 
     @property
     def failed(self) -> bool:
-        """Whether the last attempt failed."""
+        """Return whether the last attempt failed."""
         return not self.complete and (self.path / FAILURE).is_file()
 
     @property
@@ -87,7 +87,7 @@ class RunFolder:
 
     @property
     def resumable(self) -> bool:
-        """Whether it is incomplete and has checkpoints to go on from."""
+        """Return whether it is incomplete and has checkpoints to go on from."""
         return not self.complete and any(self.checkpoints.glob("*"))
 
     def begin(self, config_yaml: str, identity: dict[str, Any], block_files: dict[str, str]) -> None:
@@ -184,7 +184,7 @@ def share_between_nodes(experiment: Path) -> None:
 
 
 def failure_record(error: BaseException) -> dict[str, Any]:
-    """What failure.json says of a failed attempt."""
+    """Return what failure.json says of a failed attempt."""
     return {
         "kind": type(error).__name__,
         "message": str(error),
@@ -196,7 +196,7 @@ def failure_record(error: BaseException) -> dict[str, Any]:
 
 
 def resolves_outside(path: Path, root: Path) -> bool:
-    """Whether a path below a folder resolves, through links, to a place outside of it."""
+    """Return whether a path below a folder resolves, through links, to a place outside of it."""
     return not path.resolve().is_relative_to(root.resolve())
 
 

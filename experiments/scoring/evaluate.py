@@ -132,7 +132,7 @@ def _splits(
 
 
 def _is_own(loaded: LoadedRun, text: DataConfig) -> bool:
-    """Whether a text is the one that the run was trained on: by its name and place, files also by their content."""
+    """Return whether a text is the run's own, the one it was trained on: by name and place, files also by content."""
     own = loaded.data
     if all(getattr(text, key) == getattr(own, key) for key in TEXT_KEYS):
         return True

@@ -24,7 +24,7 @@ COLUMNS = ("split", "axis", "value", "answers", "right", "nats")
 
 @dataclasses.dataclass(frozen=True)
 class TaskScore:
-    """What a model answered, each field [A] over all answers.
+    """The answers of a model, each field [A] over all of them.
 
     nats: −ln p of the right answer; right: whether it was the likeliest token; sequence, position: where it was asked
     for; difficulty: see `Task.hardness`. chance: Task.chance.

@@ -46,7 +46,7 @@ ONE_MACHINE = (
 
 
 def is_of_one_machine(folder: Path) -> bool:
-    """Whether `folder` (or, where it is missing, its nearest parent) lies on a file system of one machine.
+    """Return whether `folder` (or, where it is missing, its nearest parent) lies on a file system of one machine.
 
     False for network file systems and for types that are not known; True where the system does not list its mounts.
     """
@@ -94,7 +94,7 @@ def _locks(path: Path, nodes: bool, lease: float) -> Iterator[BaseFileLock]:
 
 
 def claim_path(path: Path) -> Path:
-    """Where the claim stands that goes with a lock file."""
+    """Return the path of the claim that goes with a lock file."""
     return path.with_name(f"{path.name}.claim")
 
 

@@ -1,4 +1,4 @@
-"""What the processes of one run tell whoever started them: lines on their standard output, among other words."""
+"""Messages from the processes of a run to whoever started them: lines on their standard output, among other words."""
 
 from __future__ import annotations
 

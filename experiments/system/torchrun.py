@@ -19,7 +19,7 @@ END = signal.SIGHUP
 
 
 def as_parent() -> dict[str, str]:
-    """What the environment of a process has to hold that this one starts, and that calls `end_with_parent`."""
+    """Return the environment variables for a process that this one starts, and that calls `end_with_parent`."""
     return {PARENT: str(os.getpid())}
 
 

@@ -85,7 +85,7 @@ class LanguageModelling(pl.LightningModule):
         return loss, aux, self.measure(logits, own)
 
     def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """What metric rows of training show beside the losses: of text nothing."""
+        """Return what metric rows of training show beside the losses: of text nothing."""
         return {}
 
     def configure_optimizers(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class LanguageModelling(pl.LightningModule):
 
     @property
     def on_gpu(self) -> bool:
-        """Whether training runs on a GPU."""
+        """Return whether training runs on a GPU."""
         return self.trainer.strategy.root_device.type == "cuda"
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

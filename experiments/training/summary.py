@@ -73,7 +73,7 @@ def summarise(attempt: Attempt, metrics: dict[str, Any], seconds: float) -> dict
 
 
 def _strategy(config: Config) -> str | None:
-    """How several processes trained the run: ddp or fsdp; None of one."""
+    """Return the strategy of several processes that trained the run, ddp or fsdp; None of one."""
     if group.size() == 1:
         return None
     return "fsdp" if config.trainer.strategy == "fsdp" else "ddp"
@@ -97,7 +97,7 @@ def _model_summary(config: Config, letters: str) -> dict[str, Any]:
 
 
 def _data_summary(attempt: Attempt) -> dict[str, Any]:
-    """What the run was trained on; of a task also what a memory of as many training sequences gets right."""
+    """Describe the run's data; of a task also what a memory of as many training sequences gets right."""
     told, corpus, config = attempt.corpus.describe(), attempt.corpus, attempt.planned.config
     if not isinstance(corpus, TaskSet):
         return told

@@ -58,7 +58,7 @@ def make_batches(config: Config, corpus: Corpus | TaskSet) -> Batches | TaskBatc
 
 
 def spread(model: LanguageModel, config: Config, device: torch.device) -> nn.Module:
-    """What to compute losses with: the model, or in one of several processes its replica or its shards."""
+    """Return what to compute losses with: the model, or in one of several processes its replica or its shards."""
     if group.size() == 1:
         return compiled(model, config)
     if config.trainer.strategy == "fsdp":

@@ -54,7 +54,7 @@ def _command(block: registry.Block, outcome: Path) -> list[str]:
 
 
 def _cases(tree: ElementTree.ElementTree) -> Iterator[tuple[str, str, str, str]]:
-    """Of every test: the contract's name, its case, "failed", "skipped" or "", and the reason in a line."""
+    """Yield of every test the contract's name, its case, "failed", "skipped" or "", and the reason in a line."""
     for found in tree.iter("testcase"):
         name, _, case = found.get("name", "").partition("[")
         for outcome, nodes in (("failed", ("failure", "error")), ("skipped", ("skipped",))):

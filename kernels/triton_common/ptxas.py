@@ -1,4 +1,4 @@
-"""Which of NVIDIA's assemblers (ptxas) Triton uses on Hopper GPUs: one that computes matrix descriptors in order.
+"""The choice of NVIDIA's assembler (ptxas) on Hopper GPUs: one that computes matrix descriptors in order.
 
 ptxas 12.8, which Triton 3.6 and 3.7 bring for GPUs before Blackwell, moves the addition that makes a wgmma descriptor
 out of a loop and before the instruction that loads what is added to: seen in the machine code of the delta rule's

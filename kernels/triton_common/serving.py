@@ -1,4 +1,4 @@
-"""Which calls a Triton kernel serves, and why not the others; Triton itself is imported late, as that takes time."""
+"""Checks of the calls that a Triton kernel serves, with reasons; Triton itself is imported late, as that takes time."""
 
 from __future__ import annotations
 

@@ -37,5 +37,5 @@ def last_sequence(shard: Shard) -> slice:
 
 
 def handed_through(shard: Shard) -> bool:
-    """Whether the shard's last sequence began before the shard, so that its state passes through."""
+    """Return whether the shard's last sequence began before the shard, so that its state passes through."""
     return shard.continues and shard.last == 0

@@ -1,4 +1,4 @@
-"""What a mixer reads across tokens, computed on a shard; mixers ask `Context` for it, which has the shapes.
+"""Operations across tokens, computed on a shard; mixers ask `Context` for them, which has the shapes.
 
 Queries are a rank's own and keys all that came before (`by_keys`: attention, selection); a head needs all time at once
 (`by_heads`: paths, timelines); a convolution reads the last inputs of the rank before (`inputs_before`), a recurrence

@@ -89,7 +89,7 @@ class Shard:
 
     @property
     def continues(self) -> bool:
-        """Whether the first own token's sequence began on a rank before."""
+        """Return whether the first own token's sequence began on a rank before."""
         return self.begins < self.start
 
     def check(self, tokens: Tensor) -> None:

@@ -97,7 +97,7 @@ def _why_not(name: str, unit: str, target: float, none: float, each: float) -> s
 
 
 def _advice(narrowest: ModelConfig, quantity: Quantity, target: float) -> str:
-    """What would make a match possible: an option of a mixer that saves enough work, or a wider model."""
+    """Return what would make a match possible: an option of a mixer that saves enough work, or a wider model."""
     mixers = registry.mixer_by_letter()
     for block in {mixers[letter].name: mixers[letter] for letter in letters_of(narrowest)}.values():
         for option in block.cls.work_options:

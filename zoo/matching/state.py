@@ -87,7 +87,7 @@ class _Solver:
                 )
 
     def why_not(self, nearest: Combination) -> str:
-        """What is possible where no combination is within the tolerance."""
+        """Say what is possible where no combination is within the tolerance."""
         options = ", ".join(
             f"mixers.{_name(letter)}.{option}={value}"
             for letter, choice in zip(self.free, nearest, strict=True)

@@ -1,4 +1,4 @@
-"""What gated sparse attention computes of one token alone, by one matrix product: for decoding."""
+"""Gated sparse attention of one token alone, all projections by one matrix product: for decoding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepInputs(NamedTuple):
 
 
 def takes_step(x: Tensor) -> bool:
-    """Whether x [B, T, D] is one token, in one dtype that the indexer computes in too."""
+    """Return whether x [B, T, D] is one token, in one dtype that the indexer computes in too."""
     one = x.shape[1] == 1 and not torch.is_grad_enabled()
     return one and x.dtype in (torch.float32, torch.float64) and not autocasts(x)
 

@@ -40,7 +40,7 @@ def one_hot_values(v: Tensor) -> Tensor:
 
 
 def visible_tokens(attend: Callable[..., Tensor], q: Tensor, k: Tensor, *more: Any, **options) -> Tensor:
-    """Whether query t may read token s, bool [B, H, T, T]: with equal scores such weights are above 0."""
+    """Return whether query t may read token s, bool [B, H, T, T]: with equal scores such weights are above 0."""
     return attention_weights(attend, torch.zeros_like(q), k, *more, **options) > 0
 
 

@@ -43,7 +43,7 @@ class StepWeights(NamedTuple):
 
 
 def takes_step(x: Tensor, backend: str) -> bool:
-    """Whether the streams x [B, T, n, D] are one token of a few sequences that these forms serve."""
+    """Return whether the streams x [B, T, n, D] are one token of a few sequences that these forms serve."""
     return (
         x.shape[1] == 1
         and len(x) <= MOST_SEQUENCES

@@ -1,6 +1,6 @@
-"""What a GPU would do with a host call, found out without one: compile its launches, count, and model the time.
+"""Static costs of kernels: a host call's launches compiled without a GPU, their instructions counted, times modelled.
 
-gpus, stand_in            sizes of GPUs; one that is not there, as Triton and PyTorch see it
+gpus, fake_gpu            sizes of GPUs; one that is not there, for Triton and PyTorch to ask
 capture, specialise       the launches of a host call, compiled instead of run
 compiler, translate       a launch as machine code, kept in the cache by the content of what was compiled
 tools, elf                what NVIDIA's tools say of a binary
@@ -10,5 +10,5 @@ sass, counts              machine code: instructions a warp executes, by loop
 model                     counts -> milliseconds: a model, not a measurement
 operations, host_calls    ours and those of installed peers, at the sizes of published comparisons
 kernel_rows, account      tables of all of this for one operation by one library
-measured                  what a GPU says, where there is one
+gpu_times                 times of a real GPU, where there is one
 """

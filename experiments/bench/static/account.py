@@ -1,4 +1,4 @@
-"""What one library's form of an operation would do on a GPU: its kernels, forward and backward, and the sums."""
+"""The account of one library's form of an operation on a GPU: its kernels, forward and backward, and their sums."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from experiments.bench.cases.call import Call
 from experiments.bench.static import kernel_rows, model
 from experiments.bench.static.capture import Capture, Launch, capturing
 from experiments.bench.static.compiler import Compiler
+from experiments.bench.static.fake_gpu import use_fake_gpu
 from experiments.bench.static.gpus import Gpu
 from experiments.bench.static.host_calls import equal_segments, even_selection
-from experiments.bench.static.stand_in import standing_in
 from experiments.bench.traffic import OperatorBytes
 
 WAYS = ("forward", "backward")
@@ -45,7 +45,7 @@ def _ways(
     """The launches and operators of each way."""
     launches: list[Launch] = []
     leaves = [x for x in call.tensors() if x.requires_grad]
-    with standing_in(gpu), equal_segments(), even_selection(), capturing(Capture(compiler, launches.append)):
+    with use_fake_gpu(gpu), equal_segments(), even_selection(), capturing(Capture(compiler, launches.append)):
         with OperatorBytes() as operators, torch.set_grad_enabled(WAYS[1] in ways):
             outputs = [x for x in tree_leaves(form()) if isinstance(x, Tensor) and x.requires_grad]
         compiler.finish()

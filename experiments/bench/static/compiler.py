@@ -23,7 +23,7 @@ _AT_ONCE = 16
 
 @dataclass
 class Compiled:
-    """What the compiler made of a launch.
+    """A launch as the compiler made it.
 
     registers: of a thread; stack: bytes of its memory for what does not fit into them; shared: bytes of a program
     intermediate: Triton's code (TTIR) after inlining; machine: the GPU's (SASS), once the

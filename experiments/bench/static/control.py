@@ -1,4 +1,4 @@
-"""How often a kernel's loops and branches are executed, by following its scalars for a sample of its programs."""
+"""Execution counts of a kernel's loops and branches, from following its scalars for a sample of its programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_STEPS = 100_000
 
 
 class Executions:
-    """How often a program executes each block of a kernel, on average over a launch.
+    """The number of times that a program executes each block of a kernel, on average over a launch.
 
     values: the kernel's arguments by name, numbers and tensors. unknown: loops and branches that depend on what other
     kernels would have written, taken once each. steps: of loops that multiply matrices, by a program. longest: steps of
@@ -103,7 +103,7 @@ class Executions:
         values.update(zip(op.results, state, strict=False))
 
     def _first(self, op: Op, values: dict[str, Any]) -> list[Any]:
-        """What a loop carries into its first step, as far as it is followed."""
+        """Return the values that a loop carries into its first step, as far as they are followed."""
         return [values.get(first) if inner in self._needed else None for inner, first in carried(op)]
 
     def _step(self, op: Op, trips: int) -> None:

@@ -1,4 +1,4 @@
-"""What a warp executes: the instructions of machine code, those of a loop times the steps that its source takes.
+"""Instructions that a warp executes: those of the machine code, in a loop times the steps that its source takes.
 
 The compiler keeps most loops of Triton's intermediate code as loops, unrolls short ones, and makes loops of its own
 (slow paths, waiting). Loops of both are matched by their nesting: in order where they are as many, else those of

@@ -43,7 +43,7 @@ GPUS = {
 
 
 def programs_resident(gpu: Gpu, registers: int, shared: int, warps: int) -> int:
-    """How many programs of a kernel one multiprocessor holds at a time; 0 where not even one fits.
+    """Return the number of a kernel's programs that one multiprocessor holds at a time; 0 where not even one fits.
 
     registers: of a thread, given out in units of 256 a warp; shared: bytes a program; warps: of a program.
     """

@@ -1,4 +1,4 @@
-"""Running a call whose kernels are compiled only: ours on tensors of a CPU, and plausible numbers where the host reads
+"""Host calls whose kernels are only compiled: ours on tensors of a CPU, with plausible numbers where the host reads
 what a kernel would have written.
 """
 
@@ -20,14 +20,18 @@ from kernels.ops.nsa_attention import triton_ops as nsa_on_host
 
 
 def on_triton(call: Call) -> Any:
-    """The outputs of a call's Triton form; tensors of a CPU, which it would refuse, are taken for a GPU's."""
+    """Run a call's Triton form on tensors of a CPU, which it would refuse otherwise, and return its outputs."""
     with call.registry.override("triton", refuses=never):
         return call.run("triton")
 
 
 @contextlib.contextmanager
 def equal_segments() -> Iterator[None]:
-    """While inside, attention over segments by PyTorch's operations takes them for segments of equal length."""
+    """Return a context manager inside which PyTorch's attention over segments takes them to be of equal length.
+
+    Their boundaries cu_seqlens [N + 1] are computed by a kernel that does not run here: the N segments are cut evenly
+    from the tokens instead, so that operators see the sizes of a balanced assignment.
+    """
     eager = attention_on_host.segment_attention_eager
 
     def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options) -> Tensor:
@@ -40,7 +44,10 @@ def equal_segments() -> Iterator[None]:
 
 @contextlib.contextmanager
 def even_selection() -> Iterator[None]:
-    """While inside, NSA's queries choose blocks of keys as `spread_blocks` does: its backward pass sorts the choice."""
+    """Return a context manager inside which NSA's queries choose blocks of keys as `spread_blocks` does.
+
+    Its backward pass sorts the choice, which the kernel that makes it, not run here, leaves unwritten.
+    """
     block_topk = nsa_on_host.block_topk
 
     def choose(
@@ -56,8 +63,10 @@ def even_selection() -> Iterator[None]:
 
 
 def spread_blocks(queries: int, size: int, number: int) -> np.ndarray:
-    """First keys of blocks [queries, number], int32: of those up to a query's own, evenly spaced, the first and its own
-    among them; all of them and −1 where there are no more than `number`.
+    """Return the first keys of the blocks that each query chooses, int32 [queries, number].
+
+    Of the blocks of `size` keys up to a query's own, `number` evenly spaced ones, the first and its own among them; all
+    of them, and −1 for the rest, where there are no more than `number`.
     """
     own, place = np.arange(queries)[:, None] // size, np.arange(number)
     apart = place * own // max(number - 1, 1)

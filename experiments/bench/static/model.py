@@ -122,7 +122,7 @@ def operator_seconds(moved: float, operators: int, gpu: Gpu) -> float:
 
 
 def waves(counts: Counts, gpu: Gpu) -> float:
-    """How often the multiprocessors are filled with programs."""
+    """Return the number of times that the multiprocessors are filled with programs."""
     return counts.programs / (gpu.multiprocessors * counts.resident)
 
 

@@ -95,7 +95,7 @@ def _kda_step(d: InputFactory) -> Call:
 
 
 def installed(peer: str) -> bool:
-    """Whether a peer's package is there; it is not imported."""
+    """Return whether a peer's package is there; it is not imported."""
     return importlib.util.find_spec(peer) is not None
 
 

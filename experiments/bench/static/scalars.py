@@ -71,7 +71,7 @@ def evaluate(
 
 
 def storage_id(x: Tensor) -> int:
-    """What tells the memory of one tensor from that of others, views of it included."""
+    """Return a number that tells the memory of one tensor, shared by its views, from that of others."""
     return x.untyped_storage()._cdata
 
 

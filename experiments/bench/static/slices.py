@@ -1,4 +1,4 @@
-"""What loops and branches depend on: of the scalars of a kernel, the few that have to be followed."""
+"""Slices of kernels: the few scalars that loops and branches depend on, which have to be followed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _condition(region: list[Block]) -> list[str]:
 def _join(
     sources: dict[str, list[str]], op: Op, yielded: list[str], results: list[str] | None = None
 ) -> None:
-    """What a loop carries comes from its first value and from the step before, its results from the last step."""
+    """Add a loop to sources: carried values come from the first one and the step before, results from the last step."""
     for place, (inner, first) in enumerate(carried(op)):
         before = [first, *yielded[place : place + 1]]
         sources[inner] += before

@@ -26,7 +26,7 @@ LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 
 @dataclass(frozen=True)
 class Specialised:
-    """What is compiled: Triton's source, the launch's options; and the kernel's arguments by name."""
+    """A launch to compile: Triton's source, the launch's options, and the kernel's arguments by name."""
 
     source: Any
     options: dict[str, Any]

@@ -37,7 +37,7 @@ class Op:
 
     @property
     def types(self) -> str:
-        """What stands after the last lone colon: the types."""
+        """Return the types, which stand after the last lone colon."""
         return self.text.rpartition(" : ")[2]
 
 
@@ -100,7 +100,7 @@ def _operation(line: str) -> Op:
 
 
 def carried(op: Op) -> list[tuple[str, str]]:
-    """Of a loop: the names that it carries from step to step, each with the name of its first value."""
+    """Return the names that a loop carries from step to step, each with the name of its first value."""
     inside = re.search(r"(?:iter_args|scf\.while )\((.*?)\)\s*(?:->|:)", op.text)
     return re.findall(r"(%[\w.$-]+) = (%[\w.$-]+(?:#\d+)?)", inside.group(1)) if inside else []
 

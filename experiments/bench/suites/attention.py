@@ -74,7 +74,7 @@ def _compare(call: Call, length: int, device: torch.device, repeats: int) -> lis
 
 
 def _serves(call: Call, backend: str) -> bool:
-    """Whether a backend takes the call, and has the memory for it."""
+    """Return whether a backend takes the call, and has the memory for it."""
     try:
         call.run(backend)
     except (ValueError, torch.OutOfMemoryError):

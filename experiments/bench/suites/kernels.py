@@ -41,7 +41,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def finished(config: Config) -> bool:
-    """Whether every cell has its rows."""
+    """Return whether every cell has its rows."""
     device = pick_device(config.device)
     return not result_table.ResumableTable(config, device).unmeasured(_cells(config, device))
 

@@ -48,7 +48,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def finished(config: Config) -> bool:
-    """Whether every cell has its row."""
+    """Return whether every cell has its row."""
     device = pick_device(config.device)
     table = result_table.ResumableTable(config, device)
     return not table.unmeasured(_cells(_Bench(config, device, table)))

@@ -27,8 +27,8 @@ from experiments.bench.cases import matching_names
 from experiments.bench.result_table import failure_reason, machine_facts
 from experiments.bench.static import kernel_rows, model
 from experiments.bench.static.account import WAYS, account
+from experiments.bench.static.gpu_times import measure_times
 from experiments.bench.static.gpus import GPUS
-from experiments.bench.static.measured import measured
 from experiments.bench.static.operations import LENGTH, OPERATIONS, OURS, EmptyInputs, version
 from experiments.bench.static.tools import check_tools
 from experiments.configuration.schema import Config
@@ -163,7 +163,7 @@ def _measure(config: Config, rows: Rows) -> None:
     if not torch.cuda.is_available() or config.bench.target not in torch.cuda.get_device_name():
         return
     for name, length in dict.fromkeys((row["model"], row["tokens"]) for row in rows):
-        times = measured(OPERATIONS[name], length, config.bench.repeats)
+        times = measure_times(OPERATIONS[name], length, config.bench.repeats)
         for row in rows:
             if (row["model"], row["tokens"]) == (name, length):
                 row["measured_milliseconds"] = times.get((row["backend"], row["mode"]))

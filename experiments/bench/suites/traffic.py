@@ -20,9 +20,9 @@ from tqdm import tqdm
 
 from experiments.bench.cases import CASES, matching_names
 from experiments.bench.cases.call import Call
+from experiments.bench.fused_parts import FUSED_PARTS, GRADIENTS
 from experiments.bench.passes import MODES
 from experiments.bench.result_table import machine_facts
-from experiments.bench.taken_in import GRADIENTS, TAKEN_IN
 from experiments.bench.traffic import bytes_of
 from experiments.configuration.schema import Config
 from experiments.parallel.group import pick_device
@@ -44,7 +44,7 @@ COLUMNS = [
 def run(config: Config) -> list[dict[str, Any]]:
     """A row for every operation of the document's table and every part that a kernel takes in, length and mode."""
     device, rows = pick_device(config.device), []
-    for name in matching_names(config.bench.cases, [*CLAIMED, *TAKEN_IN]):
+    for name in matching_names(config.bench.cases, [*CLAIMED, *FUSED_PARTS]):
         for length in config.bench.lengths or LENGTHS:
             for mode in _modes(name):
                 rows.append(_row(name, length, mode, device))
@@ -55,12 +55,12 @@ def run(config: Config) -> list[dict[str, Any]]:
 def _modes(name: str) -> list[str]:
     if name == GRADIENTS:
         return ["forward+backward"]
-    differentiable = name in TAKEN_IN or all(CASES[case].backward for case in CLAIMED[name][0])
+    differentiable = name in FUSED_PARTS or all(CASES[case].backward for case in CLAIMED[name][0])
     return [mode for mode in MODES if mode == "forward" or differentiable]
 
 
 def _row(name: str, length: int, mode: str, device: torch.device) -> dict[str, Any]:
-    count = TAKEN_IN.get(name) or functools.partial(_operation_bytes, *CLAIMED[name][:1])
+    count = FUSED_PARTS.get(name) or functools.partial(_operation_bytes, *CLAIMED[name][:1])
     unfused, fused = count(length, mode, device)
     return {
         "suite": "traffic",

@@ -59,7 +59,11 @@ class EntityTracking(Task):
         self.chance = 1 / items
 
     def draw(self, draws: Draws) -> Drawn:
-        """The items, the swaps and the questions."""
+        """Draw the boxes' items, the swaps and the questions; return a sequence of boxes + 2·swaps tokens.
+
+        After the n-th swap (from 1) one box is asked for; its answer is the item there, an id below `items`, and its
+        difficulty is n.
+        """
         boxes, items, count = self.options.boxes, self.options.items, self.options.swaps
         held = draws.below(items, boxes)
         chosen, asked = draws.below(len(self.pairs), count), draws.below(boxes, count)
@@ -73,12 +77,12 @@ class EntityTracking(Task):
         return ask(tokens, boxes + 1 + 2 * np.arange(count), answers, 1 + np.arange(count))
 
     def shown(self, tokens: np.ndarray) -> np.ndarray:
-        """1:a2 shows a2."""
+        """Return the answers that tokens [T] show: a2 for 1:a2, and for all others the token itself."""
         in_a_box = (tokens >= self.options.items) & (tokens < self.first_swap)
         return np.where(in_a_box, (tokens - self.options.items) % self.options.items, tokens)
 
     def word(self, token: int) -> str:
-        """a1 … for items, 1:a2 … for what a box holds, 1-3 … for swaps, ?1 … for questions."""
+        """Return a token in words: a1 … for items, 1:a2 … for an item in a box, 1-3 … for swaps, ?1 … for questions."""
         items = self.options.items
         if token < items:
             return f"a{token + 1}"

@@ -89,7 +89,7 @@ class Permutations(Task):
         return ask(tokens, places, np.array(found[1:]), places + 1)
 
     def word(self, token: int) -> str:
-        """Where the points 1, 2, 3, … go, in order."""
+        """Return a permutation as a word: the points to which 1, 2, 3, … go, in order."""
         return "".join(str(point + 1) for point in self.elements[token])
 
 
@@ -102,10 +102,10 @@ def group(name: str) -> tuple[list[tuple[int, ...]], list[list[int]]]:
 
 
 def is_even(permutation: tuple[int, ...]) -> bool:
-    """Whether it has an even number of inversions."""
+    """Return whether a permutation has an even number of inversions."""
     return sum(a > b for a, b in itertools.combinations(permutation, 2)) % 2 == 0
 
 
 def is_swap(permutation: tuple[int, ...]) -> bool:
-    """Whether it moves two points, or none."""
+    """Return whether a permutation moves two points, or none."""
     return sum(place != point for place, point in enumerate(permutation)) <= 2

@@ -101,7 +101,7 @@ class Regression(Task):
         return sum(comb(d, ones) * self._most_likely(ones) for ones in range(1, d + 1)) / (2**d - 1)
 
     def _most_likely(self, terms: int) -> float:
-        """Of the bins of a sum of so many weights over √d, how likely the likeliest is."""
+        """Return the probability of the likeliest bin of a sum of so many weights over √d."""
         d = self.options.dimensions
         if self.options.weights == "normal":
             below = [NormalDist(0, sqrt(terms / d)).cdf(edge) for edge in self.edges]

@@ -48,7 +48,7 @@ class StepCallback(pl.Callback, ABC):
 
 
 def is_due(step: int, every: int, last: int) -> bool:
-    """Whether something is due that comes every `every` steps, and at the last."""
+    """Return whether something is due that comes every `every` steps, and at the last."""
     return step % every == 0 or step == last
 
 
@@ -166,7 +166,7 @@ class Validation(StepCallback):
 
     @property
     def out_of_patience(self) -> bool:
-        """Whether `patience` validations in a row brought no lower loss."""
+        """Return whether `patience` validations in a row brought no lower loss."""
         patience = self.config.trainer.patience
         return patience is not None and self.worse >= patience
 
@@ -192,7 +192,7 @@ class Validation(StepCallback):
         trainer.should_stop = trainer.should_stop or self.out_of_patience
 
     def scores(self, model: LanguageModel, trainer: pl.Trainer) -> dict[str, float]:
-        """What the row of a validation shows; "loss", in nats a token, decides what is best."""
+        """Return the numbers in the row of a validation; "loss", in nats a token, decides what is best."""
         windows = eval_windows(self.split, model.seq_len, model.seq_len)
         nats, tokens = score_windows(
             model,

@@ -44,7 +44,7 @@ def visible(
     cu_seqlens: Tensor | None,
     device: torch.device,
 ) -> Tensor:
-    """Whether query i, which stands at position i + Tk − Tq, sees key j, bool [Tq, Tk]."""
+    """Return whether query i, which stands at position i + Tk − Tq, sees key j, bool [Tq, Tk]."""
     i = torch.arange(queries, device=device)[:, None] + keys - queries
     j = torch.arange(keys, device=device)[None, :]
     mask = j <= i if causal else torch.ones(queries, keys, dtype=torch.bool, device=device)

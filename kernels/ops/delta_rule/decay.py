@@ -59,7 +59,10 @@ class SharedDecay:
         )
 
     def products(self, rows: Tensor, out: Tensor) -> None:
-        """Write the decayed products into out [M, 2, C, C], as above."""
+        """Write rows_i·k_j, decayed from j to i, of rows [M, 2, C, K] into out [M, 2, C, C], in the dtype of both.
+
+        out[:, 0] has the queries' products, zero for j > i; out[:, 1] those of keys, zero for j ≥ i.
+        """
         keys = rows[:, 1].transpose(1, 2).contiguous()
         torch.mul(torch.bmm(rows.flatten(1, 2), keys).view_as(out), self.between.unsqueeze(1), out=out)
         out[:, 1] *= self.before
@@ -73,7 +76,12 @@ class SharedDecay:
         rows: Tensor,
         products: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and gates, as above."""
+        """Return the gradients of queries [M, C, K], keys [M, C, K] and gates [M, C, 1], in the dtype of rows.
+
+        Given are the gradients d_products [M, 2, C, C], d_from_start [M, 2, C, K] of rows·prefix, d_to_end [M, C, K]
+        of keys·suffix and d_whole [M, K] of the log of the chunk's decay, and rows and products of the forward.
+        d_from_start and d_to_end are overwritten; d_products may hold anything where its products are zero.
+        """
         d_rows = d_from_start.mul_(self.prefix.unsqueeze(1))
         d_keys = d_to_end.mul_(self.suffix)
         d_prefix = (d_rows * rows).sum((1, 3)).unsqueeze(-1)
@@ -200,7 +208,10 @@ class ChannelDecay:
         drop_vanished_(right.mul_(before[:, :, -1:]))
 
     def products(self, rows: Tensor, out: Tensor) -> None:
-        """Write the decayed products into out [M, 2, C, C], as above."""
+        """Write Σ_c rows_ic·k_jc·exp(g_{j+1,c} + … + g_{i,c}) of rows [M, 2, C, K] into out [M, 2, C, C].
+
+        out[:, 0] has the queries' products, zero for j > i; out[:, 1] those of keys, zero for j ≥ i.
+        """
         out.zero_()
         for level in self.levels:
             level.products(rows, out)
@@ -215,7 +226,12 @@ class ChannelDecay:
         rows: Tensor,
         products: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of queries, keys and gates, as above."""
+        """Return the gradients of queries, keys and gates, each [M, C, K], in the dtype of rows.
+
+        Given are the gradients d_products [M, 2, C, C], d_from_start [M, 2, C, K] of rows·prefix, d_to_end [M, C, K]
+        of keys·suffix and d_whole [M, K] of the log of the chunk's decay, and rows of the forward; products is not
+        needed. d_from_start and d_to_end are overwritten; d_products may hold anything where its products are zero.
+        """
         queries, keys = rows.unbind(1)
         d_rows, d_keys = d_from_start.mul_(self.prefix.unsqueeze(1)), torch.zeros_like(d_to_end)
         d_to_end.mul_(self.suffix)

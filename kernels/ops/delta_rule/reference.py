@@ -56,6 +56,9 @@ def delta_rule_step(
 def linear_step(
     state: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return o = Sᵀ·q and S ← Diag(decay)·S + β·k·vᵀ, the step without the delta term; shapes as above."""
+    """Return o = Sᵀ·q and S ← Diag(decay)·S + β·k·vᵀ, the step without the delta term; q is already scaled.
+
+    state [B, H, K, V]; q, k [B, H, K]; v [B, H, V]; decay [B, H, K or 1]; beta [B, H, 1].
+    """
     state = decay.unsqueeze(-1) * state + torch.einsum("bhk,bhv->bhkv", beta * k, v)
     return torch.einsum("bhk,bhkv->bhv", q, state), state

@@ -97,7 +97,12 @@ def chunked_delta_rule_backward(
     scale: float,
     delta: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k, v, g, beta and of the initial state."""
+    """Return the gradients of q, k, v, g, beta, each in its shape and dtype, and of the initial state [N, H, K, V].
+
+    d_o [B, T, H, V] and d_final [N, H, K, V] are the gradients of both results, None for zeros. g [B, T, H, K or 1] and
+    beta [B, T, H, 1] are inputs of `chunked_delta_rule`; states, errors, products and inverse what it kept
+    (`chunked.Saved`). The state and its gradient are fp32, or fp64 where q is.
+    """
     chunks = _chunks(q, cu_seqlens)
     order = chunks.order.to(q.device)
     d_state = states.new_zeros(_state_shape(q, v, cu_seqlens))

@@ -1,4 +1,4 @@
-"""What the recurrence across chunks needs, of all chunks at once and in one kernel.
+"""Preparation of chunks for the recurrence across them, of all chunks at once and in one kernel.
 
     P and A (triton_intra_chunk.py)  →  Z (triton_triangle.py)  →  W, U and the decays (triton_operands.py)
 

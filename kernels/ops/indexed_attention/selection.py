@@ -30,7 +30,7 @@ class Selected(NamedTuple):
 def select(
     q: Tensor, k: Tensor, w: Tensor, bias: Tensor, block: Block, rule: AdaptiveK, kind: str
 ) -> Selected:
-    """What `lightning_topk` selects for the block's queries q [B, C, HI, DI] among its keys k [B, S, DI]."""
+    """Select for the block's queries q [B, C, HI, DI] among its keys k [B, S, DI] as `lightning_topk` does."""
     active = active_alike(q, k, bias, kind)
     scores = weighted_sum(active, w)
     counts = rule(variances(scores, block.visible, len(bias)))

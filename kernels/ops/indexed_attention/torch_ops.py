@@ -46,7 +46,7 @@ def indexed_attention_torch(
 
 
 def _fuses(q: Tensor, k: Tensor, rule: AdaptiveK, cu_seqlens: Tensor | None) -> bool:
-    """Whether the fused form serves: fp32 or fp64 on a CPU, one length, and too many keys selected to copy them."""
+    """Return whether the fused form serves: fp32 or fp64 on a CPU, one length, too many keys selected to copy them."""
     if q.shape[1] != k.shape[1]:
         return False
     plain = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)

@@ -13,7 +13,7 @@ from kernels.query_blocks import block_size, query_blocks
 
 
 def gathers(selected: int, keys: int, copied: int) -> bool:
-    """Whether copies of `selected` keys for every query, of `copied` numbers each, are cheaper than a mask.
+    """Return whether copies of `selected` keys for every query, of `copied` numbers each, are cheaper than a mask.
 
     Measured on a CPU core. A gathered pair of tokens costs as much as 2.5 masked ones, and one more for every 40
     numbers copied; most of either is exponentials and passes, so that fewer keys are worth a copy sooner than

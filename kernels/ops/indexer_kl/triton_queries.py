@@ -74,7 +74,16 @@ def _index_sums(
     SELECTED: tl.constexpr, SCORES: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BS: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """log Σ_s e^(τ·I_ts) over the keys that t sees, [BQ]."""
+    """log Σ_s e^(τ·I_ts) over the keys that t sees, [BQ].
+
+    in         of the queries: q_rows [BQ·BH, BD], w_rows, bias_rows [BQ·BH], as `index_queries` loads them; query,
+               exists [BQ]: their tokens, and which of them there are
+               of the keys: k_idx [B·T, DI]; indices [B·T, N] or None
+               tau, scale: of I and of the products in it
+    range      start_at, stop_at: keys, or places of the list with SELECTED; stop: the key after the last query
+    sizes      T, N, DI, as at the top of this file
+    constants  SELECTED: keys come from indices; SCORES: the indexer's activation; tiles: BQ, BH, BS, BD
+    """
     largest, total = tl.full((BQ,), float("-inf"), tl.float32), tl.zeros((BQ,), tl.float32)
     for start in range(start_at, stop_at, BS):
         key, is_key, visible = seen_keys(indices, query, exists, start, stop, T, N, BS, SELECTED)

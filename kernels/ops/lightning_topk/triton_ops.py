@@ -34,12 +34,16 @@ PRUNED = 2048
 
 
 def queries_a_program(heads: int) -> int:
-    """Queries whose index heads together fill a tile of rows."""
+    """Return the number of queries, at most 16, whose index heads together fill a tile of MOST_ROWS rows."""
     return min(16, MOST_ROWS // triton.next_power_of_2(heads))
 
 
 def index_sizes(q_idx: Tensor) -> dict[str, int]:
-    """Sizes of the tile of rows (query, index head) that the indexer's kernels share."""
+    """Return the constants that the indexer's kernels share for q_idx [B, T, HI, DI]: the sizes of their tiles.
+
+    HI, DI: index heads and their width. BQ: queries of a tile, whose rows are (query, index head); BH: HI, rounded up
+    to a power of two; BD: DI, likewise (`padded`).
+    """
     heads, width = q_idx.shape[2:]
     return {
         "HI": heads,
@@ -51,7 +55,10 @@ def index_sizes(q_idx: Tensor) -> dict[str, int]:
 
 
 def alike(q_idx: Tensor, k_idx: Tensor) -> tuple[Tensor, Tensor]:
-    """q_idx and k_idx in one dtype, in which products are exact in fp32, and contiguous."""
+    """Return q_idx and k_idx, contiguous and in one dtype: their own where it is the same, else fp32.
+
+    Products of 16-bit numbers are exact in fp32, so that casting them changes no score.
+    """
     if q_idx.dtype != k_idx.dtype:
         q_idx, k_idx = q_idx.to(torch.float32), k_idx.to(torch.float32)
     return q_idx.contiguous(), k_idx.contiguous()

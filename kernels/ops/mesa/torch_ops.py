@@ -69,7 +69,7 @@ def mesa_torch(
 
 
 def _is_step(q: Tensor, state: State | None, cu_seqlens: Tensor | None) -> bool:
-    """Whether a call decodes one token."""
+    """Return whether a call decodes one token."""
     decodes = q.shape[1] == 1 and cu_seqlens is None and state is not None and not torch.is_grad_enabled()
     return decodes and q.device.type == "cpu" and not torch.compiler.is_compiling()
 

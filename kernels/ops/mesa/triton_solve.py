@@ -81,7 +81,7 @@ def _in_tiles(
 
 @triton.jit
 def _shrink(energy, ridge):
-    """What p is multiplied by so that none of it exceeds REACH: p_i² ≤ pᵀD·p / D_i; energy = pᵀD·p, D_i ≥ ridge."""
+    """The factor for p by which none of it exceeds REACH: p_i² ≤ pᵀD·p / D_i; energy = pᵀD·p, D_i ≥ ridge."""
     return tl.rsqrt(tl.maximum(energy * (1 / (REACH * REACH * ridge)), TINY))
 
 

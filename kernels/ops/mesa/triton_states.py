@@ -48,7 +48,7 @@ def _writes(
     a, b, v, g, beta, states_kk, states_kv, decays, table, cu, H, K, V,
     BACKWARD: tl.constexpr, PRECISION: tl.constexpr, C: tl.constexpr, BA: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """What a chunk and head adds to H [K, K] and G [K, V], a tile of one of them, and its decay γ = exp Σ g:
+    """The sums that a chunk and head adds to H [K, K] and G [K, V], a tile of one of them, and its decay γ = exp Σ g:
 
     forward    Σ_s w_s·a_s·b_sᵀ and Σ_s w_s·b_s·v_sᵀ, w_s: β_s times the decay from s to the chunk's end
     backward   −½·Σ_t c_t·(a_t·b_tᵀ + b_t·a_tᵀ), the gradient of a solution, and Σ_t c_t·b_t·v_tᵀ, c_t: the decay

@@ -59,7 +59,7 @@ def load_tokens(x, first, row, rows, head, H, column, WIDTH):
 
 @triton.jit
 def load_stored(x, first, row, rows, head, H, column, WIDTH):
-    """What `load_tokens` loads, in x's type."""
+    """Load as `load_tokens` does, in x's type."""
     return load_head_rows(x + first * H * WIDTH, row, rows, head, H, column, WIDTH)
 
 

@@ -51,7 +51,7 @@ def _power_of_2(number: int) -> int:
 
 
 def _suits(q: Tensor, *_args, **_options) -> bool:
-    """Whether `auto` takes Triton; a decoding step reads views of caches, which the kernels would copy whole."""
+    """Return whether `auto` takes Triton; a decoding step reads views of caches, which the kernels would copy whole."""
     return on_cuda(q) and q.shape[1] > 1
 
 

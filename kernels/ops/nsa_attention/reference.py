@@ -94,7 +94,7 @@ def overlap(blocks: int, selectable: int, sizes: Sizes) -> Tensor:
 
 
 def selection(p: Tensor, t: Tensor, time: int, group: int, sizes: Sizes) -> Tensor:
-    """Whether a query reads selection block j, bool [B, Hkv, Tq, J]; p [B, Hkv, Tq, M] summed over the group."""
+    """Return whether a query reads selection block j, bool [B, Hkv, Tq, J]; p [B, Hkv, Tq, M] summed over the group."""
     blocks = sizes.selectable(time)
     shares = p.detach().double() @ overlap(p.shape[-1], blocks, sizes).to(p.device)
     j, own = torch.arange(blocks, device=p.device), (t // sizes.select_size)[:, None]

@@ -57,7 +57,7 @@ def nsa_attention_torch(
 
 
 def _is_step(q: Tensor, cu_seqlens: Tensor | None) -> bool:
-    """Whether a call decodes one token."""
+    """Return whether a call decodes one token."""
     return q.shape[1] == 1 and cu_seqlens is None and not (torch.is_grad_enabled() or q.is_meta)
 
 

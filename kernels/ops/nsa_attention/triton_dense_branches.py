@@ -54,7 +54,7 @@ class DenseBranch:
 
 @triton.jit
 def sees(key, position, WINDOW, SIZE: tl.constexpr, STRIDE: tl.constexpr):
-    """Whether the query at position t sees key j: j·STRIDE + SIZE − 1 ≤ t and t − WINDOW < j."""
+    """Return whether the query at position t sees key j: j·STRIDE + SIZE − 1 ≤ t and t − WINDOW < j."""
     return (key * STRIDE + (SIZE - 1) <= position) & (position - WINDOW < key)
 
 

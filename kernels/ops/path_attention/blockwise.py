@@ -27,7 +27,7 @@ class Carried(NamedTuple):
 
 
 class Past(NamedTuple):
-    """What a cache holds: keys [G, n, K] as its last token left them, values [G, n, V], gate sums since [G, Q, n]."""
+    """A cache: keys [G, n, K] as its last token left them, values [G, n, V], gate sums [G, Q, n] since each token."""
 
     keys: Tensor
     values: Tensor

@@ -1,4 +1,4 @@
-"""Whole sequences as blocks and back: [B, T, heads, D] <-> [G, M, rows, D] with the letters of blocks.py."""
+"""Whole sequences as blocks and back: [B, T, heads, D] <-> [G, M, rows, D]; letters as in blocks.py, V of values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALLEST, LARGEST = 32, 128
 
 
 def block_size(time: int) -> int:
-    """Tokens of a block: about T/16, which was fastest on CPUs, in as few blocks as that gives, of about one size."""
+    """Return the tokens of a block: about T/16, which was fastest on CPUs, so that blocks are of about one size."""
     wanted = min(max(time // 16, SMALLEST), LARGEST)
     blocks = max(1, -(-time // wanted))
     return max(1, -(-time // blocks))
@@ -56,7 +56,11 @@ class Layout:
 
 
 def blocks_of(layout: Layout, q, k, v, w, beta, g, scale: float) -> tuple[Tensor | None, ...]:
-    """The arguments of `forward`, in at least fp32."""
+    """Return q·scale, k, v, w, beta and g as blocks for `blockwise.forward`, in fp32 or wider.
+
+    q [B, T, H, K], k, w [B, T, Hkv, K], v [B, T, Hkv, V], beta [B, T, Hkv], g [B, T, H] become q [G, M, Q·C, K],
+    k, w [G, M, C, K], v [G, M, C, V], beta [G, M, C], g [G, Q, M, C]. Without w, w and beta are None; g may be None.
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
     q, k, v, w, beta, g = (None if x is None else x.to(wide) for x in (q, k, v, w, beta, g))
     turning = (None, None) if w is None else (layout.rows(w), layout.rows(beta[..., None])[..., 0])
@@ -65,7 +69,13 @@ def blocks_of(layout: Layout, q, k, v, w, beta, g, scale: float) -> tuple[Tensor
 
 
 def attend(q, k, v, w, beta, g, scale: float) -> tuple[Tensor, Tensor]:
-    """Output o [B, T, H, V] in q's dtype and log-sum-exps [B, T, H] of sequences of one length."""
+    """Return o [B, T, H, V] in q's dtype and the log-sum-exps [B, T, H] of scores, in fp32 or wider.
+
+    o_i = Σ_{j ≤ i} softmax_j(scale·k_jᵀ·H_{j+1}·…·H_i·q_i + Σ_{s=j+1..i} g_s)·v_j with H_s = I − β_s·w_s·w_sᵀ
+
+    q [B, T, H, K], k [B, T, Hkv, K], v [B, T, Hkv, V], w [B, T, Hkv, K] and beta [B, T, Hkv] or None (every H is I),
+    g [B, T, H] or None (no gates): sequences of one length.
+    """
     layout = Layout(q.shape[0], q.shape[1], k.shape[2])
     with without_autocast(q):
         out, lse = forward(*blocks_of(layout, q, k, v, w, beta, g, scale))
@@ -73,7 +83,10 @@ def attend(q, k, v, w, beta, g, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def attend_backward(grad, out, lse, q, k, v, w, beta, g, scale: float) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, w, beta and g, in their dtypes."""
+    """Return the gradients of q, k, v, w, beta and g, each in its shape and dtype, None for what is None.
+
+    grad [B, T, H, V]: that of the output; out and lse: results of `attend` for the same arguments.
+    """
     layout = Layout(q.shape[0], q.shape[1], k.shape[2])
     blocks = blocks_of(layout, q, k, v, w, beta, g, scale)
     wide = blocks[0].dtype

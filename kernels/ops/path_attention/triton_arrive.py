@@ -1,4 +1,4 @@
-"""What the backward reads of queries at both scales: δ, scores' levels, queries at the start of their stretch, gates.
+"""Preparation of queries for the backward at both scales: δ, scores' levels, queries at their stretch's start, gates.
 
 Buffers of stretches are in the order of their first tokens, [⌈T/STRETCH⌉, heads, ...], with STRETCH = UNITS·C.
 """
@@ -25,7 +25,7 @@ def arrive(
     delta, level, sums, far_query, far_level, far_before, far_after, table, cu, TOKENS, HEADS, GROUP, VALUES,
     C: tl.constexpr, K: tl.constexpr, V: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """What the kernels of both scales read of a block's queries, and the sums of its gates, of one head.
+    """Prepare what the kernels of both scales read of a block's queries, and the sums of its gates, of one head.
 
     in   out, grad = do [T, HEADS, VALUES], lse [T, HEADS]; query, before, after, prefix of the block
     out  delta, level, far_level [HEADS, T]: δ_i = do_i·o_i, and log₂ e·lse_i less the gates from the start of the block

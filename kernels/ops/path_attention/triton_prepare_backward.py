@@ -174,7 +174,16 @@ def _system_back(
     k, w, beta, inverse, skipped, u, passed, dlogits, dkey, du, token, end, kv, block, own_kv, HEADS, GROUP, WIDTH,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Back through the triangular system Y: d(W·Kᵀ), d(W·Wᵀ) plus its transpose, and their part of dβ."""
+    """Back through the triangular system Y: d(W·Kᵀ), d(W·Wᵀ) plus its transpose, and their part of dβ.
+
+    in         inputs: k, w [T, KV_HEADS, WIDTH], beta [T, KV_HEADS]
+               of the forward: inverse, skipped [M, KV_HEADS, C, C], u [M, KV_HEADS, C, K], passed [M, HEADS, C, C]
+               gradients: dlogits [M, HEADS, C, C], dkey, du [M, KV_HEADS, C, K]
+    out        d(W·Kᵀ), d(W·Wᵀ) + d(W·Wᵀ)ᵀ [C, C] and the part of dβ [C], in fp32
+    place      token [C], the block's, end, that of its sequence; kv, block, own_kv = block·KV_HEADS + kv
+    sizes      HEADS, GROUP: query heads, and those of a KV head; WIDTH: of keys
+    constants  C tokens a block, K: WIDTH padded, BK columns a tile, PRECISION of products
+    """
     row, KV_HEADS = tl.arange(0, C), HEADS // GROUP
     earlier = row[None] < row[:, None]
     dskipped, met_rows = tl.zeros((C, C), tl.float32), tl.zeros((C, C), tl.float32)

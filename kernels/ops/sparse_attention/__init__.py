@@ -21,7 +21,7 @@ which 2,048 are selected, and three query heads to one; longer sequences of PyTo
 
 
 def _suits(q: Tensor, k: Tensor, _v: Tensor, indices: Tensor, **_options) -> bool:
-    """Whether the kernel is the faster one on a GPU; it also holds lists of all selected pairs for its backward."""
+    """Return whether the kernel is faster on a GPU; it also holds lists of all selected pairs for its backward."""
     group = q.shape[2] // k.shape[2]
     return on_cuda(q) and k.shape[1] * group > KERNEL_COST * indices.shape[2]
 

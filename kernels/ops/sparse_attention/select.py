@@ -13,7 +13,7 @@ A gathered key is copied for one query and serves its group of heads; a masked o
 
 
 def gathers(selected: int, keys: int, group: int) -> bool:
-    """Whether copying `selected` keys for every query is cheaper than a mask over `keys` keys."""
+    """Return whether copying `selected` keys for every query is cheaper than a mask over `keys` keys."""
     return selected * GATHER_COST <= keys * group
 
 

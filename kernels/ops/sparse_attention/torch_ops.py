@@ -82,7 +82,11 @@ def _blocks(q: Tensor, k: Tensor, indices: Tensor, scale: float) -> Iterator[_Bl
 
 @torch.library.custom_op("archzoo::sparse_attention", mutates_args=())
 def sparse_attention_op(q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float) -> Tensor:
-    """o [B, Tq, H, V], one block of queries after another; memory linear in T for a fixed number of indices."""
+    """Return o [B, Tq, H, V] in q's dtype: o_t = Σ_{s in S_t} softmax_s(scale·q_t·k_s)·v_s, 0 where S_t is empty.
+
+    q [B, Tq, H, K], k [B, Tk, Hkv, K], v [B, Tk, Hkv, V]; indices [B, Tq, n] list S_t as places of keys, −1 where
+    unused. One block of queries after another: memory is linear in T for a fixed n.
+    """
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     for block in _blocks(q, k, indices, scale):
         rows, seen = block.queries, block.keys
@@ -99,7 +103,10 @@ def _(q, k, v, indices, scale):
 def sparse_attention_backward_op(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients for q, k, v; computes the forward again, block by block."""
+    """Return the gradients of q, k and v, each in its shape and dtype; computes the forward again, block by block.
+
+    grad: that of o, [B, Tq, H, V]; the rest as given to `sparse_attention_op`.
+    """
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for block in _blocks(q, k, indices, scale):
         rows, seen = block.queries, block.keys

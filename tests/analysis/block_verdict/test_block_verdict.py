@@ -12,8 +12,8 @@ from support.probe_tables import measure, write_table
 from support.task_runs import write_study
 
 from analysis import ResultsError, load_results
-from analysis.block_verdict.measured import TABLES, Measured
 from analysis.block_verdict.page import gather, publish_verdict, write_verdict
+from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 
 MODEL = {"residual": {"name": "add"}, "channel": {"name": "swiglu"}}
 RECORD = {
@@ -217,7 +217,7 @@ def test_the_losses_of_a_residual_scheme_are_not_the_transformers():
         for name, loss in (("transformer", 3.0), ("hc", 2.5))
     ]
     tables = (pd.DataFrame(columns=list(columns)) for columns in TABLES.values())
-    (beside,) = gather(Measured(record, *tables), pretended(*runs)).beside
+    (beside,) = gather(VerdictTables(record, *tables), pretended(*runs)).beside
     said = [text for texts in beside.groups.values() for text in texts]
     assert [text.partition(" ±")[0] for text in said] == ["Test loss on books 3: −0.500"]
 

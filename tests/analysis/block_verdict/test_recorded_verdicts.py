@@ -10,8 +10,8 @@ from support import recorded
 from support.pretended_runs import TEXT, model, pretended
 from support.seen_pages import page_lines
 
-from analysis.block_verdict.measured import TABLES, Measured
 from analysis.block_verdict.page import _write, gather
+from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 from analysis.loading.results import Results
 
 RECORDED = Path(__file__).with_name("recorded")
@@ -50,9 +50,9 @@ SPEEDS = [
 ]
 
 
-def measured(contracts=CONTRACTS, sizes=SIZES, speeds=SPEEDS) -> Measured:
+def tables(contracts=CONTRACTS, sizes=SIZES, speeds=SPEEDS) -> VerdictTables:
     parts = zip((contracts, sizes, speeds), TABLES, strict=True)
-    return Measured(RECORD, *(pd.DataFrame(rows, columns=list(TABLES[name])) for rows, name in parts))
+    return VerdictTables(RECORD, *(pd.DataFrame(rows, columns=list(TABLES[name])) for rows, name in parts))
 
 
 def trained(losses: dict[str, list[float]], rates=(1e-3, 3e-3, 1e-2), **more) -> Results:
@@ -66,24 +66,24 @@ def trained(losses: dict[str, list[float]], rates=(1e-3, 3e-3, 1e-2), **more) ->
 
 
 CASES = {
-    "nothing trained": (measured(), None),
-    "condemned": (measured(BROKEN, [], []), None),
-    "not yet checked": (measured([], SIZES, []), None),
+    "nothing trained": (tables(), None),
+    "condemned": (tables(BROKEN, [], []), None),
+    "not yet checked": (tables([], SIZES, []), None),
     "better and worse": (
-        measured(speeds=[(*SPEEDS[0][:-1], "cuda")]),
+        tables(speeds=[(*SPEEDS[0][:-1], "cuda")]),
         trained({"transformer": [3.0, 3.01, 3.005], "delta": [2.9, 2.91, 2.92], "mesa": [2.8, 2.81, 2.79]}),
     ),
     "tied and a lead": (
-        measured(),
+        tables(),
         trained({"transformer": [3.0, 3.01, 3.005], "delta": [3.004, 3.001, 3.01], "mesa": [3.2, 3.21]}),
     ),
-    "one seed, two contexts": (measured(), trained({"transformer": [3.0], "delta": [2.9], "mesa": [3.1]})),
+    "one seed, two contexts": (tables(), trained({"transformer": [3.0], "delta": [2.9], "mesa": [3.1]})),
     "behind": (
-        measured(),
+        tables(),
         trained({"transformer": [2.8, 2.81], "delta": [2.9, 2.91], "mesa": [3.1, 3.0, 3.05]}),
     ),
     "a task": (
-        measured(),
+        tables(),
         pretended(
             model("transformer mqar", [0.5, 0.52, 0.51], data="mqar", seq_len=[16, 32, 16]),
             model("delta mqar", [0.9, 0.92, 0.91], data="mqar"),

@@ -7,8 +7,8 @@ import pytest
 from support.pretended_runs import model, pretended
 
 from analysis.block_verdict.learned import TESTS
-from analysis.block_verdict.measured import TABLES, Measured
 from analysis.block_verdict.page import gather
+from analysis.block_verdict.verdict_tables import TABLES, VerdictTables
 
 PATTERNS = {"transformer": "F", "delta": "K", "mesa": "M"}
 MODELS = {
@@ -40,7 +40,7 @@ def said(**accuracies: float) -> dict[str, list[str]]:
 def beside_transformer(runs: list[list[dict]]) -> dict[str, list[str]]:
     record = {"block": {"kind": "mixer", "name": "delta"}, "models": MODELS}
     tables = (pd.DataFrame(columns=list(columns)) for columns in TABLES.values())
-    page = gather(Measured(record, *tables), pretended(*runs))
+    page = gather(VerdictTables(record, *tables), pretended(*runs))
     assert page.tests == TESTS
     groups = next(beside.groups for beside in page.beside if beside.peer == "transformer")
     return {heading: sentences for heading, sentences in groups.items() if sentences}

@@ -18,8 +18,8 @@ from experiments.bench.hugging_face import architectures as theirs
 from experiments.bench.hugging_face.peer import BEGUN, NoPeer, Peer
 from experiments.bench.result_table import ResumableTable
 from experiments.bench.suites import inference as suite
-from experiments.bench.suites.inference import calls, cells, entrants
-from experiments.bench.suites.inference.entrants import Bench, Entrants
+from experiments.bench.suites.inference import calls, cells, compared_models
+from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared
 from experiments.bench.suites.inference.subjects import subjects
@@ -238,12 +238,12 @@ def test_logits_of_a_whole_prompt_need_their_memory(tmp_path, monkeypatch, bytes
     bench = Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8)
     monkeypatch.setattr(cells.machine, "describe", lambda _: {"memory_bytes": bytes_})
     cell = cells.Cell(bench, subject, "prefill", 50, 2)
-    entrants = SimpleNamespace(model=SimpleNamespace(vocab_size=10))
+    models = SimpleNamespace(model=SimpleNamespace(vocab_size=10))
     if fits:
-        cell._check_memory(entrants, ["forward"])
+        cell._check_memory(models, ["forward"])
     else:
         with pytest.raises(torch.OutOfMemoryError):
-            cell._check_memory(entrants, ["forward"])
+            cell._check_memory(models, ["forward"])
 
 
 def test_two_pairs_have_no_interval():
@@ -370,8 +370,10 @@ def test_decoding_is_timed_at_the_length_that_the_row_names(preset):
 
 
 def test_a_version_of_transformers_that_takes_other_arguments_is_told(monkeypatch):
-    monkeypatch.setattr(entrants, "Peer", mock.Mock(side_effect=TypeError("unexpected keyword rope_theta")))
-    made = Entrants(model_of("transformer"), FP32)
+    monkeypatch.setattr(
+        compared_models, "Peer", mock.Mock(side_effect=TypeError("unexpected keyword rope_theta"))
+    )
+    made = ComparedModels(model_of("transformer"), FP32)
     assert made.peer is None
     assert made.no_peer == "TypeError: unexpected keyword rope_theta"
 
@@ -392,7 +394,7 @@ def test_logits_are_compared_in_the_precision_that_both_are_timed_in(monkeypatch
 
 def test_the_plain_transformer_has_as_many_layers_as_a_pattern_without_a_depth():
     model = LanguageModel(dataclasses.replace(LIKE, pattern="KKL", depth=None), vocab_size=30, seq_len=16)
-    assert len(entrants._plain_like(model).layers) == 3
+    assert len(compared_models._plain_like(model).layers) == 3
 
 
 def test_recurrent_states_hold_the_last_tokens_of_a_context():
@@ -424,10 +426,10 @@ def test_a_model_that_does_not_fit_alone_is_not_tried_again(tmp_path, monkeypatc
         Bench(made, ResumableTable(made, CPU, suite.COLUMNS), shortest=8), subject, "decode", 8, 1
     )
     alone = SimpleNamespace(peer=None, plain=None)
-    monkeypatch.setattr(cell.bench, "entrants", lambda subject, length: alone)
+    monkeypatch.setattr(cell.bench, "compared_models", lambda subject, length: alone)
     tried: list[list[str]] = []
 
-    def full(entrants, names):
+    def full(models, names):
         tried.append(names)
         raise torch.OutOfMemoryError
 

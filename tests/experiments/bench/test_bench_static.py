@@ -15,7 +15,7 @@ from support.program import Lab
 from triton.runtime.jit import JITFunction
 
 from experiments.bench import timing
-from experiments.bench.static import measured, model, operations, tools
+from experiments.bench.static import gpu_times, model, operations, tools
 from experiments.bench.static.account import account
 from experiments.bench.static.gpus import GPUS
 from experiments.bench.static.operations import LENGTH, OPERATIONS, OURS, EmptyInputs
@@ -125,10 +125,10 @@ def test_measured_times_are_forward_and_what_both_take_more(name, expected):
 
     with (
         mock.patch.object(timing, "interleaved", timed),
-        mock.patch.object(measured, "InputFactory", Here),
+        mock.patch.object(gpu_times, "InputFactory", Here),
         mock.patch.object(operations, "installed", return_value=False),
     ):
-        assert measured.measured(OPERATIONS[name], 64, 3) == expected
+        assert gpu_times.measure_times(OPERATIONS[name], 64, 3) == expected
 
 
 def test_without_a_compiler_or_its_tools_it_says_what_to_do():

@@ -5,8 +5,8 @@ import csv
 import pytest
 import torch
 
+from experiments.bench.fused_parts import FUSED_PARTS, GRADIENTS, PROJECTIONS
 from experiments.bench.suites.traffic import CLAIMED
-from experiments.bench.taken_in import GRADIENTS, PROJECTIONS, TAKEN_IN
 from experiments.bench.traffic import OperatorBytes
 
 
@@ -54,7 +54,7 @@ def test_the_table_of_the_documents_operations(lab):
     assert outcome.status == 0, outcome.err
     (path,) = (lab.results / "bench").glob("traffic.csv")
     rows = list(csv.DictReader(path.open()))
-    assert {row["model"] for row in rows} == {*CLAIMED, *TAKEN_IN}
+    assert {row["model"] for row in rows} == {*CLAIMED, *FUSED_PARTS}
     assert {row["model"] for row in rows if row["claimed"]} == set(CLAIMED)
     for row in rows:
         fused, unfused = float(row["bytes"]), float(row["unfused_bytes"])
@@ -85,7 +85,7 @@ LEFT_OUT = {
 
 @pytest.mark.parametrize(("name", "mode"), LEFT_OUT)
 def test_what_kernels_take_in_counted_by_hand(name, mode):
-    apart, together = TAKEN_IN[name](LENGTH, mode, torch.device("cpu"))
+    apart, together = FUSED_PARTS[name](LENGTH, mode, torch.device("cpu"))
     assert apart - together == 4 * LEFT_OUT[name, mode]
 
 

@@ -26,6 +26,7 @@ from experiments.bench import (
     budget,
     cases,
     decoding,
+    fused_parts,
     inputs,
     model_steps,
     passes,
@@ -33,7 +34,6 @@ from experiments.bench import (
     result_table,
     roofline,
     run_suite,
-    taken_in,
     timing,
 )
 from experiments.bench.hugging_face.architectures import family_of
@@ -43,7 +43,7 @@ from experiments.bench.suites import kernels as kernels_suite
 from experiments.bench.suites.cpu import lengths, memory, recurrences
 from experiments.bench.suites.cpu import steps as cpu_steps
 from experiments.bench.suites.inference import cells as inference_cells
-from experiments.bench.suites.inference import entrants
+from experiments.bench.suites.inference import compared_models
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.kernels import run as run_kernels
@@ -228,8 +228,8 @@ def test_counted_bytes():
         yield traffic._line(row)
         yield traffic._line({**row, "claimed": None})
         yield (
-            f"names {[*traffic.CLAIMED, *taken_in.TAKEN_IN]}; modes "
-            f"{[(n, traffic._modes(n)) for n in taken_in.TAKEN_IN]}"
+            f"names {[*traffic.CLAIMED, *fused_parts.FUSED_PARTS]}; modes "
+            f"{[(n, traffic._modes(n)) for n in fused_parts.FUSED_PARTS]}"
         )
 
     check(RECORDED / "suite_traffic.txt", lines(), relative=0.06)
@@ -273,7 +273,7 @@ def test_work_of_every_case():
 def test_reading_prompts_and_decoding(tmp_path: Path, monkeypatch):
     """suite=inference without transformers: rows at growing contexts, what is left out, what memory does not hold."""
     monkeypatch.setattr(inference_cells, "CELL_S", 10.0)
-    monkeypatch.setattr("experiments.bench.suites.inference.entrants.family_of", lambda model: None)
+    monkeypatch.setattr("experiments.bench.suites.inference.compared_models.family_of", lambda model: None)
     config = tiny_config(
         bench__repeats=3,
         results=str(tmp_path),
@@ -630,12 +630,14 @@ def test_subjects_of_the_inference_suite(tmp_path: Path, monkeypatch):
             name = subjects._name(tmp_path / place, {"model": {"depth": 2}})
             yield f"{place}: {name if place != 'step-1.ckpt' else name.count('/')}"
         built: list[int] = []
-        monkeypatch.setattr(entrants, "Entrants", lambda model, precision: f"entrants of {model} {precision}")
-        bench = entrants.Bench(config, None, shortest=8)
+        monkeypatch.setattr(
+            compared_models, "ComparedModels", lambda model, precision: f"entrants of {model} {precision}"
+        )
+        bench = compared_models.Bench(config, None, shortest=8)
         one, two = (subjects.Subject(name, config.model, lambda n: built.append(n) or n) for name in "ab")
         for subject, length in ((one, 8), (one, 8), (one, 16), (two, 16), (one, 16)):
-            yield f"{subject.name} {length}: {bench.entrants(subject, length)} {built}"
-        half = entrants.Bench(changed(config, trainer__precision="bf16"), None, shortest=8)
+            yield f"{subject.name} {length}: {bench.compared_models(subject, length)} {built}"
+        half = compared_models.Bench(changed(config, trainer__precision="bf16"), None, shortest=8)
         yield f"{bench.precision} {half.precision}"
 
     check(RECORDED / "subjects.txt", masked(list(lines()), {str(tmp_path): "<results>"}))

@@ -8,7 +8,7 @@ import pytest
 from support.program import ROOT, Lab
 
 from analysis import ledger
-from experiments.claims import measured
+from experiments.claims import measure_claims
 
 PUBLISHED = ROOT / "results" / "published"
 CHEAP = [1, 2, 4, 5, 6, 7, 8, 10, 15, 17, 18, 19, 20, 21, 22, 24, 25, 26]
@@ -17,14 +17,14 @@ CHEAP = [1, 2, 4, 5, 6, 7, 8, 10, 15, 17, 18, 19, 20, 21, 22, 24, 25, 26]
 def again(claims: list[int]) -> list[str]:
     """What differs from the published ledger, times left out; no claims given: all of them."""
     asked = ledger.chosen(claims)
-    evidence = ledger.Evidence(measured([claim.number for claim in asked], progress=False), [PUBLISHED])
+    evidence = ledger.Evidence(measure_claims([claim.number for claim in asked], progress=False), [PUBLISHED])
     entries = [ledger.judge(claim, evidence) for claim in asked]
     return ledger.against_published(entries, [PUBLISHED])
 
 
 @pytest.mark.slow
 def test_cheap_numbers_lie_within_their_published_intervals():
-    found = pd.DataFrame(measured(CHEAP, progress=False))
+    found = pd.DataFrame(measure_claims(CHEAP, progress=False))
     published = pd.read_csv(PUBLISHED / "claim_numbers.csv")
     published = published[published["source"] == "measured here"]
     assert ledger.repeats.disagreements(found, published) == []

@@ -21,7 +21,7 @@ RECORDED = Path(__file__).parent / "recorded"
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    claims.measured([], progress=False)
+    claims.measure_claims([], progress=False)
 
 
 def test_counts():
@@ -143,7 +143,7 @@ def test_numbers_are_measured_with_so_many_threads_and_say_what_else_the_machine
     before, seen = torch.get_num_threads(), []
     monkeypatch.setattr(claims.machine, "load", lambda: seen.append(torch.get_num_threads()) or 0.25)
     try:
-        (row,) = claims.measured([19], threads=before + 1, progress=False)
+        (row,) = claims.measure_claims([19], threads=before + 1, progress=False)
     finally:
         torch.set_num_threads(before)
     assert seen == [before + 1]
@@ -166,7 +166,7 @@ def test_intervals():
         own, peer = torch.full((5,), 2.0), torch.full((5,), 4.0)
         yield "; ".join(flat(recurrent_mixers.mean_ratio("h", own, peer)))
         with pretended_machine():
-            rows = claims.measured([19], progress=False)
+            rows = claims.measure_claims([19], progress=False)
         yield f"{[sorted(row) for row in rows]} {[(row['claim'], row['name'], row['value']) for row in rows]}"
         yield f"{numbers.ROUNDING}"
 

@@ -24,7 +24,7 @@ TIMES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    claims.measured([], progress=False)
+    claims.measure_claims([], progress=False)
 
 
 def pretended(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

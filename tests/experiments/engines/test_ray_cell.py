@@ -11,7 +11,7 @@ import pytest
 
 from experiments.system.paths import ROOT
 
-KEEPER = SimpleNamespace(begin=SimpleNamespace(remote=lambda record: None))
+SUPERVISOR = SimpleNamespace(begin=SimpleNamespace(remote=lambda record: None))
 
 
 class _Warm:
@@ -41,13 +41,13 @@ def ray_cell(monkeypatch, tmp_path: Path) -> ModuleType:
 
 def test_a_cell_has_the_threads_of_its_own_sweep(ray_cell: ModuleType, tmp_path: Path):
     """Ray's process goes from one sweep to the next, and with it the one that starts cells."""
-    ended = [ray_cell.train(KEEPER, "cell", 1, str(tmp_path), threads) for threads in (2, 2, 3)]
+    ended = [ray_cell.train(SUPERVISOR, "cell", 1, str(tmp_path), threads) for threads in (2, 2, 3)]
     assert ended == [(0, "2 threads"), (0, "2 threads"), (0, "3 threads")]
     assert [warm.threads for warm in _Warm.started] == [2, 3]
 
 
 def test_a_killed_process_is_told_to_ray_and_followed_by_another(ray_cell: ModuleType, tmp_path: Path):
     with pytest.raises(ray_cell.CellKilled, match="killed by signal 9"):
-        ray_cell.train(KEEPER, "killed", 1, str(tmp_path), 2)
-    assert ray_cell.train(KEEPER, "cell", 1, str(tmp_path), 2) == (0, "2 threads")
+        ray_cell.train(SUPERVISOR, "killed", 1, str(tmp_path), 2)
+    assert ray_cell.train(SUPERVISOR, "cell", 1, str(tmp_path), 2) == (0, "2 threads")
     assert len(_Warm.started) == 2

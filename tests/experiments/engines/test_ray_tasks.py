@@ -17,7 +17,7 @@ from experiments.configuration.sweep_config import RayConfig
 from experiments.engines import ray_connection, ray_tasks
 from experiments.engines.cell import record_path
 from experiments.engines.interface import State
-from experiments.engines.keeper import RUNNING, WAITING
+from experiments.engines.supervisor import RUNNING, WAITING
 from experiments.planning.plan import Plan, plan
 from zoo.errors import UserError
 
@@ -26,7 +26,7 @@ class _Lost(Exception):
     """What Ray raises where an actor is gone."""
 
 
-class _Keeper:
+class _Supervisor:
     """A pretended owner of tasks: every method is an actor's, and what it is asked is written down."""
 
     def __init__(self) -> None:
@@ -75,20 +75,20 @@ def plans(tmp_path: Path, monkeypatch) -> list[Plan]:
 
 def connected(
     monkeypatch, plans: list[Plan], cpus: float = 8.0, **sweep: Any
-) -> tuple[ray_tasks.RayTasks, _Ray, list[_Keeper]]:
+) -> tuple[ray_tasks.RayTasks, _Ray, list[_Supervisor]]:
     """The engine with these keys of sweep, its pretended cluster and the owners of tasks that it has started."""
     keys = {f"sweep__{key}": value for key, value in sweep.items()}
     first = dataclasses.replace(plans[0], config=changed(plans[0].config, **keys))
-    ray, keepers = _Ray(cpus), []
+    ray, supervisors = _Ray(cpus), []
 
-    def made(engine: ray_tasks.RayTasks, folder: Path) -> _Keeper:
-        keepers.append(_Keeper())
-        return keepers[-1]
+    def made(engine: ray_tasks.RayTasks, folder: Path) -> _Supervisor:
+        supervisors.append(_Supervisor())
+        return supervisors[-1]
 
     monkeypatch.setattr(ray_tasks, "connect", lambda settings: ray)
-    monkeypatch.setattr(ray_tasks.RayTasks, "_keeper", made)
+    monkeypatch.setattr(ray_tasks.RayTasks, "_supervisor", made)
     monkeypatch.setattr(ray_tasks.time, "sleep", lambda seconds: None)
-    return ray_tasks.RayTasks([first, *plans[1:]]), ray, keepers
+    return ray_tasks.RayTasks([first, *plans[1:]]), ray, supervisors
 
 
 def record(planned: Plan) -> str:
@@ -102,11 +102,11 @@ def test_a_task_is_asked_for_what_its_cell_takes(
     plans: list[Plan], tmp_path: Path, monkeypatch, cpus: float, takes: float, at_once: int
 ):
     """It is told how many train beside it: no more than there are cells, nor than the cluster has room for."""
-    engine, _, (keeper,) = connected(
+    engine, _, (supervisor,) = connected(
         monkeypatch, plans, cpus, ray__cpus=takes, ray__gpus=0.5, retries=7, ray__poll_s=90.0
     )
     engine.submit(plans[1])
-    (asked,) = keeper.asked
+    (asked,) = supervisor.asked
     method, ((_, seconds), cell, arguments, options) = asked
     assert (method, cell) == ("submit", record(plans[1]))
     assert arguments == (at_once, str(tmp_path), plans[1].config.trainer.threads)
@@ -120,10 +120,10 @@ def test_a_task_is_asked_for_what_its_cell_takes(
 
 
 def test_states_of_cells_are_those_that_their_owner_tells(plans: list[Plan], monkeypatch):
-    engine, _, (keeper,) = connected(monkeypatch, plans)
+    engine, _, (supervisor,) = connected(monkeypatch, plans)
     for planned in plans[:4]:
         engine.submit(planned)
-    keeper.answers["look"] = {
+    supervisor.answers["look"] = {
         record(plans[0]): WAITING,
         record(plans[1]): RUNNING,
         record(plans[2]): (1, "it failed"),
@@ -136,28 +136,28 @@ def test_states_of_cells_are_those_that_their_owner_tells(plans: list[Plan], mon
         State(ended=True, lost=True, why="the node that owned the sweep's tasks vanished"),
     ]
     assert engine.cancel(plans[0])
-    assert keeper.asked[-1] == ("cancel", (record(plans[0]),))
+    assert supervisor.asked[-1] == ("cancel", (record(plans[0]),))
 
 
 def test_a_command_that_only_submits_says_what_was_there_before_and_looks_no_more(
     plans: list[Plan], monkeypatch
 ):
-    engine, ray, (keeper,) = connected(monkeypatch, plans, action="submit")
+    engine, ray, (supervisor,) = connected(monkeypatch, plans, action="submit")
     engine.submit(plans[0])
-    keeper.answers["submit"] = False
+    supervisor.answers["submit"] = False
     engine.submit(plans[1])
     assert engine.changed() == plans[:2]
     assert [engine.state(planned).why for planned in plans[:2]] == ["submitted", "submitted before"]
     engine.close()
-    assert [method for method, _ in keeper.asked] == ["submit", "submit", "leave"]
+    assert [method for method, _ in supervisor.asked] == ["submit", "submit", "leave"]
     assert ray.shut_down == 1
 
 
 def test_an_owner_of_tasks_that_is_gone_is_followed_by_another(plans: list[Plan], monkeypatch):
-    engine, _, keepers = connected(monkeypatch, plans)
-    keepers[0].answers["submit"] = _Lost
+    engine, _, supervisors = connected(monkeypatch, plans)
+    supervisors[0].answers["submit"] = _Lost
     engine.submit(plans[0])
-    assert [len(keeper.asked) for keeper in keepers] == [1, 1]
+    assert [len(supervisor.asked) for supervisor in supervisors] == [1, 1]
     monkeypatch.setattr(engine.ray, "get", lambda answer: (_ for _ in ()).throw(_Lost))
     with pytest.raises(UserError, match="loses its actors; look at it with `ray status`"):
         engine.submit(plans[1])

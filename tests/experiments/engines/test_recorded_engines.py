@@ -1,4 +1,4 @@
-"""What engines ask of Slurm, Ray and shells, and what they say of cells; records of cells; keepers; exits."""
+"""What engines ask of Slurm, Ray and shells, and what they say of cells; records of cells; supervisors; exits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from experiments.engines import (
     choose,
     command_list,
     interface,
-    keeper,
     ray_connection,
     slurm_jobs,
     slurm_queue,
+    supervisor,
 )
 from experiments.engines.exits import exit_reason
 from experiments.planning.plan import plan
@@ -412,7 +412,7 @@ def test_nodes_of_ray():
     check(RECORDED / "ray_nodes.txt", lines())
 
 
-class _Keeper(keeper.Keeper):
+class _Supervisor(supervisor.Supervisor):
     def __init__(self) -> None:
         super().__init__()
         self.log, self.over, self.ends = [], {}, 0
@@ -431,12 +431,12 @@ class _Keeper(keeper.Keeper):
         self.ends += 1
 
 
-def test_keepers_of_tasks(monkeypatch):
+def test_supervisors_of_tasks(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: clock[0])
 
     def lines() -> Iterator[str]:
-        made = _Keeper()
+        made = _Supervisor()
         yield (
             f"{made.submit(('c', 10.0), 'a', (1,), {'x': 2})} "
             f"{made.submit(('c', 10.0), 'a', (1,), {})} {made.submit(('d', 5.0), 'b', (), {})}"
@@ -454,7 +454,7 @@ def test_keepers_of_tasks(monkeypatch):
         made.end_unless_needed()
         yield f"{made.ends} {made.until} {made.outcomes} {made.log}"
 
-    check(RECORDED / "keepers.txt", lines())
+    check(RECORDED / "supervisors.txt", lines())
 
 
 def test_ends_and_engines(monkeypatch):

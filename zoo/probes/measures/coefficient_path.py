@@ -1,4 +1,4 @@
-"""What goes through the coefficients of hyper-connections: its bound, and its share of the gradient."""
+"""The path through the coefficients of hyper-connections: its bound, and its share of the gradient."""
 
 from __future__ import annotations
 

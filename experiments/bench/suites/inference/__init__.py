@@ -28,7 +28,7 @@ from typing import Any
 from experiments.bench import result_table
 from experiments.bench.budget import GPU_LENGTHS
 from experiments.bench.suites.inference.cells import MODES, Cell
-from experiments.bench.suites.inference.entrants import Bench
+from experiments.bench.suites.inference.compared_models import Bench
 from experiments.bench.suites.inference.rows import COLUMNS
 from experiments.bench.suites.inference.subjects import subjects
 from experiments.configuration.schema import Config
@@ -49,7 +49,7 @@ def run(config: Config) -> list[dict[str, Any]]:
 
 
 def finished(config: Config) -> bool:
-    """Whether every cell has its row."""
+    """Return whether every cell has its row."""
     table = _table(config)
     return not table.unmeasured(_cells(config, table))
 

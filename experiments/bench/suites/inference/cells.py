@@ -11,7 +11,7 @@ from experiments.bench import decoding, result_table, timing
 from experiments.bench.hugging_face.peer import Peer
 from experiments.bench.model_steps import autocast
 from experiments.bench.suites.inference.calls import STEPS, Call, decode_call, forward_call, prefill_call
-from experiments.bench.suites.inference.entrants import Bench, Entrants
+from experiments.bench.suites.inference.compared_models import Bench, ComparedModels
 from experiments.bench.suites.inference.expected import expected_ms
 from experiments.bench.suites.inference.rows import compared, format_row
 from experiments.bench.suites.inference.subjects import Subject
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def _kind(self) -> dict[str, Any]:
-        """What the cells of all lengths share."""
+        """The columns that the cells of all lengths share."""
         return {
             "model": self.subject.name,
             "mode": self.mode,
@@ -95,84 +95,84 @@ class Cell:
 
     def _what_fits(self) -> list[dict[str, Any]]:
         """All that are quick enough, in turns; where memory does not hold them together, the model alone."""
-        entrants = self.bench.entrants(self.subject, self.length)
+        models = self.bench.compared_models(self.subject, self.length)
         reads, longer = self.mode == "prefill", self.length > self.bench.shortest
-        there = {OWN: True, PEER: entrants.peer, PLAIN: entrants.plain, FORWARD: reads}
+        there = {OWN: True, PEER: models.peer, PLAIN: models.plain, FORWARD: reads}
         there[SHORTEST] = longer and not reads
         names = [name for name, takes_part in there.items() if takes_part and self._is_quick(name)]
         try:
-            return self._time(entrants, names)
+            return self._time(models, names)
         except torch.OutOfMemoryError:
             if names == [OWN]:
                 raise
-            return self._time(entrants, [OWN])
+            return self._time(models, [OWN])
 
-    def _time(self, entrants: Entrants, names: list[str]) -> list[dict[str, Any]]:
-        self._check_memory(entrants, names)
+    def _time(self, models: ComparedModels, names: list[str]) -> list[dict[str, Any]]:
+        self._check_memory(models, names)
         device, repeats = self.bench.device, self.bench.config.bench.repeats
         with autocast(self.bench.config, device):
-            calls = {name: self._call(entrants, name) for name in names}
+            calls = {name: self._call(models, name) for name in names}
             times = timing.interleaved_within(calls, repeats, device, CELL_S)
         times = {name: [ms / MODES[self.mode] for ms in found] for name, found in times.items()}
-        return self._rows(entrants, times)
+        return self._rows(models, times)
 
-    def _call(self, entrants: Entrants, name: str) -> Call:
-        model, tokens = self._model(entrants, name), self._tokens(entrants)[:, : self._context(name)]
+    def _call(self, models: ComparedModels, name: str) -> Call:
+        model, tokens = self._model(models, name), self._tokens(models)[:, : self._context(name)]
         if name == FORWARD:
-            return forward_call(entrants.model, tokens)
+            return forward_call(models.model, tokens)
         if self.mode == "prefill":
             return prefill_call(model, tokens)
         return decode_call(model, tokens, self.bench.precision, self.bench.config.bench.repeats + 1)
 
-    def _model(self, entrants: Entrants, name: str) -> Any:
-        return {PEER: entrants.peer, PLAIN: entrants.plain}.get(name, entrants.model)
+    def _model(self, models: ComparedModels, name: str) -> Any:
+        return {PEER: models.peer, PLAIN: models.plain}.get(name, models.model)
 
     def _context(self, name: str) -> int:
         return self.bench.shortest if name == SHORTEST else self.length
 
-    def _tokens(self, entrants: Entrants) -> torch.Tensor:
+    def _tokens(self, models: ComparedModels) -> torch.Tensor:
         shape, generator = (self.batch, self.length), torch.Generator().manual_seed(0)
-        return torch.randint(entrants.model.vocab_size, shape, generator=generator).to(self.bench.device)
+        return torch.randint(models.model.vocab_size, shape, generator=generator).to(self.bench.device)
 
-    def _check_memory(self, entrants: Entrants, names: list[str]) -> None:
+    def _check_memory(self, models: ComparedModels, names: list[str]) -> None:
         """Raise OutOfMemoryError before a CPU's memory is full: the system would end the program."""
         if self.bench.device.type != "cpu":
             return
-        logits = 4 * self.batch * self.length * entrants.model.vocab_size
-        needed = sum(logits if name == FORWARD else self._state_bytes(entrants, name) for name in names)
+        logits = 4 * self.batch * self.length * models.model.vocab_size
+        needed = sum(logits if name == FORWARD else self._state_bytes(models, name) for name in names)
         if needed > MEMORY * machine.describe(self.bench.device)["memory_bytes"]:
             raise torch.OutOfMemoryError
 
-    def _state_bytes(self, entrants: Entrants, name: str) -> int:
-        model = self._model(entrants, name)
+    def _state_bytes(self, models: ComparedModels, name: str) -> int:
+        model = self._model(models, name)
         if isinstance(model, Peer):
             return model.state_bytes(self.length, self.batch)
         return decoding.state_bytes(model, self._context(name), self.bench.precision, self.batch)
 
-    def _rows(self, entrants: Entrants, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    def _rows(self, models: ComparedModels, times: dict[str, list[float]]) -> list[dict[str, Any]]:
         ratios: dict[str, Any] = {}
         for name, column in RATIO.items():
             if column and name in times:
                 ratios |= compared(column, times[name], times[OWN])
-        rows = [self._row(entrants, OWN, times[OWN]) | ratios]
+        rows = [self._row(models, OWN, times[OWN]) | ratios]
         if PEER in times:
-            rows[0]["peer"] = entrants.peer.family
-            rows.append(self._row(entrants, PEER, times[PEER]) | {"peer": entrants.peer.family, "ratio": 1.0})
-        elif entrants.no_peer:
-            rows.append(self._note(entrants.no_peer, PEER))
-        if entrants.peer is None and PLAIN in times:
+            rows[0]["peer"] = models.peer.family
+            rows.append(self._row(models, PEER, times[PEER]) | {"peer": models.peer.family, "ratio": 1.0})
+        elif models.no_peer:
+            rows.append(self._note(models.no_peer, PEER))
+        if models.peer is None and PLAIN in times:
             rows[0] |= {"peer": PLAIN, **compared("ratio", times[PLAIN], times[OWN])}
         return rows
 
-    def _row(self, entrants: Entrants, name: str, milliseconds: list[float]) -> dict[str, Any]:
+    def _row(self, models: ComparedModels, name: str, milliseconds: list[float]) -> dict[str, Any]:
         times = timing.summary(milliseconds)
         tokens = self.batch * (self.length if self.mode == "prefill" else 1)
         return {
-            **self._columns(PEER if name == PEER else entrants.model.config.backend),
+            **self._columns(PEER if name == PEER else models.model.config.backend),
             "repeats": len(milliseconds),
             **times,
             "tokens_per_second": 1e3 * tokens / times["milliseconds_median"],
-            "state_bytes": self._state_bytes(entrants, name),
+            "state_bytes": self._state_bytes(models, name),
         }
 
     def _note(self, note: str, backend: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How long a call would take, from the rows of shorter contexts."""
+"""Expected times of calls, from the rows of shorter contexts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured: presets, and the models of runs."""
+"""Models to measure: presets, and the models of runs."""
 
 from __future__ import annotations
 

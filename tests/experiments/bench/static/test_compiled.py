@@ -43,7 +43,7 @@ from experiments.bench.static import kernel_rows, sass
 from experiments.bench.static.capture import Capture, capturing
 from experiments.bench.static.compiler import Compiler
 from experiments.bench.static.gpus import GPUS
-from experiments.bench.static.stand_in import standing_in
+from experiments.bench.static.fake_gpu import use_fake_gpu
 from experiments.bench.static.tools import _output
 from kernels.triton_common.tuning import Tuned
 from small import product, running_sums
@@ -54,7 +54,7 @@ a, b = (torch.empty(size, dtype=torch.bfloat16) for size in ((1024, 256), (256, 
 found, compiled, binaries = {}, 0, []
 for gpu in (GPUS["H200"], GPUS["A100"]):
     launches, compiler = [], Compiler(gpu, Path(sys.argv[1]))
-    with standing_in(gpu), capturing(Capture(compiler, launches.append)):
+    with use_fake_gpu(gpu), capturing(Capture(compiler, launches.append)):
         assert torch.cuda.get_device_capability() == gpu.capability
         tuned[lambda meta: (1024 // meta["BLOCK"],)](a, b, torch.empty(1024, 64), 1024, K=256, N=64)
         Tuned(running_sums, alike, [])[(8,)](torch.empty(8 * 1024), torch.empty(8 * 1024), T=1024)

@@ -24,6 +24,7 @@ from experiments.bench.static import (
     compiler,
     control,
     counts,
+    fake_gpu,
     host_calls,
     kernel_rows,
     model,
@@ -31,7 +32,6 @@ from experiments.bench.static import (
     sass,
     scalars,
     slices,
-    stand_in,
     tools,
     traffic,
     ttir,
@@ -401,8 +401,8 @@ def test_operations_that_are_compared(monkeypatch):
         for queries, size, number in ((10, 2, 3), (8, 1, 4), (6, 4, 1)):
             yield f"{queries} {size} {number}: {host_calls.spread_blocks(queries, size, number).tolist()}"
         for gpu in GPUS.values():
-            yield f"{stand_in._properties(gpu)}"
-            with stand_in.standing_in(gpu):
+            yield f"{fake_gpu._properties(gpu)}"
+            with fake_gpu.use_fake_gpu(gpu):
                 there = torch.cuda.get_device_properties(0)
                 yield (
                     f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()} "

@@ -1,4 +1,4 @@
-"""What outlives the commands of a sweep: the tasks of its cells, how they ended, and the commands that wait for them.
+"""The owner of a sweep's tasks, which outlives its commands: tasks, their outcomes, and the commands that wait.
 
 Knows nothing of Ray, and imports nothing that takes time.
 """
@@ -18,11 +18,11 @@ Lease = tuple[str, float]
 """A command, and the seconds for which it counts as there if it asks no more: a killed one says no farewell."""
 
 
-class Keeper(ABC):
+class Supervisor(ABC):
     """Owns the tasks of an experiment's cells, so that they outlive the command that submitted them.
 
-    An outcome is kept until its cell is submitted again, so that every command that waits for it is told. The keeper
-    ends where no task is left and no command is there to be told.
+    An outcome is kept until its cell is submitted again, so that every command that waits for it is told. The
+    supervisor ends where no task is left and no command is there to be told.
     """
 
     def __init__(self) -> None:
@@ -99,4 +99,4 @@ class Keeper(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """End the process of the keeper."""
+        """End the process of the supervisor."""

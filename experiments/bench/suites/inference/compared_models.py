@@ -1,4 +1,4 @@
-"""The models that stand side by side in a cell: the one measured, its equal in transformers, the plain transformer."""
+"""The models compared in a cell: the one measured, its equal in transformers, and the plain transformer."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ WARM_UP = 16
 
 
 class Bench:
-    """What the cells of a run share: configuration, table, device, shortest length, and the models of the last cell."""
+    """State that the cells of a run share: configuration, table, device, shortest length, models of the last cell."""
 
     def __init__(self, config: Config, table: result_table.ResumableTable, shortest: int) -> None:
         self.config, self.table, self.device = config, table, pick_device(config.device)
         self.shortest = shortest
         half = pick_precision(config.trainer.precision, self.device) == "bf16"
         self.precision = torch.bfloat16 if half else torch.float32
-        self._made: tuple[Subject, int, Entrants] | None = None
+        self._made: tuple[Subject, int, ComparedModels] | None = None
 
-    def entrants(self, subject: Subject, length: int) -> Entrants:
-        """The models for contexts of a length."""
+    def compared_models(self, subject: Subject, length: int) -> ComparedModels:
+        """Return the models for contexts of a length, those of the last cell where it had the same."""
         if self._made is None or self._made[:2] != (subject, length):
             self.forget()
-            self._made = subject, length, Entrants(subject.build(length), self.precision)
+            self._made = subject, length, ComparedModels(subject.build(length), self.precision)
         return self._made[2]
 
     def forget(self) -> None:
@@ -47,7 +47,7 @@ class Bench:
             torch.cuda.empty_cache()
 
 
-class Entrants:
+class ComparedModels:
     """A model and what it is compared with.
 
     peer: its equal in transformers; None: there is none, and no_peer says why where there should be one.

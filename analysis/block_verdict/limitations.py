@@ -1,16 +1,16 @@
-"""What a verdict of an hour cannot tell, from what was trained and measured."""
+"""Limitations of a verdict: sentences on what its runs and measurements cannot tell."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from analysis.block_verdict.measured import Measured
+from analysis.block_verdict.verdict_tables import VerdictTables
 from analysis.caveats.machines import place
 from analysis.units import engineering, listing, whole
 
 
-def untold(measured: Measured, runs: pd.DataFrame | None) -> list[str]:
-    """Return a sentence for every limit of this verdict."""
+def limitations(tables: VerdictTables, runs: pd.DataFrame | None) -> list[str]:
+    """Return a sentence for every limitation of this verdict; runs: those trained for it, if any."""
     found = []
     if runs is not None and len(runs):
         sizes = listing(whole(value) for value in sorted(runs["parameters_non_embedding"].unique()))
@@ -25,13 +25,13 @@ def untold(measured: Measured, runs: pd.DataFrame | None) -> list[str]:
         ]
         if runs["chance"].isna().all():
             found.append("Recall, state tracking and other abilities: only a text was trained on here.")
-    if not measured.speeds.empty:
-        lengths = listing(whole(value) for value in sorted(measured.speeds["tokens"].unique()))
-        machines = listing(measured.speeds["machine"].unique())
+    if not tables.speeds.empty:
+        lengths = listing(whole(value) for value in sorted(tables.speeds["tokens"].unique()))
+        machines = listing(tables.speeds["machine"].unique())
         found.append(
             f"Speed elsewhere: measured at {lengths} tokens, batch 1, on {machines}, in one process; another may lie "
             "outside these intervals by some per cent."
         )
-        if (measured.speeds["device"] == "cpu").all():
+        if (tables.speeds["device"] == "cpu").all():
             found.append("Speed on a GPU: unmeasured.")
     return [*found, "Other options: the block was taken with its defaults."]

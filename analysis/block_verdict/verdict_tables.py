@@ -1,4 +1,4 @@
-"""Reading the tables of job=verdict, which may come from strangers."""
+"""Tables of job=verdict, read as files that may come from strangers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TABLES = {
 }
 
 
-class Measured(NamedTuple):
+class VerdictTables(NamedTuple):
     """The record verdict.json and the tables beside it, empty where a stage has not come yet.
 
     name: the block's; models: the names of all models, the transformer, the block, its relative if there is one.
@@ -63,13 +63,13 @@ class Measured(NamedTuple):
         return self.contracts[self.contracts["failed"] > 0]
 
 
-def read_measured(results: Path) -> Measured:
+def read_verdict_tables(results: Path) -> VerdictTables:
     """Read results/NAME/verdict. Raises ResultsError where it is not there, or is damaged."""
     folder = results / FOLDER
     try:
         record = json.loads(read_text(folder, RECORD))
         _ = record["block"]["name"], record["block"]["kind"], list(record["models"])
-        return Measured(record, *(_table(folder, name) for name in TABLES))
+        return VerdictTables(record, *(_table(folder, name) for name in TABLES))
     except FileNotFoundError as error:
         raise ResultsError(
             f"{results} has no verdict; make one: python run.py job=verdict block=NAME"

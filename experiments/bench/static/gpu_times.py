@@ -1,4 +1,4 @@
-"""What a GPU says of the same operations, where there is one: the times that the model stands in for."""
+"""Times of the same operations on a GPU, where there is one, to compare the model's times with."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from experiments.bench.static.account import WAYS
 from experiments.bench.static.operations import HALF, Operation
 
 
-def measured(operation: Operation, length: int, repeats: int) -> dict[tuple[str, str], float]:
-    """(library, way) -> milliseconds on this GPU, every library in turn; a backward is a pass of both less
-    a forward.
+def measure_times(operation: Operation, length: int, repeats: int) -> dict[tuple[str, str], float]:
+    """Return (library, way) -> median milliseconds on this GPU, every library in turn.
 
-    Raises what a library raises.
+    A backward is a pass of both less a forward. Raises what a library raises.
     """
     device, forms = torch.device("cuda"), {}
     for library in operation.libraries:

@@ -1,4 +1,4 @@
-"""What kernels take in of the operators around them: bytes with the part inside, and with it beside the kernel."""
+"""Operators that kernels fuse: bytes moved with the part inside the kernel, and with the part beside it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def _part_bytes(part: Part, length: int, mode: str, device: torch.device) -> tup
 
 
 def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
-    """Of the three readers of a sub-block's streams: autograd adds their gradients, or each kernel adds to the last."""
+    """Return the bytes of a sub-block's three readers of streams, apart and together.
+
+    Apart, autograd adds their gradients; together, each kernel adds its own to the last.
+    """
     d = InputFactory(1, length, device, torch.float32)
     apart, together = (
         sum(call.bytes(mode) for call in (*calls, residual.post(d)))
@@ -66,7 +69,7 @@ def _gradient_bytes(length: int, mode: str, device: torch.device) -> tuple[float
 
 
 def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[float, float]:
-    """Of the indexer's three projections as three products, and as the one that it makes; x takes no gradient."""
+    """Return the bytes of the indexer's projections as three products and as its own one; x takes no gradient."""
     indexer = Indexer(residual.WIDTH, HEADS, HEAD).to(device)
     weights = [linear.weight for linear in (indexer.q_proj, indexer.k_proj, indexer.w_proj)]
     x = InputFactory(1, length, device, torch.float32).normal(residual.WIDTH).detach()
@@ -75,7 +78,7 @@ def _projection_bytes(length: int, mode: str, device: torch.device) -> tuple[flo
 
 
 PROJECTIONS, GRADIENTS = "indexer's projections", "gradients of the streams"
-TAKEN_IN: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
+FUSED_PARTS: dict[str, Callable[[int, str, torch.device], tuple[float, float]]] = {
     "gate of sparse_attention": partial(
         _part_bytes, Part(lambda d: attention.gated_sparse(d)[0], "gate_logits", _gate)
     ),

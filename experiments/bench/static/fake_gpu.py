@@ -1,4 +1,4 @@
-"""A GPU that is not there: while it stands in, Triton and PyTorch answer questions about a device with its sizes.
+"""A fake GPU: while it is in use, Triton and PyTorch answer questions about a device with its sizes.
 
 Libraries ask at import and keep the answers, so it belongs into a process of its own.
 """
@@ -17,7 +17,7 @@ from experiments.bench.static.gpus import Gpu
 
 
 class _Driver:
-    """What libraries ask of Triton's driver; nothing is loaded or launched through it."""
+    """A driver for Triton that answers questions about the device; nothing is loaded or launched through it."""
 
     def __init__(self, gpu: Gpu) -> None:
         from triton.backends.compiler import GPUTarget
@@ -54,8 +54,8 @@ def _properties(gpu: Gpu) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def standing_in(gpu: Gpu) -> Iterator[None]:
-    """While inside, this GPU seems to be there, and tensors of a CPU to be on it."""
+def use_fake_gpu(gpu: Gpu) -> Iterator[None]:
+    """Return a context manager inside which this GPU seems to be there, and tensors of a CPU to be on it."""
     from triton.runtime import driver
 
     properties = SimpleNamespace(

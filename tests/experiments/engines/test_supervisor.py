@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from experiments.configuration.sweep_config import RayConfig
-from experiments.engines import keeper
+from experiments.engines import supervisor
 from experiments.engines.interface import FAILED, PAUSED
-from experiments.engines.keeper import RUNNING, WAITING, Keeper
 from experiments.engines.ray_connection import refuse_what_no_node_has
+from experiments.engines.supervisor import RUNNING, WAITING, Supervisor
 from experiments.engines.warm import Ended
 from zoo.errors import UserError
 
 ONE, OTHER = ("one", 60.0), ("other", 60.0)
 
 
-class Kept(Keeper):
-    """A keeper whose tasks are numbers and end when a test says so."""
+class Kept(Supervisor):
+    """A supervisor whose tasks are numbers and end when a test says so."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Kept(Keeper):
     def _end(self) -> None:
         self.gone = True
 
-    def send(self, lease: keeper.Lease, record: str) -> bool:
+    def send(self, lease: supervisor.Lease, record: str) -> bool:
         return self.submit(lease, record, (), {})
 
 
@@ -104,7 +104,7 @@ def test_a_cell_that_has_ended_cannot_be_cancelled(kept: Kept):
 
 def test_it_stays_for_tasks_and_for_a_killed_command_only_so_long(kept: Kept, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supervisor.time, "monotonic", lambda: now[0])
     kept.send(ONE, "cell")
     now[0] = 61.0
     kept.end_unless_needed()
