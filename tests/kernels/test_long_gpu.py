@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -21,6 +21,9 @@ LENGTH = 131_072
 MATRICES = {"delta_rule, KDA": 2, "delta_rule, a gate a head": 2}
 """How many bf16 matrices T × T the peak stays below, where it is not one: with 96 and 64 heads of 128 channels a few
 tensors [T, H, 128] and their gradients are more than that. By their sizes 61 and 42 GB, beside 16 and 3 of inputs."""
+
+REPEATS_IF_ASKED = {"timeline_attention"}
+"""Cases with query gradients that PyTorch's flash attention adds atomically, but in deterministic algorithms."""
 
 SWEPT = [name for name, case in CASES.items() if case.length is None]
 
@@ -67,8 +70,18 @@ def kept(where: list[Tensor], call: Callable[[], list[Tensor]]) -> Callable[[], 
     return lambda: where.extend(call())
 
 
-@pytest.mark.parametrize("name", SWEPT)
-def test_long_sequences(name):
+@pytest.fixture
+def repeating(request) -> Iterator[str]:
+    """The name of a case, with deterministic algorithms where its bits repeat by them alone."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or request.param in REPEATS_IF_ASKED)
+    yield request.param
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.parametrize("repeating", SWEPT, indirect=True)
+def test_long_sequences(repeating):
+    name = repeating
     case, device = CASES[name], torch.device("cuda")
     peaks = {}
     for length in (LENGTH // 2, LENGTH):

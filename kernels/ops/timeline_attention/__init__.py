@@ -77,7 +77,9 @@ def timeline_attention(
                 varlen (CUDA, 16 bit), flash_attn (if installed), reference (T × T memory)
     returns     [B, T, H, V] in q's dtype (under autocast: autocast's)
 
-    Balanced timelines cost T²/n_timelines score entries a head, in memory linear in T.
+    Balanced timelines cost T²/n_timelines score entries a head, in memory linear in T. On a GPU the attention inside is
+    PyTorch's or flash-attn's, whose backward adds the gradients of q atomically: their last bits repeat only under
+    `torch.use_deterministic_algorithms(True)`.
     Raises ValueError for shapes that do not fit, and for a backend that is unknown or cannot serve the call.
     """
     check_attention("timeline_attention", q, k, v, cu_seqlens=cu_seqlens)

@@ -151,9 +151,9 @@ def test_what_the_kernels_refuse():
     for wide in ("width", "value_width"):
         given = inputs(2, True, **{wide: 257})
         with pytest.raises(ValueError, match="widths of at most 256, got 257"):
-            delta_rule(**{name: x.float() for name, x in given.items()}, backend="triton")
+            delta_rule(**{name: x.float().to(DEVICE) for name, x in given.items()}, backend="triton")
     with pytest.raises(ValueError, match="needs bfloat16, float16 or float32, got float64"):
-        delta_rule(**inputs(2, True), backend="triton")
+        delta_rule(**{name: x.to(DEVICE) for name, x in inputs(2, True).items()}, backend="triton")
 
 
 def test_work_is_linear_in_time_and_needs_no_data():

@@ -170,7 +170,8 @@ def chosen(tensors: dict[str, Tensor], sizes: Sizes, backend: str) -> list[list[
     time = tensors["k_slc"].shape[1]
     tokens = torch.eye(time, dtype=torch.float64)[None, :, None]
     values = {"v_slc": tokens, "v_win": tokens, "v_cmp": tokens[:, : tensors["k_cmp"].shape[1]]}
-    given, options = only(1, {**tensors, **values}), dataclasses.asdict(sizes)
+    given = {name: x.to(DEVICE) for name, x in only(1, {**tensors, **values}).items()}
+    options = dataclasses.asdict(sizes)
     out = run(given, **options) if backend == "triton" else call(**given, backend=backend, **options)
     read = F.pad(out[0].sum(1) > 0, (0, -time % sizes.select_size)).unflatten(1, (-1, sizes.select_size))
     return [row.any(1).nonzero()[:, 0].tolist() for row in read.cpu()]
