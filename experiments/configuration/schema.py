@@ -298,12 +298,14 @@ class GpuConfig:
     inputs: a folder with wikitext-103-raw-v1/, gpt2/ and train*.parquet for a machine without a network (files
         missing there come from the hub).
     rehearse: run every stage small on this machine, GPU or not, into results/gpu-rehearsal.
+    target: with stage=compile on a machine without a GPU, the one to compile for: H200, H100 or A100.
     """
 
     stage: str | None = None
     minutes: float = 8.0
     inputs: str = ".gpu"
     rehearse: bool = False
+    target: str | None = None
 
 
 @dataclass

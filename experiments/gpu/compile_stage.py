@@ -1,6 +1,7 @@
 """The stage of job=gpu that compiles: every case and every model in a process of its own, on all processors.
 
 Compiled kernels are kept in Triton's cache, so that the stages that measure, one after the other, find them there.
+With gpu.target the cases are compiled for that GPU on a machine that has none (compile_ahead.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,7 +30,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 def compile_kernels(settings: Settings) -> bool:
     """Run every case and model once, in all launch configurations of its kernels; returns whether all were run."""
-    done = Record(settings.folder / "compiled.json")
+    done = Record(settings.folder / f"compiled{'-' + settings.target if settings.target else ''}.json")
     deadline = time.monotonic() + 0.9 * settings.seconds
     left = [piece for piece in _pieces(settings) if piece not in done]
     with ThreadPoolExecutor(settings.workers) as threads:
@@ -45,6 +47,8 @@ def _pieces(settings: Settings) -> list[str]:
     from experiments.bench.cases import CASES
     from experiments.configuration.compose import architectures
 
+    if settings.target:
+        return [f"case {name}" for name in CASES]
     if settings.rehearse:
         return [f"case {name}" for name in REHEARSED["kernels"]["cases"]]
     models = [f"model {name}" for name in architectures(settings.config.model)]
@@ -76,34 +80,52 @@ def _work(settings: Settings, piece: str, sender: Connection) -> None:
 
     began = time.monotonic()
     kind, _, name = piece.partition(" ")
-    with every_configuration():
+    with _ahead(settings.target) if settings.target else every_configuration():
         outcome = {"case": _run_case, "model": _run_model}[kind](settings, name)
     sender.send({**outcome, "seconds": round(time.monotonic() - began, 1)})
 
 
 def _run_case(settings: Settings, name: str) -> dict[str, str]:
     """Each form of a case, forward and backward; returns those that failed, and why."""
-    from experiments.bench import passes, peers
+    from experiments.bench import passes
     from experiments.bench.cases import CASES
 
-    case, device = CASES[name], pick_device(settings.config.device)
-    on_gpu = device.type == "cuda"
-    length = case.length or (LENGTH if on_gpu else 16)
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    # More than one sequence: a kernel is compiled once more for sizes of 1.
-    calls = case.calls(length, min(case.tokens, 2 * LENGTH) if on_gpu else length, device, dtype)
-    leaves = [x for call in calls for x in call.tensors() if x.requires_grad]
-    forms = {
-        "triton": lambda: [call.run("triton") for call in calls],
-        **dict(peers.peers_of(name, calls, device)),
-    }
-    ways = passes.MODES if case.backward else {"forward": passes.forward}
+    forms, leaves = _forms(settings, name)
+    ways = passes.MODES if CASES[name].backward else {"forward": passes.forward}
     found = {
         f"{form}, {way}": _failure(functools.partial(work, run, leaves))
         for form, run in forms.items()
         for way, work in ways.items()
     }
     return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def _forms(settings: Settings, name: str) -> tuple[dict[str, Callable[[], Any]], list[torch.Tensor]]:
+    """A case's Triton form and its peers', and the tensors that have gradients."""
+    from experiments.bench import peers
+    from experiments.bench.cases import CASES
+
+    if settings.target:
+        from experiments.gpu.compile_ahead import forms_ahead
+
+        return forms_ahead(name, LENGTH)
+    case, device = CASES[name], pick_device(settings.config.device)
+    on_gpu = device.type == "cuda"
+    length = case.length or (LENGTH if on_gpu else 16)
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    # More than one sequence: a kernel is compiled once more for sizes of 1.
+    calls = case.calls(length, min(case.tokens, 2 * LENGTH) if on_gpu else length, device, dtype)
+    forms = {
+        "triton": lambda: [call.run("triton") for call in calls],
+        **dict(peers.peers_of(name, calls, device)),
+    }
+    return forms, [x for call in calls for x in call.tensors() if x.requires_grad]
+
+
+def _ahead(target: str) -> AbstractContextManager[None]:
+    from experiments.gpu.compile_ahead import compiling_for
+
+    return compiling_for(target)
 
 
 def _failure(call: Callable[[], object]) -> str | None:

@@ -44,6 +44,11 @@ class Settings:
         return Settings(config, config.gpu.rehearse, 60 * config.gpu.minutes, inputs)
 
     @property
+    def target(self) -> str | None:
+        """The GPU to compile for on this machine, which has none; None: that of this machine."""
+        return self.config.gpu.target
+
+    @property
     def folder(self) -> Path:
         """The folder of runs, checkpoints and the list of finished stages."""
         return Path(self.config.results) / ("gpu-rehearsal" if self.rehearse else "gpu")
@@ -61,6 +66,8 @@ class Settings:
     @property
     def device_name(self) -> str:
         """The GPU's name; in a rehearsal without one the processor's."""
+        if self.target:
+            return f"this machine, for an {self.target}"
         where = machine.describe(pick_device(self.config.device))
         return where["gpu"] or f"{where['host_cpu']} (rehearsal)"
 

@@ -12,7 +12,7 @@
     publish       scores of the best weights so far, curves and tables into results/published/
 
 A finished stage is skipped the next time; one that reached its time limit continues where it stopped. With
-gpu.rehearse=true all stages run small on any machine.
+gpu.rehearse=true all stages run small on any machine; gpu.stage=compile gpu.target=H200 compiles on one without a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from zoo.errors import UserError, unknown
 
 def run(config: Config) -> None:
     """Run the stages that are left, or the one that gpu.stage names. Raises UserError without a GPU or such a stage."""
-    if not torch.cuda.is_available() and not config.gpu.rehearse:
+    if config.gpu.target is not None:
+        _check_ahead(config)
+    elif not torch.cuda.is_available() and not config.gpu.rehearse:
         raise UserError(
             "no CUDA device here, so everything that needs one stays unmeasured; run `make gpu` on a machine with a "
             "GPU, or rehearse the stages small on this one with `python run.py job=gpu gpu.rehearse=true`"
@@ -47,6 +49,17 @@ def run(config: Config) -> None:
             print(f"{name}: done before")
             continue
         _perform(name, settings, done)
+
+
+def _check_ahead(config: Config) -> None:
+    """Refuse what cannot be compiled for a GPU elsewhere. Raises UserError."""
+    from experiments.gpu.compile_ahead import check_target
+
+    if config.gpu.stage != "compile" or config.gpu.rehearse:
+        raise UserError(
+            "gpu.target compiles for a GPU that is elsewhere: give gpu.stage=compile with it, and no gpu.rehearse"
+        )
+    check_target(config.gpu.target)
 
 
 def _perform(name: str, settings: Settings, done: Record) -> None:

@@ -67,6 +67,7 @@ def use_fake_gpu(gpu: Gpu) -> Iterator[None]:
     )
     answers = {
         "is_available": True,
+        "synchronize": None,
         "device_count": 1,
         "current_device": 0,
         "get_device_name": gpu.name,
