@@ -167,6 +167,12 @@ def test_options_that_no_configuration_can_hold_are_named_with_their_file(monkey
     )
 
 
+def test_an_error_that_no_rule_explains_is_told_with_its_cause():
+    error = ValueError("it cannot be read")
+    error.__cause__ = OSError("the disk is gone")
+    assert hydra_errors.explain(error) == "it cannot be read the disk is gone"
+
+
 @pytest.mark.slow
 def test_loggers_that_are_not_installed_are_refused_with_their_extra(lab: Lab, monkeypatch):
     found, absent = importlib.util.find_spec, ("wandb", "tensorboard", "tensorboardX")

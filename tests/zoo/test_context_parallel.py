@@ -150,6 +150,23 @@ def test_a_model_given_all_tokens_in_a_shard_says_which_are_its_own(monkeypatch)
         model(tokens(2, 12), Context.of(tokens(2, 12)).cut())
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_only_a_mixer_that_knows_nothing_of_shards_is_given_the_whole_sequence(knows, monkeypatch):
+    rank_of_four(monkeypatch, 1)
+    layer, gathered = build(Case("mixer", "attention").config()).layers[0], []
+
+    def whole(mixer, u, ctx):
+        gathered.append(u.shape)
+        return u, {}
+
+    monkeypatch.setattr(zoo.context_parallel, "whole", whole)
+    monkeypatch.setattr(layer.mixer, "forward", lambda u, ctx: (u, {}))
+    monkeypatch.setattr(layer.mixer, "context_parallel", knows)
+    norm = layer.mixer_norm.weight
+    layer(torch.ones(1, 3, len(norm), dtype=norm.dtype), Context.of(tokens(1, 12)).cut())
+    assert bool(gathered) == (not knows)
+
+
 def test_a_convolution_longer_than_a_shard_is_refused(monkeypatch):
     rank_of_four(monkeypatch, 1)
     with pytest.raises(UserError, match="at least 3, not 2; take fewer than 4 ranks"):

@@ -59,8 +59,17 @@ def test_a_mixer_larger_than_the_whole_target_is_refused():
 
 def test_a_unit_of_width_that_is_too_coarse_is_named():
     config = from_dict(ModelConfig, {"pattern": "O", "channel": {"name": "moe"}})
-    with pytest.raises(UserError, match="too coarse to come within 1 %"):
+    with pytest.raises(UserError, match="too coarse to come within 1 %") as refused:
         match_parameters(config, 64)
+    sized = (
+        from_dict(ModelConfig, {"pattern": "O", "channel": {"name": "moe", "moe": {"hidden": n}}})
+        for n in (1, 2)
+    )
+    one, two = map(beside_the_embedding, sized)
+    unit, target = two - one, beside_the_embedding(ModelConfig())
+    nearest = round(1 + (target - one) / unit)
+    assert f"hidden width is {unit / target:.1%} of the {target:,} parameters" in str(refused.value)
+    assert f"the nearest is {one + (nearest - 1) * unit:,} (" in str(refused.value)
 
 
 def test_a_width_of_ones_own_contradicts_matching():

@@ -60,6 +60,15 @@ def test_where_nobody_learned_a_task_no_difference_is_better_worse_or_equal(delt
     )
 
 
+def test_the_best_of_the_two_has_the_name_of_its_block_whatever_its_runs_are_called():
+    runs = [
+        model(f"{name} mqar", [mean - 0.004, mean, mean + 0.004], data="mqar", pattern=4 * letter)
+        for name, mean, letter in (("transformer", 0.4, "F"), ("delta_pure", 0.9, "K"))
+    ]
+    ((_, (sentence,)),) = beside_transformer(runs).items()
+    assert "(the best, delta: 0.900" in sentence
+
+
 @pytest.mark.parametrize(
     ("accuracies", "heading", "verb"),
     [

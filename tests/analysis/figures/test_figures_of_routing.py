@@ -176,6 +176,13 @@ def test_typical_tokens_of_the_head_that_tells_most(tmp_path, write_run):
     )
 
 
+def test_of_many_choices_the_most_loaded_are_shown():
+    many = timeline_tokens.MOST_CHOICES + 2
+    rows = pd.DataFrame({"choice": range(many), "token": 7, "count": range(10, 10 + many)})
+    chosen = timeline_tokens._most_loaded(timeline_tokens.with_lift(rows))
+    assert sorted(chosen) == list(range(2, many))
+
+
 @pytest.mark.parametrize("choices", [1, 2, 3, 5])
 def test_a_panel_a_choice_and_no_empty_frame(choices):
     names = range(choices)

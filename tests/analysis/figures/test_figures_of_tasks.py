@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
+from support import pretended_runs
 from support.figure_reading import framed, line
 from support.task_runs import write_study, write_task_run
 
@@ -44,6 +47,19 @@ def test_curves_are_means_over_seeds_of_one_task(study):
         assert axes.get_xlabel() == "training steps"
     assert (level_of_chance(panels["mqar"]), level_of_chance(panels["parity"])) == (1 / 32, 0.5)
     assert line(panels["mqar"], "_copying").get_ydata()[0] == 0.25
+
+
+def test_validations_without_an_accuracy_are_not_drawn():
+    """Rows of a record from before accuracies, or of a text among the runs."""
+    results = pretended_runs.pretended(pretended_runs.model("kda mqar", [0.5], data="mqar"))
+    rows = results.metrics.assign(accuracy=0.5)
+    of_validation = rows["split"] == "validation"
+    first = rows.index[of_validation][0]
+    rows.loc[first, "accuracy"] = float("nan")
+    drawn = task_curves.table(replace(results, metrics=rows))
+    assert len(drawn) == of_validation.sum() - 1
+    with pytest.raises(NoData, match="no run has a validation row with its accuracy"):
+        task_curves.table(replace(results, metrics=rows.assign(accuracy=float("nan"))))
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.pretended_runs import model, pretended
 
-from analysis import ResultsError, gallery, load_results, write_report
+from analysis import ResultsError, gallery, load_results, report, write_report
 from analysis.caveats.comparison import caveats
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,20 @@ class Page(HTMLParser):
             self.pre[-1] += data
         elif not {"style", "script"} & set(self.inside):
             self.text.append(data)
+
+
+def test_the_page_compares_with_the_baseline_that_is_asked_for(tmp_path, monkeypatch):
+    class Asked(Exception):
+        """Stops before anything is drawn."""
+
+    def gather(*given):
+        raise Asked(*given[1:])
+
+    results = pretended(model("transformer", [3.0, 3.1]), model("kda", [2.9, 3.0]))
+    monkeypatch.setattr(report, "gather", gather)
+    with pytest.raises(Asked) as asked:
+        report.write_report(results, tmp_path, workers=2, baseline="kda")
+    assert asked.value.args == (tmp_path / "figures", 2, "kda")
 
 
 def test_the_page_stands_alone_and_its_files_lie_beside_it(quickstart):

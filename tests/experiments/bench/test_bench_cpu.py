@@ -74,6 +74,26 @@ def test_a_peak_is_what_a_pass_takes_beside_what_the_process_has_taken_before(mo
     ]
 
 
+def test_a_process_that_ends_without_a_result_is_not_waited_for(monkeypatch):
+    """Its end of the pipe is closed here too: with it open `recv` would wait without end."""
+    open_ends = {"here"}
+
+    def recv() -> int:
+        if "there" in open_ends:
+            raise AssertionError("waits without end")
+        raise EOFError
+
+    def start() -> None:
+        open_ends.add("there")
+
+    process = SimpleNamespace(start=start, join=lambda: None, exitcode=9)
+    pipe = SimpleNamespace(recv=recv), SimpleNamespace(close=lambda: open_ends.remove("there"))
+    context = SimpleNamespace(Pipe=lambda duplex: pipe, Process=lambda target, args: process)
+    monkeypatch.setattr(memory.mp, "get_context", lambda way: context)
+    with pytest.raises(RuntimeError, match="measuring the memory of mixer K ended with status 9"):
+        peak_memory_of("K", 64)
+
+
 @pytest.mark.parametrize(("configured", "made_for"), [(None, 4096), (1024, 1024)])
 def test_a_mixer_is_made_for_the_length_that_it_reads_unless_another_is_given(
     monkeypatch, configured: int | None, made_for: int

@@ -74,6 +74,12 @@ def test_causal_indices_are_different_tokens_of_the_past():
             assert max(used) <= t
 
 
+def test_causal_indices_differ_from_sequence_to_sequence():
+    torch.manual_seed(0)
+    first, second = InputFactory(2, 50, CPU, torch.float32).causal_indices(7)
+    assert all(not torch.equal(first[t], second[t]) for t in range(30, 50))
+
+
 @pytest.mark.slow
 def test_dry_counts_every_kernel_and_measures_nothing(lab: Lab):
     with mock.patch.object(timing, "interleaved", side_effect=AssertionError):

@@ -6,6 +6,7 @@ import importlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,6 +143,29 @@ def test_suites_of_operations(tmp_path: Path, monkeypatch):
         yield refusal(attention.run, changed(config, device="cuda"))
 
     check(RECORDED / "suites_of_operations.txt", lines())
+
+
+def test_every_backend_of_attention_is_timed_by_its_own_passes(monkeypatch):
+    """And its peer is `torch`, wherever that stands among them."""
+    ran: list[str] = []
+    x = torch.ones(1, requires_grad=True)
+
+    def interleaved(forms, repeats, device):
+        for form in forms.values():
+            form()
+        return {name: [float(len(name))] for name in forms}
+
+    call = SimpleNamespace(
+        operation="attention",
+        registry=SimpleNamespace(backends=["torch", "other one"]),
+        tensors=lambda: [x],
+        run=lambda backend: ran.append(backend) or 2 * x,
+    )
+    monkeypatch.setattr(attention.timing, "interleaved", interleaved)
+    monkeypatch.setattr(attention.timing, "peak_memory", lambda form, device: 0)
+    rows = attention._compare(call, 8, CPU, 1)
+    assert ran == ["torch", "other one"] * 3, "once to see whether it serves, then in both modes"
+    assert [row["ratio"] for row in rows if row["backend"] == "torch"] == [1.0, 1.0]
 
 
 def test_what_is_timed():

@@ -24,6 +24,14 @@ def registered():
     claims.measure_claims([], progress=False)
 
 
+def test_every_file_of_claims_is_found_by_itself(monkeypatch):
+    found: list[str] = []
+    monkeypatch.setattr(claims.importlib, "import_module", found.append)
+    claims.measured([], progress=False)
+    files = Path(claims.__file__).parent.glob("*.py")
+    assert sorted(found) == sorted(f"experiments.claims.{x.stem}" for x in files if x.stem != "__init__")
+
+
 def test_counts():
     """Exact numbers, without the counts of large models, which take longer."""
 

@@ -58,6 +58,18 @@ def test_flops_at_long_lengths():
     check(RECORDED / "flops.txt", lines())
 
 
+def test_sequences_that_do_not_fit_together_are_told_by_the_longest(monkeypatch):
+    model = SimpleNamespace(
+        config=tiny_config().model,
+        vocab_size=50,
+        seq_len=32,
+        embedding=SimpleNamespace(weight=torch.zeros(1)),
+    )
+    monkeypatch.setattr(decode_memory, "_free_memory", lambda device: 100)
+    told = refusal(decode_memory.check_decode_memory, model, [[300, 512, 64]], "give less")
+    assert "the decode state of 512 tokens (3 at once) takes" in told
+
+
 def test_memory(monkeypatch):
     """What does not fit is refused before; what fails is told; bytes alive at once; shares of several devices."""
 

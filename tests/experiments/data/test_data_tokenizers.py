@@ -156,6 +156,17 @@ def test_gpt2_merges_of_number_signs_are_no_comments(tmp_path):
     assert found == [["#"], ["##"], ["##", "#"], ["####"]]
 
 
+def test_gpt2_merges_of_a_space_are_read(tmp_path):
+    """The files are UTF-8, and a space is Ġ in them."""
+    tokens = [*sorted(ByteLevel.alphabet()), "Ġt", "Ġth", SEPARATOR]
+    vocabulary = json.dumps({token: i for i, token in enumerate(tokens)}, ensure_ascii=False)
+    (tmp_path / "vocab.json").write_text(vocabulary, encoding="utf-8")
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ t\nĠt h\n", encoding="utf-8")
+    cfg = DataConfig(tokenizer="gpt2", gpt2_path=str(tmp_path))
+    tokenizer = TOKENIZERS["gpt2"].make(cfg, None, "", None)
+    assert [tokens[i] for i in tokenizer.encode(" the")] == ["Ġth", "e"]
+
+
 @pytest.mark.parametrize(
     ("vocabulary", "merges", "message"),
     [

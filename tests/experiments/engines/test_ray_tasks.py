@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
 from pathlib import Path
@@ -174,6 +175,19 @@ def test_a_cell_that_no_node_holds_is_refused_and_the_command_lets_go_of_the_clu
     assert closed == ["closed"]
     engine, _, _ = connected(monkeypatch, plans, ray__cpus=9.0, action="cancel")
     assert engine.cancel(plans[0])
+
+
+@pytest.mark.parametrize(("own", "told"), [(None, "0"), ("1", "1")])
+def test_nothing_of_a_sweep_is_told_to_the_makers_of_ray_unless_one_says_so(monkeypatch, own, told):
+    name, seen = "RAY_USAGE_STATS_ENABLED", []
+    monkeypatch.setenv(name, own or "")
+    if own is None:
+        monkeypatch.delenv(name)
+    ray = SimpleNamespace(init=lambda **options: seen.append(os.environ.get(name)))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.job_config", SimpleNamespace(JobConfig=lambda **options: options))
+    ray_connection.connect(RayConfig())
+    assert seen == [told]
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -29,6 +29,7 @@ from experiments.engines import (
     supervisor,
 )
 from experiments.engines.exits import exit_reason
+from experiments.engines.interface import DONE
 from experiments.planning.plan import plan
 from experiments.runs.folders import RunPaused
 from experiments.system import preemption
@@ -304,6 +305,18 @@ def test_jobs_of_slurm(place: Path, monkeypatch):
         yield f"{engine.state(leaving[0])} {engine.farewell(3)}"
 
     check(RECORDED / "slurm_jobs.txt", masked(list(lines()), _named(plans, place)))
+
+
+@pytest.mark.parametrize("action", ["wait", "submit"])
+def test_a_cell_that_is_done_is_told_as_done_also_by_a_command_that_only_submits(
+    place: Path, monkeypatch, action: str
+):
+    (planned,) = _plans(1, sweep__engine="slurm", sweep__action=action)
+    engine, _, _ = _slurm(monkeypatch, [planned])
+    engine.submit(planned)
+    monkeypatch.setattr(type(planned), "done", True)
+    state = engine.state(planned)
+    assert (state.ended, state.status, state.left) == (True, DONE, False)
 
 
 @pytest.mark.parametrize("action", ["wait", "submit"])

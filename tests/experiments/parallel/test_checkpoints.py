@@ -11,6 +11,7 @@ from support.parallel_runs import VOCAB, configured, in_processes, models, train
 from support.program import differences
 
 import zoo
+from experiments.parallel.checkpoint import save
 from zoo.errors import UserError
 from zoo.sharded_files import INDEX, read_whole
 
@@ -54,6 +55,17 @@ def test_a_sharded_checkpoint_is_a_folder_of_every_process_s_part(states: dict[s
         whole = torch.load(checkpoint(states["one"]), weights_only=True)
         for key in ("state_dict", "optimizer_states"):
             assert differences(read_whole(folder, key), whole[key]) == []
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_a_killed_run_left_of_a_checkpoint_is_no_part_of_the_next(tmp_path: Path):
+    path, left = tmp_path / "step-1.ckpt", tmp_path / ".step-1.ckpt.partial"
+    left.mkdir()
+    (left / "shard-00009-model-00009-of-00009.safetensors").write_bytes(b"left")
+    save({"state_dict": {"weight": torch.ones(2)}, "card": {"format": 1}}, path)
+    assert {x.name for x in path.iterdir()} == {*json.loads((path / INDEX).read_text()), INDEX}
+    assert not list(path.glob("*00009*"))
+    assert not left.exists()
 
 
 @pytest.mark.long

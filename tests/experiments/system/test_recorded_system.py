@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import signal
 import sys
 import threading
@@ -196,6 +198,12 @@ def test_progress(monkeypatch):
         yield f"{made}"
 
     check(RECORDED / "progress.txt", lines())
+
+
+def test_versions_are_those_of_python_and_of_the_packages_that_are_there():
+    found = machine.versions()
+    assert found["python"] == platform.python_version()
+    assert found["torch"] == importlib.metadata.version("torch")
 
 
 def test_facts_of_a_machine(tmp_path: Path, monkeypatch):

@@ -484,6 +484,11 @@ def test_what_is_not_finite():
     check(RECORDED / "not_finite.txt", lines())
 
 
+def test_a_node_has_as_many_processes_as_devices_whatever_the_number_of_nodes():
+    config = tiny_config(trainer__devices=2, trainer__nodes=3)
+    assert "--nproc-per-node=2" in launch.ranks_command(Path("plan.json"), config, [])
+
+
 def test_processes_of_a_run(place: Path, monkeypatch):
     """The commands and environments of several processes, and what is concluded from what they tell."""
     config = tiny_config(**TEXT, trainer__devices=2, trainer__accumulate=2, trainer__threads=3)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from experiments.configuration.schema import Config
+from experiments.training import lightning_modules
 from experiments.training.lightning_modules import LanguageModelling
 from experiments.training.nonfinite import first_bad_gradient
 from experiments.training.train import make_trainer, silence_lightning
@@ -128,6 +129,17 @@ def test_what_a_step_saw_is_told_apart():
     assert float(task.last_step["aux:timeline_balance"]) == pytest.approx(float(aux) / 3, rel=1e-5)
     silent, _ = losses(task.model, batch, noise=False)
     assert float(silent.detach()) != pytest.approx(float(loss), rel=1e-6)
+
+
+def test_where_processes_hold_a_sequence_together_a_loss_is_of_the_own_part(monkeypatch):
+    made = config()
+    task = LanguageModelling(model_of(made).eval(), made, RandomBatches(), {})
+    whole = RandomBatches().batch(0)
+    own = {name: whole[name][:, : LENGTH // 2] for name in ("tokens", "targets")}
+    monkeypatch.setattr(lightning_modules, "own_part", lambda batch: (own, Context.of(own["tokens"])))
+    loss, *_ = task.losses(whole)
+    logits, _ = task.model(own["tokens"], Context.of(own["tokens"]))
+    torch.testing.assert_close(loss, F.cross_entropy(logits[0], own["targets"][0]))
 
 
 @pytest.mark.parametrize("step", [0, 3])

@@ -198,6 +198,19 @@ def test_a_cache_has_room_for_as_many_rounds_of_decoding_as_there_may_be(monkeyp
     assert [taken[number] for number in range(2)] == room
 
 
+def test_a_verdict_goes_on_where_an_option_has_names_that_json_does_not_keep(tmp_path):
+    """Numbers as the names of a dictionary's values, say, as a block of one's own may have them."""
+
+    @dataclasses.dataclass
+    class Options:
+        widths: dict[int, float]
+
+    config, block = Config(results=str(tmp_path), name="v", device="cpu"), find_block("kda")
+    found = {"transformer": Options({1: 0.5}), "kda": Options({2: 0.5})}
+    folder = stages.open_verdict(config, block, found)
+    assert stages.open_verdict(config, block, found) == folder
+
+
 @pytest.mark.slow
 def test_a_table_is_measured_once_and_a_changed_block_needs_a_new_name(tmp_path, monkeypatch):
     config = Config(results=str(tmp_path), name="v", match="params")

@@ -229,6 +229,12 @@ def test_groups_that_shared_memory_cannot_hold_are_refused():
         assert reason is None if taken else re.match(wanted, reason)
 
 
+def test_a_group_is_the_query_heads_of_one_kv_head():
+    *given, gates = arguments(inputs(1, 2, heads=512, kv_heads=4, width=128), dtype=torch.float16)
+    reasons = OPERATION.refusals(*given, gates, q_rotated=given[0], sizes=Sizes(**SMALL))
+    assert reasons.get("triton") is None
+
+
 def test_the_last_keys_under_the_window_will_do_for_one_query_alone():
     for queries in (1, 2):
         q, *rest = arguments(inputs(2, 50, queries=queries, near=9))
