@@ -27,7 +27,7 @@ def registered():
 def test_every_file_of_claims_is_found_by_itself(monkeypatch):
     found: list[str] = []
     monkeypatch.setattr(claims.importlib, "import_module", found.append)
-    claims.measured([], progress=False)
+    claims.measure_claims([], progress=False)
     files = Path(claims.__file__).parent.glob("*.py")
     assert sorted(found) == sorted(f"experiments.claims.{x.stem}" for x in files if x.stem != "__init__")
 

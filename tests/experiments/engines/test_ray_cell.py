@@ -46,17 +46,19 @@ def test_a_cell_has_the_threads_of_its_own_sweep(ray_cell: ModuleType, tmp_path:
     assert [warm.threads for warm in _Warm.started] == [2, 3]
 
 
-def test_tasks_are_given_their_keeper_which_they_tell_that_they_have_begun(ray_cell: ModuleType, monkeypatch):
-    """And the keeper asks itself, as an actor, whether it is needed."""
+def test_tasks_are_given_their_supervisor_which_they_tell_that_they_have_begun(
+    ray_cell: ModuleType, monkeypatch
+):
+    """And the supervisor asks itself, as an actor, whether it is needed."""
     asked: list[tuple] = []
     task = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *given: asked.append(given)))
     context = SimpleNamespace(current_actor="the actor")
     ray = SimpleNamespace(get_runtime_context=lambda: context, remote=lambda **_: lambda function: task)
     monkeypatch.setattr(ray_cell, "ray", ray)
-    monkeypatch.setattr(ray_cell, "_check", lambda keeper: asked.append(("checks", keeper)))
+    monkeypatch.setattr(ray_cell, "_check", lambda supervisor: asked.append(("checks", supervisor)))
     thread = SimpleNamespace(Thread=lambda target, args, daemon: SimpleNamespace(start=lambda: target(*args)))
     monkeypatch.setattr(ray_cell, "threading", thread)
-    ray_cell.RayKeeper()._start("cell", (1, "folder", 2), {})
+    ray_cell.RaySupervisor()._start("cell", (1, "folder", 2), {})
     assert asked == [("checks", "the actor"), ("the actor", "cell", 1, "folder", 2)]
 
 
