@@ -111,6 +111,6 @@ def caption(table: pd.DataFrame) -> str:
     points = window(int(counts.max()))
     strong = f"strong lines: running mean of {points} points" if points > 1 else "few points: not smoothed"
     return (
-        f"Norm of the gradient of all parameters before clipping, the mean since the last point. Faint lines: "
+        f"Norm of the gradient of all parameters before clipping, of the one step at each point. Faint lines: "
         f"geometric mean over seeds, at the steps that all have; {strong}.{rates_text(table)} {provenance_text(table)}"
     )
