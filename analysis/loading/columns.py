@@ -287,7 +287,17 @@ METRIC_COLUMNS: tuple[Column, ...] = (
         optional=True,
     ),
     Column("lr", "float64", "lr", "", "learning rate", optional=True),
-    Column("grad_norm", "float64", "grad_norm", "", "gradient norm before clipping", optional=True),
+    Column(
+        "grad_norm", "float64", "grad_norm", "", "gradient norm before clipping, of this step", optional=True
+    ),
+    Column(
+        "grad_norm_max",
+        "float64",
+        "grad_norm_max",
+        "",
+        "the largest gradient norm before clipping of the steps since the last row",
+        optional=True,
+    ),
     Column("seconds", "float64", "seconds", "s", "training time so far", optional=True),
     Column("tokens_per_second", "float64", "tokens_per_second", "tokens/s", "throughput", optional=True),
     Column("mfu", "float64", "mfu", "", "model FLOPs utilisation; missing where above 1", optional=True),

@@ -43,6 +43,7 @@ METRIC_COLUMNS = [
     "perplexity",
     "lr",
     "grad_norm",
+    "grad_norm_max",
     "seconds",
     "tokens_per_second",
     "mfu",

@@ -53,7 +53,7 @@ def is_due(step: int, every: int, last: int) -> bool:
 
 
 class MetricRows(StepCallback):
-    """Writes a row every log_every steps.
+    """Writes a row every log_every steps: means over its steps, of `grad_norm` the last step's, and `grad_norm_max`.
 
     Its running sums are part of the checkpoint, so that a resumed run writes the same rows.
     utilisation gives MFU = FLOPs done / (peak · time), empty where above 1; what it takes to find FLOPs and peak is no
@@ -65,6 +65,7 @@ class MetricRows(StepCallback):
         self.tokens_per_step, self.utilisation = tokens_per_step, utilisation
         self.sums: dict[str, Tensor] = {}
         self.count = 0
+        self.largest_norm: Tensor | None = None  # of the gradient, since the last row
         self.seconds = 0.0  # spent training so far, earlier attempts included
         self.paused = 0.0  # spent since the last row on validation, checkpoints and costs
         self.since = 0.0
@@ -84,16 +85,18 @@ class MetricRows(StepCallback):
                 self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value
             self.count += 1
         self.steps += 1
+        norm = task.last_step["grad_norm"]
+        before = norm if self.largest_norm is None else self.largest_norm.to(norm.device)
+        self.largest_norm = torch.maximum(norm, before)  # on the device: nothing waits
         step = trainer.global_step
         if not is_due(step, self.every, trainer.max_steps):
             return
         row = {name: float(value) / self.count for name, value in self.sums.items()}
-        row["grad_norm"] = float(
-            task.last_step["grad_norm"]
-        )  # waits for the GPU, whose work the clock below then includes
+        row["grad_norm"] = float(norm)  # waits for the GPU, whose work the clock below then includes
+        row["grad_norm_max"] = float(self.largest_norm)
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self.write(trainer, {"split": "train", **row, **self._speed(task)})
-        self.sums, self.count, self.steps = {}, 0, 0
+        self.sums, self.count, self.steps, self.largest_norm = {}, 0, 0, None
 
     def write(self, trainer: pl.Trainer, row: dict[str, Any]) -> None:
         """Append a row of this step, and hand it to the other loggers; the main process does."""
@@ -122,12 +125,18 @@ class MetricRows(StepCallback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The running sums and the seconds spent training, for the checkpoint."""
-        return {"sums": self.sums, "count": self.count, "seconds": self.seconds}
+        """The running sums, the largest norm and the seconds spent training, for the checkpoint."""
+        return {
+            "sums": self.sums,
+            "count": self.count,
+            "largest_norm": self.largest_norm,
+            "seconds": self.seconds,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the sums and seconds of a checkpoint."""
+        """Take over the sums, the largest norm and the seconds of a checkpoint."""
         self.sums, self.count, self.seconds = state["sums"], state["count"], state["seconds"]
+        self.largest_norm = state.get("largest_norm")  # older checkpoints have none
 
 
 class ReportProgress(StepCallback):

@@ -85,6 +85,32 @@ def test_rows_are_means_over_micro_batches_and_speed_is_of_training_alone(tmp_pa
         assert float(row["lr"]) == 0.125
 
 
+def test_a_row_has_the_largest_gradient_norm_since_the_last_one_across_a_resume_too(
+    tmp_path: Path, clock: Clock
+):
+    path = tmp_path / "metrics.csv"
+    norms = iter(
+        [1.0, 9.0, 2.0, 3.0, 4.0, 7.0, 5.0, 1.0]
+    )  # a step each; rows after the fourth and the eighth
+
+    def attempt(steps: range, state: dict[str, object] | None) -> dict[str, object]:
+        rows = metrics.MetricRows(MetricLog(path, []), 4, 100, Utilisation(lambda: 1.0, lambda: 1.0))
+        if state:
+            rows.load_state_dict(state)
+        at = trainer(step=steps.start)
+        rows.on_train_start(at, None)
+        for step in steps:
+            clock.now += 1
+            norm = next(norms)
+            micro_batch(rows, at, 2 * step, loss=1.0, grad_norm=norm)
+            micro_batch(rows, at, 2 * step + 1, loss=1.0, grad_norm=norm)
+        return rows.state_dict()
+
+    attempt(range(6, 8), attempt(range(6), None))
+    assert [float(row["grad_norm_max"]) for row in read_metrics(path)] == [9.0, 7.0]
+    assert [float(row["grad_norm"]) for row in read_metrics(path)] == [3.0, 1.0]
+
+
 def test_flops_and_peak_are_found_once_with_the_first_row_and_that_is_no_training_time(
     tmp_path: Path, clock: Clock, monkeypatch
 ):
