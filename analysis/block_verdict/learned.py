@@ -58,7 +58,7 @@ def model_in_runs(runs: pd.DataFrame, model: dict[str, Any]) -> str | None:
 
 def _finding(family: Family, row: pd.Series, block: str, peer: str) -> Finding:
     """The finding of a row of a family's table, whose baseline is the peer."""
-    told = f"{_told(family, row, block, peer)}{_interval(family, row, peer)}"
+    told = f"{_difference_sentence(family, row, block, peer)}{_interval(family, row, peer)}"
     if family.metric != WRONG:
         return Finding(_side(row), peer, f"{told}: {_judged(row, peer)}.")
     if accuracies(family.runs)[[row.name, family.baseline]].max() < LEARNED:
@@ -106,7 +106,7 @@ def _accuracy(family: Family, label: str) -> str:
     return accuracy_text(mean, half_width)
 
 
-def _told(family: Family, row: pd.Series, block: str, peer: str) -> str:
+def _difference_sentence(family: Family, row: pd.Series, block: str, peer: str) -> str:
     """The difference in words: "Test loss on pydocs: −0.03 ± 0.02 nats/token"; of a task accuracies and theirs."""
     of_task = family.metric == WRONG
     signed = row.mask(row.index == "difference", -row["difference"]) if of_task else row

@@ -131,11 +131,11 @@ def _write(place: Path, page: Page) -> Path:
     )
     jinja = environment(autoescape=True)
     return write_text(
-        place / "index.html", jinja.get_template("verdict.html.j2").render(page=page, shown=_shown)
+        place / "index.html", jinja.get_template("verdict.html.j2").render(page=page, shown=_cell_text)
     )
 
 
-def _shown(value: object) -> str:
+def _cell_text(value: object) -> str:
     """A cell of a table: counts whole, other numbers with four digits."""
     if not isinstance(value, float):
         return str(value)

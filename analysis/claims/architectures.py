@@ -51,7 +51,7 @@ def latents(found: Evidence) -> Iterator[Part]:
     """Equality of the two forms; the share of the cache at two sets of sizes."""
     needed = {"absorbed against expanded": at_most(ROUNDING), "cache saved": about(0.93, 0.03)}
     shares = []
-    for check in found.measured(17, needed):
+    for check in found.checks(17, needed):
         yield check
         shares += [check] if check.name.startswith("cache saved") else []
     here, there = shares
@@ -70,7 +70,7 @@ def kda(found: Evidence) -> Iterator[Part]:
         "change of the last output when two earlier tokens swap places, KDA": at_least(0.01),
         "change of the last output when two earlier tokens swap places, attention": at_most(ROUNDING),
     }
-    yield from found.measured(18, needed)
+    yield from found.checks(18, needed)
     columns = ("ratio_shortest", "ratio_shortest_low", "ratio_shortest_high")
     row = inference(found, "kda_pure", "decode", 8192)
     name = "time of a step after 256 tokens over one after 8,192"
@@ -79,7 +79,7 @@ def kda(found: Evidence) -> Iterator[Part]:
 
 def lfm2(found: Evidence) -> Iterator[Part]:
     """The layout, and times of prefill and decoding at three lengths."""
-    yield from found.measured(19, {"share of layers": Needed(0.6, 0.7)})
+    yield from found.checks(19, {"share of layers": Needed(0.6, 0.7)})
     for mode in ("prefill", "decode"):
         for tokens in (256, 1024, 2048):
             yield faster(found, "lfm2", mode, tokens, at_least(1.0))
@@ -87,7 +87,7 @@ def lfm2(found: Evidence) -> Iterator[Part]:
 
 def states(found: Evidence) -> Iterator[Part]:
     """Yield what both can hold by construction, and what one trained layer of PaTH tracks beyond rotary positions."""
-    yield from found.measured(20, {"PaTH": at_most(ROUNDING), "FoX": at_most(ROUNDING)})
+    yield from found.checks(20, {"PaTH": at_most(ROUNDING), "FoX": at_most(ROUNDING)})
     for config, task in TRACKED.items():
         for part in ahead(study_of(found, config), "path_fox no forget_gate", "transformer"):
             yield replace(part, name=f"{part.name}, {task}") if isinstance(part, Check) else part
@@ -100,7 +100,7 @@ def mesa(found: Evidence) -> Iterator[Part]:
         "30 steps of conjugate gradients": at_most(1e-9),
         "error of in-context regression": at_most(1.0),
     }
-    yield from found.measured(21, needed)
+    yield from found.checks(21, needed)
 
 
 def memories(found: Evidence) -> Iterator[Part]:
@@ -109,13 +109,13 @@ def memories(found: Evidence) -> Iterator[Part]:
         "largest change of a memory that no token names": about(0.0),
         "error of reading 64 pairs": at_most(LESS),
     }
-    yield from found.measured(22, needed)
+    yield from found.checks(22, needed)
 
 
 def branches(found: Evidence) -> Iterator[Part]:
     """Exact properties here; speed on a CPU decides nothing."""
     needed = {"largest change before": at_most(ROUNDING), "all blocks selected": at_most(ROUNDING)}
-    yield from found.measured(23, needed)
+    yield from found.checks(23, needed)
     for tokens in (1024, 2048):
         yield faster(found, "nsa", "decode", tokens, None)
     yield Lack(GPU, "its speed is one of kernels at 8K to 64K tokens on a GPU", "python run.py job=gpu")

@@ -39,12 +39,12 @@ def parameters(found: Evidence) -> Iterator[Part]:
         "parameters, transformer": Needed(DENSE, DENSE),
         "parameters, hypergraph": Needed(SPARSE, SPARSE),
     }
-    yield from found.measured(24, needed)
+    yield from found.checks(24, needed)
 
 
 def pairs(found: Evidence) -> Iterator[Part]:
     """Pairs of a balanced layer, of layers as they were trained, and of a whole model."""
-    for check in found.measured(25, {"pairs of full attention": about(6.0, 0.01)}):
+    for check in found.checks(25, {"pairs of full attention": about(6.0, 0.01)}):
         yield check
         if check.name.startswith("most that 8 sparse layers"):
             yield Contradiction(
@@ -62,7 +62,7 @@ def pairs(found: Evidence) -> Iterator[Part]:
 def crossover(found: Evidence) -> Iterator[Part]:
     """FLOP ceilings; latencies are of a GPU."""
     needed = {f"FLOP ceiling at {length}": at_least(value) for length, value in SPEEDUPS.items()}
-    for check in found.measured(26, needed):
+    for check in found.checks(26, needed):
         yield check
         if check.name.endswith("16K"):
             share = (1 - 1 / SPEEDUPS["16K"]) / (1 - 1 / check.value)

@@ -32,7 +32,7 @@ def composite_gain(found: Evidence) -> Iterator[Part]:
         "Amax of orthogonal": about(CLAIMED_ROTATION),
         "σ_max of orthogonal": about(CLAIMED_ROTATION),
     }
-    for check in found.measured(4, needed):
+    for check in found.checks(4, needed):
         yield check
         if check.name.startswith("Amax of orthogonal"):
             yield Contradiction(
@@ -55,7 +55,7 @@ def low_rank(found: Evidence) -> Iterator[Part]:
         "streams of rank 1: bytes between layers": at_most(1.2),
         "whole streams: bytes of the KV cache": about(4.0),
     }
-    for check in found.measured(6, needed):
+    for check in found.checks(6, needed):
         yield check
         if check.name.startswith("whole streams: bytes of the KV"):
             yield Contradiction(
@@ -81,7 +81,7 @@ def explosion(found: Evidence) -> Iterator[Part]:
     needed = {
         f"gradient, first over last streams, {depth} layers, no cap": at_most(100) for depth in (6, 12, 24)
     }
-    for check in found.measured(7, needed):
+    for check in found.checks(7, needed):
         yield check
         if check.name.startswith("log10 of the document's bound"):
             yield Contradiction(
@@ -99,7 +99,7 @@ def explosion(found: Evidence) -> Iterator[Part]:
 
 def initialisation(found: Evidence) -> Iterator[Part]:
     """The document's initialisation and ours against the plain residual."""
-    yield from found.measured(8, {"relative difference from the plain residual": at_most(1e-5)})
+    yield from found.checks(8, {"relative difference from the plain residual": at_most(1e-5)})
     read, write = (1 / (1 + math.exp(-b)) for b in (0.25, 1.0))
     gains = Check(
         "Σ H_pre·H_post of the document's biases, four streams",
@@ -115,7 +115,7 @@ def initialisation(found: Evidence) -> Iterator[Part]:
 
 def overhead(found: Evidence) -> Iterator[Part]:
     """Training steps with and without streams on a CPU, which the claim is not about."""
-    yield from found.measured(9)
+    yield from found.checks(9)
     steps = found.table("steps.csv", STEPS_COMMAND)
     for _, row in steps[steps["model"] == "shc"].iterrows():
         row = row.copy()

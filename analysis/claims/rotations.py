@@ -17,7 +17,7 @@ def cayley(found: Evidence) -> Iterator[Part]:
     needed = {f"error of {name}, float64": at_most(FP64) for name in names}
     needed |= {f"error of {name}, float32": at_most(FP32) for name in names}
     needed |= {"free numbers less n(n−1)/2": about(0.0), "error of the gradient's formula": at_most(FP64)}
-    yield from found.measured(1, needed)
+    yield from found.checks(1, needed)
 
 
 def neumann(found: Evidence) -> Iterator[Part]:
@@ -27,7 +27,7 @@ def neumann(found: Evidence) -> Iterator[Part]:
         "‖QᵀQ − I‖ at ‖A‖ = 0.9, K = 5": at_most(FP32),
         "error of ‖QᵀQ − I‖ = ‖A‖^(2K+2)": at_most(FP64),
     }
-    for check in found.measured(2, needed):
+    for check in found.checks(2, needed):
         yield check
         if check.name.startswith("smallest even K"):
             yield Contradiction(
@@ -39,12 +39,12 @@ def neumann(found: Evidence) -> Iterator[Part]:
 
 def against_sinkhorn(found: Evidence) -> Iterator[Part]:
     """Interleaved times of both forms of Cayley and of Sinkhorn."""
-    yield from found.measured(3, {"Sinkhorn's time over Cayley's": at_least(1.0)})
+    yield from found.checks(3, {"Sinkhorn's time over Cayley's": at_least(1.0)})
 
 
 def mixtures(found: Evidence) -> Iterator[Part]:
     """σ_max of mixtures and products; σ_min is shown."""
-    yield from found.measured(5, {"σ_max": at_most(FP64)})
+    yield from found.checks(5, {"σ_max": at_most(FP64)})
 
 
 CLAIMS = (

@@ -52,7 +52,7 @@ def task_table(results: Results, baseline: str | None = None) -> pd.DataFrame:
 def _rows(family: Family, group: str) -> pd.DataFrame:
     told = family.table.assign(
         difference=-family.table["difference"],
-        shown=[_shown(row) for row in family.table.itertuples()],
+        shown=[_conclusion(row) for row in family.table.itertuples()],
         why=family.table["lead"],
     )
     columns = ["rank_best", "rank_worst", "baseline", "difference", "difference_ci", "shown", "why"]
@@ -62,7 +62,7 @@ def _rows(family: Family, group: str) -> pd.DataFrame:
     return rows.assign(model=name, baseline=baseline)
 
 
-def _shown(row: tuple) -> str:
+def _conclusion(row: tuple) -> str:
     if row.Index == row.baseline:
         return BASELINE
     if pd.isna(row.difference_p):

@@ -81,14 +81,14 @@ def draw(table: pd.DataFrame, batch: int) -> Figure:
     styles = series_styles(zip(models["model"], models["color"], strict=True))
     series = list(timed.groupby(["model", "backend"], sort=False))
     entries = [
-        Line2D([], [], label=_label(model, backend, rows["peer"]), **_look(styles[model], backend))
+        Line2D([], [], label=_label(model, backend, rows["peer"]), **_line_style(styles[model], backend))
         for (model, backend), rows in series
     ]
     figure, axes = new_figure(7.2 + 0.21 * -(-len(entries) // 3), rows=len(PANELS), sharex=True)
     for place, (mode, column, title) in zip(axes, PANELS, strict=True):
         for (model, backend), rows in series:
             rows = rows[rows["mode"] == mode].sort_values("tokens")
-            _draw_series(place, rows, column, _look(styles[model], backend))
+            _draw_series(place, rows, column, _line_style(styles[model], backend))
         _finish(place, column, title)
     length_axis(axes[-1], sorted(timed["tokens"].unique()))
     axes[-1].set_xlabel("context (tokens)")
@@ -101,7 +101,7 @@ def _label(model: str, backend: str, peer: pd.Series) -> str:
     return f"{peer.iloc[0]}, {PEER}" if backend == PEER else model
 
 
-def _look(series_style: SeriesStyle, backend: str) -> dict:
+def _line_style(series_style: SeriesStyle, backend: str) -> dict:
     """Ours solid with filled markers, those of transformers dashed with open ones."""
     theirs = backend == PEER
     return {

@@ -81,10 +81,10 @@ def _swept(results: Results) -> pd.DataFrame:
 
 def drawn(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one setting per model and rate: the chosen, or else that of the lowest mean."""
-    return pd.concat(_shown(rate) for _, rate in table.groupby(["model", "lr"], sort=False))
+    return pd.concat(_drawn_rows(rate) for _, rate in table.groupby(["model", "lr"], sort=False))
 
 
-def _shown(rate: pd.DataFrame) -> pd.DataFrame:
+def _drawn_rows(rate: pd.DataFrame) -> pd.DataFrame:
     groups = [group for _, group in rate.groupby("settings", dropna=False)]
     return min(groups, key=lambda one: (not one["chosen"].any(), one["value"].fillna(math.inf).mean()))
 

@@ -116,7 +116,7 @@ def caption(table: pd.DataFrame) -> str:
     """State each model's number of keys, their distance, and their share of dense attention, as of random keys."""
     whole = select_axis(table, SUMMARY)
     means = whole.groupby(["label", "measure"])["value"].mean().unstack()
-    told = "; ".join(_told(label, row) for label, row in means.iterrows())
+    told = "; ".join(_mean_text(label, row) for label, row in means.iterrows())
     return (
         f"Means over heads and layers ({band_text(table)}). Over all positions: {told}. "
         "Dense attention is what the block would do with every key; only blocks that learn to find it show it. "
@@ -124,7 +124,7 @@ def caption(table: pd.DataFrame) -> str:
     )
 
 
-def _told(label: str, row: pd.Series) -> str:
+def _mean_text(label: str, row: pd.Series) -> str:
     text = f"{label} {row['selected_keys']:.1f} keys a query"
     if pd.notna(row.get("selected_distance")):
         text += f", {row['selected_distance']:.1f} tokens away"

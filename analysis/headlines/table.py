@@ -114,14 +114,14 @@ def markdown(found: Sequence[Judged]) -> str:
     shown = rows(found)
     parts = ["# Headlines of the papers", "<!-- headlines -->", f"{counted(found)}.", table(FIELDS, shown)]
     for row, judged in zip(shown, found, strict=True):
-        parts += [f"## {row.headline}. {row.question}", _told(row)]
+        parts += [f"## {row.headline}. {row.question}", _entry_text(row)]
         parts += [_numbers(judged)] if judged.entry.checks else []
         parts += [f"Why it is no verdict: {escape(row.lacking)}"] * bool(row.lacking)
         parts.append(f"`{row.command}`")
     return "\n\n".join(parts) + "\n"
 
 
-def _told(row: Row) -> str:
+def _entry_text(row: Row) -> str:
     return (
         f"**{row.verdict}**. Claimed ({escape(row.paper)}): {escape(row.claimed)}. Rule: {escape(row.rule)}."
         + (f" Right without the task's rule: {row.levels}." if row.levels else "")

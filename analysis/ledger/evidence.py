@@ -40,7 +40,7 @@ class Evidence:
         self._tables: dict[str, pd.DataFrame] = {}
         self._studies: dict[str, Results] = {}
 
-    def measured(self, claim: int, needed: Mapping[str, Needed] | None = None) -> Iterator[Check]:
+    def checks(self, claim: int, needed: Mapping[str, Needed] | None = None) -> Iterator[Check]:
         """Yield the numbers measured for a claim; needed: beginning of a name -> what the claim needs of it.
 
         Raises Missing where there are none or none begins like that: then another ledger would be judged.

@@ -60,7 +60,7 @@ SUMMARY = tuple(
 )
 
 
-def shown(value: float) -> str:
+def number_text(value: float) -> str:
     """Format a number with four significant digits; counts below a billion whole."""
     if math.isnan(value):
         return "–"
@@ -70,7 +70,7 @@ def shown(value: float) -> str:
 
 def with_unit(check: Check) -> str:
     """Format a check's number with its unit."""
-    return f"{shown(check.value)} {check.unit}".strip()
+    return f"{number_text(check.value)} {check.unit}".strip()
 
 
 def interval(check: Check) -> str:
@@ -78,7 +78,11 @@ def interval(check: Check) -> str:
     if check.high - check.low <= 1e-6 * abs(check.value):
         alike = "one seed" if check.seeds == 1 else f"{check.seeds} seeds alike"
         return "exact" if check.seeds is None else alike
-    return f"≤ {shown(check.high)}" if check.low == 0 else f"{shown(check.low)} to {shown(check.high)}"
+    return (
+        f"≤ {number_text(check.high)}"
+        if check.low == 0
+        else f"{number_text(check.low)} to {number_text(check.high)}"
+    )
 
 
 def number_row(check: Check) -> NumberRow:

@@ -89,15 +89,15 @@ def model_panels(
 def chance_text(table: pd.DataFrame) -> str:
     """Explain the levels of tasks with their numbers: chance, dashed, and those of DASHES that get more."""
     known = levels_by_task(table)
-    chances = _told({task: levels["chance"] for task, levels in known.items()})
+    chances = _levels_text({task: levels["chance"] for task, levels in known.items()})
     told = [f"Dashed: chance, what one gets who sees the place and the token at hand alone ({chances})."]
     for word, (_, meaning) in DASHES.items():
         found = {task: levels[word] for task, levels in known.items() if word in levels}
-        told += [f"{meaning} ({_told(found)})."] * bool(found)
+        told += [f"{meaning} ({_levels_text(found)})."] * bool(found)
     return " ".join(told)
 
 
-def _told(levels: Mapping[str, float]) -> str:
+def _levels_text(levels: Mapping[str, float]) -> str:
     return listing((f"{task} {share:.3g}" for task, share in levels.items()), 20)
 
 

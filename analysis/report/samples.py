@@ -60,7 +60,7 @@ def _prompt(key: tuple, table: pd.DataFrame) -> Prompt:
         value = getattr(key, name)
         same &= table[name].isna() if pd.isna(value) else (table[name] == value).fillna(False)
     rows = table[same].itertuples(index=False)
-    return Prompt(_shown(key.prompt), _sampling(key), [_continuation(row) for row in rows])
+    return Prompt(_printable(key.prompt), _sampling(key), [_continuation(row) for row in rows])
 
 
 def _sampling(key: tuple) -> str:
@@ -73,8 +73,8 @@ def _sampling(key: tuple) -> str:
 
 def _continuation(row: tuple) -> Continuation:
     speed = units.engineering(row.tokens_per_second)
-    return Continuation(row.label, units.whole(row.seed), _shown(row.text), speed)
+    return Continuation(row.label, units.whole(row.seed), _printable(row.text), speed)
 
 
-def _shown(text: object) -> str:
+def _printable(text: object) -> str:
     return units.MISSING if pd.isna(text) else units.pictured(str(text))

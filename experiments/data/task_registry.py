@@ -81,7 +81,7 @@ class Task(ABC):
         """The token as an example shows it."""
         return str(token)
 
-    def shown(self, tokens: np.ndarray) -> np.ndarray:
+    def as_answers(self, tokens: np.ndarray) -> np.ndarray:
         """The answer that each token shows, where tokens have another name for it than answers have."""
         return tokens
 

@@ -135,7 +135,9 @@ class TaskSet:
         if self.fingerprint not in _shortcuts:
             shown, asked = self._held_out.values()
             count = max(1, _LOOKED_AT * HELD_OUT // (shown.answers * self.task.seq_len))
-            parts = [(self.task.shown(part.tokens[:count]), part.targets[:count]) for part in (shown, asked)]
+            parts = [
+                (self.task.as_answers(part.tokens[:count]), part.targets[:count]) for part in (shown, asked)
+            ]
             ways = tuple(way for way in WAYS if way not in self.task.copies_by)
             _shortcuts[self.fingerprint] = best_shortcut(*parts, ways)
         return _shortcuts[self.fingerprint]

@@ -87,7 +87,7 @@ def train_record(path: Path, sink: Sink, workers: int = 1) -> tuple[int, str]:
     try:
         planned = read_record(path)
         planned.config.trainer.progress = False
-        execute(planned, ends_when_told(sink, planned.title), workers)
+        execute(planned, stops_when_signalled(sink, planned.title), workers)
     except RunPaused as pause:
         return PAUSED, str(pause)
     except Exception as error:
@@ -104,12 +104,12 @@ def progress(planned: Plan) -> State:
     return State(f"train {step}/{steps}", step / steps) if step else State("running")
 
 
-def ends_when_told(sink: Sink, title: str) -> Sink:
+def stops_when_signalled(sink: Sink, title: str) -> Sink:
     """A sink that raises RunPaused where this process is told to make room while scoring; training ends at a step."""
 
     def report(phase: str, done: int, total: int, note: str = "") -> None:
         sink(phase, done, total, note)
-        if phase != "train" and preemption.told() is not None:
+        if phase != "train" and preemption.received() is not None:
             raise RunPaused(f"{title}: told to make room while scoring {phase}; the same command goes on")
 
     return report

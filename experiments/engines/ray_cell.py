@@ -17,7 +17,7 @@ from experiments.engines.supervisor import Supervisor
 from experiments.engines.warm import Ended, Warm
 
 CHECK_S = 60.0
-"""Seconds between two looks of the actor whether anybody needs it."""
+"""Seconds after which the actor checks again whether anybody needs it."""
 
 
 class CellKilled(Exception):

@@ -45,7 +45,7 @@ class RayTasks(Engine):
         self.submitted: dict[str, Plan] = {}
         self.there_before: set[str] = set()
         self.known: dict[str, str | Ended] = {}
-        self.looked = False
+        self.asked = False
 
     def _supervisor(self, folder: Path) -> Any:
         from experiments.engines.ray_cell import RaySupervisor
@@ -103,11 +103,11 @@ class RayTasks(Engine):
     def changed(self) -> list[Plan]:
         """All cells, after asking the owners of the tasks."""
         if not self.leave:
-            if self.looked:
+            if self.asked:
                 time.sleep(self.settings.poll_s)
-            self.looked = True
-            looks = [self._ask(folder, "look", self.lease) for folder in self.supervisors]
-            self.known = {record: what for look in looks for record, what in look.items()}
+            self.asked = True
+            found = [self._ask(folder, "states", self.lease) for folder in self.supervisors]
+            self.known = {record: what for states in found for record, what in states.items()}
         return list(self.submitted.values())
 
     def cancel(self, planned: Plan) -> bool:

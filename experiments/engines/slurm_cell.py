@@ -1,6 +1,6 @@
 """A cell as a Slurm job runs it: it makes room when told to, and is requeued where its job's time is up.
 
-Imports nothing that takes time: a job heeds signals before it loads the harness.
+Imports nothing that takes time: a job handles signals before it loads the harness.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class SlurmCell:
     def __call__(self) -> None:
         """Train, and leave the outcome beside the record; a job that makes room leaves none."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's
-        preemption.heed(signal.SIGUSR2, signal.SIGTERM)
+        preemption.pause_on(signal.SIGUSR2, signal.SIGTERM)
         with interrupts.loading():
             from experiments.engines.cell import train_record
             from experiments.engines.interface import DONE, PAUSED
-            from experiments.system.progress import unheard
-        status, why = train_record(self.record, unheard, self.workers)
-        if status != DONE and preemption.told() == signal.SIGTERM:
+            from experiments.system.progress import discard
+        status, why = train_record(self.record, discard, self.workers)
+        if status != DONE and preemption.received() == signal.SIGTERM:
             _leave()
-        if status == PAUSED and preemption.told() == signal.SIGUSR2:
+        if status == PAUSED and preemption.received() == signal.SIGUSR2:
             why = _requeued(requeue)
         write_outcome(self.record, status, why)
 

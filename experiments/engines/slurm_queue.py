@@ -56,7 +56,7 @@ class SlurmQueue:
 
         Raises UserError where it does not answer the first time.
         """
-        listed = _said("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%T")
+        listed = _output_of("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%T")
         if listed is not None:
             self.states = dict(line.split("|", 1) for line in listed.split() if "|" in line)
         elif self.states is None:
@@ -72,7 +72,7 @@ class SlurmQueue:
 
     def end(self, job: str) -> str:
         """Return CANCELLED, TIMEOUT, NODE_FAIL, ..., which `scontrol` tells for some minutes; later on ""."""
-        found = re.search(r"JobState=(\w+)", _said("scontrol", "show", "job", job) or "")
+        found = re.search(r"JobState=(\w+)", _output_of("scontrol", "show", "job", job) or "")
         return found[1] if found else ""
 
     def cancel(self, job: str) -> None:
@@ -83,7 +83,7 @@ class SlurmQueue:
         subprocess.run(["scancel", job], check=True)
 
 
-def _said(*command: str) -> str | None:
+def _output_of(*command: str) -> str | None:
     """Return the standard output of a command; None where it failed or took a minute."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

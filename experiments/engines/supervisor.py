@@ -47,7 +47,7 @@ class Supervisor(ABC):
         if record in self.tasks:
             self.begun.add(record)
 
-    def look(self, lease: Lease) -> dict[str, str | Ended]:
+    def states(self, lease: Lease) -> dict[str, str | Ended]:
         """Record -> WAITING or RUNNING, or how the last task of its cell ended."""
         self._renew(lease)
         self._settle()

@@ -97,11 +97,11 @@ def _train(asked: dict[str, Any], there: int) -> None:
     """Train a cell in the fork, which ends here whatever happens."""
     try:
         from experiments.engines.cell import train_record
-        from experiments.system.progress import unheard
+        from experiments.system.progress import discard
 
         if asked["gpus"] is not None:
             os.environ[GPUS] = asked["gpus"]
-        answer = json.dumps(train_record(Path(asked["record"]), unheard, asked["workers"]))
+        answer = json.dumps(train_record(Path(asked["record"]), discard, asked["workers"]))
         os.write(there, answer.encode())
     finally:
         os._exit(0)

@@ -20,15 +20,15 @@ def run(config: Config) -> None:
     starts and to nothing else.
     """
     with interrupts.loading():
-        from experiments.engines.cell import ends_when_told, enter_record
+        from experiments.engines.cell import enter_record, stops_when_signalled
         from experiments.training.execute import execute
     if config.run is None:
         raise UserError("job=cell needs run=results/NAME/.cells/RUN.json, as sweep.engine=list writes it")
-    preemption.heed(signal.SIGUSR2)
+    preemption.pause_on(signal.SIGUSR2)
     planned = enter_record(Path(config.run))
     bar = Bar(planned.title, planned.config.trainer.progress)
     try:
-        trained = execute(planned, ends_when_told(bar, planned.title))
+        trained = execute(planned, stops_when_signalled(bar, planned.title))
     finally:
         bar.close()
     print(f"{'complete' if trained else 'already complete'}: {planned.folder.path}")

@@ -20,21 +20,21 @@ def cell_names(plans: list[Plan]) -> dict[str, str]:
 
     Differences from the presets that all models of the sweep share are left out.
     """
-    return _told_apart(
+    return _distinguished(
         plans, [f"{name} seed {p.config.seed}" for p, name in zip(plans, _labels(plans), strict=True)]
     )
 
 
 def model_names(plans: list[Plan]) -> dict[str, str]:
     """Run -> the name of its model, as `cell_names` without the seed."""
-    return _told_apart(plans, _labels(plans))
+    return _distinguished(plans, _labels(plans))
 
 
 def _labels(plans: list[Plan]) -> list[str]:
     return short_labels([(p.config, p.letters) for p in plans])
 
 
-def _told_apart(plans: list[Plan], titles: list[str]) -> dict[str, str]:
+def _distinguished(plans: list[Plan], titles: list[str]) -> dict[str, str]:
     settings = {p.run: dict(_leaves(dataclasses.asdict(p.config))) for p in plans}
     named = dict(zip(settings, titles, strict=True))
     names = {}

@@ -127,9 +127,9 @@ def _acquire(lock: BaseFileLock, message: str, wait: bool, stream: TextIO | None
 
 def _wait_for(lock: BaseFileLock) -> None:
     try:
-        lock.acquire(poll_interval=0.05, cancel_check=lambda: preemption.told() is not None)
+        lock.acquire(poll_interval=0.05, cancel_check=lambda: preemption.received() is not None)
     except Timeout:  # by cancel_check; there is no other limit
-        why = f"told to make room ({preemption.told().name})"
+        why = f"told to make room ({preemption.received().name})"
         raise preemption.Paused(
             f"{why} while another process holds {lock.lock_file}; the same command goes on"
         ) from None

@@ -28,7 +28,7 @@ def tell_failure(folder: Path, record: dict[str, Any]) -> None:
     tell(outcome="failed", record=place.name)
 
 
-def heard(lines: Iterable[str], folder: Path) -> Iterator[dict[str, Any]]:
+def parse(lines: Iterable[str], folder: Path) -> Iterator[dict[str, Any]]:
     """The messages among the lines of the processes' output, as they come; other words are printed.
 
     folder: where records of failures stand (`tell_failure`); they are read.

@@ -24,18 +24,18 @@ class Paused(RuntimeError):
     """
 
 
-_told: list[int] = []
+_received: list[int] = []
 _others: list[int] = []
 
 
-def heed(*numbers: signal.Signals) -> None:
-    """From now on take these signals for being told to make room."""
+def pause_on(*numbers: signal.Signals) -> None:
+    """From now on these signals ask this process to pause: to make room for others."""
     for number in numbers:
-        signal.signal(number, lambda received, frame: _receive(received))
+        signal.signal(number, lambda number, frame: _receive(number))
 
 
-def heed_from_others(number: signal.Signals, own: int) -> None:
-    """From now on take this signal for being told to make room, but for the end where process `own` sends it.
+def pause_on_from_others(number: signal.Signals, own: int) -> None:
+    """`pause_on`, but where process `own` sends the signal it ends this one.
 
     To be called before other threads start: they inherit that it is blocked, so that one of them can ask who sent it.
     """
@@ -43,15 +43,15 @@ def heed_from_others(number: signal.Signals, own: int) -> None:
     threading.Thread(target=_ask_who_sent, args=(number, own), daemon=True).start()
 
 
-def told() -> signal.Signals | None:
-    """The first signal that told this process to make room; None: none has."""
-    return signal.Signals(_told[0]) if _told else None
+def received() -> signal.Signals | None:
+    """Return the first signal that asked this process to pause; None: none has."""
+    return signal.Signals(_received[0]) if _received else None
 
 
 def pass_on_to(process: int) -> None:
-    """Tell another process too, now or when this one is told; it heeds PASSED_ON."""
+    """Tell another process too, now or when this one is told; it pauses on PASSED_ON."""
     _others.append(process)
-    if _told:
+    if _received:
         _tell(process)
 
 
@@ -65,7 +65,7 @@ def passing_on() -> Iterator[None]:
 
 
 def _receive(number: int) -> None:
-    _told.append(number)
+    _received.append(number)
     for process in _others:
         _tell(process)
 

@@ -68,5 +68,5 @@ class ThrottledSender:
         """Do nothing: nothing is held open."""
 
 
-def unheard(phase: str, done: int, total: int, note: str = "") -> None:
+def discard(phase: str, done: int, total: int, note: str = "") -> None:
     """A sink that nobody listens to."""

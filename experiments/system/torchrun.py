@@ -52,7 +52,7 @@ def leave(status: int = 0) -> NoReturn:
 if __name__ == "__main__":
     end_with_parent(END)
     os.environ.update(as_parent())
-    # A job's manager may tell every process to make room: those that train heed it once they can (`rank`).
+    # A job's manager may tell every process to make room: those that train handle it once they can (`rank`).
     for number in (preemption.PASSED_ON, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     from torch.distributed.run import main

@@ -79,7 +79,7 @@ def _listen(torchrun: subprocess.Popen[str], sink: Sink, folder: Path) -> dict[s
     """
     outcome: dict[str, Any] | None = None
     with preemption.passing_on():
-        for message in messages.heard(torchrun.stdout or (), folder):
+        for message in messages.parse(torchrun.stdout or (), folder):
             if "process" in message:
                 preemption.pass_on_to(message["process"])
             elif "progress" in message:

@@ -78,13 +78,13 @@ class LanguageModelling(pl.LightningModule):
         return total if group.replicas() == 1 else total / group.replicas()
 
     def losses(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Mean cross-entropy in nats a token (of a task: an answer), the auxiliary losses, and `measure`."""
+        """Mean cross-entropy in nats a token (of a task: an answer), the auxiliary losses, and `batch_metrics`."""
         own, ctx = own_part(batch)
         logits, aux = self.compute(own["tokens"], ctx)
         loss = ctx.cross_entropy(logits.float(), own["targets"], IGNORE)
-        return loss, aux, self.measure(logits, own)
+        return loss, aux, self.batch_metrics(logits, own)
 
-    def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def batch_metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return what metric rows of training show beside the losses: of text nothing."""
         return {}
 
@@ -156,7 +156,7 @@ class SyntheticTask(LanguageModelling):
 
     measures = ("accuracy", "sequence_accuracy")
 
-    def measure(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def batch_metrics(self, logits: Tensor, batch: Batch) -> dict[str, Tensor]:
         """The shares of answers and of sequences that are right (`tasks.accuracies`)."""
         return accuracies(logits, batch["targets"])
 

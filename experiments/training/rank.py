@@ -31,7 +31,7 @@ def main(file: Path) -> int:
         from experiments.training.execute import take_part
         from zoo.errors import UserError
 
-    preemption.heed(preemption.PASSED_ON)
+    preemption.pause_on(preemption.PASSED_ON)
     tell(process=os.getpid())
     planned, workers = launch.read_plan(file)
     planned.config.trainer.progress = False
@@ -62,6 +62,6 @@ def _silent() -> Iterator[None]:
 if __name__ == "__main__":
     end_with_parent(signal.SIGKILL)
     # A job's manager sends it to every process of a job that has to end soon, torchrun to those that are left.
-    preemption.heed_from_others(signal.SIGTERM, os.getppid())
+    preemption.pause_on_from_others(signal.SIGTERM, os.getppid())
     signal.signal(END, signal.SIG_DFL)  # nohup would have it ignored
     leave(main(Path(sys.argv[1])))

@@ -32,7 +32,7 @@ from experiments.planning.plan import Plan
 from experiments.runs.folders import METRICS, MetricLog
 from experiments.scoring.text import score_best
 from experiments.system import machine
-from experiments.system.progress import Sink, unheard
+from experiments.system.progress import Sink, discard
 from experiments.training import callbacks
 from experiments.training.lightning_modules import LanguageModelling, SyntheticTask, compiled
 from experiments.training.summary import summarise
@@ -214,7 +214,7 @@ def train(planned: Plan, sink: Sink, workers: int = 1) -> dict[str, Any]:
         corpus,
         planned.folder.path,
         device,
-        sink if group.is_main() else unheard,
+        sink if group.is_main() else discard,
         config.evaluate.splits,
         group.sequence(),
     )

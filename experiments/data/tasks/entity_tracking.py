@@ -76,7 +76,7 @@ class EntityTracking(Task):
             answers[n] = held[box]
         return ask(tokens, boxes + 1 + 2 * np.arange(count), answers, 1 + np.arange(count))
 
-    def shown(self, tokens: np.ndarray) -> np.ndarray:
+    def as_answers(self, tokens: np.ndarray) -> np.ndarray:
         """Return the answers that tokens [T] show: a2 for 1:a2, and for all others the token itself."""
         in_a_box = (tokens >= self.options.items) & (tokens < self.first_swap)
         return np.where(in_a_box, (tokens - self.options.items) % self.options.items, tokens)

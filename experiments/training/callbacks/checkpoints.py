@@ -125,7 +125,7 @@ class Pause(StepCallback):
     def after_step(self, trainer: pl.Trainer, task: LanguageModelling) -> None:
         """Save a checkpoint and raise Paused where it is time, unless this was the last step."""
         step, time_is_up = trainer.global_step, self._time_is_up()
-        planned, told = self.step is not None and step >= self.step, _told()
+        planned, told = self.step is not None and step >= self.step, _received_by_any()
         if not (time_is_up or planned or told) or step >= trainer.max_steps:
             return
         save_checkpoint(trainer, self.folder)
@@ -139,9 +139,9 @@ class Pause(StepCallback):
         return self.deadline < math.inf and group.from_main(time.monotonic() >= self.deadline)
 
 
-def _told() -> signal.Signals | None:
+def _received_by_any() -> signal.Signals | None:
     """The signal that told a process of this run to make room; others may not have heard yet, and all stop together."""
-    return next(filter(None, group.from_all(preemption.told())), None)
+    return next(filter(None, group.from_all(preemption.received())), None)
 
 
 class OwnSignals(pl.Callback):

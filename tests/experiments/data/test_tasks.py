@@ -127,7 +127,7 @@ def test_copying_by_place_or_by_order_tells_no_more_than_is_stated(name: str):
     task_set = TaskSet(settings(name))
     floor = COPIED[name] or task_set.task.chance
     parts = (sequences(task_set, split, 250) for split in ("train", "test"))
-    found = copying(*((task_set.task.shown(tokens), targets) for tokens, targets in parts))
+    found = copying(*((task_set.task.as_answers(tokens), targets) for tokens, targets in parts))
     for rule, (right, count) in found.items():
         limit = floor + 5 * np.sqrt(floor * (1 - floor) / count)
         assert right <= limit, f"{name}: {right:.3f} by {rule}, floor {floor:.3f}"

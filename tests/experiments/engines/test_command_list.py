@@ -36,7 +36,9 @@ def test_every_cell_gets_a_command_and_a_command_completes_its_cell(lab: Lab, mo
     assert f"2 cells to train, one command a line: {lab.results}/default/cells.txt (2 lines)" in outcome.out
     assert (lab.results / "default" / NODES).exists(), "cells of the file may run on several machines"
     word = shlex.split(commands[0])[-1]
-    monkeypatch.setattr(preemption, "heed", lambda *signals: None)  # the handler would stay with this process
+    monkeypatch.setattr(
+        preemption, "pause_on", lambda *signals: None
+    )  # the handler would stay with this process
     done = lab.here("job=cell", word)
     assert done.status == 0, done
     assert done.out.startswith("complete: ")
@@ -114,7 +116,7 @@ def test_the_signal_that_the_page_has_slurm_send_is_the_one_that_a_cell_heeds(mo
     assert '"srun $(sed' in line, "Slurm signals the steps of a job, and no shell"
     assert f"--signal={sent}" in cell.run.__doc__
     heeded = []
-    monkeypatch.setattr(preemption, "heed", lambda *signals: heeded.extend(signals))
+    monkeypatch.setattr(preemption, "pause_on", lambda *signals: heeded.extend(signals))
     with pytest.raises(UserError, match="No such file"):
         cell.run(SimpleNamespace(run="missing/.cells/0.json"))
     assert [number.name for number in heeded] == [f"SIG{sent.partition('@')[0]}"]

@@ -9,11 +9,11 @@ import pytest
 from support.held_lock import held_elsewhere
 from support.program import Lab
 
-from experiments.engines.cell import ends_when_told
+from experiments.engines.cell import stops_when_signalled
 from experiments.planning.plan import plan
 from experiments.runs.folders import LOCK, RunPaused
 from experiments.system import preemption
-from experiments.system.progress import unheard
+from experiments.system.progress import discard
 from experiments.training.execute import execute, take_part
 from experiments.training.lightning_modules import LanguageModelling
 
@@ -21,7 +21,7 @@ from experiments.training.lightning_modules import LanguageModelling
 def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch):
     heard, told = [], []
     monkeypatch.setattr(preemption, "_told", told)
-    report = ends_when_told(lambda *message: heard.append(message[0]), "kda seed 1")
+    report = stops_when_signalled(lambda *message: heard.append(message[0]), "kda seed 1")
     report("test", 1, 2)
     told.append(signal.SIGUSR2)
     report("train", 1, 2)
@@ -43,11 +43,11 @@ def test_a_cell_that_is_told_within_a_step_ends_the_step_and_saves_it(lab: Lab, 
     monkeypatch.setattr(preemption, "_told", [])
     monkeypatch.setattr(LanguageModelling, "training_step", told_in_the_third_step)
     before = signal.getsignal(signal.SIGTERM)
-    preemption.heed(signal.SIGTERM)
+    preemption.pause_on(signal.SIGTERM)
     heeded = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(RunPaused, match=r"told to make room \(SIGTERM\) at step 3 of 10"):
-            execute(planned, unheard, 1)
+            execute(planned, discard, 1)
         assert signal.getsignal(signal.SIGTERM) is heeded
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -66,5 +66,5 @@ def test_a_cell_that_waits_for_its_run_pauses_and_nothing_is_recorded_as_a_failu
         held_elsewhere(planned.folder.path / LOCK),
         pytest.raises(RunPaused, match=r"seed 0: told to make room \(SIGTERM\) while another process holds"),
     ):
-        train(planned, unheard, 1)
+        train(planned, discard, 1)
     assert [path.name for path in planned.folder.path.iterdir()] == [LOCK]

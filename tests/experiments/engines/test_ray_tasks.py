@@ -32,7 +32,7 @@ class _Supervisor:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, tuple]] = []
-        self.answers: dict[str, Any] = {"submit": True, "cancel": True, "leave": None, "look": {}}
+        self.answers: dict[str, Any] = {"submit": True, "cancel": True, "leave": None, "states": {}}
 
     def __getattr__(self, method: str) -> Any:
         def remote(*arguments: Any) -> Any:
@@ -124,7 +124,7 @@ def test_states_of_cells_are_those_that_their_owner_tells(plans: list[Plan], mon
     engine, _, (supervisor,) = connected(monkeypatch, plans)
     for planned in plans[:4]:
         engine.submit(planned)
-    supervisor.answers["look"] = {
+    supervisor.answers["states"] = {
         record(plans[0]): WAITING,
         record(plans[1]): RUNNING,
         record(plans[2]): (1, "it failed"),

@@ -33,7 +33,7 @@ from experiments.engines.interface import DONE
 from experiments.planning.plan import plan
 from experiments.runs.folders import RunPaused
 from experiments.system import preemption
-from experiments.system.progress import unheard
+from experiments.system.progress import discard
 from zoo.errors import UserError
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -95,7 +95,7 @@ def test_records_of_cells(place: Path):
         (plans[0].folder.path / "metrics.csv").write_text("step,loss\n5,1\n30,1\n")
         yield f"{cell.progress(plans[0])}"
         heard: list[tuple] = []
-        sink = cell.ends_when_told(lambda *words: heard.append(words), "a cell")
+        sink = cell.stops_when_signalled(lambda *words: heard.append(words), "a cell")
         sink("test", 1, 2)
         preemption._told.append(signal.SIGUSR2.value)
         try:
@@ -118,7 +118,7 @@ def test_a_cell_that_trains_elsewhere_draws_no_bar_and_knows_who_trains_beside_i
         ),
     )
     (planned,) = _plans(1, trainer__progress=True)
-    assert cell.train_record(cell.write_record(planned), unheard, 3) == (interface.DONE, "")
+    assert cell.train_record(cell.write_record(planned), discard, 3) == (interface.DONE, "")
     assert trained == [(planned.run, False, 3)]
 
 
@@ -456,10 +456,10 @@ def test_supervisors_of_tasks(monkeypatch):
         )
         made.begin("a")
         made.begin("z")
-        yield f"{made.look(('c', 10.0))} {made.begun}"
+        yield f"{made.states(('c', 10.0))} {made.begun}"
         made.over["a"] = (0, "")
-        yield f"{made.look(('c', 10.0))}, {made.submit(('c', 10.0), 'a', (), {})}, {made.look(('c', 10.0))}"
-        yield f"{made.cancel('b')} {made.cancel('b')} {made.look(('c', 10.0))}"
+        yield f"{made.states(('c', 10.0))}, {made.submit(('c', 10.0), 'a', (), {})}, {made.states(('c', 10.0))}"
+        yield f"{made.cancel('b')} {made.cancel('b')} {made.states(('c', 10.0))}"
         made.leave("c")
         yield f"{made.ends} {made.until}"
         made.over["a"] = (1, "failed")

@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch):
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(UncompletedJobError=_TimeUp))
         monkeypatch.setattr(slurm_cell.signal, "getsignal", lambda number: requeue)
         monkeypatch.setattr(slurm_cell.time, "sleep", waited.append)
-        monkeypatch.setattr(preemption, "heed", lambda *numbers: None)
+        monkeypatch.setattr(preemption, "pause_on", lambda *numbers: None)
         monkeypatch.setattr(preemption, "_told", [told] if told else [])
         monkeypatch.setattr(cell, "train_record", lambda record, sink, workers: (status, f"why {workers}"))
         slurm_cell.SlurmCell(record, 3)()

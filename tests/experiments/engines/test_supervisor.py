@@ -54,10 +54,10 @@ def kept() -> Kept:
 
 def test_a_task_waits_until_it_says_that_it_has_begun_and_is_not_started_twice(kept: Kept):
     assert kept.send(ONE, "cell")
-    assert kept.look(ONE) == {"cell": WAITING}
+    assert kept.states(ONE) == {"cell": WAITING}
     kept.begin("cell")
     assert not kept.send(OTHER, "cell"), "the task of another command is picked up"
-    assert kept.look(OTHER) == {"cell": RUNNING}
+    assert kept.states(OTHER) == {"cell": RUNNING}
     assert kept.tasks == {"cell": 0}
 
 
@@ -68,7 +68,7 @@ def test_an_outcome_that_nobody_was_told_does_not_keep_a_cell_from_being_submitt
         assert kept.tasks == {"cell": task}
         kept.over[task] = outcome
     assert kept.send(ONE, "cell")
-    assert kept.look(ONE) == {"cell": WAITING}, "what the tasks before said is no outcome of this one"
+    assert kept.states(ONE) == {"cell": WAITING}, "what the tasks before said is no outcome of this one"
 
 
 def test_every_command_that_waits_is_told_an_outcome(kept: Kept):
@@ -76,10 +76,10 @@ def test_every_command_that_waits_is_told_an_outcome(kept: Kept):
     assert not kept.send(OTHER, "cell")
     kept.over[0] = (FAILED, "not finite")
     for command in (ONE, OTHER, ONE):
-        assert kept.look(command) == {"cell": (FAILED, "not finite")}
+        assert kept.states(command) == {"cell": (FAILED, "not finite")}
     kept.leave("one")
     assert not kept.gone
-    assert kept.look(OTHER) == {"cell": (FAILED, "not finite")}
+    assert kept.states(OTHER) == {"cell": (FAILED, "not finite")}
     kept.leave("other")
     assert kept.gone
 
@@ -90,7 +90,7 @@ def test_a_command_that_waits_is_told_that_another_one_cancelled_the_cell(kept: 
     assert kept.killed == [0]
     kept.leave("the one that cancelled")
     assert not kept.gone
-    assert kept.look(ONE) == {"cell": (None, "cancelled")}
+    assert kept.states(ONE) == {"cell": (None, "cancelled")}
     assert not kept.cancel("cell")
     assert kept.send(ONE, "cell"), "the same command goes on with it"
 
@@ -99,7 +99,7 @@ def test_a_cell_that_has_ended_cannot_be_cancelled(kept: Kept):
     kept.send(ONE, "cell")
     kept.over[0] = (FAILED, "not finite")
     assert not kept.cancel("cell")
-    assert kept.look(ONE) == {"cell": (FAILED, "not finite")}
+    assert kept.states(ONE) == {"cell": (FAILED, "not finite")}
 
 
 def test_it_stays_for_tasks_and_for_a_killed_command_only_so_long(kept: Kept, monkeypatch):
@@ -109,7 +109,7 @@ def test_it_stays_for_tasks_and_for_a_killed_command_only_so_long(kept: Kept, mo
     now[0] = 61.0
     kept.end_unless_needed()
     assert not kept.gone, "a task is left"
-    kept.look(OTHER)
+    kept.states(OTHER)
     kept.over[0] = (FAILED, "not finite")
     kept.end_unless_needed()
     assert not kept.gone, "a command is to be told"

@@ -72,7 +72,7 @@ def test_who_is_told_to_make_room_while_it_waits_does_not_go_on_waiting(
 ):
     monkeypatch.setattr(preemption, "_told", [])
     before = signal.getsignal(signal.SIGUSR2)
-    preemption.heed(signal.SIGUSR2)
+    preemption.pause_on(signal.SIGUSR2)
     telling = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR2])
     try:
         with held_elsewhere(tmp_path / "lock", nodes=nodes):

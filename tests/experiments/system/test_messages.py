@@ -24,7 +24,7 @@ def test_long_failures_of_several_processes_do_not_mix(tmp_path: Path):
     process = subprocess.Popen(
         f"{both[0]} & {both[1]}; wait", shell=True, stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
-    heard = list(messages.heard(process.stdout, tmp_path))
+    heard = list(messages.parse(process.stdout, tmp_path))
     process.wait()
     assert sorted(message["record"]["traceback"] for message in heard) == ["a" * 50000, "b" * 50000]
 
@@ -46,7 +46,7 @@ def test_a_message_is_heard_as_it_was_told_and_other_words_are_printed(
     messages.tell(outcome="paused", message="a\nb")
     line = capfd.readouterr().out
     assert line.count("\n") == 1
-    assert list(messages.heard(["words\n", f"half {line}"], tmp_path)) == [
+    assert list(messages.parse(["words\n", f"half {line}"], tmp_path)) == [
         {"outcome": "paused", "message": "a\nb"}
     ]
     assert capfd.readouterr().out == "words\nhalf "

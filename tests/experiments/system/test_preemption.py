@@ -8,11 +8,11 @@ import sys
 CHILD = """
 import os, signal, sys, time
 from experiments.system import preemption
-preemption.heed_from_others(signal.SIGTERM, int(sys.argv[1]) or os.getppid())
+preemption.pause_on_from_others(signal.SIGTERM, int(sys.argv[1]) or os.getppid())
 print("ready", flush=True)
-while preemption.told() is None:
+while preemption.received() is None:
     time.sleep(0.01)
-print(preemption.told().name, flush=True)
+print(preemption.received().name, flush=True)
 """
 
 

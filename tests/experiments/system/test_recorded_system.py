@@ -94,15 +94,15 @@ def test_being_told(monkeypatch):
         )
         before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
         try:
-            preemption.heed(signal.SIGUSR1, signal.SIGUSR2)
-            yield f"{preemption.told()}"
+            preemption.pause_on(signal.SIGUSR1, signal.SIGUSR2)
+            yield f"{preemption.received()}"
             with preemption.passing_on():
                 preemption.pass_on_to(11)
                 yield f"{sent}"
                 signal.raise_signal(signal.SIGUSR2)
                 signal.raise_signal(signal.SIGUSR1)
                 preemption.pass_on_to(12)
-                yield f"{preemption.told()!s} {preemption.told().name} {sent}"
+                yield f"{preemption.received()!s} {preemption.received().name} {sent}"
             yield f"{preemption._others} {preemption.PASSED_ON.name}"
         finally:
             for number, handler in before.items():
@@ -119,7 +119,7 @@ def test_a_process_that_has_just_ended_need_not_be_told(monkeypatch):
     preemption._told.append(signal.SIGTERM.value)
     with preemption.passing_on():
         preemption.pass_on_to(7)
-        assert preemption.told() == signal.SIGTERM
+        assert preemption.received() == signal.SIGTERM
 
 
 def test_messages(tmp_path: Path):
@@ -140,7 +140,7 @@ def test_messages(tmp_path: Path):
         yield repr(told.replace(str(os.getpid()), "PID"))
         with said() as printed:
             first, *rest = [f"{line}\n" for line in told.split("\n")[:-1]]
-            found = list(messages.heard(["words\n", f"half{first}", *rest, "more\n"], tmp_path))
+            found = list(messages.parse(["words\n", f"half{first}", *rest, "more\n"], tmp_path))
         yield f"{found} {printed}".replace(str(os.getpid()), "PID")
 
     check(RECORDED / "messages.txt", lines())

@@ -215,7 +215,7 @@ def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: 
     monkeypatch.setattr(preemption, "_told", [])
     pause, before = checkpoints.Pause(None, None, tmp_path), signal.getsignal(signal.SIGUSR2)
     try:
-        preemption.heed(signal.SIGUSR2)
+        preemption.pause_on(signal.SIGUSR2)
         pause.after_step(trainer(3), None)
         assert saved == []
         signal.raise_signal(signal.SIGUSR2)

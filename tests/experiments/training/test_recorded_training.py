@@ -572,7 +572,7 @@ def test_how_a_process_of_several_ends(place: Path, monkeypatch, capsys, error, 
             raise error
 
     monkeypatch.setenv("LOCAL_RANK", number)
-    monkeypatch.setattr(rank.preemption, "heed", lambda *_: None)
+    monkeypatch.setattr(rank.preemption, "pause_on", lambda *_: None)
     monkeypatch.setattr(train.group, "joined", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr("experiments.training.execute.take_part", take_part)
     monkeypatch.setattr(rank, "tell", tell)
