@@ -36,19 +36,19 @@ def key_meanings(cls: type) -> dict[str, str]:
     """Field -> meaning, read from the docstrings of a dataclass and of those it inherits from.
 
     A meaning begins with `name:`, `name (symbol):` or `name, name:` at the start of a line or after a semicolon, and
-    goes on to the next one.
+    goes on to the next one. What stands in brackets behind a name is added to the name's own meaning.
     """
     names = {field.name for field in dataclasses.fields(cls)}
     found: dict[str, str] = {}
     for base in cls.__mro__[:-1]:
         for keys, text in _entries(inspect.cleandoc(base.__doc__ or ""), names):
-            for key in keys:
-                found.setdefault(key, text)
+            for key, note in keys.items():
+                found.setdefault(key, f"{text} ({note})" if note else text)
     return found
 
 
-def _entries(doc: str, names: set[str]) -> Iterator[tuple[list[str], str]]:
-    """(keys, text) of a docstring, in its order; text up to the next entry."""
+def _entries(doc: str, names: set[str]) -> Iterator[tuple[dict[str, str], str]]:
+    """(key -> what stands in brackets behind it, text) of a docstring, in its order; text up to the next entry."""
     word = r"(?:[a-z]\w*)(?: \([^()]*\))?"
     heads = list(
         re.finditer(rf"(?:^|(?<=[;.,] )|(?<=[;.,]\n)){word}(?:(?:, | and )\n?{word})*:\s", doc, re.M)
@@ -61,8 +61,10 @@ def _entries(doc: str, names: set[str]) -> Iterator[tuple[list[str], str]]:
         yield _keys(head.group(), names), " ".join(text.split()).rstrip(" ;.")
 
 
-def _keys(head: str, names: set[str]) -> list[str]:
-    """The fields that the head of an entry names; none if one of its words is no field."""
-    words = re.sub(r"\([^()]*\)", "", head).strip().rstrip(":")
-    keys = [word.strip() for word in re.split(r",|\band\b", words)]
-    return keys if all(key in names for key in keys) else []
+def _keys(head: str, names: set[str]) -> dict[str, str]:
+    """The fields that the head of an entry names, and what stands in brackets behind each; none if a word is no field."""
+    found = {}
+    for part in re.split(r",\s*(?![^()]*\))|\s+and\s+", head.strip().rstrip(":")):
+        name, _, note = part.strip().partition(" (")
+        found[name] = note.removesuffix(")")
+    return found if all(key in names for key in found) else {}

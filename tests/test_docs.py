@@ -78,20 +78,24 @@ def test_meanings_are_read_by_line_by_semicolon_and_for_several_keys(reference):
 
         a: the first: one, two
             and more.
-        b, c (γ): two at once; d: the last.
+        b, c (γ): two at once; d: the last; e, f (None: D/12, at least 1): sizes.
         """
 
         a: int = 0
         b: int = 0
         c: int = 0
         d: int = 0
+        e: int = 0
+        f: int | None = None
 
     meanings = sys.modules["docstrings"].key_meanings(Options)
     assert meanings == {
         "a": "the first: one, two and more",
         "b": "two at once",
-        "c": "two at once",
+        "c": "two at once (γ)",
         "d": "the last",
+        "e": "sizes",
+        "f": "sizes (None: D/12, at least 1)",
     }
 
 
