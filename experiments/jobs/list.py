@@ -48,6 +48,7 @@ def _parts() -> dict[str, Callable[[], None]]:
         "tokenizers": partial(
             print_table, "Tokenizers (data.tokenizer=)", [(name,) for name in sorted(TOKENIZERS)]
         ),
+        "events": _print_events,
         "measures": _print_measures,
         "jobs": _print_jobs,
     }
@@ -67,10 +68,12 @@ def _print_tasks() -> None:
     print("\n".join(drawn_example(task) for _, task in sorted(TASKS.items())))
 
 
+def _print_events() -> None:
+    rows = [(kind, ", ".join(names)) for kind, names in event_kinds().items()]
+    print_table("Probe events (recorded by blocks)", rows)
+
+
 def _print_measures() -> None:
-    print_table(
-        "Probe events (recorded by blocks)", [(kind, ", ".join(x)) for kind, x in event_kinds().items()]
-    )
     measures = sorted(all_measures().items())
     print_table(
         "Measures (job=probe)", [(name, ", ".join(cls.kinds), _first_sentence(cls)) for name, cls in measures]

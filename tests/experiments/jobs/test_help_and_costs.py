@@ -36,6 +36,7 @@ def test_help_says_what_it_is_the_jobs_and_where_keys_are_explained(lab: Lab):
         "+experiment=quickstart",
         "--cfg job",
         "experiments/configuration/schema.py",
+        "docs/reference/keys.html",
         "job=list",
     ):
         assert words in outcome.out
