@@ -125,10 +125,10 @@ def claim(judge) -> ledger.Claim:
 
 
 def test_numbers_meet_the_condition_whose_beginning_they_have(tmp_path):
-    found = list(evidence(tmp_path, "error, fp32", "other").measured(1, {"error": at_most(1.0)}))
+    found = list(evidence(tmp_path, "error, fp32", "other").checks(1, {"error": at_most(1.0)}))
     assert [each.outcome for each in found] == [HOLDS, SHOWN]
     with pytest.raises(Missing, match="no number 'err0r' was measured") as missing:
-        list(evidence(tmp_path, "error").measured(1, {"err0r": at_most(1.0)}))
+        list(evidence(tmp_path, "error").checks(1, {"err0r": at_most(1.0)}))
     assert missing.value.command == "python run.py job=claims 'claims=[1]'"
 
 

@@ -154,7 +154,7 @@ def test_numbers_of_evidence(tmp_path):
     evidence = Evidence([*measured, {**measured[0], "claim": 2}], [tmp_path, tmp_path / "b"], STUDY)
     lines = [
         line
-        for check in evidence.measured(1, {"first o": at_most(1), "first": at_least(2)})
+        for check in evidence.checks(1, {"first o": at_most(1), "first": at_least(2)})
         for line in recorded.flat(check, "measured")
     ]
     row = pd.Series({"a": 1.0, "b": 0.5, "c": 2.0, "machine": "m", "commit": "x"})
@@ -165,7 +165,7 @@ def test_numbers_of_evidence(tmp_path):
     lines += recorded.flat(seeds_check("seed", pd.Series([1.0]), None, STUDY), "seed")
     lines += recorded.flat(origin(evidence.study("another", "train")), "origin")
     for ask in (
-        lambda: list(evidence.measured(1, {"third": None})),
+        lambda: list(evidence.checks(1, {"third": None})),
         lambda: evidence.table("t.csv", "make it"),
         lambda: evidence.study("none", "train it"),
     ):

@@ -20,7 +20,7 @@ from experiments.training.lightning_modules import LanguageModelling
 
 def test_scoring_ends_with_a_pause_and_training_is_left_to_its_steps(monkeypatch):
     heard, told = [], []
-    monkeypatch.setattr(preemption, "_told", told)
+    monkeypatch.setattr(preemption, "_received", told)
     report = stops_when_signalled(lambda *message: heard.append(message[0]), "kda seed 1")
     report("test", 1, 2)
     told.append(signal.SIGUSR2)
@@ -40,7 +40,7 @@ def test_a_cell_that_is_told_within_a_step_ends_the_step_and_saves_it(lab: Lab, 
             os.kill(os.getpid(), signal.SIGTERM)
         return compute(task, batch, index)
 
-    monkeypatch.setattr(preemption, "_told", [])
+    monkeypatch.setattr(preemption, "_received", [])
     monkeypatch.setattr(LanguageModelling, "training_step", told_in_the_third_step)
     before = signal.getsignal(signal.SIGTERM)
     preemption.pause_on(signal.SIGTERM)
@@ -61,7 +61,7 @@ def test_a_cell_that_waits_for_its_run_pauses_and_nothing_is_recorded_as_a_failu
     (config,) = lab.compose()
     planned = plan(config)
     planned.folder.path.mkdir(parents=True)
-    monkeypatch.setattr(preemption, "_told", [signal.SIGTERM])
+    monkeypatch.setattr(preemption, "_received", [signal.SIGTERM])
     with (
         held_elsewhere(planned.folder.path / LOCK),
         pytest.raises(RunPaused, match=r"seed 0: told to make room \(SIGTERM\) while another process holds"),

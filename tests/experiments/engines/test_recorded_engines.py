@@ -97,12 +97,12 @@ def test_records_of_cells(place: Path):
         heard: list[tuple] = []
         sink = cell.stops_when_signalled(lambda *words: heard.append(words), "a cell")
         sink("test", 1, 2)
-        preemption._told.append(signal.SIGUSR2.value)
+        preemption._received.append(signal.SIGUSR2.value)
         try:
             sink("train", 1, 2, "note")
             yield refusal(sink, "test", 2, 2)
         finally:
-            preemption._told.clear()
+            preemption._received.clear()
         yield f"{heard}"
 
     check(RECORDED / "records.txt", masked(list(lines()), _named(plans, place)))
@@ -376,10 +376,10 @@ def test_queues(monkeypatch):
 
     def lines() -> Iterator[str]:
         commands = (("echo", "x"), ("false",), ("/no/such/command",))
-        yield f"{[slurm_queue._said(*words) for words in commands]}"
+        yield f"{[slurm_queue._output_of(*words) for words in commands]}"
         asked = []
         monkeypatch.setattr(
-            slurm_queue, "_said", lambda *words: (asked.append(words[0]), answers.get(words[0]))[1]
+            slurm_queue, "_output_of", lambda *words: (asked.append(words[0]), answers.get(words[0]))[1]
         )
         queue = slurm_queue.SlurmQueue()
         yield f"before {queue.state('7', None)}"

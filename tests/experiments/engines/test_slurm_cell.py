@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch):
         monkeypatch.setattr(slurm_cell.signal, "getsignal", lambda number: requeue)
         monkeypatch.setattr(slurm_cell.time, "sleep", waited.append)
         monkeypatch.setattr(preemption, "pause_on", lambda *numbers: None)
-        monkeypatch.setattr(preemption, "_told", [told] if told else [])
+        monkeypatch.setattr(preemption, "_received", [told] if told else [])
         monkeypatch.setattr(cell, "train_record", lambda record, sink, workers: (status, f"why {workers}"))
         slurm_cell.SlurmCell(record, 3)()
         return json.loads(slurm_cell.outcome_path(record).read_text())

@@ -89,11 +89,11 @@ def test_states_of_a_folder(tmp_path: Path, monkeypatch):
         with said() as printed, held.locked():
             import experiments.system.preemption as preemption
 
-            preemption._told.append(15)
+            preemption._received.append(15)
             try:
                 yield refusal(held.locked().__enter__)
             finally:
-                preemption._told.clear()
+                preemption._received.clear()
         yield f"{printed}"
 
     check(RECORDED / "folders.txt", masked(list(lines()), {str(tmp_path): "<place>"}))

@@ -70,7 +70,7 @@ def test_a_killed_holder_frees_the_lock_and_who_waits_is_told(tmp_path: Path, ho
 def test_who_is_told_to_make_room_while_it_waits_does_not_go_on_waiting(
     tmp_path: Path, monkeypatch, nodes: bool
 ):
-    monkeypatch.setattr(preemption, "_told", [])
+    monkeypatch.setattr(preemption, "_received", [])
     before = signal.getsignal(signal.SIGUSR2)
     preemption.pause_on(signal.SIGUSR2)
     telling = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR2])

@@ -28,7 +28,7 @@ RECORDED = Path(__file__).parent / "recorded"
 @pytest.fixture(autouse=True)
 def untold():
     yield
-    preemption._told.clear()
+    preemption._received.clear()
     preemption._others.clear()
 
 
@@ -53,12 +53,12 @@ def test_locks(tmp_path: Path, monkeypatch):
                 path.unlink(missing_ok=True)
         monkeypatch.setattr(locks, "is_of_one_machine", lambda folder: True)
         with locks.locked(path, "waiting"), said() as printed:
-            preemption._told.append(signal.SIGTERM.value)
+            preemption._received.append(signal.SIGTERM.value)
             yield refusal(
                 contextlib.ExitStack().enter_context,
                 locks.locked(path, "the run is computed by another process"),
             )
-            preemption._told.clear()
+            preemption._received.clear()
         yield f"{printed}"
         with said() as printed, locks.locked(path, "w"):
             end = threading.Timer(0.2, lambda: None)
@@ -116,7 +116,7 @@ def test_a_process_that_has_just_ended_need_not_be_told(monkeypatch):
         raise ProcessLookupError
 
     monkeypatch.setattr(preemption.os, "kill", gone)
-    preemption._told.append(signal.SIGTERM.value)
+    preemption._received.append(signal.SIGTERM.value)
     with preemption.passing_on():
         preemption.pass_on_to(7)
         assert preemption.received() == signal.SIGTERM

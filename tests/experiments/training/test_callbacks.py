@@ -212,7 +212,7 @@ def test_a_run_that_is_told_to_make_room_saves_at_the_end_of_the_step(tmp_path: 
     monkeypatch.setattr(
         checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
-    monkeypatch.setattr(preemption, "_told", [])
+    monkeypatch.setattr(preemption, "_received", [])
     pause, before = checkpoints.Pause(None, None, tmp_path), signal.getsignal(signal.SIGUSR2)
     try:
         preemption.pause_on(signal.SIGUSR2)
@@ -371,7 +371,7 @@ def test_any_process_that_is_told_to_make_room_pauses_all(tmp_path: Path, monkey
         checkpoints, "save_checkpoint", lambda trainer, folder: saved.append(trainer.global_step)
     )
     monkeypatch.setattr(checkpoints.group, "from_all", lambda own: [own, signal.SIGUSR2])
-    monkeypatch.setattr(preemption, "_told", [])
+    monkeypatch.setattr(preemption, "_received", [])
     with pytest.raises(checkpoints.Paused, match="SIGUSR2"):
         checkpoints.Pause(None, None, tmp_path).after_step(trainer(4), None)
     assert saved == [4]

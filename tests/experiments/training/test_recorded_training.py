@@ -226,7 +226,7 @@ def test_runs_that_stop(place: Path):
             f"{[row['step'] + row['split'] for row in read_metrics(folder.path / 'metrics.csv')]}"
         )
         yield refusal(_run, changed(base, trainer__max_minutes=1e-9, name="late"))
-        with mock.patch.object(preemption, "_told", [signal.SIGUSR2.value]):
+        with mock.patch.object(preemption, "_received", [signal.SIGUSR2.value]):
             yield refusal(_run, changed(base, name="told"))
         made = changed(
             base, name="diverged", optim__lr=1e30, optim__lr_min=0.0, optim__warmup_steps=0, optim__clip=1e30
