@@ -35,11 +35,11 @@ SINKS_COMMAND = (
     "python run.py job=probe runs=results/sinks"
 )
 TRAFFIC_COMMAND = "python run.py job=bench suite=traffic device=cpu"
-ABLATION_COMMAND = "python run.py --multirun +experiment=ablation data=wikitext103"
+ABLATION_COMMAND = "python run.py +experiment=ablation data=wikitext103"
 BEST_RATE, HIGH_RATE = 3e-3, 1e-2
 """Learning rates of `ablation` with three seeds: the plain transformer's best, and one three times as high."""
 LENGTHS_COMMAND = (
-    "python run.py --multirun +experiment=extrapolation name=extrapolation_seeds data=wikitext103 "
+    "python run.py +experiment=extrapolation name=extrapolation_seeds data=wikitext103 "
     "model=transformer,orthgsa seed=0,1,2; python run.py job=probe runs=results/extrapolation_seeds "
     "probe.long_windows=16"
 )
