@@ -62,7 +62,7 @@ def _entries(doc: str, names: set[str]) -> Iterator[tuple[dict[str, str], str]]:
 
 
 def _keys(head: str, names: set[str]) -> dict[str, str]:
-    """The fields that the head of an entry names, and what stands in brackets behind each; none if a word is no field."""
+    """The fields that the head of an entry names -> what stands in brackets behind each; none if a word is no field."""
     found = {}
     for part in re.split(r",\s*(?![^()]*\))|\s+and\s+", head.strip().rstrip(":")):
         name, _, note = part.strip().partition(" (")

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import SUMMARY, probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line
+from analysis.plotting.axes import draw_line, layer_axis
 from analysis.plotting.captions import band_text, provenance_text
 from analysis.plotting.depth_panels import depth_panels, drawn_depths, left_out_text, log_gains, with_series
 from analysis.plotting.legends import legend_below, legend_entries
@@ -62,7 +62,7 @@ def draw(table: pd.DataFrame) -> Figure:
         line[0].set_ylabel(f"‖{PANELS[measure, of]}‖\n(nats/token per unit)", fontsize=8.5)
         log_gains(line[0])
     for axes in grid[-1]:
-        axes.set_xlabel("layer (from 0)")
+        layer_axis(axes)
     legend_below(figure, legend_entries(styles))
     return figure
 

@@ -6,12 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.figure_entry import Entry
 from analysis.loading.probe_measures import probe_measures, select_axis
 from analysis.loading.results import Results
-from analysis.plotting.axes import draw_line, length_axis, plain_log_ticks
+from analysis.plotting.axes import draw_line, layer_axis, length_axis, plain_log_ticks
 from analysis.plotting.captions import band_text, labels_with_data, provenance_text
 from analysis.plotting.legends import legend_below, legend_entries
 from analysis.plotting.style import SeriesStyle, new_figure, styled, table_styles
@@ -61,8 +60,8 @@ def draw(table: pd.DataFrame) -> Figure:
             else:
                 draw_line(axes, over_seeds(rows, "end"), styles[label], label)
         if measure == "decay_half_life":
-            axes.set(xlabel="layer (from 0)", ylabel="half-life (tokens)", yscale="log")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set(ylabel="half-life (tokens)", yscale="log")
+            layer_axis(axes)
             plain_log_ticks(axes.yaxis)
             axes.set_title("half-life: median, 10 % to 90 % quantiles")
         else:

@@ -8,7 +8,14 @@ from collections.abc import Iterable
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from analysis.plotting.style import SeriesStyle
 from analysis.significance.intervals import estimate
@@ -39,6 +46,12 @@ def row_axis(axes: Axes, count: int, labels: list[str] | None = None) -> None:
     axes.grid(axis="y", linestyle=":")
     axes.locator_params(axis="x", nbins=6)
     axes.margins(x=0.08)
+
+
+def layer_axis(axes: Axes) -> None:
+    """Make x the layer, counted from 0: whole numbers only, however few layers there are."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("layer (from 0)")
 
 
 def length_axis(axes: Axes, lengths: Iterable[float] = (), span: tuple[float, float] | None = None) -> None:

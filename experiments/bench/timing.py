@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import random
 import statistics
 import time
@@ -109,6 +110,13 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int | None:
     call()
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nothing refers to any more, on a GPU PyTorch's cache of it too."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> float:

@@ -8,7 +8,6 @@ measured again.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,9 +77,7 @@ class _Measurement:
         if self.case.backward:
             self._measure("forward+backward", {name: forms[name] for name in able}, calls, forward_backward)
         del calls, forms
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        timing.free_memory(self.device)
         return self.rows
 
     def _forms(self, calls: list[Call]) -> Iterator[tuple[str, Form]]:

@@ -11,7 +11,6 @@ its growth so far, is a row that says so. Rows that are in the table already are
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -194,6 +193,4 @@ class _Bench:
     def forget(self) -> None:
         """Free the memory of the last model."""
         self._made = None
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        timing.free_memory(self.device)

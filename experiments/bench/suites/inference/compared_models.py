@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 
 import torch
 
-from experiments.bench import result_table
+from experiments.bench import result_table, timing
 from experiments.bench.hugging_face.architectures import family_of
 from experiments.bench.hugging_face.peer import NoPeer, Peer
 from experiments.bench.suites.inference.subjects import Subject
@@ -42,9 +41,7 @@ class Bench:
     def forget(self) -> None:
         """Give all memory back."""
         self._made = None
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        timing.free_memory(self.device)
 
 
 class ComparedModels:
