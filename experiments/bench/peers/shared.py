@@ -39,8 +39,8 @@ ATTENTIONS = (
 )
 
 
-def dense(attend: Callable[[Tensor, Tensor, Tensor], Any]) -> dict[str, Make]:
-    """A dense attention as the peer of every case that reads less than all of the past."""
+def dense_attention_peers(attend: Callable[[Tensor, Tensor, Tensor], Any]) -> dict[str, Make]:
+    """Dense attention by `attend` as the peer of every case that reads less than all of the past: maker by operation."""
 
     def make(calls: list[Call]) -> Callable[[], Any]:
         q, k, v = dense_inputs(calls)

@@ -4,7 +4,7 @@ Conjugate gradients, preconditioned by the diagonal D of H_t + Λ = A: from x = 
 
     α = rᵀz / pᵀA·p,   x ← x + α·p,   r ← r − α·A·p,   z ← D⁻¹·r,   p ← z + (rᵀz / rᵀz before)·p
 
-Half-precision inputs: A·p is taken from fp16 parts (triton_halves). S is two and the keys are one, exactly. In the
+Half-precision inputs: A·p is taken from fp16 parts (triton_split_fp16). S is two and the keys are one, exactly. In the
 first EXACT steps p and what multiplies keys are two as well, with errors of fp32; later steps correct what is left,
 and one part each, with errors of 2⁻¹² of that, takes four products in place of seven. Where systems are solved the
 result is fp32's; where 30 steps do not solve them (8,192 keys of cosine 0.9: fp32's own rounding leads 1.6e-3 away from
@@ -25,12 +25,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops.mesa.triton_arguments import Tokens
-from kernels.ops.mesa.triton_halves import (
-    halves,
+from kernels.ops.mesa.triton_split_fp16 import (
     power_below,
-    product_of_halves,
-    product_with_halves,
+    product_split_both,
+    product_split_left,
     reciprocal,
+    split_fp16,
 )
 from kernels.ops.mesa.triton_tiles import (
     decay_of_pairs,
@@ -101,8 +101,8 @@ def _iterate(
         live = rz > enough
         # A·p = Λ·p + c_t·S·p + Σ_{s≤t} W_ts·k_s·(k_sᵀ·p)
         if PARTS:
-            pairs = product_of_halves(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PARTS)
-            carried = product_with_halves(p, high, low, tl.zeros((R, BK), tl.float32), PARTS)
+            pairs = product_split_left(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PARTS)
+            carried = product_split_both(p, high, low, tl.zeros((R, BK), tl.float32), PARTS)
         elif BS == BK:
             pairs = product(p, tl.trans(keys), tl.zeros((R, C), tl.float32), PRECISION)
             carried = product(p, high, tl.zeros((R, BK), tl.float32), PRECISION)
@@ -112,7 +112,7 @@ def _iterate(
             )
         ap = p * ridge[None] + carry * carried
         if PARTS:
-            ap = product_of_halves(weights * pairs, keys, ap, PARTS)
+            ap = product_split_left(weights * pairs, keys, ap, PARTS)
         else:
             ap = product(weights * pairs, keys, ap, PRECISION)
         # α = rᵀz / pᵀA·p, and times shrink once, for p is held times shrink
@@ -190,13 +190,13 @@ def _solve(
             weights *= 1 / most
             on_diagonal *= 1 / size
             wide *= 1 / length
-            high, low = halves(start * (1 / size))
+            high, low = split_fp16(start * (1 / size))
             keys = wide.to(tl.float16)
         # D_t = diag(Λ + c_t·S + Σ_{s≤t} W_ts·k_s·k_sᵀ)
         diagonal = ridge[None] + carry * on_diagonal[None]
         if HALVES:
-            squares_high, squares_low = halves(wide * wide)
-            diagonal = product_with_halves(weights, squares_high, squares_low, diagonal, 2)
+            squares_high, squares_low = split_fp16(wide * wide)
+            diagonal = product_split_both(weights, squares_high, squares_low, diagonal, 2)
         else:
             diagonal = product(weights, wide * wide, diagonal, PRECISION)
         # b is scaled to 1, so that a small gradient does not underflow when it is squared.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.ops.path_attention.triton_arrive import arrive
+from kernels.ops.path_attention.triton_backward_preprocess import backward_preprocess
 from kernels.ops.path_attention.triton_layout import Inputs, Prepared, Shapes
+from kernels.ops.path_attention.triton_path_products import products, products_back
 from kernels.ops.path_attention.triton_prepare_backward import compact_back, gate_back, group_back, inner_back
 from kernels.ops.path_attention.triton_scales import Arriving, Far, Near
-from kernels.ops.path_attention.triton_turns import products, products_back
 
 
 def through_scales(
@@ -25,7 +25,7 @@ def through_scales(
     if stretched:
         grid = (len(far.table), s.kv_heads, s.K // wide["BR"])
         products[grid](near.turns, near.prefix, far.turns, far.table, s.firsts, s.cu, s.kv_heads, **wide)
-    arrive[(s.blocks, s.heads)](
+    backward_preprocess[(s.blocks, s.heads)](
         out, grad, lse, p.query, near.prefix, p.before, p.after, arriving.delta, near.level, near.sums,
         far and far.query, far and far.level, far and far.before, far and far.after, s.table, s.cu,
         s.tokens, s.heads, s.group, s.values, **tiles, V=s.V, **s.room,

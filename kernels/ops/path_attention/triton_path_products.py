@@ -90,7 +90,7 @@ def last_slot(number, SPANNED: tl.constexpr):
 
 
 @triton.jit
-def _turn_side(
+def _turn_gradients(
     copies, dcopies, prefix, dprefix, dturns, table, cu, span, SLOT, HEADS,
     C: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, UNITS: tl.constexpr, NEAR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -129,8 +129,8 @@ def _turn_side(
             store_block(dturns + (span % 2 * SLOT + own) * K * K, total, above, column, K)
 
 
-turn_side = Tuned(
-    _turn_side,
+turn_gradients = Tuned(
+    _turn_gradients,
     [
         triton.Config({"BC": rows}, num_warps=4, num_stages=stages)
         for rows, stages in ((64, 3), (32, 4), (64, 2), (32, 2))

@@ -19,31 +19,31 @@ def power_below(x):
 
 
 @triton.jit
-def halves(x):
+def split_fp16(x):
     """The two fp16 numbers whose sum is a number to 22 bits."""
     high = x.to(tl.float16)
     return high, (x - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
-def product_of_halves(x, y, total, PARTS: tl.constexpr):
+def product_split_left(x, y, total, PARTS: tl.constexpr):
     """total + x·y in fp32, x in fp32 as so many parts (1 or 2), y in fp16."""
     if PARTS == 1:
         total = tl.dot(x.to(tl.float16), y, total)
     else:
-        high, low = halves(x)
+        high, low = split_fp16(x)
         total = tl.dot(high, y, tl.dot(low, y, total))
     return total
 
 
 @triton.jit
-def product_with_halves(x, high, low, total, PARTS: tl.constexpr):
+def product_split_both(x, high, low, total, PARTS: tl.constexpr):
     """total + x·(high + low) in fp32, x in fp32 as so many parts (1 or 2), without the product of low parts."""
     if PARTS == 1:
         part = x.to(tl.float16)
         total = tl.dot(part, high, tl.dot(part, low, total))
     else:
-        x_high, x_low = halves(x)
+        x_high, x_low = split_fp16(x)
         total = tl.dot(x_high, high, tl.dot(x_high, low, tl.dot(x_low, high, total)))
     return total
 
