@@ -64,7 +64,14 @@ def _in_tiles(
     p, x, k, state, first, row, source, rows, head, H, column, K,
     PRECISION: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """p·kᵀ [R, C] and p·S [R, BK], S in tiles of BS rows; overwrites x by p."""
+    """p·kᵀ [R, C] and p·S [R, BK], S in tiles of BS rows; overwrites x by p.
+
+    inputs     p [R, BK]; k [T, H, K]; state S [K, K]
+    outputs    pairs [R, C], carried [R, BK], returned, in fp32; x [T, H, K], room for p
+    place      first token, row [R] and source [C] of the chunk, rows; head; column [BK]
+    sizes      H heads; K key width
+    constants  PRECISION of products; R tokens a program; C tokens a chunk; BK ≥ K; BS rows of a tile
+    """
     store_tokens(x, p, first, row, rows, head, H, column, K)
     tl.debug_barrier()  # p is there as a whole
     pairs = tl.zeros((R, C), tl.float32)
@@ -91,10 +98,20 @@ def _iterate(
     x, k, state, first, row, source, rows, head, H, column, K,
     PRECISION: tl.constexpr, PARTS: tl.constexpr, R: tl.constexpr, C: tl.constexpr, BK: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """At most `steps` conjugate gradients for R tokens; returns p times shrink, r, x, rᵀz, pᵀD·p and shrink after them.
+    """At most `steps` conjugate gradients for R tokens, from where earlier ones ended; all in fp32.
 
-    A = Λ + c_t·S + Σ W_ts·k_s·k_sᵀ is given by ridge [BK], carry [R, 1], weights [R, C] and keys [C, BK].
-    PARTS of fp16 (1 or 2), of p and weights: S = high + low, both and keys in fp16. PARTS = 0: S = high, by PRECISION.
+    A = Λ + c_t·S + Σ_s W_ts·k_s·k_sᵀ, its diagonal D. A token goes on while rᵀz > enough, and all while one does.
+
+    iterates   p [R, BK], times shrink; r, solution x [R, BK]; rz = rᵀz, energy = pᵀD·p, shrink [R]. They are returned
+               as they are after the last step, in this order
+    stop rule  steps; enough [R]
+    system     ridge Λ [BK], lowest of it []; inverse D⁻¹ [R, BK]; carry c [R, 1]; weights W [R, C]; keys [C, BK];
+               S [BK, BK] = high + low, both and keys in fp16 where PARTS, else S = high
+    in memory  for BS < BK, where S stands in no register: x [T, H, K], room for p; k [T, H, K]; state S [K, K]
+    place      first token, row [R] and source [C] of the chunk, rows; head; column [BK]
+    sizes      H heads; K key width
+    constants  PRECISION of products, for PARTS = 0; PARTS of fp16 (1 or 2) of p and of what multiplies keys, 0: none;
+               R tokens a program; C tokens a chunk; BK ≥ K; BS rows of S at a time
     """
     step = 0
     while (step < steps) & (tl.max(rz - enough, axis=0) > 0):

@@ -15,7 +15,10 @@ from kernels.ops.path_attention.triton_scales import Arriving, Far, Near
 def through_scales(
     s: Shapes, p: Prepared, x: Inputs, out: Tensor, grad: Tensor, lse: Tensor
 ) -> tuple[Near, Arriving]:
-    """Gradients of the prepared blocks, in `Near`."""
+    """Gradients of the prepared blocks, in `Near` (dquery, across, dkey, dv, received, dturns), and what arrived.
+
+    out, grad [B, T, H, V] and lse [B, T, H]: the output, its gradient and the log-sum-exps.
+    """
     near, far = Near(s, x, p), None if s.stretches is None else Far(s, x)
     arriving = Arriving(grad, lse, torch.empty_like(near.level))
     tiles = {name: near.tiles[name] for name in ("C", "K", "UNITS")}
@@ -48,7 +51,10 @@ def through_scales(
 def through_blocks(
     s: Shapes, p: Prepared, d: Near, x: Inputs, arriving: Arriving
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, w, beta and g from those of the prepared blocks."""
+    """Gradients of q [B, T, H, K], k, w [B, T, Hkv, K], beta [B, T, Hkv] and g [B, T, H]; None for what is None.
+
+    d: the gradients of the prepared blocks.
+    """
     options, (q, k, v, w, beta, g, scale, _) = s.preparing, x
     turning, square = w is not None, (s.heads, s.C, s.C)
     dlogits, dpassed = s.empty(*square), s.empty(*square) if turning else None

@@ -85,7 +85,7 @@ def products_back(
 
 @triton.jit
 def last_slot(number, SPANNED: tl.constexpr):
-    """The slot of two that the last span wrote for the stretch of this number, at least 1."""
+    """The slot, 0 or 1 (int64), that the last span wrote for the stretch of this number, a scalar of at least 1."""
     return ((number - 1) // SPANNED % 2).to(tl.int64)
 
 
